@@ -1,0 +1,58 @@
+"""Every error PolyRL raises on purpose, drawn once.
+
+    PolyRLError
+    ├── UserError            the user's input is wrong; one sentence, exit 2, never retried
+    │   ├── InvalidManifest  carries every fault found, each with its place
+    │   ├── InvalidData      a data row, a data file or a tokenizer
+    │   └── InvalidCode      the user's reward or environment cannot be loaded
+    ├── ProtocolError        a peer said something that cannot be true; the frame is counted and dropped
+    ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
+    └── RunFailed            the run cannot go on; names the cause, exit 1
+
+Foreign exceptions are translated at the edge where they happen, chained with `from`. Refuses to hold: exceptions for
+control flow, and a second class for an outcome that a value can carry (a discarded sample is a value, see `sample.DiscardReason`).
+"""
+
+from __future__ import annotations
+
+
+class PolyRLError(Exception):
+    """Root of the tree; catching it catches only what PolyRL raised on purpose."""
+
+
+class UserError(PolyRLError):
+    """Input that the user must change. The message is the whole sentence that the user sees."""
+
+
+class InvalidManifest(UserError):
+    """A manifest with one or more faults; `faults` are ready-to-print lines, in file order."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class InvalidData(UserError):
+    """A data file, row or tokenizer that cannot be used; the message names the file and the line."""
+
+
+class InvalidCode(UserError):
+    """User code that cannot be loaded or has the wrong shape; the message names `module:function`."""
+
+
+class ProtocolError(PolyRLError):
+    """Bytes or messages that no correct peer sends."""
+
+
+class DeadlineExceeded(PolyRLError):
+    """A wait that outlived its deadline."""
+
+    def __init__(self, awaited: str, counterpart: str, seconds: float) -> None:
+        super().__init__(f"waited {seconds:.1f} s for {awaited} from {counterpart}, which did not come")
+        self.awaited = awaited
+        self.counterpart = counterpart
+        self.seconds = seconds
+
+
+class RunFailed(PolyRLError):
+    """The run ends here for a named cause that is not the user's input."""

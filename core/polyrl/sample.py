@@ -1,0 +1,160 @@
+"""The nouns every part shares: prompts in groups, samples, how they are sampled, how they end.
+
+A *group* is one prompt with `n` samples. A *sample* is one sequence, possibly of several turns: the prompt, then tokens
+that an engine generated and, between turns, tokens that an environment wrote. Everything here is a frozen value.
+
+Refuses to hold: behaviour (see `ledger`), tensors, text. Read next: `wire`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Purpose(StrEnum):
+    """Why a group is generated: it trains, or it measures."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Pool(StrEnum):
+    """What kind of capacity an engine runs on."""
+
+    RESERVED = "reserved"
+    """On the trainer's own devices; generates only while the reserved window is open."""
+    SPOT = "spot"
+    """May vanish at any moment, with or without notice."""
+    ON_DEMAND = "on-demand"
+
+
+class Finish(StrEnum):
+    """Why a turn ended, as the engine saw it."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token; it is the last generated token."""
+    LENGTH = "length"
+    """The sample's token budget is used up."""
+
+
+class DiscardReason(StrEnum):
+    """Why a sample will never be trained. Infrastructure never becomes a reward: these are outcomes, not zeros."""
+
+    # The user's side: data and code.
+    REWARD_RAISED = "rewardRaised"
+    REWARD_TIMED_OUT = "rewardTimedOut"
+    REWARD_INVALID = "rewardInvalid"
+    """The reward function gave something that is not a finite number."""
+    ENVIRONMENT_FAILED = "environmentFailed"
+    PROMPT_TOO_LONG = "promptTooLong"
+    # The algorithm's side: generated, but not wanted.
+    FILTERED = "filtered"
+    """Its group did not pass the group filter."""
+    SURPLUS = "surplus"
+    """Over-sampling produced more complete groups than the step needed."""
+    STALE = "stale"
+    """Its oldest token is further behind the learner than `maxStaleness` allows."""
+    GROUP_INCOMPLETE = "groupIncomplete"
+    """A sibling was discarded, so the group's statistics would be wrong."""
+    # The infrastructure's side.
+    ENGINE_REJECTED = "engineRejected"
+    """Engines refused this very sample again and again (see the ledger's limit), for a reason they name."""
+    CANCELLED = "cancelled"
+    """The trainer withdrew it, or the run ended."""
+    EPOCH_FENCED = "epochFenced"
+    """It belonged to an earlier run epoch whose results can no longer be used."""
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """True when neither the user's code nor the algorithm chose this end."""
+        return self in (DiscardReason.ENGINE_REJECTED, DiscardReason.CANCELLED, DiscardReason.EPOCH_FENCED)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How to draw tokens; names as in SGLang.
+
+    Logprobs that engines report are those of the temperature-scaled distribution before top-p and top-k cut it,
+    log_softmax(logits / temperature); at temperature 0 (greedy) those of log_softmax(logits).
+    """
+
+    max_new_tokens: int
+    """Tokens that engines may generate for the whole sample, over all turns and attempts; environment tokens don't count."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    stop_token_ids: tuple[int, ...] = ()
+    """A turn ends right after one of these; the token is kept."""
+    seed: int | None = None
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """One prompt, n samples, as the trainer submits it."""
+
+    group: int
+    """Unique within a run and increasing in submission order; sample ids are derived from it."""
+    step: int
+    purpose: Purpose
+    prompt_ids: bytes
+    """uint32 little-endian token ids."""
+    n: int
+    sampling: SamplingParams
+    min_version: int
+    """Oldest weight version that may generate for it. Sync mode: the step's own version."""
+    max_version: int
+    """Newest weight version that may generate for it; equal to min_version in sync mode."""
+    priority: int = 0
+    """Higher goes first."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A run of response tokens that share one origin; the spans of a sample cover its generated tokens exactly."""
+
+    start: int
+    """First response position, inclusive."""
+    end: int
+    """Last response position, exclusive."""
+    version: int
+    """Weight version that generated them; -1 for tokens that an environment wrote."""
+    engine: str
+    attempt: int
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True):
+    """What has been generated (and written by environments) after the prompt. All arrays have the response's length T."""
+
+    sample: str
+    ids: bytes
+    """uint32[T]"""
+    logprobs: bytes
+    """float32[T]; 0 where an environment wrote."""
+    loss_mask: bytes
+    """uint8[T]; 1 where an engine generated."""
+    spans: tuple[Span, ...]
+    turn: int
+    finish: Finish
+
+
+class Scored(msgspec.Struct, frozen=True, array_like=True):
+    """A finished sample with its reward, as it is packed for the learner."""
+
+    group: int
+    index: int
+    """0 <= index < n within the group."""
+    response: Response
+    reward: float
+    metrics: dict[str, float]
+    """Named components of the reward, for the log."""
+
+
+def sample_id(group: int, index: int) -> str:
+    """The name of a sample everywhere: in logs, in `explain`, on the wire."""
+    return f"{group}.{index}"
+
+
+def split_sample_id(sample: str) -> tuple[int, int]:
+    """Inverse of `sample_id`. Raises ValueError when `sample` is not such a name."""
+    group, _, index = sample.partition(".")
+    return int(group), int(index)

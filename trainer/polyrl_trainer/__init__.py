@@ -1,0 +1,1 @@
+"""Learns: SFT and RL loops, losses, backends, the client to the manager, the weight publisher. Read next: `client`."""

@@ -1,0 +1,88 @@
+"""The port between loops and whatever holds the model: a handful of calls, futures out.
+
+A backend takes four configs (model, engine, optimizer, checkpoint), knows no algorithm, and is given the loss.
+`forward_backward` accumulates gradients of *summed* losses; `optim_step(normalizer)` divides them, clips, steps, zeroes.
+So a mini-batch may arrive in any number of micro-batches and its gradient is the same: the caller counts samples or tokens.
+
+Refuses to hold: sampling, rewards, advantages, when to step. Read next: `torch_backend`, then `losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from polyrl_trainer.sample import Sample
+
+TrainFuture = Future
+"""Result or error of a call that a backend may run in the background; `result(timeout)` waits."""
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """One packed micro-batch, flattened to its P predicted positions (every position but the first of each sequence)."""
+
+    log_probs: torch.Tensor
+    """float32[P], of the token at each position under the policy being trained; carries the gradient."""
+    entropy: torch.Tensor
+    """float32[P], detached; of the distribution that predicts each position."""
+    mask: torch.Tensor
+    """float32[P]"""
+    rollout_log_probs: torch.Tensor
+    """float32[P]; 0 where the samples carry none."""
+    advantages: torch.Tensor
+    """float32[P]; 0 where the samples carry none."""
+    reference_log_probs: torch.Tensor
+    """float32[P]; 0 where the samples carry none."""
+    sequence: torch.Tensor
+    """int64[P], which sample of the micro-batch a position belongs to, 0-based."""
+    num_sequences: int
+
+
+Loss = Callable[[LossInputs], tuple[torch.Tensor, dict[str, float]]]
+"""Gives the summed loss (a scalar that carries the gradient) and named sums for the log."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step did."""
+
+    grad_norm: float
+    """Global norm after division by the normalizer, before clipping."""
+    learning_rate: float
+
+
+class TrainingBackend(Protocol):
+    """Holds policy, optimizer and schedule."""
+
+    def forward_backward(self, batch: Sequence[Sample], loss: Loss) -> TrainFuture[dict[str, float]]:
+        """Adds the gradient of `loss` over `batch`; resolves to the loss's named sums plus `loss`, `tokens` (learned),
+        `padding_fraction` (computed but unused positions)."""
+        ...
+
+    def log_probs(self, batch: Sequence[Sample]) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """float32[T] per sample, without gradient; position 0 is 0."""
+        ...
+
+    def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
+        """Divides accumulated gradients by `normalizer` (> 0), clips, steps optimizer and schedule, zeroes."""
+        ...
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hugging Face names and CPU tensors in the serving dtype, tied weights once; a snapshot of the newest step."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes model (safetensors), optimizer, schedule and RNG into an existing empty folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Inverse of `save`, exact. Raises InvalidData naming the file that is missing or does not fit."""
+        ...

@@ -1,0 +1,53 @@
+"""A training example as the learner sees it: numpy arrays, the field's names, no tensors.
+
+Refuses to hold: where it came from on the wire (see `client`), how it is batched (see `sequence_packing`). Read next: `backend`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sequence. T = prompt length + response length; the prompt's positions come first in every [T] array."""
+
+    tokens: npt.NDArray[np.int64]
+    """int64[T], prompt then response."""
+    loss_mask: npt.NDArray[np.float32]
+    """float32[T], 1 on positions whose token is learned: response tokens that the policy generated (RL) or that the
+    assistant wrote (SFT)."""
+    prompt_length: int
+    sample: str = ""
+    """The sample's id, `group.index`; empty for SFT rows."""
+    group: int = -1
+    """Samples of one prompt share it."""
+    prompt: str = ""
+    response: str = ""
+    reward: float = 0.0
+    rollout_log_probs: npt.NDArray[np.float32] | None = None
+    """float32[T], what the engine reported when it drew each token; 0 where loss_mask is 0."""
+    advantages: npt.NDArray[np.float32] | None = None
+    """float32[T]"""
+    reference_log_probs: npt.NDArray[np.float32] | None = None
+    """float32[T], of the reference model, when a KL penalty is asked for."""
+    versions: tuple[int, ...] = ()
+    """Distinct weight versions that generated it, in order."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The data row's further fields, for the reward function."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def response_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    def with_advantage(self, advantage: float) -> Sample:
+        """The same sample with one advantage on every learned position."""
+        return replace(self, advantages=(self.loss_mask * advantage).astype(np.float32))
