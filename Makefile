@@ -1,0 +1,72 @@
+# One command for everything; `make help` lists them. Nothing else is needed on a fresh machine than python3 (3.11+) and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp changes with what is to be installed, so a pull that changes dependencies reinstalls by itself.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+JOB ?= examples/sort-digits/job.yaml
+ARGS ?=
+
+##@ Start here
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
+	$(BIN)/polyrl run $(JOB) $(ARGS)
+
+test: install ## Pass all tests but those that need SGLang
+	$(BIN)/python -m pytest -m "not sglang" -q
+
+##@ Develop
+install: $(STAMP) ## Make .venv with everything pinned by constraints.txt
+$(STAMP):
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[all,dev]'
+	@rm -f $(VENV)/.installed-*; touch $@
+
+lint: install ## ruff: style, format, imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## mypy strict
+	$(BIN)/mypy
+
+contracts: install ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+fmt: install ## Rewrite the code in the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+crds: install ## Write what is generated from the manifest models: crds/ and docs/reference/manifest.md
+	$(BIN)/polyrl crd --out crds/polyrljobs.yaml
+	$(BIN)/polyrl crd --docs --out docs/reference/manifest.md
+
+constraints: install ## Resolve the newest pins within pyproject.toml's ranges
+	$(BIN)/uv pip compile -q --upgrade --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --extra all --extra dev --python-version 3.11 pyproject.toml -o constraints.txt
+
+##@ Test
+test-unit: install ## Milliseconds each, no I/O
+	$(BIN)/python -m pytest tests/unit -q
+
+test-integration: install ## Real sockets, processes and engines
+	$(BIN)/python -m pytest tests/integration -m "not sglang" -q
+
+verify: lint types contracts ## What must hold before a merge: style, types, contracts, generated files, docs commands
+	$(BIN)/python -m pytest -q tests/unit/test_house.py tests/unit/test_crd_current.py tests/docs
+
+include $(wildcard make/*.mk)
+
+##@ Clean
+clean: ## Remove what can be made again (keeps runs/)
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help run test install lint types contracts fmt crds constraints test-unit test-integration verify clean
