@@ -166,6 +166,18 @@ class Reward(Spec):
     max_concurrency: Annotated[int, Field(ge=1, le=4096)] = 32
 
 
+class Environment(Spec):
+    """A multi-turn episode: what is written between the policy's turns. Without it a sample is one turn."""
+
+    class_path: str
+    """`module:Class`, importable from `code.path`; its `async run(sample, generate)` plays one episode.
+    `polyrl_trainer.environments.calculator:CalculatorEnvironment` ships."""
+    max_turns: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Turns of the policy, after which the episode ends and is scored as it stands."""
+    timeout_seconds: Annotated[int, Field(ge=1)] = 30
+    """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed)."""
+
+
 class Evaluation(Spec):
     """Greedy evaluation on `data.eval`."""
 
@@ -203,6 +215,8 @@ class Recipe(Spec):
     sampling: Sampling = Sampling()
     reward: Reward | None = None
     """Needed by the modes that sample."""
+    environment: Environment | None = None
+    """For multi-turn episodes with tools."""
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
