@@ -1,0 +1,142 @@
+"""The keys of one run: what each role's key file holds, and nothing a role does not need.
+
+    manager.key    own pair, the agents' and the trainer's public keys (its allow-lists), the operator's HTTP token
+    trainer.key    own pair, the manager's public key (it dials), the agents' public key (its publisher's allow-list)
+    agent.key      own pair, the manager's and the trainer's public keys (it dials both); shared by a run's agents
+    operator.key   the HTTP token, and nothing of CURVE
+
+A key is a CURVE25519 key as 40 characters of Z85 (ZeroMQ RFC 32), or a random HTTP token. Files are JSON, mode 0600, in
+a folder of mode 0700. A refused file raises InvalidData with one sentence that never quotes a secret.
+
+Refuses to hold: key generation (it needs libzmq; see the operator's `keygen`), sockets. Read next: `control`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+
+from polyrl.errors import InvalidData
+
+Z85_KEY_LENGTH: Final = 40
+"""Characters of a 32-byte key in Z85: five for every four bytes."""
+
+MIN_TOKEN_LENGTH: Final = 32
+"""Characters of an HTTP bearer token: 24 random bytes in URL-safe base64, beyond guessing."""
+
+OTHERS_ACCESS: Final = 0o077
+"""Permission bits that nobody but the owner may have on a key file."""
+
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_TOKEN = re.compile(rf"[A-Za-z0-9_\-]{{{MIN_TOKEN_LENGTH},}}")
+
+
+class _Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of all key files; its repr holds no value, so that a log line never does."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
+
+
+class ManagerKeys(_Keys, frozen=True):
+    """What the manager holds."""
+
+    public_key: str
+    secret_key: str
+    agent_public_key: str
+    """The only key its agents' socket lets in."""
+    trainer_public_key: str
+    """The only key its trainer's socket lets in."""
+    http_token: str
+
+
+class TrainerKeys(_Keys, frozen=True):
+    """What the trainer holds; its own pair also serves its publisher."""
+
+    public_key: str
+    secret_key: str
+    manager_public_key: str
+    agent_public_key: str
+    """The only key its publisher's socket lets in."""
+
+
+class AgentKeys(_Keys, frozen=True):
+    """What every agent of a run holds."""
+
+    public_key: str
+    secret_key: str
+    manager_public_key: str
+    trainer_public_key: str
+    """The publisher's CURVE server key."""
+
+
+class OperatorKeys(_Keys, frozen=True):
+    """What the operator, or the local runner, holds."""
+
+    http_token: str
+
+
+RoleKeys: TypeAlias = ManagerKeys | TrainerKeys | AgentKeys | OperatorKeys
+K = TypeVar("K", bound=_Keys)
+
+FILE_NAMES: Final[dict[type[_Keys], str]] = {
+    ManagerKeys: "manager.key",
+    TrainerKeys: "trainer.key",
+    AgentKeys: "agent.key",
+    OperatorKeys: "operator.key",
+}
+
+
+def is_z85_key(text: str) -> bool:
+    """True when `text` can be a CURVE key in Z85."""
+    return _Z85_KEY.fullmatch(text) is not None
+
+
+def format_keys(keys: RoleKeys) -> str:
+    """The text of a key file."""
+    return msgspec.json.format(msgspec.json.encode(keys)).decode() + "\n"
+
+
+def parse_keys(kind: type[K], text: str | bytes, source: str) -> K:
+    """The keys in `text`, each checked for its shape. Raises InvalidData naming `source` and the field."""
+    try:
+        keys = msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidData(f"{source}: not a key file of {_role(kind)}: {error}") from None
+    for name in kind.__struct_fields__:
+        _check_field(name, getattr(keys, name), source)
+    return keys
+
+
+def read_keys(kind: type[K], path: Path) -> K:
+    """The keys in the file at `path`. Raises InvalidData when it is absent, readable by others, or malformed."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read()
+    except OSError as error:
+        raise InvalidData(f"{path}: cannot read the key file: {error.strerror}") from None
+    if mode & OTHERS_ACCESS:
+        raise InvalidData(f"{path}: other users may read this key file (mode {mode & 0o777:04o}); it must be 0600")
+    return parse_keys(kind, text, str(path))
+
+
+def _check_field(name: str, value: str, source: str) -> None:
+    if name == "http_token":
+        if _TOKEN.fullmatch(value) is None:
+            raise InvalidData(f"{source}: httpToken is not {MIN_TOKEN_LENGTH} or more URL-safe characters")
+    elif not is_z85_key(value):
+        raise InvalidData(f"{source}: {_camel(name)} is not a CURVE key of {Z85_KEY_LENGTH} Z85 characters")
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _role(kind: type[_Keys]) -> str:
+    return FILE_NAMES[kind].removesuffix(".key")

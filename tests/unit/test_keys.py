@@ -1,0 +1,115 @@
+"""Key files: each role gets what it needs, and a wrong file is refused with a sentence that holds no secret."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from polyrl.errors import InvalidData
+from polyrl.keys import (
+    FILE_NAMES,
+    AgentKeys,
+    ManagerKeys,
+    OperatorKeys,
+    TrainerKeys,
+    format_keys,
+    is_z85_key,
+    parse_keys,
+    read_keys,
+)
+from polyrl_operator.keygen import make_run_keys, write_run_keys
+
+
+def test_every_role_holds_its_pair_and_the_public_keys_of_its_peers() -> None:
+    manager, trainer, agent, operator = make_run_keys()
+    assert (manager.agent_public_key, manager.trainer_public_key) == (agent.public_key, trainer.public_key)
+    assert (trainer.manager_public_key, trainer.agent_public_key) == (manager.public_key, agent.public_key)
+    assert (agent.manager_public_key, agent.trainer_public_key) == (manager.public_key, trainer.public_key)
+    assert operator.http_token == manager.http_token
+    for keys in (manager, trainer, agent):
+        assert zmq.curve_public(keys.secret_key.encode()).decode() == keys.public_key
+
+
+def test_no_role_holds_the_secret_of_another(tmp_path: Path) -> None:
+    write_run_keys(tmp_path / "keys")
+    secrets = {
+        kind: read_keys(kind, tmp_path / "keys" / FILE_NAMES[kind]).secret_key
+        for kind in (ManagerKeys, TrainerKeys, AgentKeys)
+    }
+    for kind, name in FILE_NAMES.items():
+        text = (tmp_path / "keys" / name).read_text()
+        assert [other for other, secret in secrets.items() if secret in text] == ([kind] if kind in secrets else [])
+
+
+def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    write_run_keys(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    assert {file.name for file in folder.iterdir()} == set(FILE_NAMES.values())
+    with pytest.raises(InvalidData, match=r"manager\.key: a key file is already there"):
+        write_run_keys(folder)
+
+
+@pytest.mark.parametrize("keys", make_run_keys(), ids=lambda keys: type(keys).__name__)
+def test_what_is_formatted_is_parsed(keys: ManagerKeys | TrainerKeys | AgentKeys | OperatorKeys) -> None:
+    assert parse_keys(type(keys), format_keys(keys), "k") == keys
+
+
+def test_a_printed_key_holds_no_secret() -> None:
+    for keys in make_run_keys():
+        for value in msgspec.structs.asdict(keys).values():
+            assert value not in repr(keys)
+            assert value not in str(keys)
+
+
+AGENT = make_run_keys()[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "a.key: not a key file of agent"),
+        ("{}", "publicKey"),
+        ("[]", "not a key file of agent"),
+        (format_keys(AGENT)[:-20], "not a key file of agent"),
+        (format_keys(AGENT).replace("secretKey", "secret"), "secret"),
+        (format_keys(msgspec.structs.replace(AGENT, secret_key="short")), "secretKey is not a CURVE key of 40"),
+        (format_keys(msgspec.structs.replace(AGENT, manager_public_key="~" * 40)), "managerPublicKey is not a CURVE"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_place_and_without_its_secret(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidData) as refused:
+        parse_keys(AgentKeys, text, "a.key")
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith("a.key: ")
+    assert AGENT.secret_key not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_weak_token_is_refused() -> None:
+    with pytest.raises(InvalidData, match="httpToken is not 32 or more"):
+        parse_keys(OperatorKeys, '{"httpToken": "secret"}', "operator.key")
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "agent.key"
+    path.write_text(format_keys(AGENT))
+    path.chmod(0o640)
+    with pytest.raises(InvalidData, match=r"agent\.key: other users may read this key file \(mode 0640\)"):
+        read_keys(AgentKeys, path)
+
+
+def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"agent\.key: cannot read the key file: No such file"):
+        read_keys(AgentKeys, tmp_path / "agent.key")
+
+
+def test_z85() -> None:
+    assert is_z85_key("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7")
+    assert not is_z85_key("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf")
+    assert not is_z85_key("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7\n")
