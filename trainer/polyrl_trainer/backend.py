@@ -4,7 +4,8 @@ A backend takes four configs (model, engine, optimizer, checkpoint), knows no al
 `forward_backward` accumulates gradients of *summed* losses; `optim_step(normalizer)` divides them, clips, steps, zeroes.
 So a mini-batch may arrive in any number of micro-batches and its gradient is the same: the caller counts samples or tokens.
 
-Refuses to hold: sampling, rewards, advantages, when to step. Read next: `torch_backend`, then `losses`.
+Refuses to hold: sampling, rewards, advantages, when to step. Read next: `torch_backend`, then `losses`; `backend_conformance` is the
+check that every backend must pass.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ TrainFuture = Future
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One packed micro-batch, flattened to its P predicted positions (every position but the first of each sequence)."""
+    """One pass over packed sequences, flattened to its P learned positions: those whose loss_mask is not 0.
+
+    A sequence is never split over two passes, so a mean over a sequence can be taken here.
+    """
 
     log_probs: torch.Tensor
-    """float32[P], of the token at each position under the policy being trained; carries the gradient."""
+    """float32[P], of the token at each position under the policy being trained, log_softmax(logits / temperature);
+    carries the gradient."""
     entropy: torch.Tensor
     """float32[P], detached; of the distribution that predicts each position."""
     mask: torch.Tensor
@@ -44,10 +49,14 @@ class LossInputs:
     sequence: torch.Tensor
     """int64[P], which sample of the micro-batch a position belongs to, 0-based."""
     num_sequences: int
+    absent: frozenset[str] = frozenset()
+    """Names of the optional `Sample` fields that at least one sample lacks; a loss that needs one of them refuses."""
 
 
 Loss = Callable[[LossInputs], tuple[torch.Tensor, dict[str, float]]]
-"""Gives the summed loss (a scalar that carries the gradient) and named sums for the log."""
+"""Gives the summed loss (a scalar that carries the gradient) and named sums over learned tokens for the log.
+
+A name that ends in `_max` is a maximum instead; `losses.metrics` merges and averages both kinds."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +71,21 @@ class StepResult:
 class TrainingBackend(Protocol):
     """Holds policy, optimizer and schedule."""
 
-    def forward_backward(self, batch: Sequence[Sample], loss: Loss) -> TrainFuture[dict[str, float]]:
+    def forward_backward(
+        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0
+    ) -> TrainFuture[dict[str, float]]:
         """Adds the gradient of `loss` over `batch`; resolves to the loss's named sums plus `loss`, `tokens` (learned),
-        `padding_fraction` (computed but unused positions)."""
+        `positions` (computed), `padded_positions` (computed but unused) and their ratio `padding_fraction`.
+
+        `temperature` is the one that the samples were drawn at (SamplingParams: 0 is greedy and scores at 1), so that
+        the learner's logprobs and the engines' are those of the same distribution. SFT leaves it at 1.
+        """
         ...
 
-    def log_probs(self, batch: Sequence[Sample]) -> TrainFuture[list[npt.NDArray[np.float32]]]:
-        """float32[T] per sample, without gradient; position 0 is 0."""
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """float32[T] per sample, without gradient; 0 where loss_mask is 0."""
         ...
 
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
@@ -79,8 +96,13 @@ class TrainingBackend(Protocol):
         """Hugging Face names and CPU tensors in the serving dtype, tied weights once; a snapshot of the newest step."""
         ...
 
+    def serving_files(self) -> dict[str, bytes]:
+        """File name to content: what an engine's model folder needs besides weights and tokenizer."""
+        ...
+
     def save(self, folder: Path) -> None:
-        """Writes model (safetensors), optimizer, schedule and RNG into an existing empty folder."""
+        """Writes model (safetensors), optimizer, schedule and RNG into an existing empty folder, which then is also a
+        Hugging Face model folder: a later stage, or anyone else, can start from it."""
         ...
 
     def load(self, folder: Path) -> None:
