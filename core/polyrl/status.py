@@ -1,0 +1,88 @@
+"""What the manager tells people and the operator over HTTP: one JSON value, camelCase, counters monotone within an epoch.
+
+`GET /status?since=SEQ&waitSeconds=S` answers at once when `seq` > SEQ, else when something changes or after S seconds, with
+the same value: a watcher needs no polling. Each request carries `Authorization: Bearer TOKEN`.
+
+Refuses to hold: how it is computed (the ledger counts) and how it is shown (`polyrl run`, the web page, the CRD's status).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from polyrl.sample import Pool
+
+
+class EngineState(StrEnum):
+    """An engine as the manager sees it."""
+
+    JOINING = "joining"
+    """Greeted, but serves no verified weight version yet."""
+    SERVING = "serving"
+    DRAINING = "draining"
+    """Finishes or hands back what it runs; gets nothing new."""
+
+
+class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """One live engine."""
+
+    engine: str
+    pool: Pool
+    state: EngineState
+    weight_version: int
+    """-1: none yet."""
+    running: int
+    """Samples assigned to it now."""
+    max_running: int
+    tokens: int
+    """Generated and accepted since it greeted."""
+
+
+class SampleCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The ledger's balance, of training and evaluation samples together: submitted = open + acknowledged + discarded."""
+
+    submitted: int = 0
+    acknowledged: int = 0
+    open: int = 0
+    discarded: dict[str, int] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    """By DiscardReason."""
+
+
+class TokenCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Tokens of all samples."""
+
+    generated: int = 0
+    """Accepted from engines."""
+    kept: int = 0
+    """Generated tokens that survived every loss of an engine."""
+    regenerated: int = 0
+    """Generated again because an engine took them with it before they were sent."""
+
+
+class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The whole run at one moment."""
+
+    seq: int
+    """Grows with every change."""
+    epoch: int
+    phase: str = ""
+    """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before it spoke."""
+    step: int = 0
+    values: dict[str, float] = {}  # noqa: RUF012
+    """Named numbers of the trainer's last report, e.g. `reward`, `exactMatch`, `loss`, `steps` (of this phase)."""
+    weight_version: int = -1
+    """Newest published."""
+    trainer_connected: bool = False
+    engines: tuple[EngineStatus, ...] = ()
+    engines_lost: int = 0
+    """Whose lease ran out or whose connection ended without a Bye."""
+    samples: SampleCounts = SampleCounts()
+    tokens: TokenCounts = TokenCounts()
+    delta_bytes: int = 0
+    """Bytes of token deltas received; divided by generated tokens it is what a token costs on the wire."""
+    finished: bool = False
+    ok: bool = False
+    message: str = ""
+    """The trainer's last words, when finished."""
