@@ -1,9 +1,10 @@
-"""What the manager tells people and the operator over HTTP: one JSON value, camelCase, counters monotone within an epoch.
+"""What the manager tells people and the operator over HTTP: one JSON value, camelCase.
 
-`GET /status?since=SEQ&waitSeconds=S` answers at once when `seq` > SEQ, else when something changes or after S seconds, with
-the same value: a watcher needs no polling. Each request carries `Authorization: Bearer TOKEN`.
+`GET /status?since=SEQ&waitSeconds=S` answers at once when `seq` > SEQ, else when something changes or after S seconds,
+with the same value: a watcher needs no polling. Each request carries `Authorization: Bearer TOKEN`. Counters never
+fall within an epoch.
 
-Refuses to hold: how it is computed (the ledger counts) and how it is shown (`polyrl run`, the web page, the CRD's status).
+Refuses to hold: how it is computed (the ledger counts), how it is shown (`polyrl run`, the web page, the CRD's status).
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SampleCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The ledger's balance, of training and evaluation samples together: submitted = open + acknowledged + discarded."""
+    """The ledger's balance, training and evaluation together: submitted = open + acknowledged + discarded."""
 
     submitted: int = 0
     acknowledged: int = 0
     open: int = 0
-    discarded: dict[str, int] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    discarded: dict[str, int] = {}
     """By DiscardReason."""
 
 
@@ -70,7 +71,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     phase: str = ""
     """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before it spoke."""
     step: int = 0
-    values: dict[str, float] = {}  # noqa: RUF012
+    values: dict[str, float] = {}
     """Named numbers of the trainer's last report, e.g. `reward`, `exactMatch`, `loss`, `steps` (of this phase)."""
     weight_version: int = -1
     """Newest published."""
