@@ -1,0 +1,182 @@
+"""What agents and the manager say to each other. Read next: `trainer`."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from polyrl.sample import Pool, SamplingParams
+from polyrl.wire.message import Message
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """An assignment the agent still generates or still holds tokens of, told when it greets again."""
+
+    assignment: int
+    sample: str
+    attempt: int
+    length: int
+    """Response position after the last token that the agent holds."""
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """First words of an agent, repeated after each reconnect; the manager answers Welcome or Fenced."""
+
+    epoch: int
+    engine: str
+    """Unique for the life of this engine process (a pod UID, or a fresh random name on a laptop); never reused."""
+    pool: Pool
+    max_running: int
+    """Sequences the engine runs at once; its credit when empty."""
+    kv_tokens: int
+    """KV-cache room, in tokens."""
+    max_context: int
+    """Longest prompt + response, in tokens."""
+    weight_version: int
+    """Verified version that the engine serves; -1 for none."""
+    held: tuple[Held, ...] = ()
+
+
+ROW_DTYPE: Final = np.dtype([("assignment", "<u4"), ("offset", "<u4"), ("count", "<u2"), ("finish", "u1")])
+"""One row of Deltas: 11 bytes. `offset` is the response position of the row's first token; `finish` indexes FINISH_CODES."""
+
+FINISH_CODES: Final = (None, "stop", "length")
+"""Row finish codes: still running, ended by a stop token, ended by its token budget."""
+
+
+class Deltas(Message, frozen=True, tag="tok"):
+    """New tokens of all running assignments since the last one, in columns; all made by one weight version."""
+
+    seq: int
+    """Counts up per connection greeting; answered by TokensKept."""
+    version: int
+    rows: bytes
+    """ROW_DTYPE[R]"""
+    ids: bytes
+    """uint32[sum of rows.count]"""
+    logprobs: bytes
+    """float32[sum of rows.count]"""
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """Sign of life and load, sent when nothing else was within the beat interval."""
+
+    running: int
+    queued: int
+    kv_free_tokens: int
+
+
+class Serving(Message, frozen=True, tag="serving"):
+    """The engine has loaded `version` and every checksum matched: samples may be placed on it."""
+
+    version: int
+    pull_seconds: float
+    load_seconds: float
+    bytes_pulled: int
+
+
+class WeightsFailed(Message, frozen=True, tag="wfail"):
+    """The engine could not get or load `version`; it still serves `serving` (-1: nothing)."""
+
+    version: int
+    serving: int
+    reason: str
+
+
+class Returned(Message, frozen=True, tag="returned"):
+    """The engine gives an assignment back unfinished; its tokens so far were sent before. `reason` is one of RETURN_REASONS."""
+
+    assignment: int
+    reason: str
+    detail: str = ""
+
+
+RETURN_REASONS: Final = ("draining", "engineError", "rejected", "versionChanged", "cancelled")
+"""Only `rejected` speaks of the sample itself (too long, malformed); the others are the engine's own affairs."""
+
+
+class Leaving(Message, frozen=True, tag="leaving"):
+    """The agent was told (SIGTERM, metadata notice) that it ends within `deadline_s`; the manager drains it."""
+
+    deadline_s: float
+    reason: str
+
+
+class Bye(Message, frozen=True, tag="bye"):
+    """Last words; nothing of this engine runs any more."""
+
+    reason: str
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The agent is in; its lease runs from its last message."""
+
+    epoch: int
+    lease_s: float
+    beat_s: float
+    delta_s: float
+    """How long the agent gathers tokens before it sends a Deltas."""
+
+
+class Assign(Message, frozen=True, tag="assign"):
+    """Generate on: `input_ids` is the prompt and everything after it so far; the next token has response position `offset`."""
+
+    assignment: int
+    """Names (sample, attempt) towards this engine; never reused within an epoch."""
+    sample: str
+    attempt: int
+    input_ids: bytes
+    """uint32"""
+    offset: int
+    max_new_tokens: int
+    """What is left of the sample's budget."""
+    sampling: SamplingParams
+    min_version: int
+    max_version: int
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Stop and forget this assignment; no answer is expected, later rows of it are ignored."""
+
+    assignment: int
+
+
+class TokensKept(Message, frozen=True, tag="kept"):
+    """Deltas up to `seq` are safe; the agent may forget them."""
+
+    seq: int
+
+
+class Resend(Message, frozen=True, tag="resend"):
+    """A gap: send the assignment's tokens again from response position `offset`."""
+
+    assignment: int
+    offset: int
+
+
+class Announce(Message, frozen=True, tag="announce"):
+    """A weight version exists; pull it from `endpoint` (CURVE server key `public_key`, Z85) and load it."""
+
+    version: int
+    endpoint: str
+    public_key: str
+    manifest_hash: bytes
+
+
+class Drain(Message, frozen=True, tag="drain"):
+    """Finish or hand back everything before `deadline_s`, take nothing new, then say Bye."""
+
+    deadline_s: float
+    reason: str
+
+
+class Fenced(Message, frozen=True, tag="fenced"):
+    """The sender belongs to another epoch, or its lease is over; it must stop what it runs and greet anew or end."""
+
+    reason: str
+
+
+FromAgent: TypeAlias = Hello | Deltas | Beat | Serving | WeightsFailed | Returned | Leaving | Bye
+ToAgent: TypeAlias = Welcome | Assign | Cancel | TokensKept | Resend | Announce | Drain | Fenced

@@ -1,0 +1,202 @@
+"""What the trainer (its loop host included) and the manager say to each other. Read next: `publisher`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored
+from polyrl.wire.agent import Fenced
+from polyrl.wire.message import Message
+
+
+class TrainerHello(Message, frozen=True, tag="thello"):
+    """First words of the trainer, repeated after each reconnect."""
+
+    epoch: int
+    acknowledged: int
+    """Newest batch number that the trainer's state contains; -1 for none."""
+
+
+class Submit(Message, frozen=True, tag="submit"):
+    """Generate these groups. A group number already known is ignored, so a repeat is harmless."""
+
+    request: int
+    groups: tuple[Group, ...]
+
+
+class Score(Message, frozen=True, tag="score"):
+    """The loop host's verdict: the sample is finished and worth `reward`."""
+
+    request: int
+    sample: str
+    turn: int
+    reward: float
+    metrics: dict[str, float] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+
+
+class Extend(Message, frozen=True, tag="extend"):
+    """The loop host's other verdict: an environment wrote `ids`; generate the next turn after them."""
+
+    request: int
+    sample: str
+    turn: int
+    """The turn that ended; the next one is turn + 1."""
+    ids: bytes
+    """uint32"""
+
+
+class Reject(Message, frozen=True, tag="reject"):
+    """The loop host's last verdict: no reward can be had for this sample."""
+
+    request: int
+    sample: str
+    reason: DiscardReason
+    detail: str
+
+
+class Next(Message, frozen=True, tag="next"):
+    """Ask for a batch of complete, scored groups of `step`; answered by Batch, or by Late after `deadline_s`.
+
+    The answer holds at least `min_samples` unless fewer are left, and never more than `max_samples` samples or
+    `max_tokens` tokens (one group may exceed max_tokens alone). Repeating a request that was answered repeats its answer.
+    """
+
+    request: int
+    step: int
+    purpose: Purpose
+    min_samples: int
+    max_samples: int
+    max_tokens: int
+    deadline_s: float
+
+
+class Acknowledge(Message, frozen=True, tag="ack"):
+    """The batch is part of the trainer's state; its tokens may be forgotten."""
+
+    request: int
+    batch: int
+
+
+class EndStep(Message, frozen=True, tag="endstep"):
+    """The trainer has all it needs of `step`: what is left of it is cancelled, with reason `surplus`."""
+
+    request: int
+    step: int
+    purpose: Purpose
+
+
+class PublishVersion(Message, frozen=True, tag="publish"):
+    """A new weight version can be pulled at `endpoint`."""
+
+    request: int
+    version: int
+    endpoint: str
+    public_key: str
+    manifest_hash: bytes
+
+
+class ReservedWindow(Message, frozen=True, tag="window"):
+    """Open: reserved engines may generate. Closed: they hand over what they run, if anyone else can take it."""
+
+    request: int
+    open: bool
+
+
+class Report(Message, frozen=True, tag="report"):
+    """What the trainer wants seen in status: `phase` and named numbers. The newest one wins."""
+
+    request: int
+    phase: str
+    step: int
+    values: dict[str, float]
+
+
+class Finish(Message, frozen=True, tag="finish"):
+    """The job is over; the manager cancels what is left, says Drain to all agents and ends."""
+
+    request: int
+    ok: bool
+    message: str
+
+
+class TrainerWelcome(Message, frozen=True, tag="twelcome"):
+    """The trainer is in; requests it still holds unanswered must be sent again."""
+
+    epoch: int
+    lease_s: float
+    beat_s: float
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """The request took effect (or had already)."""
+
+    request: int
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """The request cannot take effect; `reason` is one sentence."""
+
+    request: int
+    reason: str
+
+
+class TurnDone(Message, frozen=True, tag="turn"):
+    """A turn of a sample has ended; answer with Score, Extend or Reject. Repeated until answered."""
+
+    group: int
+    index: int
+    purpose: Purpose
+    step: int
+    response: Response
+
+
+class Batch(Message, frozen=True, tag="batch"):
+    """Answer to Next: complete groups in arrival order. Empty with `last` when the step has nothing more to give."""
+
+    request: int
+    batch: int
+    step: int
+    samples: tuple[Scored, ...]
+    last: bool
+    """No further groups of this step and purpose exist: all are packed or discarded."""
+
+
+class Late(Message, frozen=True, tag="late"):
+    """Answer to Next whose deadline passed; `waiting_for` names who is awaited, since when."""
+
+    request: int
+    waiting_for: str
+
+
+class GroupDropped(Message, frozen=True, tag="dropped"):
+    """No sample of this group will be trained; the trainer may submit another in its place."""
+
+    group: int
+    step: int
+    purpose: Purpose
+    reason: DiscardReason
+    detail: str
+
+
+class TrainerBeat(Message, frozen=True, tag="tbeat"):
+    """Sign of life, in either direction."""
+
+
+FromTrainer: TypeAlias = (
+    TrainerHello
+    | Submit
+    | Score
+    | Extend
+    | Reject
+    | Next
+    | Acknowledge
+    | EndStep
+    | PublishVersion
+    | ReservedWindow
+    | Report
+    | Finish
+    | TrainerBeat
+)
+ToTrainer: TypeAlias = (
+    TrainerWelcome | Accepted | Refused | TurnDone | Batch | Late | GroupDropped | Fenced | TrainerBeat
+)
