@@ -10,7 +10,7 @@
     └── RunFailed            the run cannot go on; names the cause, exit 1
 
 Foreign exceptions are translated at the edge where they happen, chained with `from`. Refuses to hold: exceptions for
-control flow, and a second class for an outcome that a value can carry (a discarded sample is a value, see `sample.DiscardReason`).
+control flow, and a class for what a value can say (a discarded sample is a value, see `sample.DiscardReason`).
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """
 
     max_new_tokens: int
-    """Tokens that engines may generate for the whole sample, over all turns and attempts; environment tokens don't count."""
+    """Tokens that engines may generate for the whole sample, over all turns and attempts; an environment's don't count."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -123,7 +123,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
-    """What has been generated (and written by environments) after the prompt. All arrays have the response's length T."""
+    """What was generated (and written by environments) after the prompt. All arrays have the response's length T."""
 
     sample: str
     ids: bytes

@@ -1,11 +1,12 @@
 """Everything PolyRL's processes say to each other, and how it looks in bytes.
 
-One frame is one version byte and one msgpack array whose first item is the message's tag; no pickle, no names on the wire.
-Four conversations: agent <-> manager, trainer <-> manager, agent <-> publisher. Every message is idempotent or carries
+One frame is one version byte and one msgpack array whose first item is the message's tag; no pickle, no field names.
+Three conversations: agent <-> manager, trainer <-> manager, agent <-> publisher. Every message is idempotent or carries
 what makes it so: `request` (trainer), `assignment` and `offset` (tokens), `version` (weights), `epoch` (everything).
 
-Fields are only ever appended with a default; a changed meaning takes a new tag. `decode_*` raise ProtocolError and nothing
-else, whatever the bytes; callers count and drop. Durations are seconds from receipt, never wall-clock times: clocks differ.
+Fields are only ever appended with a default; a changed meaning takes a new tag. `decode_*` raise ProtocolError and
+nothing else, whatever the bytes; callers count and drop. Durations are seconds from receipt, never wall-clock times:
+clocks differ.
 
 Refuses to hold: sockets (shells own them), decisions (see `ledger`). Read next: `agent` here, then `polyrl.ledger`.
 """

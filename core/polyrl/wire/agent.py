@@ -40,7 +40,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 ROW_DTYPE: Final = np.dtype([("assignment", "<u4"), ("offset", "<u4"), ("count", "<u2"), ("finish", "u1")])
-"""One row of Deltas: 11 bytes. `offset` is the response position of the row's first token; `finish` indexes FINISH_CODES."""
+"""One row of Deltas, 11 bytes. `offset`: response position of the row's first token; `finish` indexes FINISH_CODES."""
 
 FINISH_CODES: Final = (None, "stop", "length")
 """Row finish codes: still running, ended by a stop token, ended by its token budget."""
@@ -86,7 +86,7 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
 
 
 class Returned(Message, frozen=True, tag="returned"):
-    """The engine gives an assignment back unfinished; its tokens so far were sent before. `reason` is one of RETURN_REASONS."""
+    """The engine gives an assignment back unfinished, its tokens so far sent before; `reason` is one of RETURN_REASONS."""
 
     assignment: int
     reason: str
@@ -121,7 +121,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Assign(Message, frozen=True, tag="assign"):
-    """Generate on: `input_ids` is the prompt and everything after it so far; the next token has response position `offset`."""
+    """Generate on after `input_ids`, the prompt and all so far; the next token has response position `offset`."""
 
     assignment: int
     """Names (sample, attempt) towards this engine; never reused within an epoch."""

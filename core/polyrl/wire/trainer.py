@@ -58,7 +58,7 @@ class Next(Message, frozen=True, tag="next"):
     """Ask for a batch of complete, scored groups of `step`; answered by Batch, or by Late after `deadline_s`.
 
     The answer holds at least `min_samples` unless fewer are left, and never more than `max_samples` samples or
-    `max_tokens` tokens (one group may exceed max_tokens alone). Repeating a request that was answered repeats its answer.
+    `max_tokens` tokens (one group may exceed max_tokens alone). Repeating an answered request repeats its answer.
     """
 
     request: int
