@@ -1,0 +1,104 @@
+"""The manager's HTTP API as values: paths, JSON bodies, the endpoints file. Clients and server import the same names.
+
+    GET  /v1/status?since=SEQ&waitSeconds=S   status.ManagerStatus; waits until `seq` > SEQ, at most S seconds
+    GET  /v1/waits                            Waits: who waits for whom, since when and until when
+    POST /v1/drain        DrainRequest        DrainAnswer; saying it again changes nothing
+    GET  /metrics                             Prometheus text
+    GET  /healthz                             Health; the only path that needs no token
+
+Every other request carries `Authorization: Bearer TOKEN`. A refused one answers 4xx with a Problem, one sentence.
+
+Refuses to hold: HTTP (the manager's `http_api` serves it). Read next: `status`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from polyrl.status import ManagerStatus
+
+STATUS_PATH: Final = "/v1/status"
+WAITS_PATH: Final = "/v1/waits"
+DRAIN_PATH: Final = "/v1/drain"
+METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
+
+MAX_WAIT_SECONDS: Final = 60.0
+"""Longest `waitSeconds` that is honoured; below the idle timeouts of common proxies."""
+
+MAX_DRAIN_SECONDS: Final = 3600.0
+"""Longest deadline of a drain; a notice that is longer than an hour is no notice."""
+
+
+class _Body(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """Base of the API's own bodies."""
+
+
+class Endpoints(_Body, frozen=True):
+    """`RUN/run/endpoints/manager.json`: where a manager listens; replaced as a whole when it starts again."""
+
+    agents: str
+    """ZeroMQ endpoint of agents, `tcp://host:port`."""
+    trainer: str
+    """ZeroMQ endpoint of the trainer."""
+    http: str
+    """Base URL of the HTTP API, `http://host:port`."""
+    pid: int
+    epoch: int
+    public_key: str
+    """CURVE server key of both ZeroMQ sockets, Z85."""
+
+
+class DrainRequest(_Body, frozen=True):
+    """`engine` will end within `deadlineSeconds`: move or finish what it runs, give it nothing new."""
+
+    engine: Annotated[str, Meta(min_length=1, max_length=255)]
+    deadline_seconds: Annotated[float, Meta(ge=0, le=MAX_DRAIN_SECONDS)]
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class DrainAnswer(_Body, frozen=True):
+    """The engine drains now, did so already, or is not known (`known` false: there is nothing to drain)."""
+
+    engine: str
+    known: bool
+
+
+class Waits(_Body, frozen=True):
+    """Every wait that the manager knows of, the longest first."""
+
+    waits: tuple[str, ...]
+    """Each a sentence: who waits for whom, for what, since when, until when."""
+
+
+class Health(_Body, frozen=True):
+    """The manager's loop is alive: it wrote this."""
+
+    epoch: int
+    uptime_seconds: float
+
+
+class Problem(_Body, frozen=True):
+    """Why a request was refused."""
+
+    error: str
+
+
+BODIES: Final[dict[str, tuple[str, type[Any] | None, type[Any]]]] = {
+    STATUS_PATH: ("get", None, ManagerStatus),
+    WAITS_PATH: ("get", None, Waits),
+    DRAIN_PATH: ("post", DrainRequest, DrainAnswer),
+    HEALTH_PATH: ("get", None, Health),
+}
+"""Path to method, request body, answer: the JSON part of the API, from which its OpenAPI document is made."""
+
+
+def parse_endpoints(text: str | bytes, source: str) -> Endpoints:
+    """The endpoints in a file's text. Raises ValueError naming `source` when it is not such a file."""
+    try:
+        return msgspec.json.decode(text, type=Endpoints)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{source}: not an endpoints file of a manager: {error}") from None
