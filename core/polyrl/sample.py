@@ -80,7 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """
 
     max_new_tokens: int
-    """Tokens that engines may generate for the whole sample, over all turns and attempts; an environment's don't count."""
+    """Tokens that engines may generate for the whole sample, over all turns and attempts; environments' don't count."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1

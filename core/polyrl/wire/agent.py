@@ -86,7 +86,7 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
 
 
 class Returned(Message, frozen=True, tag="returned"):
-    """The engine gives an assignment back unfinished, its tokens so far sent before; `reason` is one of RETURN_REASONS."""
+    """The engine gives an assignment back unfinished, tokens so far sent before; `reason` is one of RETURN_REASONS."""
 
     assignment: int
     reason: str
