@@ -1,0 +1,92 @@
+"""The four configs that every backend takes: model, engine, optimizer, checkpoint. Frozen, checked when made.
+
+Refuses to hold: anything of an algorithm, a data row or a rollout. Read next: `torch_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from polyrl.manifest.recipe import Optimizer
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids that the tokenizer knows and a fresh model's config does not."""
+
+    pad: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which policy."""
+
+    source: Path | Mapping[str, Any]
+    """A Hugging Face folder (a checkpoint is one too), or the fields of a transformers config for a fresh model."""
+    seed: int = 0
+    """Draws the weights of a fresh model; without effect on a folder."""
+    dtype: Dtype = "bfloat16"
+    """Of the forward pass and of the exported weights. Master weights and optimizer state are always float32."""
+    special_tokens: SpecialTokens = SpecialTokens()
+    """Written into a fresh model's config; a folder's own ids are left as they are."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the compute is done; changes speed and memory, never the mathematics."""
+
+    device: str = "auto"
+    """`auto` takes the first GPU if there is one; else a torch device such as `cpu` or `cuda:0`."""
+    threads: int = 1
+    """CPU threads of the learner."""
+    max_tokens_per_micro_batch: int = 16384
+    """Budget of one pass, padding included; a single longer sequence still makes a pass of its own."""
+    max_logits_bytes: int = 256 << 20
+    """Room for float32 logits of one chunk: positions x vocabulary x 4 bytes. Above it the vocabulary head runs in
+    chunks and is computed again in the backward pass. 256 MiB is 440 positions of a 152k vocabulary."""
+    wait_seconds: float = 1800.0
+    """Deadline of the calls that wait for all queued work (export, save, load)."""
+
+    def __post_init__(self) -> None:
+        if min(self.threads, self.max_tokens_per_micro_batch, self.max_logits_bytes) < 1:
+            raise ValueError("threads, max_tokens_per_micro_batch and max_logits_bytes must be at least 1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101) and its schedule."""
+
+    learning_rate: float
+    total_steps: int
+    """Optimizer steps of the stage; cosine and linear schedules reach 0 after them, `constant` ignores it."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: int = 0
+    """Steps in which the rate climbs linearly to `learning_rate`."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """Applied to matrices only, not to biases and norms."""
+    max_grad_norm: float = 1.0
+    """Global norm at which gradients are clipped."""
+
+    @classmethod
+    def from_manifest(cls, optimizer: Optimizer, total_steps: int) -> OptimizerConfig:
+        """The manifest's fields and the length of the stage, in optimizer steps."""
+        return cls(total_steps=total_steps, **optimizer.model_dump())
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How `save` writes and how much `load` trusts."""
+
+    fsync: bool = True
+    """Files are on the disk, not only in its cache, when `save` returns."""
+    verify: bool = True
+    """`load` compares each file's checksum with the one that `save` noted."""

@@ -1,0 +1,10 @@
+"""Losses as pure functions of `LossInputs`: summed loss and named sums out, no model, no state.
+
+Each formula stands in its function's docstring with its source. Read next: `sft`, then `grpo`.
+"""
+
+from polyrl_trainer.losses.grpo import GrpoConfig, grpo_loss
+from polyrl_trainer.losses.metrics import averages, merge
+from polyrl_trainer.losses.sft import sft_loss
+
+__all__ = ["GrpoConfig", "averages", "grpo_loss", "merge", "sft_loss"]

@@ -1,0 +1,106 @@
+"""GRPO: policy gradient on group-relative advantages with a clipped ratio (Shao et al. 2024, arXiv 2402.03300, eq. 3).
+
+Refuses to hold: advantages (see `advantages`), correction for engines that differ from the learner: the ratio is taken
+to what the engine itself reported, and the drift between the two is measured. Read next: `kl`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.recipe import Algorithm
+from polyrl_trainer.backend import Loss, LossInputs
+from polyrl_trainer.losses.kl import k1, k3
+from polyrl_trainer.losses.metrics import as_floats
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped here before exp: e^20 is beyond any clip range, and e^89 is float32's end."""
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    """What the loss needs of the algorithm."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    """Larger than `clip_low` is DAPO's clip-higher (Yu et al. 2025, arXiv 2503.14476)."""
+    kl_coefficient: float = 0.0
+    """beta, weight of the KL penalty to the reference policy."""
+
+    @classmethod
+    def from_manifest(cls, algorithm: Algorithm) -> GrpoConfig:
+        """The manifest's fields of the same names."""
+        return cls(algorithm.clip_low, algorithm.clip_high, algorithm.kl_coefficient)
+
+
+def grpo_loss(config: GrpoConfig) -> Loss:
+    """The loss with its numbers filled in; see `grpo` for the formula."""
+
+    def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
+        return grpo(inputs, config)
+
+    return loss
+
+
+def grpo(inputs: LossInputs, config: GrpoConfig) -> tuple[torch.Tensor, dict[str, float]]:
+    """L = sum_i 1/|o_i| sum_t ( -min(r A, clip(r, 1 - low, 1 + high) A) + beta * k3(pi, pi_ref) ), a scalar.
+
+    i runs over sequences, t over the learned tokens of o_i, r = pi(o_t) / pi_rollout(o_t). A sum over sequences: the
+    optimizer step's normalizer is the number of samples of the mini-batch.
+
+    Sums over learned tokens: `pg_loss`, `clip_fraction` (tokens whose gradient the clip removed), `ratio`, `entropy`,
+    `kl_rollout_k1` and `kl_rollout_k3` (rollout policy to this one), `rollout_drift` (absolute difference of their
+    logprobs), with `kl_coefficient` also `kl_reference`; and `ratio_max`, `rollout_drift_max`.
+    Raises InvalidData when samples lack what the formula needs.
+    """
+    _refuse_absent(inputs, config)
+    drift = inputs.log_probs - inputs.rollout_log_probs
+    ratio = drift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    per_token = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+    sums = _policy_sums(inputs, per_token, ratio, clipped)
+    if config.kl_coefficient > 0:
+        kl = k3(inputs.log_probs, inputs.reference_log_probs)
+        per_token = per_token + config.kl_coefficient * kl
+        sums["kl_reference"] = (kl * inputs.mask).sum()
+    return sequence_means(per_token, inputs).sum(), as_floats(sums)
+
+
+def sequence_means(per_token: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """float32[num_sequences], mean over each sequence's learned tokens; 0 for a sequence without any."""
+    zeros = torch.zeros(inputs.num_sequences, dtype=torch.float32, device=per_token.device)
+    totals = zeros.index_add(0, inputs.sequence, per_token * inputs.mask)
+    counts = zeros.index_add(0, inputs.sequence, inputs.mask)
+    return totals / counts.clamp(min=1.0)
+
+
+def _refuse_absent(inputs: LossInputs, config: GrpoConfig) -> None:
+    needed = {"rollout_log_probs", "advantages"} | ({"reference_log_probs"} if config.kl_coefficient > 0 else set())
+    missing = sorted(needed & inputs.absent)
+    if missing:
+        raise InvalidData(f"GRPO needs {' and '.join(missing)} on every sample, and a sample has none")
+
+
+@torch.no_grad()
+def _policy_sums(
+    inputs: LossInputs, per_token: torch.Tensor, ratio: torch.Tensor, clipped: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    drift = (inputs.log_probs - inputs.rollout_log_probs).abs()
+    removed = (ratio * inputs.advantages > clipped * inputs.advantages).float()
+    zero = drift.new_zeros(1)
+    sums = {
+        "pg_loss": per_token,
+        "clip_fraction": removed,
+        "ratio": ratio,
+        "entropy": inputs.entropy,
+        "kl_rollout_k1": k1(inputs.rollout_log_probs, inputs.log_probs),
+        "kl_rollout_k3": k3(inputs.rollout_log_probs, inputs.log_probs),
+        "rollout_drift": drift,
+    }
+    totals = {name: (value * inputs.mask).sum() for name, value in sums.items()}
+    totals["ratio_max"] = torch.cat([ratio, zero]).max()
+    totals["rollout_drift_max"] = torch.cat([drift, zero]).max()
+    return totals
