@@ -1,7 +1,7 @@
 """What the manager tells people and the operator over HTTP: one JSON value, camelCase.
 
-`GET /v1/status?since=SEQ&waitSeconds=S` (see `control`) answers at once when `seq` > SEQ, else when something changes or
-after S seconds, with the same value: a watcher needs no polling. Counters never fall within an epoch.
+`GET /v1/status?since=SEQ&waitSeconds=S` (see `control`) answers at once when `seq` > SEQ, else when something changes
+or after S seconds, with the same value: a watcher needs no polling. Counters never fall within an epoch.
 
 Refuses to hold: how it is computed (the ledger counts), how it is shown (`polyrl run`, the web page, the CRD's status).
 """
