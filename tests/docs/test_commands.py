@@ -1,0 +1,96 @@
+"""Every command that README, docs and examples show in a `sh` block is executed here, or by the test named beside it.
+
+A block runs as one script in a copy of the repository's root, as a reader would run it. Blocks that are not meant to be run
+as they stand carry another fence (`text`, `console`, `python`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK_DEADLINE_S = 240
+"""Longest block: a short run with its processes' start on two busy cores."""
+
+EXECUTED_ELSEWHERE = {
+    "make run": "tests/integration/test_main_job.py",
+    "make test": ".ci/run",
+    "make verify": ".ci/run",
+    "make install": ".ci/run",
+    "make test-sglang": ".ci/run",
+    ".ci/run": ".ci/run",
+}
+"""Commands too long to run twice, and who runs them."""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    script: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        bare = (line.split("#")[0].strip() for line in self.script.splitlines())
+        return [line for line in bare if line]
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        found += [Block(page, text.count("\n", 0, m.start()) + 1, m.group(1)) for m in BLOCK.finditer(text)]
+    return found
+
+
+def test_the_pages_show_commands() -> None:
+    assert any(block.page.name == "README.md" and "make run" in block.commands for block in blocks())
+
+
+@pytest.mark.parametrize("command", EXECUTED_ELSEWHERE)
+def test_the_named_test_does_run_it(command: str) -> None:
+    assert command in (ROOT / EXECUTED_ELSEWHERE[command]).read_text()
+
+
+@pytest.fixture(scope="session")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked and not ignored files, without what runs have left behind."""
+    target = tmp_path_factory.mktemp("docs") / "polyrl"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_block(block: Block, copy: Path) -> None:
+    if all(command in EXECUTED_ELSEWHERE for command in block.commands):
+        return
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    answer = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.script],
+        cwd=copy,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=BLOCK_DEADLINE_S,
+    )
+    assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-4000:]
