@@ -1,8 +1,9 @@
-"""The port between loops and whoever generates: what `client.RolloutClient` does over sockets, and a test's fake in memory.
+"""The port between loops and whoever generates: `client.RolloutClient` over sockets, or a test's fake in memory.
 
 Every call is safe to repeat, and ends: with its answer, or with DeadlineExceeded naming who is awaited.
 
-Refuses to hold: sockets (see `client`), rewards (see `loop_host`), what to submit (see `rl_loop`). Read next: `loop_host`.
+Refuses to hold: sockets (see `client`), rewards (see `loop_host`), what to submit (see `rl_loop`).
+Read next: `loop_host`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""`DataBuffer`: an endless, weighted, shuffled stream over finite sources whose place fits in a few numbers.
+
+The order depends on the seed and on how much was drawn, never on when the process was restarted: each source's
+epoch has its own permutation, and the source of the next draw is the one furthest behind its share (ties: the
+first), so shares are exact at every moment and need no random state. What was drawn but not used can be put back,
+and comes first.
+
+Refuses to hold: files (see `rows`), tokenization, prefetching. Read next: `rl_loop`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from polyrl.errors import InvalidData
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Draw(Generic[Item]):
+    """One drawn item, and where it lies, so that it can be put back."""
+
+    source: int
+    index: int
+    item: Item
+
+
+class DataBuffer(Generic[Item]):
+    """Draws items for ever."""
+
+    def __init__(
+        self, sources: Sequence[Sequence[Item]], weights: Sequence[float], *, seed: int, shuffle: bool = True
+    ) -> None:
+        """Raises InvalidData when no source has rows and weight."""
+        self._sources = [list(source) for source in sources]
+        usable = [weight if source else 0.0 for source, weight in zip(self._sources, weights, strict=True)]
+        if sum(usable) <= 0:
+            raise InvalidData("no data file with a weight above 0 has rows")
+        self._shares = [weight / sum(usable) for weight in usable]
+        self._seed = seed
+        self._shuffle = shuffle
+        self._drawn = [0] * len(self._sources)
+        self._returned: deque[tuple[int, int]] = deque()
+        self._orders: dict[int, tuple[int, npt.NDArray[np.int64]]] = {}
+
+    def get(self, count: int) -> list[Draw[Item]]:
+        """The next `count` items."""
+        return [self._next() for _ in range(count)]
+
+    def put(self, draws: Iterable[Draw[Item]]) -> None:
+        """Gives back items that were drawn and not used; they come first, in the order given."""
+        self._returned.extendleft(reversed([(draw.source, draw.index) for draw in draws]))
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data so far, as the mean over drawn sources weighted by share."""
+        passes = zip(self._shares, self._drawn, self._sources, strict=True)
+        return sum(share * drawn / len(source) for share, drawn, source in passes if source)
+
+    def state(self) -> dict[str, Any]:
+        """The place in the stream, as JSON values."""
+        return {**self._identity(), "drawn": list(self._drawn), "returned": [list(place) for place in self._returned]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to the place that `state` names. Raises InvalidData when it was saved over other data."""
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise InvalidData(
+                    f"the checkpoint's data cursor has {name} {state.get(name)}, this run's data has {value}; "
+                    "resume needs the same data files, weights, seed and shuffle"
+                )
+        self._drawn = [int(count) for count in state["drawn"]]
+        self._returned = deque((int(source), int(index)) for source, index in state["returned"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rows": [len(source) for source in self._sources],
+            "shares": self._shares,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
+
+    def _next(self) -> Draw[Item]:
+        source, index = self._returned.popleft() if self._returned else self._advance()
+        return Draw(source, index, self._sources[source][index])
+
+    def _advance(self) -> tuple[int, int]:
+        source = self._furthest_behind()
+        epoch, position = divmod(self._drawn[source], len(self._sources[source]))
+        self._drawn[source] += 1
+        return source, int(self._order(source, epoch)[position])
+
+    def _furthest_behind(self) -> int:
+        total = sum(self._drawn) + 1
+        behind = [share * total - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
+        return max((index for index, share in enumerate(self._shares) if share > 0), key=lambda index: behind[index])
+
+    def _order(self, source: int, epoch: int) -> npt.NDArray[np.int64]:
+        known = self._orders.get(source)
+        if known is None or known[0] != epoch:
+            known = (epoch, self._permutation(source, epoch))
+            self._orders[source] = known
+        return known[1]
+
+    def _permutation(self, source: int, epoch: int) -> npt.NDArray[np.int64]:
+        size = len(self._sources[source])
+        if not self._shuffle:
+            return np.arange(size)
+        return np.random.default_rng([self._seed, source, epoch]).permutation(size)

@@ -1,0 +1,120 @@
+"""Reads JSONL and parquet into rows that know their place, so that every complaint can name file and line.
+
+Refuses to guess: a file that is not UTF-8, a line that is not an object or a missing field ends in InvalidData,
+never in a skipped row. Read next: `prompts`, `conversations` and `finished_samples`, which say what each stage
+needs of a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyrl.errors import InvalidData
+
+SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a data file."""
+
+    place: str
+    """`FILE:LINE`; for parquet the 1-based number of the row."""
+    fields: dict[str, Any]
+
+    def refuse(self, fault: str) -> InvalidData:
+        """The error that names this row."""
+        return InvalidData(f"{self.place}: {fault}")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a file, at least one. Raises InvalidData."""
+    if not path.is_file():
+        raise InvalidData(f"{path}: no such file")
+    if path.suffix not in SUFFIXES:
+        raise InvalidData(f"{path}: unknown kind of data file {path.suffix!r}; must end in .jsonl or .parquet")
+    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path))
+    if not rows:
+        raise InvalidData(f"{path}: holds no rows")
+    return rows
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _parse_line(line, f"{path}:{number}")
+
+
+def _parse_line(line: bytes, place: str) -> Row:
+    try:
+        fields = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"{place}: not UTF-8 at byte {error.start} of the line") from error
+    except json.JSONDecodeError as error:
+        raise InvalidData(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise InvalidData(f"{place}: JSON is nested too deeply") from error
+    if not isinstance(fields, dict):
+        raise InvalidData(f"{place}: a row must be an object with fields, got {_kind(fields)}")
+    return Row(place, fields)
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InvalidData(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from error
+    for number, fields in enumerate(table.to_pylist(), start=1):
+        yield Row(f"{path}:{number}", fields)
+
+
+def text_field(row: Row, name: str) -> str:
+    """A field that must be text with something in it. Raises InvalidData."""
+    if name not in row.fields or row.fields[name] is None:
+        raise row.refuse(f"field `{name}` is missing; the row has {_names(row)}")
+    value = row.fields[name]
+    if not isinstance(value, str):
+        raise row.refuse(f"field `{name}` must be text, got {_kind(value)}")
+    if not value:
+        raise row.refuse(f"field `{name}` is empty")
+    return value
+
+
+def messages_field(row: Row) -> list[dict[str, str]]:
+    """`messages` as a list of {role, content}. Raises InvalidData."""
+    value = row.fields["messages"]
+    if not isinstance(value, list) or not value:
+        raise row.refuse(f"field `messages` must be a list with at least one message, got {_kind(value)}")
+    return [_message(row, index, message) for index, message in enumerate(value)]
+
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def _message(row: Row, index: int, message: object) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise row.refuse(f"messages[{index}] must be an object with role and content, got {_kind(message)}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise row.refuse(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}")
+    if not isinstance(content, str):
+        raise row.refuse(f"messages[{index}].content must be text, got {_kind(content)}")
+    return {"role": role, "content": content}
+
+
+def _names(row: Row) -> str:
+    return ", ".join(f"`{name}`" for name in row.fields) or "no fields"
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text"}
+    names |= {list: "a list", dict: "an object"}
+    return ("an empty list" if value == [] else names.get(type(value))) or type(value).__name__

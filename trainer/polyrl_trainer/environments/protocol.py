@@ -1,0 +1,27 @@
+"""What an environment is: a coroutine that plays one episode. Token in, token out: what it writes is encoded once.
+
+Refuses to hold: rewards; the reward function judges the finished episode like any other sample. Read next:
+`calculator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from polyrl_trainer.sample import Sample
+
+Generate = Callable[[str], Awaitable[Sample]]
+"""Writes text after the policy's turn, lets the policy go on, and gives the sample with its next turn at the end."""
+
+
+class Environment(Protocol):
+    """One object per run, made without arguments; `run` is called once per sample, many at the same time."""
+
+    async def run(self, sample: Sample, generate: Generate) -> None:
+        """Plays one episode: `sample` is the prompt with the policy's first turn. Returning ends the episode.
+
+        What it raises discards the sample with reason environmentFailed. An episode that outlives the trainer is not
+        continued: samples of an earlier run epoch are fenced.
+        """
+        ...

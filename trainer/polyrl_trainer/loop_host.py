@@ -1,0 +1,120 @@
+"""Hosts the user's code: each finished turn becomes an environment's move or a reward, and the answer goes back.
+
+    manager ──TurnDone──> LoopHost ──Sample──> environment ──text──> Extend
+                              └───────Sample──> reward ─────number──> Score, or Reject with its typed reason
+
+Turns may come more than once; a verdict is given once per turn. Everything a sample needs that the manager does not
+hold (prompt text, metadata) is registered with its group before the group is submitted.
+
+Refuses to hold: which groups to submit (see `rl_loop`), threads (see `user_calls`). Read next: `episodes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyrl.sample import Finish
+from polyrl.wire import TurnDone
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.episodes import EpisodeFailed, Episodes
+from polyrl_trainer.received import to_sample
+from polyrl_trainer.rewards import Failures, RewardFunction, Unscored
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.tokenizers import Tokenizer
+
+
+@dataclass
+class GroupRecord:
+    """What the trainer remembers of a group until it is released."""
+
+    prompt: Prompt
+    answered: set[tuple[int, int]] = field(default_factory=set)
+    """(index, turn) pairs that are being judged or were."""
+    last_turn_at: float = 0.0
+    """Monotonic time of the newest finished turn; 0 before the first."""
+
+
+class LoopHost:
+    """Consumes turns for as long as the run lives."""
+
+    def __init__(
+        self, rollouts: Rollouts, tokenizer: Tokenizer, reward: RewardFunction, episodes: Episodes | None = None
+    ) -> None:
+        self._rollouts = rollouts
+        self._tokenizer = tokenizer
+        self._reward = reward
+        self._episodes = episodes
+        self._groups: dict[int, GroupRecord] = {}
+        self._scored_s = 0.0
+        self._unknown: Counter[str] = Counter()
+
+    @property
+    def failures(self) -> Failures:
+        """Failures of user code, by reason."""
+        return self._reward.failures
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds that calls of user code took, summed over calls."""
+        return self._scored_s
+
+    def register(self, group: int, prompt: Prompt) -> None:
+        """Before the group is submitted."""
+        self._groups[group] = GroupRecord(prompt)
+
+    def release(self, groups: Iterable[int]) -> None:
+        """These groups are trained or dropped."""
+        for group in groups:
+            self._groups.pop(group, None)
+            if self._episodes is not None:
+                self._episodes.forget(group)
+
+    def last_turn_at(self, groups: Iterable[int]) -> float:
+        """Monotonic time of the newest finished turn of these groups; 0 when none has one."""
+        return max((self._groups[group].last_turn_at for group in groups if group in self._groups), default=0.0)
+
+    async def run(self) -> None:
+        """Ends when the stream of turns ends; raises what ends the run."""
+        async with asyncio.TaskGroup() as judges:
+            async for turn in self._rollouts.turns():
+                record = self._groups.get(turn.group)
+                if record is None:
+                    # A group that was released while its last turns were on their way; its verdict matters to nobody.
+                    self._unknown[turn.purpose] += 1
+                elif (turn.index, turn.response.turn) not in record.answered:
+                    record.answered.add((turn.index, turn.response.turn))
+                    record.last_turn_at = time.monotonic()
+                    judges.create_task(self._judge(turn, record.prompt))
+
+    async def _judge(self, turn: TurnDone, prompt: Prompt) -> None:
+        sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)
+        started = time.monotonic()
+        try:
+            text = await self._environment_text(sample, turn)
+        except EpisodeFailed as failed:
+            await self._reject(sample, Unscored(failed.reason, failed.detail))
+            return
+        if text is not None:
+            await self._rollouts.extend(sample.sample, turn.response.turn, self._tokenizer.encode_text(text))
+            return
+        verdict = await self._reward.score(sample)
+        self._scored_s += time.monotonic() - started
+        if isinstance(verdict, Unscored):
+            await self._rollouts.reject(sample.sample, verdict.reason, verdict.detail)
+        else:
+            await self._rollouts.score(sample.sample, turn.response.turn, verdict.value, verdict.metrics)
+
+    async def _environment_text(self, sample: Sample, turn: TurnDone) -> str | None:
+        """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
+        if self._episodes is None or turn.response.finish is Finish.LENGTH:
+            return None
+        return await self._episodes.play(sample, turn.response.turn)
+
+    async def _reject(self, sample: Sample, unscored: Unscored) -> None:
+        self.failures.add(sample.sample, unscored)
+        await self._rollouts.reject(sample.sample, unscored.reason, unscored.detail)

@@ -1,0 +1,50 @@
+"""What came over the wire, as the learner and the user's reward function see it.
+
+Refuses: arrays whose lengths disagree (ProtocolError); a sample is whole or it is not trained. Read next: `sample`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from polyrl.errors import ProtocolError
+from polyrl.sample import Response, Scored, sample_id
+from polyrl.wire import unpack_ids
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.tokenizers import Tokenizer
+
+
+def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
+    """A scored sample, ready for its advantage. Raises ProtocolError."""
+    sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer)
+    return replace(sample, reward=scored.reward)
+
+
+def to_sample(group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
+    """Prompt and response in one row of arrays. Raises ProtocolError."""
+    ids = unpack_ids(response.ids).astype(np.int64)
+    log_probs = np.frombuffer(response.logprobs, dtype="<f4")
+    mask = np.frombuffer(response.loss_mask, dtype=np.uint8)
+    if not len(ids) == len(log_probs) == len(mask):
+        raise ProtocolError(f"sample {sample_id(group, index)}: ids, logprobs and loss mask differ in length")
+    prompt_length = len(prompt.ids)
+    return Sample(
+        tokens=np.concatenate([np.asarray(prompt.ids, dtype=np.int64), ids]),
+        loss_mask=_after_prompt(prompt_length, mask),
+        prompt_length=prompt_length,
+        sample=sample_id(group, index),
+        group=group,
+        prompt=prompt.text,
+        response=tokenizer.decode(ids.tolist()),
+        rollout_log_probs=_after_prompt(prompt_length, log_probs * mask),
+        versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
+        metadata=prompt.metadata,
+    )
+
+
+def _after_prompt(prompt_length: int, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    return np.concatenate([np.zeros(prompt_length, dtype=np.float32), values.astype(np.float32)])

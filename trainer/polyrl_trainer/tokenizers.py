@@ -1,0 +1,170 @@
+"""Text to token ids and back, behind one small protocol with two makers: single characters, and a Hugging Face folder.
+
+Refuses: text that cannot be represented (an unknown character is InvalidData, never <unk>), downloads, and chat
+templates that rewrite earlier turns, because then no loss mask could tell who wrote what. Read next: `data.rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.recipe import Tokenizer as TokenizerSpec
+
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
+"""Special tokens of the character tokenizer, before the alphabet."""
+
+Message = dict[str, str]
+
+
+class Tokenizer(Protocol):
+    """What data, loop host and environments need."""
+
+    eos_id: int
+    """Ends a response."""
+    vocabulary: int
+    """Number of token ids."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The start of a sequence, with whatever the model expects before its first word. Raises InvalidData."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Text in the middle of a sequence. Raises InvalidData."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Ids of a whole conversation, and a mask of the same length: 1 on assistant turns. Raises InvalidData."""
+        ...
+
+    def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation up to where the assistant begins. Raises InvalidData."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        ...
+
+
+def load_tokenizer(spec: TokenizerSpec, model_folder: Path | None, root: Path) -> Tokenizer:
+    """`root` is what relative paths are relative to. Raises InvalidData."""
+    if spec.type == "characters":
+        return CharacterTokenizer(spec.alphabet)
+    if spec.path is None and model_folder is None:
+        raise InvalidData("recipe.model.tokenizer.path: needed when the model is made from a config")
+    return HuggingFaceTokenizer(root / spec.path if spec.path is not None else model_folder or root)
+
+
+class CharacterTokenizer:
+    """Each character of the alphabet is one token, after <pad>, <bos> and <eos>; a chat is its contents in a row."""
+
+    def __init__(self, alphabet: str) -> None:
+        if not alphabet or len(set(alphabet)) != len(alphabet):
+            raise InvalidData("recipe.model.tokenizer.alphabet: must hold at least one character, and each once")
+        self._ids = {character: EOS_ID + 1 + index for index, character in enumerate(alphabet)}
+        self._characters = {index: character for character, index in self._ids.items()}
+        self.eos_id = EOS_ID
+        self.vocabulary = EOS_ID + 1 + len(alphabet)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return [BOS_ID, *self.encode_text(text)]
+
+    def encode_text(self, text: str) -> list[int]:
+        unknown = next((character for character in text if character not in self._ids), None)
+        if unknown is not None:
+            raise InvalidData(f"character {unknown!r} is not in recipe.model.tokenizer.alphabet")
+        return [self._ids[character] for character in text]
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        ids, mask = [BOS_ID], [0]
+        for message in messages:
+            learned = message["role"] == "assistant"
+            turn = self.encode_text(message["content"]) + ([EOS_ID] if learned else [])
+            ids += turn
+            mask += [int(learned)] * len(turn)
+        return ids, mask
+
+    def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode_chat(messages)[0]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._characters.get(int(token), "") for token in ids)
+
+
+class HuggingFaceTokenizer:
+    """A folder with tokenizer.json and, for chats, a chat template."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = _load_folder(folder)
+        if self._tokenizer.eos_token_id is None:
+            raise InvalidData(f"{folder}: the tokenizer has no end-of-sequence token")
+        self.eos_id = int(self._tokenizer.eos_token_id)
+        self.vocabulary = len(self._tokenizer)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return self._encode(text, special=True)
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._encode(text, special=False)
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        text = self._render(messages, generation_prompt=False)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        written = self._assistant_characters(messages, text)
+        mask = [int(any(start <= first < end for start, end in written)) for first, _ in encoded["offset_mapping"]]
+        return list(encoded["input_ids"]), mask
+
+    def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self._encode(self._render(messages, generation_prompt=True), special=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        unknown = self._tokenizer.unk_token_id
+        if unknown is not None and unknown in ids:
+            raise InvalidData("the text holds characters that the tokenizer does not know")
+        return ids
+
+    def _assistant_characters(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+        """Character ranges of `text` that the assistant wrote, found by rendering each prefix of the conversation."""
+        ranges = []
+        for turn in (index for index, message in enumerate(messages) if message["role"] == "assistant"):
+            before = self._render(messages[:turn], generation_prompt=True)
+            # Templates put a line break after the end-of-turn token, which no engine ever generates.
+            after = self._render(messages[: turn + 1], generation_prompt=False).rstrip()
+            if not (text.startswith(before) and text.startswith(after)):
+                raise InvalidData(
+                    f"the chat template writes messages[{turn}] differently once later messages follow, so no loss "
+                    "mask can be made; split the conversation into rows that end with one assistant turn each"
+                )
+            ranges.append((len(before), len(after)))
+        return ranges
+
+    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        import jinja2
+
+        if not self._tokenizer.chat_template:
+            raise InvalidData("the tokenizer has no chat template; use `prompt` instead of `messages`")
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=generation_prompt
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidData(f"the chat template refuses the conversation: {error}") from error
+        return str(rendered)
+
+
+def _load_folder(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise InvalidData(f"{folder}: no such folder; recipe.model.tokenizer.path must be a Hugging Face folder")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidData(f"{folder}: not a Hugging Face tokenizer: {reason}") from error
