@@ -1,0 +1,207 @@
+"""From what is wanted and what is seen to what to do next: a pure function, the same for processes and for pods.
+
+    nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
+    a rollout is gone or going     -> another, under a new name; after a failed start only once its back-off is over
+    it failed at start three times -> no more rollouts; the run goes on with the engines it has, and says so
+    manager or trainer is gone     -> the run ends, naming it
+    asked to stop                  -> the trainer first, then all others
+
+Refuses to hold: processes, pods, the clock. Read next: `worker` (what is wanted), `fleet` (what is seen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from polyrl.fleet import Observed
+from polyrl.worker import Role, Worker, Workers
+
+FAILED_STARTS_LIMIT: Final = 3
+"""Failures at start in a row after which rollouts are given up: a broken setting fails every time, bad luck does not."""
+
+FIRST_BACKOFF_S: Final = 1.0
+"""Wait after the first failed start; it doubles with each further one."""
+
+ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
+
+USER_ERROR_EXIT: Final = 2
+"""Exit code by which a trainer says that the user's input is wrong."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is seen at one moment."""
+
+    observed: Sequence[Observed]
+    manager_ready: bool
+    """Its endpoints are known, so that the others can dial it."""
+    served: frozenset[str] = frozenset()
+    """Engines that have ever served a weight version: their start did not fail."""
+    stopping: bool = False
+    """Somebody asked the run to stop."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a worker."""
+
+    worker: Worker
+    why: str
+
+    def __str__(self) -> str:
+        return f"start {self.worker.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask a worker to end."""
+
+    name: str
+    grace_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"stop {self.name} within {self.grace_s:g} s: {self.why}"
+
+
+@dataclass(frozen=True)
+class End:
+    """Nothing is left to do."""
+
+    ok: bool
+    why: str
+    worker: str | None = None
+    """Whose end is the reason."""
+    user_error: bool = False
+    """The worker says that the input is wrong, so that its own sentence is what the user needs."""
+
+    def __str__(self) -> str:
+        return f"end: {self.why}"
+
+
+Action: TypeAlias = Start | Stop | End
+
+
+def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
+    """What to do at fleet time `now`. Repeating it on the same facts is harmless: starts are idempotent by name."""
+    ended = _ending(wanted, facts)
+    if ended is not None:
+        return [ended]
+    if facts.stopping:
+        return list(_stop_all(wanted, facts.observed))
+    return list(_start_missing(wanted, facts, now))
+
+
+def failed_starts(facts: Facts) -> list[Observed]:
+    """Rollouts that ended before they served anything and that nobody took away, newest run of failures, oldest first."""
+    failures: list[Observed] = []
+    for rollout in sorted(_of_role(facts.observed, Role.ROLLOUT), key=lambda seen: seen.started_at):
+        if rollout.name in facts.served:
+            failures.clear()
+        elif not rollout.lives and rollout.reclaim is None:
+            failures.append(rollout)
+    return failures
+
+
+def conditions(wanted: Workers, facts: Facts) -> list[str]:
+    """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
+    failures = failed_starts(facts)
+    sentences = []
+    if len(failures) >= FAILED_STARTS_LIMIT:
+        sentences.append(
+            f"rollouts given up: the last {len(failures)} ended before they served "
+            f"(newest {failures[-1].name}, exit code {failures[-1].exit_code})"
+        )
+    if wanted.reserved is not None and any(not seen.lives for seen in _of_role(facts.observed, Role.RESERVED)):
+        sentences.append("the reserved engine has ended; rollouts generate alone")
+    return sentences
+
+
+def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
+    """Fleet time at which a back-off ends and `plan` may say something new without any event; None when there is none."""
+    due = _may_start_at(failed_starts(facts))
+    return due if due is not None and due > now and _missing_rollouts(wanted, facts) else None
+
+
+def _ending(wanted: Workers, facts: Facts) -> End | None:
+    gone = {seen.role: seen for seen in facts.observed if not seen.lives}
+    trainer, manager = gone.get(Role.TRAINER), gone.get(Role.MANAGER)
+    if facts.stopping:
+        return None if any(seen.lives for seen in facts.observed) else End(ok=False, why="the run was asked to stop")
+    if trainer is not None:
+        return _trainer_ended(trainer)
+    if manager is not None:
+        return End(ok=False, why=f"the manager ended with exit code {manager.exit_code}", worker=manager.name)
+    return _without_engines(wanted, facts)
+
+
+def _trainer_ended(trainer: Observed) -> End:
+    if trainer.exit_code == 0:
+        return End(ok=True, why="the trainer is done", worker=trainer.name)
+    why = f"the trainer ended with exit code {trainer.exit_code}"
+    return End(ok=False, why=why, worker=trainer.name, user_error=trainer.exit_code == USER_ERROR_EXIT)
+
+
+def _without_engines(wanted: Workers, facts: Facts) -> End | None:
+    """With rollouts given up and no reserved engine nothing will ever generate; waiting would be for ever."""
+    if wanted.manager is None or any(seen.lives for role in ENGINE_ROLES for seen in _of_role(facts.observed, role)):
+        return None
+    failures = failed_starts(facts)
+    reserved_gone = wanted.reserved is None or bool(_of_role(facts.observed, Role.RESERVED))
+    rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or len(failures) >= FAILED_STARTS_LIMIT
+    if not (reserved_gone and rollouts_gone):
+        return None
+    last = failures[-1] if failures else _of_role(facts.observed, Role.RESERVED)[-1]
+    return End(ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name)
+
+
+def _stop_all(wanted: Workers, observed: Sequence[Observed]) -> Iterable[Action]:
+    why = "the run was asked to stop"
+    if any(seen.lives for seen in _of_role(observed, Role.TRAINER)):
+        yield Stop(wanted.trainer.name, wanted.trainer.grace_s, why)
+        return
+    templates = {w.role: w for w in (wanted.manager, wanted.reserved, wanted.rollout) if w is not None}
+    for seen in observed:
+        if seen.lives:
+            yield Stop(seen.name, templates[seen.role].grace_s, why)
+
+
+def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
+    names = {seen.name for seen in facts.observed}
+    if wanted.manager is not None and wanted.manager.name not in names:
+        yield Start(wanted.manager, "the run begins")
+    if wanted.manager is not None and not facts.manager_ready:
+        return
+    for single in (wanted.trainer, wanted.reserved):
+        if single is not None and single.name not in names:
+            yield Start(single, "the run begins")
+    yield from _start_rollouts(wanted, facts, now)
+
+
+def _start_rollouts(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
+    failures = failed_starts(facts)
+    may_start_at = _may_start_at(failures)
+    if wanted.rollout is None or len(failures) >= FAILED_STARTS_LIMIT:
+        return
+    if may_start_at is not None and now < may_start_at:
+        return
+    first = len(_of_role(facts.observed, Role.ROLLOUT))
+    for number in range(first, first + _missing_rollouts(wanted, facts)):
+        why = "the run begins" if number < wanted.rollouts else "another one is gone or going"
+        yield Start(wanted.rollout.named(f"{wanted.rollout.name}-{number}"), why)
+
+
+def _missing_rollouts(wanted: Workers, facts: Facts) -> int:
+    return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(facts.observed, Role.ROLLOUT)))
+
+
+def _may_start_at(failures: Sequence[Observed]) -> float | None:
+    if not failures or failures[-1].exited_at is None:
+        return None
+    return max(f.exited_at or 0.0 for f in failures) + FIRST_BACKOFF_S * 2.0 ** (len(failures) - 1)
+
+
+def _of_role(observed: Sequence[Observed], role: Role) -> list[Observed]:
+    return [seen for seen in observed if seen.role is role]

@@ -1,0 +1,154 @@
+"""What runs: the single description of every worker of a job, as data.
+
+`workers_of` renders role, argv and environment once, for processes and for pods; only the `Place` differs. Secrets never
+appear here: a worker is given the path of its own key file.
+
+Refuses to hold: how workers are started (see `fleet`), how many there are at a moment (see `planner`). Read next: `fleet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import Mode
+from polyrl.sample import Pool
+
+NAME_SLOT: Final = "{name}"
+"""Stands for the worker's own name in the argv of a template."""
+
+MANAGER_GRACE_S: Final = 3.0
+"""The manager holds nothing that outlives its run; it only says goodbye."""
+
+TRAINER_GRACE_S: Final = 20.0
+"""Room for the optimizer step under way and a checkpoint of a small model; a lost checkpoint costs steps, not the run."""
+
+
+class Role(StrEnum):
+    """What a worker is for."""
+
+    MANAGER = "manager"
+    TRAINER = "trainer"
+    RESERVED = "reserved"
+    """The engine on the trainer's own devices."""
+    ROLLOUT = "rollout"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process, or one pod, to start."""
+
+    name: str
+    """Unique within the run, also over time: a replacement takes a new one."""
+    role: Role
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the little that the fleet passes on."""
+    grace_s: float = MANAGER_GRACE_S
+    """Time from being asked to end until being ended by force."""
+
+    def named(self, name: str) -> Worker:
+        """This template as a worker called `name`."""
+        return replace(self, name=name, argv=tuple(part.replace(NAME_SLOT, name) for part in self.argv))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job runs: absolute paths as the workers see them, and what they may use."""
+
+    run: str
+    """The run's folder."""
+    manifest_dir: str
+    """Folder that the manifest's relative paths start from."""
+    python: str
+    """Interpreter that has the components installed."""
+    epoch: int
+    """Fences what earlier starts of the same run left behind."""
+    cpus: int
+    """Cores that the run may use."""
+    resume: str | None = None
+    """Folder of an earlier run, or of this one, whose newest checkpoint is continued."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """All that a job wants: the singles, and a template of which there are `rollouts`."""
+
+    trainer: Worker
+    manager: Worker | None
+    reserved: Worker | None
+    rollout: Worker | None
+    rollouts: int
+
+
+def wants_engines(spec: JobSpec) -> bool:
+    """True when something is sampled: RL always does; the other modes do to evaluate, if they can score."""
+    return samples_to_train(spec) or bool(spec.recipe.data.eval and spec.recipe.reward)
+
+
+def samples_to_train(spec: JobSpec) -> bool:
+    """True when the policy itself writes what it learns from."""
+    return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
+
+
+def workers_of(spec: JobSpec, place: Place) -> Workers:
+    """Every worker of the job. Modes that only evaluate get the reserved engine and no rollouts."""
+    if not wants_engines(spec):
+        return Workers(_trainer(spec, place, managed=False), None, None, None, 0)
+    trains = samples_to_train(spec)
+    reserved = spec.trainer.reserved_engine or not trains
+    return Workers(
+        trainer=_trainer(spec, place, managed=True),
+        manager=_manager(place),
+        reserved=_agent(spec, place, Role.RESERVED, Pool.RESERVED) if reserved else None,
+        rollout=_agent(spec, place, Role.ROLLOUT, Pool.SPOT) if trains else None,
+        rollouts=num_rollouts(spec) if trains else 0,
+    )
+
+
+def num_rollouts(spec: JobSpec) -> int:
+    """Size of the fleet at the start: `replicas` held within its bounds, else the least, but one where allowed."""
+    rollout = spec.rollout
+    if rollout.replicas is None:
+        return max(rollout.min_replicas, min(1, rollout.max_replicas))
+    return max(rollout.min_replicas, min(rollout.replicas, rollout.max_replicas))
+
+
+def _manager(place: Place) -> Worker:
+    argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag="--endpoints")
+    return Worker("manager", Role.MANAGER, argv, _threads(1), MANAGER_GRACE_S)
+
+
+def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
+    argv = _module(place, "polyrl_trainer", "trainer", endpoints_flag="--manager-endpoints" if managed else None)
+    argv += ("--manifest-dir", place.manifest_dir, "--run", place.run)
+    if place.resume is not None:
+        argv += ("--resume", place.resume)
+    return Worker("trainer", Role.TRAINER, argv, _threads(_trainer_threads(spec, place)), TRAINER_GRACE_S)
+
+
+def _agent(spec: JobSpec, place: Place, role: Role, pool: Pool) -> Worker:
+    argv = _module(place, "polyrl_rollout.agent", "agent", endpoints_flag="--manager-endpoints")
+    argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
+    worker = Worker(role.value, role, argv, _threads(spec.rollout.engine.threads), float(spec.rollout.drain_seconds))
+    return worker.named(role.value) if role is Role.RESERVED else worker
+
+
+def _module(place: Place, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:
+    argv = (place.python, "-m", module, "--job", f"{place.run}/job.json", "--keys", f"{place.run}/keys/{keys}.key")
+    if endpoints_flag is not None:
+        argv += (endpoints_flag, f"{place.run}/run/endpoints/manager.json")
+    return (*argv, "--epoch", str(place.epoch))
+
+
+def _trainer_threads(spec: JobSpec, place: Place) -> int:
+    """Cores that rollouts leave free; the reserved engine generates while the learner waits, so it takes none."""
+    taken = num_rollouts(spec) * spec.rollout.engine.threads if samples_to_train(spec) else 0
+    return max(1, place.cpus - taken)
+
+
+def _threads(number: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(number)}
