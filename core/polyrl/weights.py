@@ -1,0 +1,220 @@
+"""A weight version as a value: tensors that tile one byte stream, chunks of it by content hash, small files.
+
+A publisher cuts the stream (`cut_chunks`), a puller asks only for chunks whose hash it lacks (`missing_chunks`), and
+nobody serves a version before every chunk and every tensor matched (`chunk_matches`, `tensor_matches`). The manifest is
+named by the hash of its own bytes, which the manager announces, so a publisher cannot change its mind later.
+
+All hashes are BLAKE2b (RFC 7693) of 16 bytes: beyond forging by accident or intent, and at 1 GB/s not the bottleneck.
+Only kind "full" exists here; a version whose chunks are partly those of the one before is still pulled in part only.
+
+Refuses to hold: sockets, files, tensors (see the trainer's publisher, the rollout's puller). Read next: `wire.publisher`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from polyrl.errors import ProtocolError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+HASH_BYTES: Final = 16
+CHUNK_BYTES: Final = 4 << 20
+"""Bytes of a chunk: big enough that its round trip is lost in its transfer, small enough to be asked for again."""
+MAX_CHUNK_BYTES: Final = 32 << 20
+"""Largest chunk a puller accepts; with its envelope it stays below the wire's largest frame."""
+MAX_FILES: Final = 64
+MAX_FILES_BYTES: Final = 32 << 20
+"""All small files together: a tokenizer of 256k entries is 20 MB, and the manifest has to fit one frame."""
+
+DTYPE_BYTES: Final = {
+    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1,
+    "BOOL": 1,
+}  # fmt: skip
+"""safetensors' names of dtypes and their sizes."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor: `size` bytes of the stream from `offset`, row-major, little-endian."""
+
+    name: str
+    dtype: str
+    """A key of DTYPE_BYTES."""
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    checksum: bytes
+
+
+class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of the stream; pieces follow each other without gaps."""
+
+    hash: bytes
+    size: int
+
+
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A small file of the Hugging Face folder: config.json, generation_config.json, the tokenizer's."""
+
+    name: str
+    content: bytes
+    hash: bytes
+
+
+class VersionManifest(msgspec.Struct, frozen=True, array_like=True):
+    """Everything about a version but its bytes."""
+
+    version: int
+    base: int | None
+    """Version that a delta applies to; None for kind "full"."""
+    kind: Literal["full"]
+    tensors: tuple[TensorEntry, ...]
+    chunks: tuple[ChunkEntry, ...]
+    files: tuple[FileEntry, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of the stream."""
+        return sum(chunk.size for chunk in self.chunks)
+
+
+_decoder = msgspec.msgpack.Decoder(VersionManifest)
+
+
+def digest(data: Buffer) -> bytes:
+    """bytes[HASH_BYTES]"""
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+
+
+def tensor_entry(name: str, dtype: str, shape: tuple[int, ...], offset: int, data: Buffer) -> TensorEntry:
+    """The entry of a tensor whose raw bytes are `data`."""
+    return TensorEntry(name, dtype, shape, offset, memoryview(data).nbytes, digest(data))
+
+
+def file_entry(name: str, content: bytes) -> FileEntry:
+    """The entry of a small file."""
+    return FileEntry(name, content, digest(content))
+
+
+def plan_chunks(total: int, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
+    """Sizes of the chunks of a stream of `total` bytes: all equal, only the last one shorter."""
+    return [min(chunk_bytes, total - start) for start in range(0, total, chunk_bytes)]
+
+
+def cut_chunks(pieces: Iterable[Buffer], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkEntry, bytes]]:
+    """The chunks of the stream that `pieces` make when laid end to end; holds one chunk at a time."""
+    pending = bytearray()
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        while len(view):
+            taken = view[: chunk_bytes - len(pending)]
+            pending += taken
+            view = view[len(taken) :]
+            if len(pending) == chunk_bytes:
+                yield _chunk(pending)
+                pending = bytearray()
+    if pending:
+        yield _chunk(pending)
+
+
+def chunk_places(manifest: VersionManifest) -> dict[bytes, list[tuple[int, int]]]:
+    """Where each chunk hash belongs: (offset in the stream, size), several when its content repeats."""
+    places: dict[bytes, list[tuple[int, int]]] = {}
+    offset = 0
+    for chunk in manifest.chunks:
+        places.setdefault(chunk.hash, []).append((offset, chunk.size))
+        offset += chunk.size
+    return places
+
+
+def missing_chunks(manifest: VersionManifest, have: Iterable[bytes]) -> list[ChunkEntry]:
+    """Chunks to be pulled, each hash once, in stream order."""
+    held = set(have)
+    missing: dict[bytes, ChunkEntry] = {}
+    for chunk in manifest.chunks:
+        if chunk.hash not in held:
+            missing.setdefault(chunk.hash, chunk)
+    return list(missing.values())
+
+
+def chunk_matches(chunk: ChunkEntry, data: Buffer) -> bool:
+    """True when `data` is that chunk, to the byte."""
+    return memoryview(data).nbytes == chunk.size and digest(data) == chunk.hash
+
+
+def tensor_matches(tensor: TensorEntry, stream: memoryview) -> bool:
+    """True when the tensor's bytes in the assembled `stream` have its checksum."""
+    return digest(stream[tensor.offset : tensor.offset + tensor.size]) == tensor.checksum
+
+
+def encode_manifest(manifest: VersionManifest) -> bytes:
+    """The manifest's bytes; equal manifests have equal bytes."""
+    return msgspec.msgpack.encode(manifest)
+
+
+def manifest_hash(body: bytes) -> bytes:
+    """The name of a manifest: the hash of its bytes."""
+    return digest(body)
+
+
+def decode_manifest(body: bytes, expected_hash: bytes) -> VersionManifest:
+    """The manifest in `body`, if every claim about sizes and places holds. Raises ProtocolError naming what does not."""
+    if manifest_hash(body) != expected_hash:
+        raise ProtocolError("the manifest is not the announced one: its hash differs")
+    try:
+        manifest = _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the manifest cannot be read: {error}") from None
+    check_manifest(manifest)
+    return manifest
+
+
+def check_manifest(manifest: VersionManifest) -> None:
+    """Raises ProtocolError when tensors do not tile the stream exactly, or a size, dtype or name is impossible."""
+    end = _check_tensors(manifest.tensors)
+    for chunk in manifest.chunks:
+        if not 0 < chunk.size <= MAX_CHUNK_BYTES or len(chunk.hash) != HASH_BYTES:
+            raise ProtocolError(f"a chunk of {chunk.size} bytes, or its hash, is of an impossible size")
+    if end != manifest.total_bytes:
+        raise ProtocolError(f"tensors end at byte {end}, chunks at byte {manifest.total_bytes}")
+    _check_files(manifest.files)
+
+
+def _check_tensors(tensors: tuple[TensorEntry, ...]) -> int:
+    end = 0
+    for tensor in tensors:
+        width = DTYPE_BYTES.get(tensor.dtype)
+        if width is None or min(tensor.shape, default=0) < 0:
+            raise ProtocolError(f"tensor {tensor.name} has dtype {tensor.dtype} and shape {tensor.shape}")
+        if tensor.offset != end or tensor.size != prod(tensor.shape) * width:
+            raise ProtocolError(f"tensor {tensor.name} has an impossible place or size")
+        end += tensor.size
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise ProtocolError("two tensors have one name")
+    return end
+
+
+def _check_files(files: tuple[FileEntry, ...]) -> None:
+    if len(files) > MAX_FILES or sum(len(file.content) for file in files) > MAX_FILES_BYTES:
+        raise ProtocolError(f"more than {MAX_FILES} files or {MAX_FILES_BYTES} bytes of files")
+    if len({file.name for file in files}) != len(files):
+        raise ProtocolError("two files have one name")
+    for file in files:
+        if not _is_plain_name(file.name) or file.name.endswith(".safetensors"):
+            raise ProtocolError(f"a file may not be called {file.name!r}")
+        if digest(file.content) != file.hash:
+            raise ProtocolError(f"file {file.name} has another hash than the manifest says")
+
+
+def _is_plain_name(name: str) -> bool:
+    return 0 < len(name) <= 128 and not name.startswith(".") and not set(name) & set("/\\\0")
+
+
+def _chunk(data: bytearray) -> tuple[ChunkEntry, bytes]:
+    content = bytes(data)
+    return ChunkEntry(digest(content), len(content)), content

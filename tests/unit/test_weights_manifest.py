@@ -1,0 +1,123 @@
+"""Weight versions as values: what is cut can be put together again, and no false claim gets past the checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.errors import ProtocolError
+from polyrl.weights import (
+    ChunkEntry,
+    TensorEntry,
+    VersionManifest,
+    check_manifest,
+    chunk_matches,
+    chunk_places,
+    cut_chunks,
+    decode_manifest,
+    encode_manifest,
+    file_entry,
+    manifest_hash,
+    missing_chunks,
+    plan_chunks,
+    tensor_entry,
+    tensor_matches,
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    manifest: VersionManifest
+    chunks: dict[bytes, bytes]
+    stream: bytes
+
+
+def make(tensors: list[bytes], chunk_bytes: int = 16, version: int = 3) -> Made:
+    entries, offset = [], 0
+    for index, data in enumerate(tensors):
+        entries.append(tensor_entry(f"t{index}", "U8", (len(data),), offset, data))
+        offset += len(data)
+    cut = list(cut_chunks(tensors, chunk_bytes))
+    files = (file_entry("config.json", b"{}"),)
+    manifest = VersionManifest(version, None, "full", tuple(entries), tuple(chunk for chunk, _ in cut), files)
+    return Made(manifest, {chunk.hash: data for chunk, data in cut}, b"".join(tensors))
+
+
+tensor_lists = st.lists(st.binary(max_size=70), max_size=8)
+
+
+@given(tensor_lists, st.integers(1, 40))
+def test_cut_chunks_put_together_are_the_stream(tensors: list[bytes], chunk_bytes: int) -> None:
+    made = make(tensors, chunk_bytes)
+    check_manifest(made.manifest)
+    assert [chunk.size for chunk in made.manifest.chunks] == plan_chunks(len(made.stream), chunk_bytes)
+    stream = bytearray(len(made.stream))
+    for hash_, places in chunk_places(made.manifest).items():
+        for offset, size in places:
+            stream[offset : offset + size] = made.chunks[hash_]
+    assert bytes(stream) == made.stream
+    assert all(tensor_matches(tensor, memoryview(stream)) for tensor in made.manifest.tensors)
+
+
+@given(tensor_lists, st.data())
+def test_missing_chunks_and_held_ones_are_all_and_disjoint(tensors: list[bytes], data: st.DataObject) -> None:
+    made = make(tensors)
+    have = data.draw(st.sets(st.sampled_from(sorted(made.chunks)))) if made.chunks else set()
+    missing = [chunk.hash for chunk in missing_chunks(made.manifest, have)]
+    assert len(missing) == len(set(missing))
+    assert set(missing) == set(made.chunks) - have
+
+
+@given(st.binary(min_size=1, max_size=64), st.data())
+def test_a_changed_byte_is_noticed(content: bytes, data: st.DataObject) -> None:
+    made = make([content], chunk_bytes=64)
+    index = data.draw(st.integers(0, len(content) - 1))
+    changed = bytearray(content)
+    changed[index] ^= data.draw(st.integers(1, 255))
+    assert chunk_matches(made.manifest.chunks[0], content)
+    assert not chunk_matches(made.manifest.chunks[0], changed)
+    assert not chunk_matches(made.manifest.chunks[0], content + b"\0")
+    assert not tensor_matches(made.manifest.tensors[0], memoryview(changed))
+
+
+def test_manifest_survives_its_bytes_and_refuses_others() -> None:
+    made = make([b"a" * 40, b"b" * 9])
+    body = encode_manifest(made.manifest)
+    assert decode_manifest(body, manifest_hash(body)) == made.manifest
+    with pytest.raises(ProtocolError, match="not the announced one"):
+        decode_manifest(body + b"\0", manifest_hash(body))
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        decode_manifest(b"\xc1", manifest_hash(b"\xc1"))
+
+
+def replaced(**changes: object) -> VersionManifest:
+    return msgspec.structs.replace(make([b"a" * 40, b"b" * 9]).manifest, **changes)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        (replaced(chunks=()), "tensors end at byte 49, chunks at byte 0"),
+        (replaced(chunks=(ChunkEntry(b"x" * 16, 0),)), "impossible size"),
+        (replaced(chunks=(ChunkEntry(b"x", 49),)), "impossible size"),
+        (replaced(tensors=(TensorEntry("t", "U8", (4,), 4, 4, b""),)), "impossible place"),
+        (replaced(tensors=(TensorEntry("t", "F32", (4,), 0, 4, b""),)), "impossible place or size"),
+        (replaced(tensors=(TensorEntry("t", "F3", (4,), 0, 4, b""),)), "dtype F3"),
+        (replaced(tensors=(TensorEntry("t", "U8", (-1, -4), 0, 4, b""),)), "shape"),
+        (replaced(tensors=(TensorEntry("t", "U8", (0,), 0, 0, b""),) * 2), "two tensors have one name"),
+        (replaced(files=(file_entry("../evil", b""),)), "may not be called"),
+        (replaced(files=(file_entry(".hidden", b""),)), "may not be called"),
+        (replaced(files=(file_entry("model.safetensors", b""),)), "may not be called"),
+        (replaced(files=(msgspec.structs.replace(file_entry("a", b"1"), content=b"2"),)), "another hash"),
+        (replaced(files=(file_entry("a", b""),) * 65), "more than 64 files"),
+        (replaced(files=(file_entry("a", b""),) * 2), "two files have one name"),
+    ],
+)
+def test_impossible_manifests_are_refused(manifest: VersionManifest, says: str) -> None:
+    body = encode_manifest(manifest)
+    with pytest.raises(ProtocolError, match=says):
+        decode_manifest(body, manifest_hash(body))
