@@ -1,7 +1,7 @@
 """The port to whatever runs workers, processes here or pods there, and the facts it reports.
 
-A fleet starts and ends single workers and says what it sees; it decides nothing. All times are seconds on the fleet's own
-monotonic clock. One contract suite holds every implementation to the docstrings below; `fake_fleet` ships beside the port.
+A fleet starts and ends single workers and says what it sees; it decides nothing. All times are seconds on the fleet's
+own monotonic clock. One contract suite holds every implementation to the docstrings below; `fake_fleet` ships with it.
 
 Refuses to hold: how many workers there should be and which to replace (see `planner`). Read next: `worker`, `planner`.
 """

@@ -19,7 +19,7 @@ from polyrl.fleet import Observed
 from polyrl.worker import Role, Worker, Workers
 
 FAILED_STARTS_LIMIT: Final = 3
-"""Failures at start in a row after which rollouts are given up: a broken setting fails every time, bad luck does not."""
+"""Failures at start in a row after which rollouts are given up: a wrong setting fails every time, bad luck does not."""
 
 FIRST_BACKOFF_S: Final = 1.0
 """Wait after the first failed start; it doubles with each further one."""
@@ -95,7 +95,7 @@ def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
 
 
 def failed_starts(facts: Facts) -> list[Observed]:
-    """Rollouts that ended before they served anything and that nobody took away, newest run of failures, oldest first."""
+    """The newest rollouts that ended before they served, and that nobody took away, oldest first."""
     failures: list[Observed] = []
     for rollout in sorted(_of_role(facts.observed, Role.ROLLOUT), key=lambda seen: seen.started_at):
         if rollout.name in facts.served:
@@ -120,7 +120,7 @@ def conditions(wanted: Workers, facts: Facts) -> list[str]:
 
 
 def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
-    """Fleet time at which a back-off ends and `plan` may say something new without any event; None when there is none."""
+    """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
     due = _may_start_at(failed_starts(facts))
     return due if due is not None and due > now and _missing_rollouts(wanted, facts) else None
 

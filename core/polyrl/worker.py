@@ -1,9 +1,10 @@
 """What runs: the single description of every worker of a job, as data.
 
-`workers_of` renders role, argv and environment once, for processes and for pods; only the `Place` differs. Secrets never
-appear here: a worker is given the path of its own key file.
+`workers_of` renders role, argv and environment once, for processes and for pods; only the `Place` differs. Secrets
+never appear here: a worker is given the path of its own key file.
 
-Refuses to hold: how workers are started (see `fleet`), how many there are at a moment (see `planner`). Read next: `fleet`.
+Refuses to hold: how workers are started (see `fleet`), how many there are at a moment (see `planner`).
+Read next: `fleet`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MANAGER_GRACE_S: Final = 3.0
 """The manager holds nothing that outlives its run; it only says goodbye."""
 
 TRAINER_GRACE_S: Final = 20.0
-"""Room for the optimizer step under way and a checkpoint of a small model; a lost checkpoint costs steps, not the run."""
+"""Room for the optimizer step under way and a checkpoint of a small model; without it, steps since the last are lost."""
 
 
 class Role(StrEnum):
@@ -138,7 +139,8 @@ def _agent(spec: JobSpec, place: Place, role: Role, pool: Pool) -> Worker:
 
 
 def _module(place: Place, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:
-    argv = (place.python, "-m", module, "--job", f"{place.run}/job.json", "--keys", f"{place.run}/keys/{keys}.key")
+    argv: tuple[str, ...] = (place.python, "-m", module)
+    argv += ("--job", f"{place.run}/job.json", "--keys", f"{place.run}/keys/{keys}.key")
     if endpoints_flag is not None:
         argv += (endpoints_flag, f"{place.run}/run/endpoints/manager.json")
     return (*argv, "--epoch", str(place.epoch))

@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.fleet import Observed, Phase, Reclaim
+from polyrl.leash import PARENT_PID
 from polyrl.worker import Worker
 
 PASSED_ON: Final = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """All that a worker inherits: where programs, libraries and devices are, and how people here write text."""
-
-PARENT_PID: Final = "POLYRL_PARENT_PID"
-"""Whom a worker may not outlive; it compares, because its parent may die before it can ask the kernel to watch."""
 
 CANNOT_START: Final = 127
 """Exit code of a worker whose program could not be started; as in a shell."""
