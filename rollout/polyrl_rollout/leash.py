@@ -1,0 +1,33 @@
+"""Ties a process to its parent: when the parent dies, by whatever signal, the kernel ends this process too.
+
+Called once, first thing, by every process that another one starts. Linux only; elsewhere only the first check is made.
+Refuses to hold: a watching thread or a poll; the kernel does it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+PARENT_PID: Final = "POLYRL_PARENT_PID"
+"""Environment variable in which a parent tells its children its own process id."""
+
+PR_SET_PDEATHSIG: Final = 1
+"""prctl's option number, from <linux/prctl.h>."""
+
+
+def hold() -> None:
+    """From here on this process ends with its parent. Exits at once when the parent is already gone.
+
+    Without POLYRL_PARENT_PID in the environment nobody claims this process, and it lives on its own.
+    """
+    claimed = os.environ.get(PARENT_PID)
+    if claimed is None:
+        return
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != int(claimed):
+        sys.exit(f"the process {claimed} that started this one is gone")

@@ -1,0 +1,104 @@
+"""`python -m polyrl_rollout.manager`: reads the job and the keys, binds, tells where it listens, serves, ends.
+
+Logs are JSON lines on stderr. Ends with 0 after the trainer's Finish or SIGTERM, 1 when the run cannot go on, 2 on
+wrong input. Refuses to hold: the manager (see `server`). Read next: `server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import structlog
+import typer
+
+from polyrl.control import Endpoints
+from polyrl.errors import InvalidData, PolyRLError, UserError
+from polyrl.keys import ManagerKeys, read_keys
+from polyrl.ledger import Ledger, LedgerConfig
+from polyrl.manifest.job import PolyRLJob
+from polyrl_rollout import leash
+from polyrl_rollout.manager.server import Listen, Manager
+
+log = structlog.get_logger(__name__)
+
+
+def main(
+    job: Annotated[Path, typer.Option(help="The job, as JSON.")],
+    keys: Annotated[Path, typer.Option(help="The manager's key file.")],
+    endpoints: Annotated[Path, typer.Option(help="Written once everything is bound.")],
+    epoch: Annotated[int, typer.Option(help="Peers of another epoch are fenced.")],
+    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    agents_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
+    trainer_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
+    http_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
+) -> None:
+    """Run one manager until its job is over."""
+    leash.hold()
+    _log_json()
+    _allow_many_connections()
+    try:
+        manager = Manager(
+            Ledger(_ledger_config(job, epoch)),
+            read_keys(ManagerKeys, keys),
+            epoch,
+            Listen(bind, agents_port, trainer_port, http_port),
+        )
+        asyncio.run(_serve(manager, endpoints))
+    except PolyRLError as error:
+        log.error("manager failed", error=str(error))
+        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+
+
+async def _serve(manager: Manager, endpoints: Path) -> None:
+    async with manager:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, manager.stop)
+        write_endpoints(manager.endpoints, endpoints)
+        await manager.run()
+
+
+def write_endpoints(endpoints: Endpoints, path: Path) -> None:
+    """Replaces the file at `path` as a whole, so that a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{endpoints.pid}")
+    fresh.write_bytes(msgspec.json.encode(endpoints))
+    fresh.replace(path)
+
+
+def _ledger_config(path: Path, epoch: int) -> LedgerConfig:
+    try:
+        job = PolyRLJob.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidData(f"{path}: not a PolyRLJob: {error}") from None
+    return LedgerConfig(epoch=epoch, group_filter=job.spec.recipe.algorithm.group_filter.value)
+
+
+def _log_json() -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _allow_many_connections() -> None:
+    """A connection is a file descriptor; the soft limit of 1,024 would refuse a large fleet."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,83 @@
+"""The operator's side of the manager: what the HTTP API shows of the ledger, and the one thing it may ask of it.
+
+Refuses to hold: HTTP (see `http_api`), rules. Read next: `status_feed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from polyrl.control import DrainAnswer, DrainRequest, Health, Waits
+from polyrl.status import ManagerStatus
+from polyrl_rollout.manager.decider import Decider, Outcome
+from polyrl_rollout.manager.status_feed import StatusFeed
+
+FINAL_STATUS_S: Final = 3.0
+"""Longest time the final status waits for somebody to read it, once all agents are gone."""
+
+
+class ControlDesk:
+    """Between the HTTP API and the ledger."""
+
+    def __init__(
+        self,
+        ledger: Decider,
+        epoch: int,
+        deliver: Callable[[Outcome], None],
+        complete: Callable[[ManagerStatus], ManagerStatus],
+    ) -> None:
+        """`complete` adds to a status what only the shell knows."""
+        self.feed = StatusFeed()
+        self._ledger = ledger
+        self._epoch = epoch
+        self._deliver = deliver
+        self._complete = complete
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._final_read = asyncio.Event()
+
+    def status(self) -> ManagerStatus:
+        """The whole run now."""
+        status = self._complete(self._ledger.status(self._loop.time()))
+        return msgspec.structs.replace(status, seq=self.feed.seq, epoch=self._epoch)
+
+    async def watch_status(self, since: int, timeout_s: float) -> ManagerStatus:
+        """The status, once it is newer than `since` or `timeout_s` is over."""
+        await self.feed.wait_beyond(since, timeout_s)
+        status = self.status()
+        if status.finished:
+            self._final_read.set()
+        return status
+
+    def waits(self) -> Waits:
+        """Who waits for whom."""
+        return Waits(waits=tuple(str(wait) for wait in self._ledger.waits(self._loop.time())))
+
+    def drain(self, request: DrainRequest) -> DrainAnswer:
+        """Drains an engine; again is harmless."""
+        known = any(engine.engine == request.engine for engine in self.status().engines)
+        if known:
+            now = self._loop.time()
+            self._deliver(self._ledger.drain(request.engine, request.deadline_seconds, request.reason, now))
+        return DrainAnswer(engine=request.engine, known=known)
+
+    def health(self) -> Health:
+        """Written by the live loop."""
+        return Health(epoch=self._epoch, uptime_seconds=self._loop.time() - self._started)
+
+    async def see_off(self, deadline_s: float) -> bool:
+        """Waits until all engines are gone and the final status was read; False when `deadline_s` came first."""
+        self.feed.publish()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self.status().engines:
+                    await self.feed.wait_beyond(self.feed.seq, deadline_s)
+                async with asyncio.timeout(FINAL_STATUS_S):
+                    await self._final_read.wait()
+        except TimeoutError:
+            return False
+        return True

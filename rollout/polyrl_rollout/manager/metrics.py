@@ -1,0 +1,79 @@
+"""The manager's numbers for Prometheus, read from the live counts at each scrape.
+
+Cardinality is bounded: labels are sockets, drop kinds, pools, engine states and discard reasons, never names of engines
+or samples. Refuses to hold: counting on the message path (see `sockets`). Read next: `http_api`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from polyrl.status import ManagerStatus
+from polyrl_rollout.manager.sockets import Traffic
+
+
+class ManagerCollector(Collector):
+    """Yields metric families made from the newest status and the sockets' traffic."""
+
+    def __init__(
+        self, status: Callable[[], ManagerStatus], traffic: Mapping[str, Traffic], refused: Callable[[str], int]
+    ) -> None:
+        """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`."""
+        self._status = status
+        self._traffic = traffic
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per number."""
+        yield from self._of_sockets()
+        yield from _of_status(self._status())
+
+    def _of_sockets(self) -> Iterator[Metric]:
+        frames = CounterMetricFamily("polyrl_frames", "ZeroMQ frames", labels=("socket", "direction"))
+        size = CounterMetricFamily("polyrl_frame_bytes", "Bytes of ZeroMQ frames", labels=("socket", "direction"))
+        dropped = CounterMetricFamily("polyrl_frames_dropped", "Frames not believed", labels=("socket", "kind"))
+        unsent = CounterMetricFamily("polyrl_frames_unsent", "Frames not sent", labels=("socket", "why"))
+        refused = CounterMetricFamily("polyrl_handshakes_refused", "Peers with a wrong key", labels=("socket",))
+        for name, traffic in self._traffic.items():
+            frames.add_metric((name, "in"), traffic.frames_in)
+            frames.add_metric((name, "out"), traffic.frames_out)
+            size.add_metric((name, "in"), traffic.bytes_in)
+            size.add_metric((name, "out"), traffic.bytes_out)
+            refused.add_metric((name,), self._refused(name))
+            for kind, count in traffic.dropped.items():
+                dropped.add_metric((name, kind), count)
+            for why, count in traffic.unsent.items():
+                unsent.add_metric((name, why), count)
+        yield from (frames, size, dropped, unsent, refused)
+
+
+def _of_status(status: ManagerStatus) -> Iterator[Metric]:
+    engines = GaugeMetricFamily("polyrl_engines", "Live engines", labels=("pool", "state"))
+    counts = Counter((engine.pool.value, engine.state.value) for engine in status.engines)
+    for labels, count in counts.items():
+        engines.add_metric(labels, count)
+    yield engines
+    yield CounterMetricFamily("polyrl_engines_lost", "Engines whose lease ran out", value=status.engines_lost)
+    yield GaugeMetricFamily("polyrl_running", "Samples assigned now", value=sum(e.running for e in status.engines))
+    yield GaugeMetricFamily("polyrl_weight_version", "Newest weight version", value=status.weight_version)
+    yield GaugeMetricFamily("polyrl_step", "Step the trainer last reported", value=status.step)
+    yield from _of_samples(status)
+    tokens = CounterMetricFamily("polyrl_tokens", "Tokens of all samples", labels=("fate",))
+    for fate in ("generated", "kept", "regenerated"):
+        tokens.add_metric((fate,), getattr(status.tokens, fate))
+    yield tokens
+    yield CounterMetricFamily("polyrl_delta_bytes", "Bytes of token deltas received", value=status.delta_bytes)
+
+
+def _of_samples(status: ManagerStatus) -> Iterator[Metric]:
+    yield CounterMetricFamily("polyrl_samples_submitted", "Samples submitted", value=status.samples.submitted)
+    yield CounterMetricFamily("polyrl_samples_acknowledged", "Samples trained", value=status.samples.acknowledged)
+    yield GaugeMetricFamily("polyrl_samples_open", "Samples without an end", value=status.samples.open)
+    discarded = CounterMetricFamily("polyrl_samples_discarded", "Samples discarded", labels=("reason",))
+    for reason, count in status.samples.discarded.items():
+        discarded.add_metric((reason,), count)
+    yield discarded

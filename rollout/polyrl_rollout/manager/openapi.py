@@ -1,0 +1,79 @@
+"""The OpenAPI 3.1 document of the HTTP API, made from the types that serve it; `python -m` this module prints it.
+
+Refuses to hold: anything that `polyrl.control` does not say. The document is kept in docs/reference/manager-api.json.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from polyrl.control import BODIES, HEALTH_PATH, METRICS_PATH, STATUS_PATH, Problem
+
+_QUERY = [
+    {
+        "name": "since",
+        "in": "query",
+        "description": "Answer once `seq` is greater than this; default: at once.",
+        "schema": {"type": "integer", "minimum": -1},
+    },
+    {
+        "name": "waitSeconds",
+        "in": "query",
+        "description": "Answer after this long at the latest; at most 60.",
+        "schema": {"type": "number", "minimum": 0},
+    },
+]
+
+
+def make_openapi() -> dict[str, Any]:
+    """The whole document."""
+    types = {kind for _, request, answer in BODIES.values() for kind in (request, answer) if kind} | {Problem}
+    ordered = sorted(types, key=lambda kind: kind.__name__)
+    _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "PolyRL manager", "version": "1", "description": "Status and control of one run."},
+        "paths": {path: _path(path) for path in BODIES} | {METRICS_PATH: _metrics()},
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _path(path: str) -> dict[str, Any]:
+    method, request, answer = BODIES[path]
+    operation: dict[str, Any] = {
+        "summary": (answer.__doc__ or "").split("\n")[0],
+        "responses": {"200": _json_body("The answer", answer), "default": _json_body("Refused", Problem)},
+    }
+    if request is not None:
+        operation["requestBody"] = {"required": True} | _json_body(None, request)
+    if path == STATUS_PATH:
+        operation["parameters"] = _QUERY
+    if path == HEALTH_PATH:
+        operation["security"] = []
+    return {method: operation}
+
+
+def _json_body(description: str | None, kind: type[Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {"content": content} | ({"description": description} if description else {})
+
+
+def _metrics() -> dict[str, Any]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return {"get": {"summary": "Prometheus text", "responses": {"200": {"description": "Metrics", "content": text}}}}
+
+
+def main() -> None:
+    """Prints the document."""
+    print(json.dumps(make_openapi(), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The manager itself: two ROUTERs, the HTTP API and one timer around the ledger.
+
+    frame -> desk -> ledger -> facts to consumers, then messages out
+    timer (at ledger.next_due, no polling) -> ledger.tick -> the same
+
+Facts reach the consumers before the messages that depend on them leave. The run ends after the trainer's Finish: once
+all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later. A bug in a callback ends the
+process: a ledger that half-took a message must not go on.
+
+Refuses to hold: rules (the ledger's), wire formats, HTTP. Read next: `polyrl.ledger`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import prometheus_client
+import structlog
+import zmq
+from aiohttp import web
+
+from polyrl.control import Endpoints
+from polyrl.errors import RunFailed
+from polyrl.keys import ManagerKeys
+from polyrl.status import ManagerStatus
+from polyrl.wire import Finish, FromAgent, FromTrainer, ToTrainer
+from polyrl_rollout.manager.admission import Admission
+from polyrl_rollout.manager.agents import AgentsDesk
+from polyrl_rollout.manager.control_desk import ControlDesk
+from polyrl_rollout.manager.decider import Decider, Outcome
+from polyrl_rollout.manager.http_api import make_app
+from polyrl_rollout.manager.metrics import ManagerCollector
+from polyrl_rollout.manager.sockets import Router, RouterKeys
+from polyrl_rollout.manager.trainer_desk import TrainerDesk
+
+FINISH_DEADLINE_S: Final = 15.0
+"""Longest time between the trainer's Finish and the manager's end, whatever agents do."""
+
+LINGER_S: Final = 1.0
+"""Time that the last messages get to leave."""
+
+HTTP_SHUTDOWN_S: Final = 2.0
+"""Time that open HTTP requests get to end."""
+
+FactConsumer = Callable[[Sequence[object]], None]
+"""Takes the facts of one outcome; when it returns they are kept, and what depends on them may leave."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the manager binds; port 0 lets the system choose."""
+
+    host: str = "127.0.0.1"
+    agents_port: int = 0
+    trainer_port: int = 0
+    http_port: int = 0
+
+
+class Manager:
+    """One running manager: `async with Manager(...) as manager: await manager.run()`."""
+
+    def __init__(
+        self, ledger: Decider, keys: ManagerKeys, epoch: int, listen: Listen, consumers: Iterable[FactConsumer] = ()
+    ) -> None:
+        self._ledger = ledger
+        self._keys = keys
+        self._epoch = epoch
+        self._listen = listen
+        self._consumers = tuple(consumers)
+
+    async def __aenter__(self) -> Self:
+        """Binds everything. Raises RunFailed naming the port that is taken."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_broken_callback)
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._finish_task: asyncio.Task[None] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        keys = self._keys
+        allowed = {"agents": keys.agent_public_key, "trainer": keys.trainer_public_key}
+        self._admission = Admission(self._context, allowed)
+        self._admission.start()
+        self._agents_router = self._bind("agents", self._listen.agents_port)
+        self._trainer_router = self._bind("trainer", self._listen.trainer_port)
+        self._agents = AgentsDesk(self._agents_router, self._from_agent)
+        self._trainer = TrainerDesk(self._trainer_router, self._from_trainer)
+        self._control = ControlDesk(self._ledger, self._epoch, self._deliver_and_rearm, self._complete)
+        await self._open_http()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._control.feed.publish()
+        await self._http.cleanup()
+        self._agents_router.close(LINGER_S)
+        self._trainer_router.close(LINGER_S)
+        self._admission.stop()
+        await asyncio.to_thread(self._context.term)
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where it listens."""
+        host, port = self._http.addresses[0][:2]
+        return Endpoints(
+            agents=self._agents_router.endpoint,
+            trainer=self._trainer_router.endpoint,
+            http=f"http://{host}:{port}",
+            public_key=self._keys.public_key,
+            epoch=self._epoch,
+            pid=os.getpid(),
+        )
+
+    async def run(self) -> None:
+        """Serves until the run is over or `stop` is called. Raises RunFailed when a callback broke."""
+        self._agents_router.start(self._agents.on_frame, self._rearm)
+        self._trainer_router.start(self._trainer.on_frame, self._rearm)
+        log.info("manager listens", **msgspec.structs.asdict(self.endpoints))
+        await self._ended
+
+    def stop(self) -> None:
+        """Ends `run` now."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _from_agent(self, engine: str, message: FromAgent) -> None:
+        self._deliver(self._ledger.from_agent(engine, message, self._loop.time()))
+
+    def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
+        outcome = self._ledger.from_trainer(message, self._loop.time())
+        self._keep(outcome)
+        self._send_to_agents(outcome)
+        if isinstance(message, Finish) and self._finish_task is None:
+            self._finish_task = asyncio.create_task(self._finish())
+        return outcome.to_trainer
+
+    def _deliver(self, outcome: Outcome) -> None:
+        self._keep(outcome)
+        self._send_to_agents(outcome)
+        self._trainer.send(outcome.to_trainer)
+
+    def _deliver_and_rearm(self, outcome: Outcome) -> None:
+        self._deliver(outcome)
+        self._rearm()
+
+    def _keep(self, outcome: Outcome) -> None:
+        if outcome.facts:
+            for consumer in self._consumers:
+                consumer(outcome.facts)
+            self._control.feed.note_change()
+
+    def _send_to_agents(self, outcome: Outcome) -> None:
+        for engine, message in outcome.to_agents:
+            self._agents.send(engine, message)
+
+    def _rearm(self) -> None:
+        """Plans the next tick. A later due time leaves the timer: an early tick does nothing and plans anew."""
+        due = self._ledger.next_due()
+        if due is None or (self._timer is not None and self._timer.when() <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._deliver_and_rearm(self._ledger.tick(self._loop.time()))
+
+    async def _finish(self) -> None:
+        seen_off = await self._control.see_off(FINISH_DEADLINE_S)
+        log.info("the run is over", seen_off=seen_off)
+        self.stop()
+
+    def _complete(self, status: ManagerStatus) -> ManagerStatus:
+        return msgspec.structs.replace(
+            status, trainer_connected=self._trainer.connected, delta_bytes=self._agents.delta_bytes
+        )
+
+    def _bind(self, domain: str, port: int) -> Router:
+        keys = RouterKeys(self._keys.public_key, self._keys.secret_key, domain)
+        try:
+            return Router(self._context, keys, self._listen.host, port)
+        except zmq.ZMQError as error:
+            raise RunFailed(f"the manager cannot bind {self._listen.host}:{port} for {domain}: {error}") from error
+
+    async def _open_http(self) -> None:
+        registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=registry)
+        traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
+        registry.register(ManagerCollector(self._control.status, traffic, self._admission.refused))
+        app = make_app(self._control, self._keys.http_token, registry)
+        self._http = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
+        await self._http.setup()
+        host, port = self._listen.host, self._listen.http_port
+        try:
+            await web.TCPSite(self._http, host, port).start()
+        except OSError as error:
+            raise RunFailed(f"the manager cannot bind {host}:{port} for HTTP: {error.strerror}") from error
+
+    def _on_broken_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        log.error("a callback broke", what=context.get("message"), exc_info=error)
+        if not self._ended.done():
+            broken = RunFailed(f"the manager broke: {error or context.get('message')}")
+            broken.__cause__ = error
+            self._ended.set_exception(broken)

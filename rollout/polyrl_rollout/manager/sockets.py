@@ -1,0 +1,166 @@
+"""One bound ROUTER: frames in by batches, frames out without ever waiting.
+
+Pattern: ROUTER; we bind, peers dial with DEALER. CURVE server; `admission` decides who gets in. A peer is known by its
+ZeroMQ identity, and a peer that dials again under its identity takes the old connection's place (ROUTER_HANDOVER).
+
+    direction   high-water mark          when full
+    receive     RECEIVE_HWM per peer     libzmq stops reading that peer's TCP stream; the peer's own queue fills
+    send        SEND_HWM per peer        `send` answers FULL; the frame is dropped and counted
+    send        peer not connected       `send` answers GONE; the frame is dropped and counted
+
+libzmq's descriptor is edge-triggered: it signals once, and any call on the socket may swallow the signal. So a wakeup
+reads until nothing is left, and every send is followed by one more look.
+
+Refuses to hold: what frames mean. Read next: `agents`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import zmq
+
+from polyrl.wire import MAX_FRAME_BYTES
+
+RECEIVE_HWM: Final = 256
+"""Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
+
+SEND_HWM: Final = 70_000
+"""Frames that wait for one peer; above the 65,536 assignments that the largest engine takes at once."""
+
+HANDSHAKE_MS: Final = 5_000
+"""A TCP connection that has not finished its CURVE handshake by then is closed, so strangers cannot pile up."""
+
+BACKLOG: Final = 1_024
+"""TCP connections that wait for accept: a whole fleet that reconnects at once."""
+
+FRAMES_PER_WAKEUP: Final = 256
+"""Frames handled before other callbacks of the loop get their turn."""
+
+FrameHandler = Callable[[bytes, bytes], None]
+"""Takes a peer's identity and one frame."""
+
+
+class Sent(Enum):
+    """What became of a frame handed to `send`."""
+
+    QUEUED = "queued"
+    FULL = "full"
+    GONE = "gone"
+
+
+@dataclass
+class Traffic:
+    """Counts of one socket since the process began."""
+
+    frames_in: int = 0
+    bytes_in: int = 0
+    frames_out: int = 0
+    bytes_out: int = 0
+    unsent: Counter[str] = field(default_factory=Counter)
+    """Frames not sent, by `Sent` value."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Frames received and not believed, by kind; the kinds are a fixed few words."""
+
+
+@dataclass(frozen=True)
+class RouterKeys:
+    """The CURVE server pair and the ZAP domain whose allow-list guards the socket."""
+
+    public_key: str
+    secret_key: str
+    domain: str
+
+
+class Router:
+    """A ROUTER bound to `address`:`port` (0: the system chooses)."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: RouterKeys, address: str, port: int) -> None:
+        self.traffic = Traffic()
+        self._socket = context.socket(zmq.ROUTER)
+        _configure(self._socket, keys)
+        self._socket.bind(f"tcp://{address}:{port or '*'}")
+        self.endpoint: str = self._socket.get_string(zmq.LAST_ENDPOINT)
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._loop = asyncio.get_running_loop()
+        self._handler: FrameHandler | None = None
+        self._look_planned = False
+
+    def start(self, handler: FrameHandler, idle: Callable[[], None]) -> None:
+        """Hands each frame to `handler`; calls `idle` after every batch."""
+        self._handler = handler
+        self._idle = idle
+        self._loop.add_reader(self._descriptor, self._look)
+        self._plan_look()
+
+    def send(self, identity: bytes, frame: bytes) -> Sent:
+        """Queues one frame for a peer, or says why not; never waits."""
+        try:
+            self._socket.send_multipart((identity, frame), zmq.DONTWAIT, copy=True)
+        except zmq.Again:
+            sent = Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            sent = Sent.GONE
+        else:
+            self.traffic.frames_out += 1
+            self.traffic.bytes_out += len(frame)
+            self._plan_look()
+            return Sent.QUEUED
+        self.traffic.unsent[sent.value] += 1
+        self._plan_look()
+        return sent
+
+    def close(self, linger_s: float) -> None:
+        """Stops reading; gives queued frames `linger_s` to leave."""
+        if self._handler is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._handler = None
+        self._socket.close(linger=int(linger_s * 1000))
+
+    def _plan_look(self) -> None:
+        if not self._look_planned and self._handler is not None:
+            self._look_planned = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_planned = False
+        handler = self._handler
+        if handler is None:
+            return
+        receive, traffic = self._socket.recv_multipart, self.traffic
+        for _ in range(FRAMES_PER_WAKEUP):
+            try:
+                parts = receive(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            traffic.frames_in += 1
+            if len(parts) != 2:
+                traffic.dropped["parts"] += 1
+                continue
+            traffic.bytes_in += len(parts[1])
+            handler(parts[0], parts[1])
+        else:
+            self._plan_look()
+        self._idle()
+
+
+def _configure(socket: zmq.Socket[bytes], keys: RouterKeys) -> None:
+    socket.curve_server = True
+    socket.curve_publickey = keys.public_key.encode()
+    socket.curve_secretkey = keys.secret_key.encode()
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, keys.domain)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+    socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    socket.setsockopt(zmq.LINGER, 0)
