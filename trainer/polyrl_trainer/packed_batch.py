@@ -34,6 +34,8 @@ class PackedBatch:
 
     samples: tuple[Sample, ...]
     """In packing order: `sequence` counts along it."""
+    indices: tuple[int, ...]
+    """Where each of them stood in the batch that was planned."""
     input_ids: torch.Tensor
     """int64[R, L]"""
     position_ids: torch.Tensor
@@ -49,7 +51,7 @@ class PackedBatch:
 def pack(samples: Sequence[Sample], one: Pass, device: torch.device) -> PackedBatch:
     """Lays the samples of a pass out as its rows say. Raises ValueError when a sample's first token is to be learned:
     nothing predicts it."""
-    packed = tuple(samples[index] for row in one.rows for index in row)
+    indices = tuple(index for row in one.rows for index in row)
     input_ids = np.full((len(one.rows), one.width), PADDING_ID, dtype=np.int64)
     position_ids = np.empty_like(input_ids)
     predicting: list[npt.NDArray[np.int64]] = []
@@ -65,12 +67,13 @@ def pack(samples: Sequence[Sample], one: Pass, device: torch.device) -> PackedBa
     counts = [len(indices) for indices in predicting]
     flat = np.concatenate(predicting)
     return PackedBatch(
-        samples=packed,
+        samples=tuple(samples[index] for index in indices),
+        indices=indices,
         input_ids=torch.from_numpy(input_ids).to(device),
         position_ids=torch.from_numpy(position_ids).to(device),
         predicting=torch.from_numpy(flat).to(device),
         targets=torch.from_numpy(input_ids.reshape(-1)[flat + 1]).to(device),
-        sequence=torch.from_numpy(np.repeat(np.arange(len(packed)), counts)).to(device),
+        sequence=torch.from_numpy(np.repeat(np.arange(len(indices)), counts)).to(device),
     )
 
 

@@ -1,0 +1,129 @@
+"""The files of a learner's checkpoint: safetensors and JSON, no pickle, each with a checksum.
+
+    config.json, generation_config.json, model.safetensors   a Hugging Face folder; weights in float32
+    optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
+    rng.safetensors                                          generator states, one per device type
+    training_state.json                                      step and checksums; written last
+
+Refuses to hold: when to save, where, and that a folder is complete or absent (the caller renames a finished folder into
+place); what is inside (see `torch_backend`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from polyrl.errors import InvalidData
+
+FORMAT_VERSION = 1
+STATE_FILE = "training_state.json"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+RNG_FILE = "rng.safetensors"
+
+SAFETENSORS_METADATA = {"format": "pt"}
+"""transformers refuses weight files that do not say this."""
+
+
+class TrainingState(msgspec.Struct, frozen=True):
+    """What `training_state.json` holds."""
+
+    format_version: int
+    step: int
+    """Optimizer steps taken; the schedule is a function of it."""
+    checksums: dict[str, str]
+    """xxh3-128 in hex, by file name, of every other file."""
+
+
+def write_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], files: Mapping[str, bytes], fsync: bool
+) -> None:
+    """Writes `tensors` (by file name, then tensor name) and `files` into an existing empty folder, the state last.
+
+    Raises FileExistsError when the folder is not empty, OSError when the disk refuses.
+    """
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty")
+    for name, by_name in tensors.items():
+        contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
+        save_file(contents, folder / name, metadata=SAFETENSORS_METADATA)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    checksums = {name: _checksum(folder / name) for name in [*tensors, *files]}
+    state = TrainingState(FORMAT_VERSION, step, checksums)
+    (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    if fsync:
+        _flush(folder, [*checksums, STATE_FILE])
+
+
+def read_state(folder: Path, verify: bool) -> TrainingState:
+    """Raises InvalidData naming the file that is missing, unreadable or changed since it was written."""
+    path = folder / STATE_FILE
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
+    except FileNotFoundError as error:
+        raise InvalidData(f"{path}: missing, so this is no finished checkpoint") from error
+    except msgspec.MsgspecError as error:
+        raise InvalidData(f"{path}: {error}") from error
+    if state.format_version != FORMAT_VERSION:
+        raise InvalidData(f"{path}: format version {state.format_version}, this release reads {FORMAT_VERSION}")
+    for name, checksum in state.checksums.items():
+        _check_file(folder / name, checksum if verify else None)
+    return state
+
+
+def read_tensors(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a file, on the CPU; names, shapes and dtypes must be those of `expected`.
+
+    Raises InvalidData naming the file and the first tensor that does not fit.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidData(f"{path}: cannot be read: {error}") from error
+    check_tensors(path, tensors, expected)
+    return tensors
+
+
+def check_tensors(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Raises InvalidData unless both hold the same names, shapes and dtypes."""
+    if odd := sorted(found.keys() ^ expected.keys()):
+        whose = "has" if odd[0] in found else "lacks"
+        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}")
+    for name, tensor in expected.items():
+        if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
+            raise InvalidData(f"{path}: {name} is {_kind(found[name])}, this run needs {_kind(tensor)}")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _check_file(path: Path, checksum: str | None) -> None:
+    if not path.is_file():
+        raise InvalidData(f"{path}: missing from the checkpoint")
+    if checksum is not None and _checksum(path) != checksum:
+        raise InvalidData(f"{path}: its checksum is not the one that was noted when it was written")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def _flush(folder: Path, names: list[str]) -> None:
+    for path in [*(folder / name for name in names), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
