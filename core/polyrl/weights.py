@@ -7,7 +7,7 @@ named by the hash of its own bytes, which the manager announces, so a publisher 
 All hashes are BLAKE2b (RFC 7693) of 16 bytes: beyond forging by accident or intent, and at 1 GB/s not the bottleneck.
 Only kind "full" exists here; a version whose chunks are partly those of the one before is still pulled in part only.
 
-Refuses to hold: sockets, files, tensors (see the trainer's publisher, the rollout's puller). Read next: `wire.publisher`.
+Refuses to hold: sockets, files, tensors (see the trainer's publisher, the rollout's puller). Read next: `wire`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def manifest_hash(body: bytes) -> bytes:
 
 
 def decode_manifest(body: bytes, expected_hash: bytes) -> VersionManifest:
-    """The manifest in `body`, if every claim about sizes and places holds. Raises ProtocolError naming what does not."""
+    """The manifest in `body`. Raises ProtocolError naming the first claim about sizes or places that cannot hold."""
     if manifest_hash(body) != expected_hash:
         raise ProtocolError("the manifest is not the announced one: its hash differs")
     try:
