@@ -1,9 +1,7 @@
-"""Ties a process to its parent: the kernel ends it when the parent dies, however the parent dies. Linux only.
+"""Ties a process to its parent: when the parent dies, by whatever signal, the kernel ends this process too.
 
-Every worker calls `tie_to_parent` first thing in its main, an engine's process likewise. Elsewhere it does nothing, and
-the runner's own clean-up must do.
-
-Refuses to hold: gentle endings (a parent that still lives asks with SIGTERM). Read next: `worker`.
+Called once, first thing, by every process that another one starts. Linux only; elsewhere only the first check is made.
+Refuses to hold: a watching thread or a poll; the kernel does it.
 """
 
 from __future__ import annotations
@@ -15,21 +13,21 @@ import sys
 from typing import Final
 
 PARENT_PID: Final = "POLYRL_PARENT_PID"
-"""Environment variable that names the parent. The kernel watches only from the call on; a process whose parent died
-before it sees here that it has another one now."""
+"""Environment variable in which a parent tells its children its own process id."""
 
 PR_SET_PDEATHSIG: Final = 1
-"""From linux/prctl.h."""
+"""prctl's option number, from <linux/prctl.h>."""
 
 
-def tie_to_parent() -> None:
-    """From now on the kernel sends SIGKILL when the parent's thread that made this process ends.
+def hold() -> None:
+    """From here on this process ends with its parent. Exits at once when the parent is already gone.
 
-    Ends the process at once when the parent named in PARENT_PID is already gone.
+    Without POLYRL_PARENT_PID in the environment nobody claims this process, and it lives on its own.
     """
-    if sys.platform != "linux":
+    claimed = os.environ.get(PARENT_PID)
+    if claimed is None:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    parent = os.environ.get(PARENT_PID)
-    if parent is not None and os.getppid() != int(parent):
-        os._exit(1)
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != int(claimed):
+        sys.exit(f"the process {claimed} that started this one is gone")

@@ -25,7 +25,7 @@ MANAGER_GRACE_S: Final = 3.0
 """The manager holds nothing that outlives its run; it only says goodbye."""
 
 TRAINER_GRACE_S: Final = 20.0
-"""Room for the optimizer step under way and a checkpoint of a small model; without it, steps since the last are lost."""
+"""Room for the optimizer step under way and a checkpoint of a small model; without it the last steps are lost."""
 
 
 class Role(StrEnum):

@@ -1,0 +1,131 @@
+"""Where a run keeps what it writes: one folder, its paths by name, one runner at a time.
+
+    job.json  keys/  run/endpoints/  logs/          what the workers need and say
+    fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  summary.json  run.html  run.png
+
+Refuses to write into a folder that holds something else, and to continue a run that another runner still drives.
+Read next: `run`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from polyrl.errors import UserError
+from polyrl.manifest.job import PolyRLJob
+from polyrl_operator.keygen import write_run_keys
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run and the names of what lies in it."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys"
+
+    @property
+    def endpoints(self) -> Path:
+        return self.root / "run" / "endpoints" / "manager.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def timeline(self) -> Path:
+        return self.root / "fleet.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def trainer_result(self) -> Path:
+        return self.root / "trainer-result.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def plot(self) -> Path:
+        return self.root / "run.png"
+
+    def log_of(self, worker: str) -> Path:
+        return self.logs / f"{worker}.log"
+
+
+def new_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
+    """Makes the folder of a new run: `out`, else runs/<job>-<UTC time>. Raises UserError when `out` is not empty."""
+    root = out if out is not None else Path("runs") / f"{job_name}-{now:%Y%m%d-%H%M%S}"
+    try:
+        if root.is_dir() and any(root.iterdir()):
+            raise UserError(f"--out {root}: the folder is not empty; name a new one, or continue with --resume {root}")
+        root.mkdir(parents=True, exist_ok=out is not None)
+    except OSError as error:
+        raise UserError(f"{root}: cannot make the run's folder: {error.strerror}") from error
+    return RunFolder(root.resolve())
+
+
+def old_folder(resume: Path) -> RunFolder:
+    """The folder of a run that is continued. Raises UserError when no run lies there."""
+    folder = RunFolder(resume.resolve())
+    if not folder.job.is_file():
+        raise UserError(f"--resume {resume}: no run lies there (it has no job.json)")
+    return folder
+
+
+@contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Holds the folder for one runner. Raises UserError when another one has it."""
+    lock = folder.root / "run" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{folder.root}: another `polyrl run` is at work in this folder") from error
+        yield
+
+
+def prepare(folder: RunFolder, job: PolyRLJob) -> int:
+    """Writes what the workers read, makes keys where there are none, and returns the run's epoch: 1, then 2, ..."""
+    folder.logs.mkdir(exist_ok=True)
+    folder.endpoints.parent.mkdir(parents=True, exist_ok=True)
+    folder.endpoints.unlink(missing_ok=True)
+    folder.trainer_result.unlink(missing_ok=True)
+    if not folder.keys.exists():
+        write_run_keys(folder.keys)
+    folder.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n")
+    return _next_epoch(folder.root / "run" / "epoch")
+
+
+def _next_epoch(file: Path) -> int:
+    epoch = 1 + (int(file.read_text()) if file.exists() else 0)
+    file.write_text(f"{epoch}\n")
+    return epoch
+
+
+def end_of_log(log: Path, lines: int) -> list[str]:
+    """The last `lines` lines of a log; empty when there is none."""
+    tail_bytes = 16384
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - tail_bytes))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-lines:]
