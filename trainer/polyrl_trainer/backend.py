@@ -92,6 +92,10 @@ class TrainingBackend(Protocol):
         """Divides accumulated gradients by `normalizer` (> 0), clips, steps optimizer and schedule, zeroes."""
         ...
 
+    def discard_gradients(self) -> TrainFuture[None]:
+        """Forgets what was accumulated, as if the mini-batch had never begun; then `save` is possible again."""
+        ...
+
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and CPU tensors in the serving dtype, tied weights once; a snapshot of the newest step."""
         ...

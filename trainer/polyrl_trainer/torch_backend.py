@@ -42,7 +42,8 @@ from polyrl_trainer.schedule import learning_rate_at
 def create_torch_backend(
     model: ModelConfig, engine: EngineConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig
 ) -> TorchBackend:
-    """Loads the model and makes its backend. Raises InvalidManifest or InvalidData for a source that cannot be trained."""
+    """Loads the model and makes its backend. Raises InvalidManifest or InvalidData for a source that cannot be
+    trained."""
     return TorchBackend(create_policy(model, engine), engine, optimizer, checkpoint)
 
 
@@ -78,6 +79,10 @@ class TorchBackend:
         not whole; ValueError when there is no gradient or the normalizer is not positive."""
         return self._background.submit(self._optim_step, normalizer)
 
+    def discard_gradients(self) -> TrainFuture[None]:
+        """See `TrainingBackend`."""
+        return self._background.submit(self._drop_gradients)
+
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See `TrainingBackend`. The copy is whole before the first tensor is given out; waits for queued work."""
         return iter(self._background.wait_for("a snapshot of the weights", self._snapshot))
@@ -87,7 +92,7 @@ class TorchBackend:
         return serving_files(self._policy.model)
 
     def save(self, folder: Path) -> None:
-        """See `TrainingBackend`. Raises RunFailed between `forward_backward` and `optim_step`: gradients are not saved."""
+        """See `TrainingBackend`. Raises RunFailed within a mini-batch: gradients are not saved."""
         self._background.wait_for("a checkpoint to be written", self._save, folder)
 
     def load(self, folder: Path) -> None:
