@@ -18,9 +18,9 @@ def group_advantages(
 ) -> npt.NDArray[np.float32]:
     """A_i = (r_i - mean of its group) / (std of its group + eps), float32[N].
 
-    `rewards` is [N], finite; `groups` is [N], samples of one prompt share a value. std is the unbiased one (n - 1), as in
-    TRL and verl. `normalize=False` leaves the division out, which weighs easy and hard prompts alike (Dr. GRPO, Liu et al.
-    2025, arXiv 2503.20783). A group of equal rewards, or of one sample, gives exactly 0.
+    `rewards` is [N], finite; `groups` is [N], samples of one prompt share a value. std is the unbiased one (n - 1), as
+    in TRL and verl. `normalize=False` leaves the division out, which weighs easy and hard prompts alike (Dr. GRPO, Liu
+    et al. 2025, arXiv 2503.20783). A group of equal rewards, or of one sample, gives exactly 0.
     Source: GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1.2. Raises ValueError when a reward is not finite.
     """
     values = np.asarray(rewards, dtype=np.float64)
@@ -43,5 +43,6 @@ def with_group_advantages(samples: Sequence[Sample], *, normalize: bool = True) 
 def _relative(rewards: npt.NDArray[np.float64], normalize: bool) -> npt.NDArray[np.float64]:
     if rewards.max() == rewards.min():
         return np.zeros_like(rewards)
-    centred = rewards - rewards.mean()
-    return centred / (rewards.std(ddof=1) + STD_EPSILON) if normalize else centred
+    centred: npt.NDArray[np.float64] = rewards - rewards.mean()
+    scale = float(rewards.std(ddof=1)) + STD_EPSILON if normalize else 1.0
+    return centred / scale

@@ -1,8 +1,8 @@
 """Makes the policy: from the fields of a transformers config with seeded random weights, or from a Hugging Face folder.
 
-Master weights are float32, on the CPU, in eval mode. A folder that lacks a tensor, or a config with a misspelt field, is
-refused: transformers would fill both in silently. Refuses to hold: devices, optimizers (see `torch_backend`), tokenizers.
-Read next: `model_probe`.
+Master weights are float32, on the CPU, in eval mode. A folder that lacks a tensor, or a config with a misspelt field,
+is refused: transformers would fill both in silently. Refuses to hold: devices, optimizers (see `torch_backend`),
+tokenizers. Read next: `model_probe`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backend_configs import Dtype, SpecialTokens
 
 UNDECLARED_FIELDS = frozenset({"model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"})
-"""Fields that stand in published config.json files and that transformers reads, though not every config declares them."""
+"""Fields of published config.json files that transformers reads, though not every config declares them."""
 
 MAX_REASON_CHARACTERS = 200
 """Of a foreign error message; some list every model that exists."""
+
+_AUTO_MODEL: Any = AutoModelForCausalLM
+"""transformers leaves these class methods untyped."""
+
+NO_SPECIAL_TOKENS = SpecialTokens()
 
 PLACE = "spec.recipe.model.config"
 
@@ -37,7 +42,7 @@ VARIABLE_LENGTH_ATTENTION = "flash_attention_2"
 
 
 def load_model(
-    source: Path | Mapping[str, Any], seed: int, dtype: Dtype, special_tokens: SpecialTokens = SpecialTokens()
+    source: Path | Mapping[str, Any], seed: int, dtype: Dtype, special_tokens: SpecialTokens = NO_SPECIAL_TOKENS
 ) -> PreTrainedModel:
     """A causal language model with float32 master weights, ready for scoring; `dtype` is noted as the one it serves in.
 
@@ -46,7 +51,8 @@ def load_model(
     model = _from_folder(source) if isinstance(source, Path) else _from_config(source, seed, special_tokens)
     model.config.dtype = getattr(torch, dtype)
     model.config.architectures = [type(model).__name__]
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def serving_files(model: PreTrainedModel) -> dict[str, bytes]:
@@ -72,13 +78,16 @@ def _from_config(fields: Mapping[str, Any], seed: int, special_tokens: SpecialTo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION)
+            model: PreTrainedModel = _AUTO_MODEL.from_config(
+                config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION
+            )
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
             raise InvalidManifest([f"{PLACE}: no causal language model can be made of it: {_reason(error)}"]) from error
+    return model
 
 
 def _config(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> PretrainedConfig:
-    model_type = fields.get("model_type")
+    model_type = str(fields.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise InvalidManifest([f"{PLACE}.model_type: transformers knows no {model_type!r}{_nearest(model_type)}"])
     config_class = CONFIG_MAPPING[model_type]
@@ -117,7 +126,7 @@ def _from_folder(folder: Path) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise InvalidData(f"{folder}: not a model folder, it has no config.json")
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = _AUTO_MODEL.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation=DENSE_ATTENTION,

@@ -1,8 +1,8 @@
 """Asks a model, once and on a few tokens, whether the learner's short cuts are true of it.
 
 The learner feeds packed rows and applies the vocabulary head itself. Both hold for the common decoder models; a model
-that carries state over position resets, or that rescales logits after the head, would be trained on wrong numbers without
-any error. So every model is tried before it is trained. Read next: `policy_forward`.
+that carries state over position resets, or that rescales logits after the head, would be trained on wrong numbers
+without any error. So every model is tried before it is trained. Read next: `policy_forward`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.policy_forward import hidden_states
+from polyrl_trainer.policy_forward import hidden_states, vocabulary_head
 
 FIRST_LENGTH, SECOND_LENGTH = 5, 4
 """Tokens of the two probe sequences: enough for a convolution of width 4 to leak over the boundary."""
@@ -31,7 +31,7 @@ def probe_model(model: PreTrainedModel) -> None:
     try:
         alone = model(input_ids=second, use_cache=False).logits[0]
         hidden = hidden_states(model, torch.cat([first, second], dim=1), positions)
-        packed = model.get_output_embeddings()(hidden)[0, FIRST_LENGTH:]
+        packed = vocabulary_head(model)(hidden)[0, FIRST_LENGTH:]
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise InvalidData(f"the model ({name}) fails on its first tokens: {' '.join(str(error).split())}") from error
     if (alone - packed).abs().max() > RELATIVE_TOLERANCE * alone.abs().max():

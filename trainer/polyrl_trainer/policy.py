@@ -34,7 +34,7 @@ class Policy:
     max_logits_bytes: int
 
     def passes(self, samples: Sequence[Sample]) -> Iterator[PackedBatch]:
-        """Every sample in exactly one pass. Raises ValueError for an empty batch, sample or an unlearnable first token."""
+        """Every sample in exactly one pass. Raises ValueError for no samples, no tokens, or a learned first token."""
         if not samples:
             raise ValueError("a batch needs at least one sample")
         for one in plan_passes([sample.length for sample in samples], self.packing):
@@ -63,8 +63,9 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     attention = attention_for(device, model.dtype)
     loaded.set_attn_implementation(attention)
     shape = PackingPolicy.variable_length if attention == VARIABLE_LENGTH_ATTENTION else PackingPolicy.dense
+    loaded.to(device)  # type: ignore[arg-type]
     return Policy(
-        model=loaded.to(device),
+        model=loaded,
         device=device,
         dtype=model.dtype,
         packing=shape(engine.max_tokens_per_micro_batch),

@@ -26,11 +26,11 @@ def score(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""
     hidden_PH = hidden_states(model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
-    head = model.get_output_embeddings()
+    head = vocabulary_head(model)
     scale = 1.0 / effective_temperature(temperature)
     chunk = max(1, max_logits_bytes // (LOGIT_BYTES * model.config.get_text_config().vocab_size))
     parts = []
-    for hidden_CH, targets in zip(hidden_PH.split(chunk), batch.targets.split(chunk), strict=True):
+    for hidden_CH, targets in zip(torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True):
         if torch.is_grad_enabled() and len(hidden_PH) > chunk:
             parts.append(checkpoint(_score_chunk, head, hidden_CH, targets, scale, use_reentrant=False))
         else:
@@ -45,8 +45,14 @@ def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, position_ids:
     return hidden
 
 
+def vocabulary_head(model: PreTrainedModel) -> nn.Module:
+    """The layer from hidden states to logits."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
+
+
 def effective_temperature(temperature: float) -> float:
-    """Greedy sampling (temperature 0) reports logprobs at temperature 1, see `SamplingParams`. Raises ValueError below 0."""
+    """Greedy sampling (0) reports logprobs at temperature 1, see `SamplingParams`. Raises ValueError below 0."""
     if temperature < 0:
         raise ValueError(f"temperature must be at least 0, not {temperature}")
     return temperature or 1.0

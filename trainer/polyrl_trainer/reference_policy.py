@@ -1,7 +1,7 @@
 """The frozen policy that a KL penalty compares with: scores, never learns.
 
-It is made from the source that the stage started from, not copied from a running learner, so a resumed run compares with
-the same reference as an undisturbed one. Read next: `policy`.
+It is made from the source that the stage started from, not copied from a running learner, so a resumed run compares
+with the same reference as an undisturbed one. Read next: `policy`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Plans how sequences of different lengths share the rows of a pass, so that little of it is padding.
 
-A *pass* is one forward (and backward) call on a rectangle of `len(rows)` x `width` positions. A row holds one or several
-whole sequences, end to end; the rest of it is padding. Two shapes, by attention kernel:
+A *pass* is one forward (and backward) call on a rectangle of `len(rows)` x `width` positions. A row holds one or
+several whole sequences, end to end; the rest of it is padding. Two shapes, by attention kernel:
 
 - *dense* mask (CPU, plain GPU attention): cost grows with width squared, so rows are short: sequences are packed
-  best-fit-decreasing into rows of `row_tokens`, a longer one has a row of its own, and rows of like length share a pass.
+  best-fit-decreasing into rows of `row_tokens`, a longer one has a row of its own, rows of like length share a pass.
 - *variable-length* kernel (flash attention): cost grows with each sequence's own length, so a pass is one long row
   without padding.
 
@@ -22,8 +22,8 @@ DENSE_ROW_TOKENS = 64
 64 and below cost the same, 128 costs 10 % more, 256 40 %, 1024 three times as much."""
 
 MAX_PADDING = 0.08
-"""Largest share of padding in a pass; a row that would raise it above opens the next pass. Lower values save padding and
-make more, smaller passes."""
+"""Largest share of padding in a pass; a row that would raise it above opens the next pass. Lower values save padding
+and make more, smaller passes."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """How the named numbers of losses add up: sums over learned tokens add, names that end in `_max` take the larger.
 
-So any split of a mini-batch into micro-batches and passes reports the same numbers; `averages` is applied once, for the log.
+So any split of a mini-batch into micro-batches and passes reports the same numbers; `averages` is applied once, for the
+log.
 """
 
 from __future__ import annotations
