@@ -4,7 +4,7 @@ Token ids go in, increments of token ids with their logprobs and weight version 
 every implementation. An implementation raises only the errors of this module: `RequestRejected` speaks of the request,
 `EngineFailed` speaks of the engine, and the two never mix, because only the first may end a sample.
 
-Refuses to hold: text, prompts, placement, retries, weight transport (see `puller`). Read next: `fake_engine`, `engines`.
+Refuses to hold: text, prompts, placement, retries, weight transport (see `puller`). Read next: `fake_engine`.
 """
 
 from __future__ import annotations
