@@ -1,7 +1,7 @@
 """An engine without a model, for tests: each token is a hash of all ids before it, so a continuation can be checked.
 
-Because the next token depends on the input alone, generating on from prompt + tokens so far gives what an undisturbed run
-gives (`undisturbed`). Speed, failures and hangs are set by whoever drives the test.
+Because the next token depends on the input alone, generating on from prompt + tokens so far gives what an undisturbed
+run gives (`continuation`). Speed, failures and hangs are set by whoever drives the test.
 
 Refuses to hold: anything a real engine would need. Read next: `engine`.
 """

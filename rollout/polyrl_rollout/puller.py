@@ -1,7 +1,7 @@
 """Pulls one weight version from a publisher: manifest, missing chunks, checksums. Old weights serve on meanwhile.
 
-Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its hash
-matches; a version counts once every tensor's checksum matches. Whatever was verified before an interruption is kept.
+Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its
+hash matches; a version counts once every tensor's checksum matches. Whatever was verified before an interruption is kept.
 
     wait                     deadline              then
     manifest or chunk        CHUNK_SECONDS         asked again
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import zmq
@@ -49,6 +50,7 @@ MAX_FALSE_CHUNKS: Final = 3
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2_000
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
@@ -190,7 +192,7 @@ class _Pull:
         frame = await self._within(self._socket.recv(), min(until, give_up))
         return None if frame is None else decode_to_puller(frame)
 
-    async def _within(self, wait: asyncio.Future[bytes] | asyncio.Future[None], until: float) -> bytes | None:
+    async def _within(self, wait: Awaitable[T], until: float) -> T | None:
         try:
             async with asyncio.timeout_at(until):
                 return await wait

@@ -1,7 +1,7 @@
 """Where an engine's weights lie while they arrive and while they are served: one folder in memory per engine.
 
     polyrl-<run>-<engine>/.lock             held while the agent lives; whoever gets it may remove the folder
-    polyrl-<run>-<engine>/v000007.partial/  chunks land here, each at its place; what matches its hash is not pulled again
+    polyrl-<run>-<engine>/v000007.partial/  chunks land here, each at its place; what matches is not pulled again
     polyrl-<run>-<engine>/v000007/          complete: every chunk and tensor matched; a Hugging Face folder
 
 A version's folder appears by one rename, so it is complete or absent. Only the served version and the one on its way
@@ -116,13 +116,18 @@ class Staging:
     """The folder of one engine."""
 
     def __init__(self, run: str, engine: str, base: Path | None = None) -> None:
-        """Makes the folder, private to this user, and removes what ended engines left behind."""
+        """Makes the folder, private to this user, and removes what ended engines left behind.
+
+        Raises OSError when a live agent has the same name in the same run.
+        """
         base = base or default_base()
         sweep(base)
         self.root = base / f"{PREFIX}{_plain(run)}-{_plain(engine)}"
-        self.root.mkdir(mode=0o700, exist_ok=True)
-        self._lock = (self.root / ".lock").open("w")
+        # Locked before it takes a name that a sweep looks at.
+        unnamed = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
+        self._lock = (unnamed / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(self.root)
 
     def open(self, manifest: VersionManifest) -> Partial:
         """A place for `manifest`; what an interrupted pull of the same version left is still in it."""
