@@ -1,0 +1,77 @@
+"""An engine's process, seen from its parent: started on a leash, ended within a deadline.
+
+Its output goes to the parent's standard error, so that an engine's last words are in its agent's log.
+Refuses to hold: what the process does. Read next: `embedded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from polyrl_rollout import leash
+from polyrl_rollout.engine import EngineFailed
+
+KILL_DEADLINE_S: Final = 10.0
+"""A killed process is gone at once; only an uninterruptible one outlasts this, and nothing can be done about it."""
+
+NEUTRAL_FOLDER: Final = "/"
+"""Python puts the working folder on its module path; a stray `enum.py` of the user's must not reach the engine."""
+
+
+class Child:
+    """One running process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+    ) -> Child:
+        """Starts `command` on a leash. Raises EngineFailed when it cannot be executed."""
+        env = {**os.environ, **(environment or {}), leash.PARENT_PID: str(os.getpid())}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.__stderr__,
+                env=env,
+                cwd=NEUTRAL_FOLDER,
+                pass_fds=pass_fds,
+            )
+        except OSError as error:
+            raise EngineFailed(f"cannot start {command[0]}: {error}") from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Returns its exit status; the caller sets the deadline."""
+        return await self._process.wait()
+
+    async def end(self, grace_s: float) -> None:
+        """Gives it `grace_s` to end by itself, then kills it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Ends it without asking; fine when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_DEADLINE_S):
+                await self._process.wait()

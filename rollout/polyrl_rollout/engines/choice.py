@@ -1,0 +1,19 @@
+"""Which engine a manifest asks for.
+
+Refuses to hold: what an engine is (see `polyrl_rollout.engine`). Read next: `embedded`, then `sglang`.
+"""
+
+from __future__ import annotations
+
+from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineType
+from polyrl_rollout.engine import Engine
+from polyrl_rollout.engines.embedded import EmbeddedEngine
+from polyrl_rollout.engines.sglang import SGLangEngine
+
+
+def choose_engine(spec: EngineSpec, seed: int) -> Engine:
+    """The engine of `spec.type`, not yet started; `seed` seeds the draws of requests without a seed of their own."""
+    if spec.type is EngineType.EMBEDDED:
+        return EmbeddedEngine(spec, seed)
+    return SGLangEngine(spec, seed)

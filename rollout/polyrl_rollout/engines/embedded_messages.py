@@ -1,0 +1,121 @@
+"""What the embedded engine and its process say to each other: one msgpack array per frame, its length in front.
+
+Both ends run the same code from the same installation, so frames carry no version. Read next: `embedded_process`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, TypeAlias
+
+import msgspec
+
+from polyrl.sample import Finish, SamplingParams
+
+LENGTH: Final = struct.Struct("<I")
+"""Frame length in bytes, in front of each frame."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field=None):
+    """Base of all messages."""
+
+
+# --- parent -> process ------------------------------------------------------------------------------------------------
+
+
+class Start(_Message, frozen=True, tag="start"):
+    """First message; answered by Started or Failed."""
+
+    folder: str
+    max_running: int
+    kv_tokens: int
+    max_context: int
+    threads: int
+    seed: int
+
+
+class Generate(_Message, frozen=True, tag="generate"):
+    """Answered by Tokens until one row has a finish."""
+
+    rid: str
+    input_ids: list[int]
+    max_new_tokens: int
+    sampling: SamplingParams
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    """Not answered; rows of `rid` that are already on their way may still come."""
+
+    rid: str
+
+
+class Load(_Message, frozen=True, tag="load"):
+    """Drops all running requests and loads; answered by Loaded or LoadFailed."""
+
+    version: int
+    folder: str
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    """Answered by Pong while the generation loop is alive."""
+
+
+# --- process -> parent ------------------------------------------------------------------------------------------------
+
+
+class Started(_Message, frozen=True, tag="started"):
+    """The model is built and the generation loop runs."""
+
+    kv_tokens: int
+    max_context: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request."""
+
+    rid: str
+    ids: list[int]
+    logprobs: list[float]
+    finish: Finish | None
+
+
+class Tokens(_Message, frozen=True, tag="tokens"):
+    """All new tokens of one forward pass."""
+
+    version: int
+    rows: list[Row]
+
+
+class Loaded(_Message, frozen=True, tag="loaded"):
+    version: int
+
+
+class LoadFailed(_Message, frozen=True, tag="load-failed"):
+    """The old weights serve on."""
+
+    version: int
+    reason: str
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    pass
+
+
+class Failed(_Message, frozen=True, tag="failed"):
+    """Last words: the process ends."""
+
+    reason: str
+
+
+ToProcess: TypeAlias = Start | Generate | Abort | Load | Ping
+ToParent: TypeAlias = Started | Tokens | Loaded | LoadFailed | Pong | Failed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+decode_to_process: Final = msgspec.msgpack.Decoder(ToProcess).decode
+decode_to_parent: Final = msgspec.msgpack.Decoder(ToParent).decode
+
+
+def frame(message: ToProcess | ToParent) -> bytes:
+    """The message as one length-prefixed frame."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body

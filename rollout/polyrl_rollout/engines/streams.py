@@ -1,0 +1,86 @@
+"""The running requests of one engine: chunks in from its one reader, chunks out to as many consumers as there are requests.
+
+A consumer waits as long as the engine shows life to anyone; silence towards all of them past the deadline is a failure.
+Refuses to hold: where chunks come from. Read next: `embedded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from polyrl_rollout.engine import EngineFailed, TokenChunk
+
+SILENCE_DEADLINE_S: Final = 60.0
+"""An engine with work that produces nothing for anyone for this long hangs; a forward pass takes milliseconds to seconds."""
+
+
+class Streams:
+    """Open streams by rid; an ended one is forgotten, and late chunks for it are dropped."""
+
+    def __init__(self, now: Callable[[], float], silence_deadline_s: float = SILENCE_DEADLINE_S) -> None:
+        self._now = now
+        self._deadline_s = silence_deadline_s
+        self._open: dict[str, asyncio.Queue[TokenChunk | EngineFailed | None]] = {}
+        self._last_sign = now()
+
+    def open(self, rid: str) -> None:
+        """Makes room for chunks of `rid`; before the engine hears of it. Raises ValueError for a rid that is running."""
+        if rid in self._open:
+            raise ValueError(f"request {rid} is already running")
+        if not self._open:
+            self._last_sign = self._now()
+        self._open[rid] = asyncio.Queue()
+
+    def deliver(self, rid: str, chunk: TokenChunk) -> None:
+        """Hands a chunk to its consumer."""
+        self._last_sign = self._now()
+        if queue := self._open.get(rid):
+            queue.put_nowait(chunk)
+
+    def end(self, rid: str) -> None:
+        """Ends a stream without a finish; an unknown rid is fine."""
+        if queue := self._open.pop(rid, None):
+            queue.put_nowait(None)
+
+    def end_all(self) -> list[str]:
+        """Ends every stream without a finish, and names them."""
+        rids = list(self._open)
+        for rid in rids:
+            self.end(rid)
+        return rids
+
+    def fail_all(self, reason: str) -> None:
+        """Raises EngineFailed in every consumer."""
+        for queue in self._open.values():
+            queue.put_nowait(EngineFailed(reason))
+        self._open.clear()
+
+    async def chunks(self, rid: str) -> AsyncIterator[TokenChunk]:
+        """What was delivered to `rid`, until a finish or `end`. Raises EngineFailed."""
+        queue = self._open[rid]
+        try:
+            while True:
+                item = await self._next(rid, queue)
+                if item is None:
+                    return
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            if self._open.get(rid) is queue:
+                del self._open[rid]
+
+    async def _next(self, rid: str, queue: asyncio.Queue[TokenChunk | EngineFailed | None]) -> TokenChunk | None:
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, self._last_sign + self._deadline_s - self._now())):
+                    item = await queue.get()
+            except TimeoutError:
+                if self._now() - self._last_sign < self._deadline_s:
+                    continue
+                raise EngineFailed(f"no token of {rid} or any other request for {self._deadline_s:g} s") from None
+            if isinstance(item, EngineFailed):
+                raise item
+            return item
