@@ -1,69 +1,64 @@
 """`PolyRLJob`: the whole manifest. The same value is read from a file on a laptop and from the API server on a cluster.
 
-Read next: `recipe` (what is learned), `rollout` (what generates), `rules` (what must hold between fields).
+Read next: `spec` (its parts), `recipe` (what is learned), `rules` (what must hold between fields).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from polyrl.manifest.base import Spec
-from polyrl.manifest.recipe import Recipe
-from polyrl.manifest.rollout import Engine, Fault
+from polyrl.manifest.base import Name, Spec
+from polyrl.manifest.rollout import Rollout as Rollout
+from polyrl.manifest.rules import broken_rules
+from polyrl.manifest.spec import JobSpec as JobSpec
+from polyrl.manifest.status import JobStatus
+from polyrl.manifest.trainer import Trainer as Trainer
 
-API_VERSION = "polyrl.dev/v1alpha1"
-KIND = "PolyRLJob"
+API_VERSION: Final = "polyrl.dev/v1alpha1"
+KIND: Final = "PolyRLJob"
+RULE_ERROR: Final = "rule"
+"""Error type under which a broken rule appears in a ValidationError; the message is the rule's whole sentence."""
 
 
 class Metadata(Spec):
     """The part of Kubernetes' ObjectMeta that we read; the rest is kept and ignored."""
 
-    model_config = {**Spec.model_config, "extra": "allow"}
+    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1, max_length=46, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-    """At most 46 characters: pods and services add suffixes within a DNS label's 63."""
-    namespace: str | None = None
-
-
-class Rollout(Spec):
-    """The fleet."""
-
-    engine: Engine = Engine()
-    replicas: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """Start value of the fleet (scaling mode Gap), or its size (Manual, External); default: minReplicas, at least 1 if
-    maxReplicas allows."""
-    min_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-    max_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
-    drain_seconds: Annotated[int, Field(ge=0, le=600)] = 20
-    """Time a rollout gets to finish or hand back its samples after a notice."""
-
-
-class Trainer(Spec):
-    """The learner on reserved devices."""
-
-    replicas: Annotated[int, Field(ge=1, le=512)] = 1
-    reserved_engine: bool = True
-    """An engine on the trainer's own devices generates while the learner waits for samples."""
-
-
-class JobSpec(Spec):
-    """What the user asks for."""
-
-    recipe: Recipe
-    trainer: Trainer = Trainer()
-    rollout: Rollout = Rollout()
-    fault_injection: list[Fault] = Field(default=[], max_length=64)
-    """Faults that the run inflicts on itself; a drill, not a setting for production."""
+    """Lower case letters, digits and dashes; at most 46 characters, because pods and services add suffixes within a DNS
+    label's 63."""
+    namespace: Name | None = None
+    """Namespace of the object; a local run has none."""
 
 
 class PolyRLJob(Spec):
     """One training run."""
 
     api_version: Literal["polyrl.dev/v1alpha1"]
+    """Group and version."""
     kind: Literal["PolyRLJob"]
+    """Kind."""
     metadata: Metadata
+    """Name and namespace."""
     spec: JobSpec
-    status: dict[str, Any] | None = None
+    """What the user asks for."""
+    status: JobStatus | None = None
     """Written by the operator; ignored when read from a file."""
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        faults = [
+            InitErrorDetails(
+                type=PydanticCustomError(RULE_ERROR, "{sentence}", {"sentence": sentence}),
+                loc=("spec", *rule.field),
+                input=None,
+            )
+            for rule, sentence in broken_rules(self.spec)
+        ]
+        if faults:
+            raise ValidationError.from_exception_data(KIND, faults)
+        return self

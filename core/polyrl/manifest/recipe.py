@@ -6,11 +6,28 @@ Refuses to hold: capacity, pods, prices (see `rollout`, `trainer`, `scaling`). R
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from polyrl.manifest.base import Spec
+from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, INT32_MAX, Count, FunctionName, Name, PathText, Positive, Spec
+
+MODEL_CONFIG_SCHEMA: Final = {
+    "type": "object",
+    "required": ["model_type"],
+    "properties": {"model_type": {"type": "string", "minLength": 1, "maxLength": 64}},
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+"""What is declared of a transformers config; its other fields belong to the model."""
+
+
+def _named_model_type(config: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise ValueError("needs model_type, the name of a transformers architecture such as qwen2")
+    return config
+
+
+ModelConfig = Annotated[dict[str, Any], AfterValidator(_named_model_type), WithJsonSchema(MODEL_CONFIG_SCHEMA)]
 
 
 class Mode(StrEnum):
@@ -26,34 +43,37 @@ class Mode(StrEnum):
 class Code(Spec):
     """Where the user's Python lives; one of the three, and the same names work on a laptop and on a cluster."""
 
-    path: str = "."
-    """Folder put on the trainer's import path, relative to the manifest; on a cluster the mount point of the ConfigMap or
-    volume, or a folder of the image."""
-    config_map: str | None = None
-    """ConfigMap whose keys are the files of that folder (cluster only; kustomize makes it from the files beside job.yaml)."""
-    volume_claim: str | None = None
-    """PersistentVolumeClaim mounted there, read-only (cluster only)."""
+    path: PathText = "."
+    """Folder put on the trainer's import path, relative to the manifest; on a cluster the mount point of the ConfigMap
+    or volume, or a folder of the image."""
+    config_map: Annotated[Name, CLUSTER_ONLY] | None = None
+    """ConfigMap whose keys are the files of that folder; kustomize makes it from the files beside job.yaml."""
+    volume_claim: Annotated[Name, CLUSTER_ONLY] | None = None
+    """PersistentVolumeClaim mounted there, read-only."""
 
 
 class Tokenizer(Spec):
     """How text becomes tokens."""
 
     type: Literal["characters", "huggingface"] = "huggingface"
-    """`characters` maps each character of `alphabet` to one token, after <pad>=0, <bos>=1 and <eos>=2."""
-    alphabet: str = ""
+    """`huggingface` reads a tokenizer's folder; `characters`
+    maps each character of `alphabet` to one token, after <pad>=0, <bos>=1 and <eos>=2."""
+    alphabet: Annotated[str, Field(max_length=2048)] = ""
     """Characters known to `characters`, each once."""
-    path: str | None = None
+    path: PathText | None = None
     """Folder of a Hugging Face tokenizer; default: the model's own folder."""
 
 
 class ModelSource(Spec):
     """The policy: a Hugging Face folder, or a fresh one made from a config."""
 
-    path: str | None = None
+    path: PathText | None = None
     """Folder with config.json and safetensors, relative to the manifest."""
-    config: dict[str, Any] | None = None
-    """Fields of a transformers config, `model_type` among them: a model with random weights, drawn from `recipe.seed`."""
+    config: ModelConfig | None = None
+    """Fields of a transformers config, `model_type` among them: a model with random weights, drawn from
+    `recipe.seed`."""
     tokenizer: Tokenizer = Tokenizer()
+    """How text becomes tokens."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the weights that engines serve and of the learner's forward pass."""
 
@@ -61,10 +81,10 @@ class ModelSource(Spec):
 class Dataset(Spec):
     """One file of rows and its weight in the mixture."""
 
-    path: str
+    path: PathText
     """JSONL or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL rows: `prompt` or
     `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
-    weight: Annotated[float, Field(ge=0)] = 1.0
+    weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Share of draws, relative to the other files' weights."""
 
 
@@ -72,33 +92,47 @@ class Data(Spec):
     """Rows for each stage; empty lists for the stages that do not run."""
 
     sft: list[Dataset] = Field(default=[], max_length=64)
+    """Prompts with responses, for `sft` and the first stage of `sft+rl`."""
     rl: list[Dataset] = Field(default=[], max_length=64)
     """Prompts for `rl`; finished samples for `offline-rl`."""
     eval: list[Dataset] = Field(default=[], max_length=64)
     """Prompts for evaluation; greedy, scored by the same reward function."""
     shuffle: bool = True
+    """Draw rows in an order that `recipe.seed` decides; false takes them as they stand."""
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Optimizer(Spec):
     """AdamW (Loshchilov and Hutter 2019) and its schedule."""
 
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
+    """Peak step size. RL wants far less than SFT, and tiny models far more than large ones: 1e-6 suits billions of
+    parameters."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Course after the warm-up; cosine and linear fall to 0 at the stage's last step."""
+    warmup_steps: Count = 0
+    """Optimizer steps in which the rate rises linearly from 0."""
+    betas: Annotated[tuple[Beta, Beta], BY_VALUE] = (0.9, 0.95)
+    """Decay of the first and second moment; 0.95 forgets outliers sooner than AdamW's 0.999."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of the second moment, against division by 0."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Decoupled decay of weights per step, times the learning rate."""
+    max_grad_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Global norm at which gradients are clipped."""
 
 
 class Sft(Spec):
     """Supervised stage: cross-entropy on response tokens."""
 
-    steps: Annotated[int, Field(ge=0)] = 0
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    steps: Count = 0
+    """Optimizer steps; 0 with modes that have no supervised stage."""
+    batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 32
     """Sequences per optimizer step."""
     optimizer: Optimizer = Optimizer()
+    """AdamW and its schedule."""
 
 
 class Sampling(Spec):
@@ -106,10 +140,15 @@ class Sampling(Spec):
 
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
     """n of a group."""
-    max_new_tokens: Annotated[int, Field(ge=1)] = 1024
+    max_new_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 1024
+    """Tokens generated for one sample at most, over all its turns; must leave room for a prompt in
+    `rollout.engine.maxContext`."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Divides the logits; 1 samples the policy as it is, which is what the policy gradient assumes."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Draw from the likeliest tokens that together reach this probability; 1 keeps all."""
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = -1
+    """Draw from this many likeliest tokens; -1 keeps all."""
 
 
 class GroupFilter(StrEnum):
@@ -129,69 +168,75 @@ class Algorithm(Spec):
 
     name: Literal["grpo"] = "grpo"
     """Group-relative policy optimization (Shao et al. 2024, arXiv 2402.03300)."""
-    steps: Annotated[int, Field(ge=0)] = 0
+    steps: Count = 0
     """RL steps; one step consumes `promptsPerStep` groups and publishes one weight version."""
-    prompts_per_step: Annotated[int, Field(ge=1)] = 32
-    mini_batch_prompts: Annotated[int, Field(ge=1)] | None = None
+    prompts_per_step: Annotated[int, Field(ge=1, le=1_048_576)] = 32
+    """Groups trained per RL step."""
+    mini_batch_prompts: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Groups per optimizer step; must divide promptsPerStep; default: all of them, one optimizer step per RL step."""
-    min_micro_batch_samples: Annotated[int, Field(ge=1)] = 16
+    min_micro_batch_samples: Positive = 16
     """Training starts as soon as this many samples of complete groups are scored, while the rest still generates."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """PPO ratio clip: [1 - clipLow, 1 + clipHigh]."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Lower end of the ratio clip [1 - clipLow, 1 + clipHigh] (PPO)."""
+    clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
+    """Upper end of the ratio clip; above clipLow it leaves rare tokens room to grow (DAPO's clip-higher)."""
+    kl_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Weight of the KL penalty to the reference model (the policy before RL); 0 keeps no reference."""
     normalize_advantage: bool = True
     """Divide group advantages by the group's standard deviation."""
     over_sampling_factor: Annotated[float, Field(ge=1, le=8)] = 1.0
     """Submit this many times promptsPerStep groups and train on the first complete ones that pass the filter."""
-    group_filter: GroupFilter = GroupFilter.NONE
-    filter_function: str | None = None
+    group_filter: Annotated[GroupFilter, BY_VALUE] = GroupFilter.NONE
+    """Which complete groups may train; the others are discarded as filtered, and other prompts take their place."""
+    filter_function: FunctionName | None = None
     """`module:function(samples) -> bool`, for groupFilter custom."""
-    max_replaced_groups_per_step: Annotated[int, Field(ge=0)] | None = None
+    max_replaced_groups_per_step: Count | None = None
     """Prompts that may be replaced in one step because their groups were discarded; above it the run fails, loudly.
     Default: promptsPerStep."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Weight versions that a sample may be behind the learner; 0 is synchronous."""
     optimizer: Optimizer = Optimizer()
+    """AdamW and its schedule."""
 
 
 class Reward(Spec):
     """The one function the user writes: `def score(sample) -> float | dict`, sync or async."""
 
-    function: str
+    function: FunctionName
     """`module:function`, importable from `code.path`."""
-    timeout_seconds: Annotated[int, Field(ge=1)] = 30
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
     """A call that outlasts it discards its sample with reason rewardTimedOut."""
     max_concurrency: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Calls that run at once; more wait."""
 
 
 class Environment(Spec):
     """A multi-turn episode: what is written between the policy's turns. Without it a sample is one turn."""
 
-    class_path: str
+    class_path: FunctionName
     """`module:Class`, importable from `code.path`; its `async run(sample, generate)` plays one episode.
     `polyrl_trainer.environments.calculator:CalculatorEnvironment` ships."""
     max_turns: Annotated[int, Field(ge=1, le=1024)] = 8
     """Turns of the policy, after which the episode ends and is scored as it stands."""
-    timeout_seconds: Annotated[int, Field(ge=1)] = 30
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
     """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed)."""
 
 
 class Evaluation(Spec):
     """Greedy evaluation on `data.eval`."""
 
-    every_steps: Annotated[int, Field(ge=0)] = 0
+    every_steps: Count = 0
     """RL steps between evaluations; 0 evaluates only before, between and after the stages."""
-    max_samples: Annotated[int, Field(ge=1)] = 256
+    max_samples: Positive = 256
+    """Rows evaluated, from the start of the files; the same ones every time."""
 
 
 class Checkpoint(Spec):
     """What survives the trainer."""
 
-    every_steps: Annotated[int, Field(ge=1)] = 20
+    every_steps: Positive = 20
     """Optimizer steps (SFT) or RL steps between checkpoints; stages always end with one."""
-    keep: Annotated[int, Field(ge=1)] = 2
+    keep: Annotated[int, Field(ge=1, le=10_000)] = 2
     """Newest checkpoints kept; stage-final ones are kept besides."""
 
 
@@ -199,26 +244,38 @@ class Logging(Spec):
     """Where metrics go; metrics.jsonl is always written."""
 
     tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
 
 
 class Recipe(Spec):
     """What is learned."""
 
-    mode: Mode = Mode.RL
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    mode: Annotated[Mode, BY_VALUE] = Mode.RL
+    """Which stages run: supervised, reinforcement, both in this order, or reinforcement on a file of finished
+    samples."""
+    seed: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     """Seeds model weights, data order and sampling; printed by every run."""
     code: Code = Code()
+    """Where the user's Python lives."""
     model: ModelSource
+    """The policy."""
     data: Data = Data()
+    """Rows for each stage."""
     sft: Sft = Sft()
+    """The supervised stage."""
     algorithm: Algorithm = Algorithm()
+    """The RL stage."""
     sampling: Sampling = Sampling()
+    """How the policy is sampled."""
     reward: Reward | None = None
-    """Needed by the modes that sample."""
+    """The user's reward function; needed by the modes that sample."""
     environment: Environment | None = None
     """For multi-turn episodes with tools."""
     evaluation: Evaluation = Evaluation()
+    """Greedy evaluation on `data.eval`."""
     checkpoint: Checkpoint = Checkpoint()
+    """What survives the trainer."""
     logging: Logging = Logging()
-    max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] = 16384
+    """Where metrics go."""
+    max_tokens_per_micro_batch: Positive = 16384
     """Token budget of one forward-backward pass; sequences are packed into it."""

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyrl.manifest.base import Spec
+from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, INT32_MAX, Count, Positive, Spec
+from polyrl.manifest.cluster import PodTemplate
 
 
 class EngineType(StrEnum):
@@ -22,16 +23,17 @@ class EngineType(StrEnum):
 class Engine(Spec):
     """The engine beside each agent."""
 
-    type: EngineType = EngineType.SGLANG
+    type: Annotated[EngineType, BY_VALUE] = EngineType.SGLANG
+    """`sglang` is stock SGLang over HTTP; `embedded` is transformers' continuous batching, for tiny models and CPUs."""
     max_running: Annotated[int, Field(ge=1, le=65536)] = 256
     """Sequences one engine runs at once."""
-    kv_tokens: Annotated[int, Field(ge=64)] = 65536
+    kv_tokens: Annotated[int, Field(ge=64, le=INT32_MAX)] = 65536
     """KV-cache room of the embedded engine, in tokens; SGLang measures its own."""
-    max_context: Annotated[int, Field(ge=8)] = 4096
+    max_context: Annotated[int, Field(ge=8, le=16_777_216)] = 4096
     """Longest prompt + response, in tokens."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of one embedded engine."""
-    args: list[str] = Field(default=[], max_length=128)
+    args: list[Annotated[str, Field(max_length=1024)]] = Field(default=[], max_length=128)
     """Further arguments of `sglang.launch_server`, as written on its command line."""
 
 
@@ -47,16 +49,79 @@ class FaultAction(StrEnum):
 class Fault(Spec):
     """A fault that the run inflicts on itself, to show that nothing is lost. Only for drills and demonstrations."""
 
-    at_step: Annotated[int, Field(ge=0)]
+    at_step: Count
     """RL step after whose start it happens."""
-    action: FaultAction
-    rollout: Annotated[int, Field(ge=0)] = 0
+    action: Annotated[FaultAction, BY_VALUE]
+    """Kill ends the rollout without notice; Preempt gives it `noticeSeconds`."""
+    rollout: Annotated[int, Field(ge=0, le=1023)] = 0
     """Which of the live preemptible rollouts, counted from the oldest."""
     notice_seconds: Annotated[int, Field(ge=0, le=600)] = 5
+    """Seconds between notice and end; only for Preempt."""
 
 
 class Update(Spec):
     """How a changed template reaches running rollouts."""
 
     type: Literal["OnDelete", "Rolling"] = "Rolling"
-    max_unavailable: Annotated[int, Field(ge=1)] = 1
+    """Rolling replaces old pods between steps; OnDelete leaves them until something else ends them."""
+    max_unavailable: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rollouts that an update may take away at once."""
+
+
+class Fallback(Spec):
+    """On-demand stand-ins while spot is not to be had; spot replaces them one by one when it returns."""
+
+    enabled: bool = False
+    """Only with policy SpotPreferred."""
+    after_seconds: Count = 300
+    """Seconds that spot must have been pending or backed off before a stand-in starts."""
+    max_replicas: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """Stand-ins at once; default: all missing rollouts."""
+
+
+class CapacityPolicy(StrEnum):
+    """What machines rollouts run on."""
+
+    SPOT = "Spot"
+    SPOT_PREFERRED = "SpotPreferred"
+    """Spot first; `fallback` says when on-demand stands in."""
+    ON_DEMAND = "OnDemand"
+
+
+class Capacity(Spec):
+    """What machines rollouts run on."""
+
+    policy: Annotated[CapacityPolicy, BY_VALUE] = CapacityPolicy.SPOT
+    """Spot only, spot with on-demand stand-ins, or on-demand only."""
+    base_on_demand: Annotated[int, Field(ge=0, le=1024)] = 0
+    """The first so many rollouts are on-demand, so that some always stay."""
+    fallback: Fallback = Fallback()
+    """When on-demand stands in for spot."""
+    preset: Literal["None", "Karpenter", "GKE", "AKS", "EKSManaged"] = "None"
+    """Node affinity and tolerations of this platform's spot machines; None: the template says it all."""
+
+
+class Rollout(Spec):
+    """The fleet."""
+
+    engine: Engine = Engine()
+    """The engine beside each agent."""
+    replicas: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """Start value of the fleet (scaling mode Gap), or its size (Manual, External); default: minReplicas, at least 1 if
+    maxReplicas allows. A value outside minReplicas and maxReplicas is clamped, not refused: autoscalers overshoot."""
+    min_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Rollouts below which scaling never goes; 0 lets the trainer's own engine do all the work when spot is dear."""
+    max_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Rollouts above which scaling never goes."""
+    drain_seconds: Annotated[int, Field(ge=0, le=600)] = 20
+    """Seconds a rollout gets to finish or hand back its samples after a notice; clouds give 15 to 120."""
+    template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None
+    """Pod of one rollout; default: the operator's own image. A change reaches running rollouts as `update` says."""
+    update: Annotated[Update, CLUSTER_ONLY] = Update()
+    """How a changed template reaches running rollouts."""
+    capacity: Annotated[Capacity, CLUSTER_ONLY] = Capacity()
+    """What machines rollouts run on."""
+    pending_timeout_seconds: Annotated[int, Field(ge=60, le=INT32_MAX), CLUSTER_ONLY] = 1200
+    """Seconds a pod may stay unscheduled before its pool backs off; longer than autoscalers need for a node (900)."""
+    startup_timeout_seconds: Annotated[Positive, CLUSTER_ONLY] = 1800
+    """Seconds from scheduled to registered at the manager; then the pod is replaced, counted as a failure."""

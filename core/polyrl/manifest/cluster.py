@@ -1,0 +1,146 @@
+"""What only a cluster has: pod templates, the manager's address, networks, budgets, failure rules.
+
+Refuses to hold: a copy of Kubernetes' PodSpec. A frozen copy ages with every release; templates declare the containers
+and keep the rest unseen, and the operator's dry run gives the API server's own verdict on them. Read next: `scaling`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from polyrl.manifest.base import BY_VALUE, Name, PathText, Spec
+
+
+class Container(Spec):
+    """One container; further fields are kept and handed on unseen."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+    """Name of the container; the operator adds its environment to the first one."""
+    image: PathText | None = None
+    """Image reference; default: the operator's own image."""
+
+
+class PodSpec(Spec):
+    """The pod; further fields are kept and handed on unseen."""
+
+    model_config = ConfigDict(extra="allow")
+
+    containers: list[Container] = Field(min_length=1, max_length=32)
+    """The first one is ours, the others are sidecars."""
+
+
+class PodTemplate(Spec):
+    """A Kubernetes PodTemplateSpec."""
+
+    metadata: dict[str, Any] = Field(default={})
+    """Labels and annotations of the pod."""
+    spec: PodSpec
+    """The pod. The operator adds environment, labels, restartPolicy, grace period, and what `capacity` asks for."""
+
+
+class SecretKeyRef(Spec):
+    """One key of a Secret in the job's namespace."""
+
+    name: Name
+    """Name of the Secret."""
+    key: Name
+    """Key in the Secret."""
+
+
+class Manager(Spec):
+    """Where the manager is reached."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 5000
+    """Port of the manager's HTTP API on a cluster; a local run takes a free one. Immutable."""
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = None
+    """URL of a manager outside the cluster; needed with trainer.backend External, derived otherwise."""
+    token_secret_ref: SecretKeyRef | None = None
+    """Token that guards the HTTP API; default: a random one in a Secret that the job owns."""
+    template: PodTemplate | None = None
+    """The manager's pod; default: the operator's own image on on-demand capacity."""
+
+
+class Egress(Spec):
+    """One destination beyond the job's own pods and DNS."""
+
+    cidr: Annotated[str, Field(max_length=43, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")]
+    """Addresses, as `10.0.0.0/8`."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """TCP port; default: all."""
+
+
+class NetworkPolicy(Spec):
+    """Who may talk to this job's pods."""
+
+    mode: Literal["None", "Isolated"] = "None"
+    """Isolated lets this job's pods reach each other, DNS and `extraEgress`, and nothing else."""
+    extra_egress: list[Egress] = Field(default=[], max_length=32)
+    """Destinations that Isolated also allows, such as an object store."""
+
+
+class PodDisruptionBudget(Spec):
+    """What voluntary evictions must spare. Spot rollouts have none: a blocked eviction wastes the notice."""
+
+    trainer: Literal["Auto", "None"] = "Auto"
+    """Auto protects every trainer pod."""
+
+
+class FailureAction(StrEnum):
+    """What a matching end of a trainer pod does; words as in Job's podFailurePolicy."""
+
+    IGNORE = "Ignore"
+    """The pod is replaced and the restart is not counted."""
+    COUNT = "Count"
+    """The restart counts towards backoffLimit."""
+    FAIL_JOB = "FailJob"
+    """The job fails at once."""
+
+
+class OnExitCodes(Spec):
+    """Matches a container's exit status."""
+
+    operator: Literal["In", "NotIn"]
+    """Whether `values` lists the statuses that match or those that don't."""
+    values: list[Annotated[int, Field(ge=0, le=255)]] = Field(min_length=1, max_length=255)
+    """Exit statuses."""
+    container_name: Name | None = None
+    """Container looked at; default: any."""
+
+
+class OnPodCondition(Spec):
+    """Matches a condition of the failed pod."""
+
+    type: Name
+    """Type of the condition, as DisruptionTarget."""
+    status: Literal["True", "False", "Unknown"] = "True"
+    """Status of the condition."""
+
+
+class FailureRule(Spec):
+    """One rule; the first that matches decides."""
+
+    action: Annotated[FailureAction, BY_VALUE]
+    """What a match does."""
+    on_exit_codes: OnExitCodes | None = None
+    """Match by exit status; exactly one of this and onPodConditions."""
+    on_pod_conditions: list[OnPodCondition] | None = Field(default=None, min_length=1, max_length=20)
+    """Match by condition of the pod; any of them."""
+
+
+class FailurePolicy(Spec):
+    """Which ends of a trainer pod count; disruptions are ignored before any of these rules."""
+
+    rules: list[FailureRule] = Field(default=[], max_length=20)
+    """In order; without a match the end counts."""
+
+
+class Telemetry(Spec):
+    """How the operator watches the manager."""
+
+    poll_seconds: Annotated[int, Field(ge=2, le=60)] = 5
+    """Seconds between polls of the manager's status; after three missed ones TrainerReady turns False."""

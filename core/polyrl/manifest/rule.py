@@ -1,0 +1,75 @@
+"""What a rule between fields is: one predicate said twice, in Python and in CEL, and one sentence for both.
+
+Placeholders in a sentence are paths of fields below spec; Python prints their values, and so does the CEL expression
+that is made from the same sentence. Read next: `rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from pydantic.alias_generators import to_snake
+
+from polyrl.manifest.recipe import Mode
+from polyrl.manifest.spec import JobSpec
+
+_PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z.]+)\}")
+
+SAMPLES: Final = "self.recipe.mode in ['rl', 'sft+rl']"
+"""CEL for `samples`."""
+
+
+def samples(spec: JobSpec) -> bool:
+    """Whether the job's mode lets engines generate."""
+    return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that must hold between fields of a spec."""
+
+    id: str
+    """Name in tests and documentation."""
+    path: str
+    """The field to blame, below spec."""
+    message: str
+    """What is wrong; reads on from the field's name."""
+    holds: Callable[[JobSpec], bool]
+    cel: str
+
+    @property
+    def field(self) -> tuple[str, ...]:
+        """The field to blame, as keys below spec."""
+        return tuple(self.path.split("."))
+
+    def sentence(self, spec: JobSpec) -> str:
+        """The message with the values of this spec."""
+        return _PLACEHOLDER.sub(lambda found: _printed(spec, found[1]), self.message)
+
+    def message_expression(self) -> str:
+        """The message as a CEL expression over `self`."""
+        parts = _PLACEHOLDER.split(self.message)
+        literals = [f"'{text}'" if text else "" for text in parts[::2]]
+        values = [f"string(self.{path})" for path in parts[1::2]] + [""]
+        return " + ".join(part for pair in zip(literals, values, strict=True) for part in pair if part)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One change that a stored object may not undergo; CEL over `self` and `oldSelf`, both specs."""
+
+    id: str
+    path: str
+    message: str
+    cel: str
+
+
+def _printed(spec: JobSpec, path: str) -> str:
+    value: Any = spec
+    for key in path.split("."):
+        value = getattr(value, to_snake(key))
+    return str(value.value if isinstance(value, Enum) else value)

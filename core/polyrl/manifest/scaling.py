@@ -1,0 +1,64 @@
+"""`spec.scaling`: how many rollouts there should be; wishes only, the planner does the sums. Read next: `pricing`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from polyrl.manifest.base import BY_VALUE, Count, Percent, Positive, Spec
+
+
+class ScalingMode(StrEnum):
+    """Who decides on the number of rollouts."""
+
+    GAP = "Gap"
+    """The operator, from the gap between rollout time and training time of a step."""
+    EXTERNAL = "External"
+    """An autoscaler that writes the scale subresource (HPA, KEDA)."""
+    MANUAL = "Manual"
+    """The user, by `rollout.replicas`."""
+
+
+class Objective(StrEnum):
+    """What mode Gap strives for."""
+
+    THROUGHPUT = "Throughput"
+    """Shortest step; price does not matter."""
+    COST = "Cost"
+    """Fewest money per trained sample."""
+    THROUGHPUT_UNDER_BUDGET = "ThroughputUnderBudget"
+    """Shortest step that `budgetPerHour` pays for."""
+
+
+class Gap(Spec):
+    """Hysteresis of mode Gap. The gap is (rollout time - training time) / step time."""
+
+    tolerance_percent: Percent = 10
+    """Dead band: gaps below this percentage change nothing."""
+    scale_up_window_steps: Annotated[int, Field(ge=1, le=100)] = 1
+    """Steps looked back on before growing; the smallest recommendation in the window counts."""
+    scale_down_window_steps: Annotated[int, Field(ge=1, le=100)] = 3
+    """Steps looked back on before shrinking; the largest recommendation in the window counts."""
+    max_scale_up_per_step: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Rollouts added after one step; spot capacity comes back in bulk, so this may be large."""
+    max_scale_down_per_step: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rollouts removed after one step."""
+    cooldown_seconds: Count = 120
+    """Seconds between two changes; replacing lost rollouts never waits for it."""
+    stale_after_seconds: Positive = 900
+    """Seconds after which measurements no longer move anything."""
+
+
+class Scaling(Spec):
+    """How many rollouts there should be."""
+
+    mode: Annotated[ScalingMode, BY_VALUE] = ScalingMode.GAP
+    """Who decides."""
+    objective: Annotated[Objective, BY_VALUE] = Objective.THROUGHPUT
+    """What mode Gap strives for."""
+    budget_per_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    """Most that the rollouts may cost per hour, in pricing.currency; for objective ThroughputUnderBudget."""
+    gap: Gap = Gap()
+    """Hysteresis of mode Gap."""

@@ -1,0 +1,54 @@
+"""`spec`: what the user asks for, one field per part. Read next: `recipe`, `rollout`, then `rules`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from polyrl.manifest.base import CLUSTER_ONLY, INT32_MAX, Count, Name, Spec
+from polyrl.manifest.cluster import FailurePolicy, Manager, NetworkPolicy, PodDisruptionBudget, Telemetry
+from polyrl.manifest.pricing import Pricing
+from polyrl.manifest.recipe import Recipe
+from polyrl.manifest.rollout import Fault, Rollout
+from polyrl.manifest.scaling import Scaling
+from polyrl.manifest.trainer import Trainer
+
+OPERATOR = "polyrl.dev/operator"
+
+
+class JobSpec(Spec):
+    """What the user asks for. Rules between fields are checked by `PolyRLJob`, which holds this."""
+
+    recipe: Recipe
+    """What is learned, from what, by which algorithm."""
+    trainer: Trainer = Trainer()
+    """The learner on reserved devices."""
+    rollout: Rollout = Rollout()
+    """The fleet that generates."""
+    scaling: Annotated[Scaling, CLUSTER_ONLY] = Scaling()
+    """How many rollouts there should be; a local run keeps `rollout.replicas`."""
+    pricing: Pricing = Pricing()
+    """What capacity costs; every run reports its cost where prices are given."""
+    manager: Annotated[Manager, CLUSTER_ONLY] = Manager()
+    """Where the manager, which holds every sample between prompt and gradient, is reached."""
+    suspend: Annotated[bool, CLUSTER_ONLY] = False
+    """True stops the trainer and all rollouts and keeps checkpoints, configuration and counters; false goes on."""
+    managed_by: Annotated[Name, CLUSTER_ONLY] = OPERATOR
+    """Controller in charge, as in Job; another value makes our operator leave the object alone. Immutable."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=INT32_MAX), CLUSTER_ONLY] | None = None
+    """Seconds the job may run, time suspended left out; default: no limit. May be set once, or lowered."""
+    ttl_seconds_after_finished: Annotated[Count, CLUSTER_ONLY] | None = None
+    """Seconds a finished job's object stays; default: for ever. Its rollouts go at once in any case."""
+    backoff_limit: Annotated[int, Field(ge=0, le=100), CLUSTER_ONLY] = 3
+    """Restarts of the trainer by its own fault before the job fails; disruptions never count."""
+    failure_policy: Annotated[FailurePolicy, CLUSTER_ONLY] = FailurePolicy()
+    """Which ends of a trainer pod count."""
+    network_policy: Annotated[NetworkPolicy, CLUSTER_ONLY] = NetworkPolicy()
+    """Who may talk to this job's pods."""
+    pod_disruption_budget: Annotated[PodDisruptionBudget, CLUSTER_ONLY] = PodDisruptionBudget()
+    """What voluntary evictions must spare."""
+    telemetry: Annotated[Telemetry, CLUSTER_ONLY] = Telemetry()
+    """How the operator watches the manager."""
+    fault_injection: list[Fault] = Field(default=[], max_length=64)
+    """Faults that the run inflicts on itself; a drill, not a setting for production."""

@@ -1,0 +1,230 @@
+"""`status`: what the operator reports; everything in it can be rebuilt. Whole numbers only, as Kubernetes wants them.
+
+Times are RFC 3339 text, durations milliseconds, money millionths of `pricing.currency`. Every list is bounded, so that
+the whole stays below 16 KiB with a thousand pods. Fields that a newer operator wrote are ignored, not refused.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from polyrl.manifest.base import BY_VALUE, Spec
+
+Counter = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Text = Annotated[str, Field(max_length=1024)]
+
+
+class StatusPart(Spec):
+    """Base of all parts of the status."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class State(StrEnum):
+    """The conditions in one word, for people; machines read conditions."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    DEGRADED = "Degraded"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Condition(StatusPart):
+    """A Kubernetes condition."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Accepted, TrainerReady, RolloutAvailable, Progressing, CapacityLimited, ScalingActive, ScalingLimited,
+    Disrupting, Suspended, Complete or Failed."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(max_length=1024)] = ""
+    """One CamelCase word for machines."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """One sentence for people."""
+    last_transition_time: Time
+    """When status last flipped."""
+    observed_generation: Counter = 0
+    """Generation of the spec that was looked at."""
+
+
+class ManagerStatus(StatusPart):
+    """What the manager last said."""
+
+    endpoint: Text = ""
+    """Address of its HTTP API."""
+    last_contact_time: Time | None = None
+    """When it last answered."""
+    weight_version: Annotated[int, Field(ge=-1, le=2**63 - 1)] = -1
+    """Newest published weight version; -1 before the first."""
+    step: Counter = 0
+    """RL step under way."""
+
+
+class TrainerStatus(StatusPart):
+    """The trainer's pods."""
+
+    name: Text = ""
+    """Name of the Job or JobSet."""
+    replicas: Counter = 0
+    """Pods wanted."""
+    ready: Counter = 0
+    """Pods ready."""
+    active: Counter = 0
+    """Pods that exist and have not ended."""
+    failed: Counter = 0
+    """Pods that failed."""
+    restarts: Counter = 0
+    """Restarts by the trainer's own fault; these count towards backoffLimit."""
+    disruptions: Counter = 0
+    """Restarts by the cluster's fault."""
+
+
+class PoolStatus(StatusPart):
+    """One source of machines."""
+
+    name: Literal["spot", "on-demand"]
+    """Which."""
+    state: Literal["Available", "BackingOff"] = "Available"
+    """Whether new pods are asked of it."""
+    backoff_until: Time | None = None
+    """When it is tried again."""
+    consecutive_failures: Counter = 0
+    """Pods in a row that it did not place."""
+    last_reason: Text = ""
+    """Why the last one was not placed."""
+
+
+class RolloutStatus(StatusPart):
+    """The fleet."""
+
+    replicas: Counter = 0
+    """Pods that exist; read by the scale subresource."""
+    ready_replicas: Counter = 0
+    """Pods ready."""
+    registered_replicas: Counter = 0
+    """Rollouts known to the manager."""
+    desired_replicas: Counter = 0
+    """Rollouts wanted now."""
+    pending_replicas: Counter = 0
+    """Pods without a node."""
+    draining_replicas: Counter = 0
+    """Rollouts under a notice."""
+    spot_replicas: Counter = 0
+    """Pods on spot capacity."""
+    on_demand_replicas: Counter = 0
+    """Pods on on-demand capacity."""
+    updated_replicas: Counter = 0
+    """Pods of the newest template."""
+    selector: Text = ""
+    """Label selector of the pods; read by the scale subresource."""
+    preemptions: Counter = 0
+    """Rollouts taken away."""
+    failures: Counter = 0
+    """Rollouts that failed by themselves."""
+    last_preemption_time: Time | None = None
+    """When a rollout was last taken away."""
+    pools: list[PoolStatus] = Field(default=[], max_length=2)
+    """Sources of machines."""
+
+
+class ScalingStatus(StatusPart):
+    """The last decision on the fleet's size."""
+
+    last_step: Counter = 0
+    """Step it was measured on."""
+    train_millis: Counter = 0
+    """Training time of that step."""
+    rollout_millis: Counter = 0
+    """Rollout time of that step."""
+    gap_millis: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] = 0
+    """Rollout time minus training time."""
+    seed_millis: Counter = 0
+    """Time in which the reserved engines generated before they handed over."""
+    recommended_replicas: Counter = 0
+    """What the measurement asks for, before limits."""
+    last_scale_time: Time | None = None
+    """When the size last changed."""
+    last_reason: Text = ""
+    """The decision as a sentence."""
+
+
+class Disruption(StatusPart):
+    """One rollout that was taken away."""
+
+    pod_name: Text
+    """Name of the pod."""
+    pod_uid: Annotated[str, Field(max_length=64, alias="podUID")]
+    """UID of the pod."""
+    node_name: Text = ""
+    """Its node."""
+    reason: Literal["SpotInterruption", "NodeDrain", "Eviction", "NodeLost", "PodDeleted", "Unknown"] = "Unknown"
+    """Why, as far as the cluster said."""
+    notice_time: Time | None = None
+    """When the first sign of it was seen."""
+    delete_time: Time | None = None
+    """When the pod was gone."""
+    notice_millis: Counter = 0
+    """Time between the two."""
+
+
+class Cost(StatusPart):
+    """Cost so far, in millionths of pricing.currency."""
+
+    reserved_micros: Counter = 0
+    """Trainer pods."""
+    spot_micros: Counter = 0
+    """Rollouts on spot capacity."""
+    on_demand_micros: Counter = 0
+    """Rollouts on on-demand capacity."""
+
+
+class Failure(StatusPart):
+    """Why the job failed."""
+
+    reason: Text
+    """One CamelCase word."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """One sentence."""
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    """Exit status of the pod that decided it."""
+    pod_name: Text = ""
+    """That pod."""
+
+
+class JobStatus(StatusPart):
+    """What the operator reports; counters only grow within one runID."""
+
+    observed_generation: Counter = 0
+    """Generation of the spec that was looked at."""
+    state: Annotated[State, BY_VALUE] = State.PENDING
+    """The conditions in one word."""
+    conditions: list[Condition] = Field(default=[], max_length=16)
+    """One per type."""
+    start_time: Time | None = None
+    """When the job first ran."""
+    completion_time: Time | None = None
+    """When it ended."""
+    last_suspend_time: Time | None = None
+    """When it was last suspended."""
+    run_id: Annotated[str, Field(max_length=64, alias="runID")] = ""
+    """Run epoch: new at each restart of the trainer; fences everything older."""
+    manager: ManagerStatus = ManagerStatus()
+    """What the manager last said."""
+    trainer: TrainerStatus = TrainerStatus()
+    """The trainer's pods."""
+    rollout: RolloutStatus = RolloutStatus()
+    """The fleet."""
+    scaling: ScalingStatus = ScalingStatus()
+    """The last decision on the fleet's size."""
+    cost: Cost = Cost()
+    """Cost so far."""
+    recent_disruptions: list[Disruption] = Field(default=[], max_length=10)
+    """Newest last."""
+    failure: Failure | None = None
+    """Why the job failed."""
