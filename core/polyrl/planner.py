@@ -22,7 +22,10 @@ FAILED_STARTS_LIMIT: Final = 3
 """Failures at start in a row after which rollouts are given up: a wrong setting fails every time, bad luck does not."""
 
 FIRST_BACKOFF_S: Final = 1.0
-"""Wait after the first failed start; it doubles with each further one."""
+"""Wait after an exit that nobody asked for; it doubles with each further failed start in a row."""
+
+MANAGER_START_S: Final = 120.0
+"""Longest time until the manager's endpoints are known: a second on an idle machine, far more on one that swaps."""
 
 ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
 
@@ -41,6 +44,8 @@ class Facts:
     """Engines that have ever served a weight version: their start did not fail."""
     stopping: bool = False
     """Somebody asked the run to stop."""
+    finishing: bool = False
+    """The trainer has told the manager that the job is over; who leaves now is not missed."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ Action: TypeAlias = Start | Stop | End
 
 def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
     """What to do at fleet time `now`. Repeating it on the same facts is harmless: starts are idempotent by name."""
-    ended = _ending(wanted, facts)
+    ended = _ending(wanted, facts, now)
     if ended is not None:
         return [ended]
     if facts.stopping:
@@ -121,20 +126,24 @@ def conditions(wanted: Workers, facts: Facts) -> list[str]:
 
 def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
     """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
-    due = _may_start_at(failed_starts(facts))
+    due = _may_start_at(facts)
     return due if due is not None and due > now and _missing_rollouts(wanted, facts) else None
 
 
-def _ending(wanted: Workers, facts: Facts) -> End | None:
-    gone = {seen.role: seen for seen in facts.observed if not seen.lives}
-    trainer, manager = gone.get(Role.TRAINER), gone.get(Role.MANAGER)
+def _ending(wanted: Workers, facts: Facts, now: float) -> End | None:
     if facts.stopping:
         return None if any(seen.lives for seen in facts.observed) else End(ok=False, why="the run was asked to stop")
-    if trainer is not None:
-        return _trainer_ended(trainer)
-    if manager is not None:
-        return End(ok=False, why=f"the manager ended with exit code {manager.exit_code}", worker=manager.name)
-    return _without_engines(wanted, facts)
+    for trainer in _of_role(facts.observed, Role.TRAINER):
+        if not trainer.lives:
+            return _trainer_ended(trainer)
+    for manager in _of_role(facts.observed, Role.MANAGER):
+        if not manager.lives and not (facts.finishing and manager.exit_code == 0):
+            why = f"the manager ended with exit code {manager.exit_code} before the trainer was done"
+            return End(ok=False, why=why, worker=manager.name)
+        if not facts.manager_ready and now - manager.started_at > MANAGER_START_S:
+            why = f"the manager did not say where it listens within {MANAGER_START_S:g} s"
+            return End(ok=False, why=why, worker=manager.name)
+    return None if facts.finishing else _without_engines(wanted, facts)
 
 
 def _trainer_ended(trainer: Observed) -> End:
@@ -172,7 +181,7 @@ def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action
     names = {seen.name for seen in facts.observed}
     if wanted.manager is not None and wanted.manager.name not in names:
         yield Start(wanted.manager, "the run begins")
-    if wanted.manager is not None and not facts.manager_ready:
+    if facts.finishing or (wanted.manager is not None and not facts.manager_ready):
         return
     for single in (wanted.trainer, wanted.reserved):
         if single is not None and single.name not in names:
@@ -181,9 +190,8 @@ def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action
 
 
 def _start_rollouts(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
-    failures = failed_starts(facts)
-    may_start_at = _may_start_at(failures)
-    if wanted.rollout is None or len(failures) >= FAILED_STARTS_LIMIT:
+    may_start_at = _may_start_at(facts)
+    if wanted.rollout is None or len(failed_starts(facts)) >= FAILED_STARTS_LIMIT:
         return
     if may_start_at is not None and now < may_start_at:
         return
@@ -197,10 +205,13 @@ def _missing_rollouts(wanted: Workers, facts: Facts) -> int:
     return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(facts.observed, Role.ROLLOUT)))
 
 
-def _may_start_at(failures: Sequence[Observed]) -> float | None:
-    if not failures or failures[-1].exited_at is None:
+def _may_start_at(facts: Facts) -> float | None:
+    """When the back-off of the newest exit that nobody asked for is over; None when there was none."""
+    rollouts = _of_role(facts.observed, Role.ROLLOUT)
+    exits = [seen.exited_at for seen in rollouts if seen.exited_at is not None and seen.reclaim is None]
+    if not exits:
         return None
-    return max(f.exited_at or 0.0 for f in failures) + FIRST_BACKOFF_S * 2.0 ** (len(failures) - 1)
+    return max(exits) + FIRST_BACKOFF_S * 2.0 ** max(0, len(failed_starts(facts)) - 1)
 
 
 def _of_role(observed: Sequence[Observed], role: Role) -> list[Observed]:
