@@ -21,6 +21,8 @@ class EngineState(StrEnum):
     JOINING = "joining"
     """Greeted, but serves no verified weight version yet."""
     SERVING = "serving"
+    SUSPECT = "suspect"
+    """Failed lately: pauses, or proves itself with one sample."""
     DRAINING = "draining"
     """Finishes or hands back what it runs; gets nothing new."""
 

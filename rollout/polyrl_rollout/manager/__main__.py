@@ -17,12 +17,12 @@ import msgspec
 import structlog
 import typer
 
+from polyrl import leash
 from polyrl.control import Endpoints
 from polyrl.errors import InvalidData, PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
-from polyrl_rollout import leash
 from polyrl_rollout.manager.server import Listen, Manager
 
 log = structlog.get_logger(__name__)

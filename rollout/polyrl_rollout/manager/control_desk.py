@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from polyrl.control import DrainAnswer, DrainRequest, Health, Waits
+from polyrl.ledger import Ledger, Outcome
 from polyrl.status import ManagerStatus
-from polyrl_rollout.manager.decider import Decider, Outcome
 from polyrl_rollout.manager.status_feed import StatusFeed
+from polyrl_rollout.manager.status_view import view_of
 
 FINAL_STATUS_S: Final = 3.0
 """Longest time the final status waits for somebody to read it, once all agents are gone."""
@@ -25,7 +24,7 @@ class ControlDesk:
 
     def __init__(
         self,
-        ledger: Decider,
+        ledger: Ledger,
         epoch: int,
         deliver: Callable[[Outcome], None],
         complete: Callable[[ManagerStatus], ManagerStatus],
@@ -42,8 +41,7 @@ class ControlDesk:
 
     def status(self) -> ManagerStatus:
         """The whole run now."""
-        status = self._complete(self._ledger.status(self._loop.time()))
-        return msgspec.structs.replace(status, seq=self.feed.seq, epoch=self._epoch)
+        return self._complete(view_of(self._ledger.status(self._loop.time()), self.feed.seq))
 
     async def watch_status(self, since: int, timeout_s: float) -> ManagerStatus:
         """The status, once it is newer than `since` or `timeout_s` is over."""
@@ -55,7 +53,8 @@ class ControlDesk:
 
     def waits(self) -> Waits:
         """Who waits for whom."""
-        return Waits(waits=tuple(str(wait) for wait in self._ledger.waits(self._loop.time())))
+        now = self._loop.time()
+        return Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now)))
 
     def drain(self, request: DrainRequest) -> DrainAnswer:
         """Drains an engine; again is harmless."""

@@ -28,12 +28,12 @@ from aiohttp import web
 from polyrl.control import Endpoints
 from polyrl.errors import RunFailed
 from polyrl.keys import ManagerKeys
+from polyrl.ledger import Fact, Ledger, Outcome
 from polyrl.status import ManagerStatus
 from polyrl.wire import Finish, FromAgent, FromTrainer, ToTrainer
 from polyrl_rollout.manager.admission import Admission
 from polyrl_rollout.manager.agents import AgentsDesk
 from polyrl_rollout.manager.control_desk import ControlDesk
-from polyrl_rollout.manager.decider import Decider, Outcome
 from polyrl_rollout.manager.http_api import make_app
 from polyrl_rollout.manager.metrics import ManagerCollector
 from polyrl_rollout.manager.sockets import Router, RouterKeys
@@ -48,7 +48,7 @@ LINGER_S: Final = 1.0
 HTTP_SHUTDOWN_S: Final = 2.0
 """Time that open HTTP requests get to end."""
 
-FactConsumer = Callable[[Sequence[object]], None]
+FactConsumer = Callable[[Sequence[Fact]], None]
 """Takes the facts of one outcome; when it returns they are kept, and what depends on them may leave."""
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class Manager:
     """One running manager: `async with Manager(...) as manager: await manager.run()`."""
 
     def __init__(
-        self, ledger: Decider, keys: ManagerKeys, epoch: int, listen: Listen, consumers: Iterable[FactConsumer] = ()
+        self, ledger: Ledger, keys: ManagerKeys, epoch: int, listen: Listen, consumers: Iterable[FactConsumer] = ()
     ) -> None:
         self._ledger = ledger
         self._keys = keys

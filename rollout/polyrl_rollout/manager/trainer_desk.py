@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import Fenced, FromTrainer, ToTrainer, TrainerBeat, TrainerHello, decode_from_trainer, encode
+from polyrl.wire import Fenced, FromTrainer, ToTrainer, TrainerHello, decode_from_trainer, encode
 from polyrl_rollout.manager.sockets import Router
 
 REPLACED_KEPT: Final = 64
@@ -80,5 +80,3 @@ class TrainerDesk:
         except ProtocolError as error:
             self._router.traffic.dropped["impossible"] += 1
             log.warning("impossible message of the trainer", error=str(error))
-        if isinstance(message, TrainerBeat):
-            self.send([TrainerBeat()])
