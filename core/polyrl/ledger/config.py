@@ -1,0 +1,36 @@
+"""What a run may choose about its ledger; every number with its unit and its reason. Read next: `state`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LedgerConfig(msgspec.Struct, frozen=True):
+    """Constant for a run epoch."""
+
+    epoch: int
+    """Peers that greet with another one are fenced."""
+    lease_s: float = 3.0
+    """Silence after which an engine is gone: three missed beats, so that a lost one and a busy moment are forgiven."""
+    beat_s: float = 1.0
+    """Longest silence of a healthy agent."""
+    delta_s: float = 0.03
+    """How long agents gather tokens: ten frames of a 300 tokens/s stream, and no one sees the delay."""
+    progress_deadline_s: float = 30.0
+    """No token for that long moves the sample: above the prefill of a 32k prompt on a busy engine."""
+    group_filter: str = "none"
+    """A `manifest.recipe.GroupFilter` value; `custom` is decided by the trainer, through Reject."""
+    max_rejections: int = 3
+    """Times that engines may call one sample impossible before it is believed: one broken engine must not decide."""
+    turn_resend_s: float = 10.0
+    """First repetition of an unanswered TurnDone; doubles each time. Rewards mostly take less."""
+    turn_resend_max_s: float = 60.0
+    """Longest pause between repetitions."""
+    gap_resend_s: float = 1.0
+    """Pause before the same gap is asked for again: several round trips."""
+    suspect_s: float = 1.0
+    """First pause of an engine that failed; doubles with each failure in a row."""
+    suspect_max_s: float = 60.0
+    """Longest such pause: a replaced device should not wait longer to prove itself."""
+    weights_retry_s: float = 5.0
+    """Pause before a version is announced again to an engine that could not load it."""

@@ -1,0 +1,14 @@
+"""Whether a group number was ever submitted, in memory that does not grow with the run."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import inf
+
+from polyrl.ledger.state import State
+
+
+def was_seen(state: State, number: int) -> bool:
+    """True for every number that a GroupSubmitted carried, live or ended."""
+    place = bisect_right(state.seen, (number, inf))
+    return place > 0 and number < state.seen[place - 1][1]

@@ -1,0 +1,267 @@
+"""The ledger's whole memory, as plain values that msgpack can hold. Only `fold` changes it.
+
+No object refers to another by reference, only by number or name, so a snapshot is one `msgspec.msgpack.encode`.
+What has ended is deleted: memory follows live samples, and history belongs to whoever consumes the facts.
+
+Refuses to hold: rules (see the deciders), text for people (see `status`). Read next: `facts`, then `fold`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from math import inf
+
+import msgspec
+
+from polyrl.ledger.config import LedgerConfig
+from polyrl.sample import Finish, Group, Pool, Purpose
+from polyrl.wire import GroupDropped, Next
+
+ENVIRONMENT_VERSION = -1
+"""Version stamped on tokens that no engine generated."""
+
+
+class Phase(StrEnum):
+    """Where a live sample is; the two ends (acknowledged, discarded) are not live."""
+
+    WAITING = "waiting"
+    ASSIGNED = "assigned"
+    TURN_DONE = "turnDone"
+    SCORED = "scored"
+    PACKED = "packed"
+
+
+class OpenSpan(msgspec.Struct, array_like=True):
+    """A `sample.Span` that may still grow."""
+
+    start: int
+    end: int
+    version: int
+    engine: str
+    attempt: int
+
+
+class SampleState(msgspec.Struct):
+    """One live sequence."""
+
+    group: int
+    index: int
+    since: float
+    """When it entered its phase."""
+    phase: Phase = Phase.WAITING
+    assignment: int = 0
+    """0: none."""
+    attempt: int = 0
+    """Assignments so far."""
+    ids: bytearray = msgspec.field(default_factory=bytearray)
+    """uint32[T], the response so far."""
+    logprobs: bytearray = msgspec.field(default_factory=bytearray)
+    """float32[T]"""
+    generated: int = 0
+    """Tokens of the response that engines made; the budget counts these."""
+    spans: list[OpenSpan] = msgspec.field(default_factory=list)
+    turn: int = 0
+    turn_start: int = 0
+    """Response position where this turn's generation began."""
+    finish: Finish | None = None
+    asks: int = 0
+    """Times TurnDone was sent for this turn."""
+    ask_due: float = inf
+    reward: float = 0.0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    rejections: int = 0
+    avoid: str = ""
+    """Engine that last failed it."""
+    moved_at: float = -inf
+
+    @property
+    def length(self) -> int:
+        """Response tokens so far."""
+        return len(self.ids) >> 2
+
+
+class Assignment(msgspec.Struct):
+    """One attempt of one sample on one engine, while it lasts."""
+
+    sample: str
+    engine: str
+    low: int
+    high: int
+    """Weight versions that may generate: low <= version <= high."""
+    length: int
+    """Response position of the next token."""
+    limit: int
+    """Response position at which the budget ends."""
+    kv: int
+    """KV room set aside on the engine, in tokens."""
+    at: float
+    progress_at: float
+
+
+class GroupState(msgspec.Struct):
+    """One live prompt."""
+
+    group: Group
+    waiting: list[int]
+    """Indices of its waiting samples, ascending."""
+    scored: int = 0
+    ready: bool = False
+    """All scored and past the filter."""
+    batch: int = -1
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its place in the queue."""
+        return (-self.group.priority, self.group.group)
+
+
+class Engine(msgspec.Struct):
+    """One engine whose lease runs."""
+
+    name: str
+    pool: Pool
+    max_running: int
+    kv_tokens: int
+    max_context: int
+    version: int
+    greeted_at: float
+    heard_at: float
+    served: list[int]
+    """Versions it has verified, newest last; tokens of others are refused."""
+    running: dict[int, None] = msgspec.field(default_factory=dict)
+    """Live assignment numbers, oldest first."""
+    kv: int = 0
+    """KV room set aside for them, in tokens."""
+    draining: str = ""
+    """Why; empty when it is not."""
+    drain_at: float = inf
+    """Deadline; -inf once it has passed and everything was moved."""
+    gaps: dict[int, float] = msgspec.field(default_factory=dict)
+    """Assignments whose tokens have a gap, and when they were asked for. Until it is filled no frame is called safe."""
+    strikes: int = 0
+    """Failures in a row."""
+    trusted_at: float = -inf
+    """Until then it gets no work; with strikes left it gets one sample after it."""
+    weights_at: float = inf
+    """When its failed version is announced again."""
+    tokens: int = 0
+    """Accepted since it greeted."""
+    token_at: float = -inf
+    window_at: float = 0.0
+    window_tokens: int = 0
+    tokens_per_s: float = 0.0
+    step_scale: float = 0.0
+    """Seconds per decoding step at batch size 0, see `speed`; 0: not measured."""
+    load: tuple[int, int, int] = (0, 0, 0)
+    """running, queued, free KV tokens, as it last said."""
+
+
+class StepState(msgspec.Struct):
+    """The groups of one step and purpose."""
+
+    step: int
+    purpose: Purpose
+    submitted: int = 0
+    open: int = 0
+    """Groups that are neither complete nor dropped."""
+    ready: list[int] = msgspec.field(default_factory=list)
+    """Complete groups that are not packed, in order of completion."""
+    packed: int = 0
+    """Groups in batches that are not acknowledged."""
+    acknowledged: int = 0
+    dropped: int = 0
+    notices: list[GroupDropped] = msgspec.field(default_factory=list)
+    """What the trainer was told, kept to be told again when it reconnects."""
+
+
+class BatchState(msgspec.Struct):
+    """A batch on its way to be acknowledged."""
+
+    request: Next
+    groups: list[int]
+    last: bool
+
+
+class Pending(msgspec.Struct):
+    """A Next that waits."""
+
+    request: Next
+    since: float
+    due: float
+
+
+class Version(msgspec.Struct):
+    """The newest published weights."""
+
+    version: int = -1
+    endpoint: str = ""
+    public_key: str = ""
+    manifest_hash: bytes = b""
+
+
+class Counters(msgspec.Struct):
+    """What has been, in numbers that never fall."""
+
+    submitted: int = 0
+    acknowledged: int = 0
+    discarded: dict[str, int] = msgspec.field(default_factory=dict)
+    tokens_accepted: int = 0
+    tokens_in_vain: int = 0
+    """Received for assignments that were over: generated again elsewhere."""
+    tokens_repeated: int = 0
+    """Received twice: sent again after a reconnect."""
+    delta_frames: int = 0
+    delta_rows: int = 0
+    delta_bytes: int = 0
+    migrations: dict[str, int] = msgspec.field(default_factory=dict)
+    losses: int = 0
+    """Engines that left without a Bye."""
+    turns: int = 0
+    mean_turn_tokens: float = 0.0
+    """Running mean of generated tokens per turn."""
+    ignored: dict[str, int] = msgspec.field(default_factory=dict)
+    """Messages without effect, by kind."""
+
+
+class State(msgspec.Struct):
+    """Everything."""
+
+    config: LedgerConfig
+    groups: dict[int, GroupState] = msgspec.field(default_factory=dict)
+    samples: dict[str, SampleState] = msgspec.field(default_factory=dict)
+    queue: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """Keys of groups with waiting samples, sorted: priority first, then age."""
+    assignments: dict[int, Assignment] = msgspec.field(default_factory=dict)
+    next_assignment: int = 1
+    engines: dict[str, Engine] = msgspec.field(default_factory=dict)
+    steps: dict[str, StepState] = msgspec.field(default_factory=dict)
+    """By `step_key`."""
+    seen: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """Half-open ranges of group numbers ever submitted, sorted; one range unless submissions were reordered."""
+    batches: dict[int, BatchState] = msgspec.field(default_factory=dict)
+    next_batch: int = 0
+    pending: dict[int, Pending] = msgspec.field(default_factory=dict)
+    """By request number, in order of arrival."""
+    asked: dict[str, None] = msgspec.field(default_factory=dict)
+    """Samples whose verdict is awaited, oldest first."""
+    answered: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """Digests of the newest requests whose repetition would not be harmless."""
+    version: Version = msgspec.field(default_factory=Version)
+    window_open: bool = True
+    """Reserved engines may generate."""
+    trainer_at: float = -inf
+    """When the trainer was last heard; -inf: never greeted."""
+    phase: str = ""
+    step: int = 0
+    values: dict[str, float] = msgspec.field(default_factory=dict)
+    finished: bool = False
+    ok: bool = False
+    message: str = ""
+    due: float = inf
+    """When `tick` has something to do at the earliest; never too late, sometimes too early."""
+    counters: Counters = msgspec.field(default_factory=Counters)
+
+
+def step_key(step: int, purpose: Purpose) -> str:
+    """How `State.steps` names a step's groups of one purpose."""
+    return f"{purpose.value}/{step}"
