@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.import_utils import is_flash_attn_2_available
+from transformers.utils.logging import disable_progress_bar
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backend_configs import Dtype, SpecialTokens
@@ -125,6 +126,8 @@ def _reason(error: Exception) -> str:
 def _from_folder(folder: Path) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise InvalidData(f"{folder}: not a model folder, it has no config.json")
+    # The run's own display owns the terminal.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, loading = _AUTO_MODEL.from_pretrained(
             folder,

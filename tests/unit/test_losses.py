@@ -1,0 +1,210 @@
+"""Losses against numbers worked by hand, and the laws that every loss must keep."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.recipe import Algorithm
+from polyrl_trainer.backend import LossInputs
+from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge, sft_loss
+from polyrl_trainer.losses.grpo import grpo
+from polyrl_trainer.losses.kl import k1, k3
+
+LN2 = math.log(2.0)
+
+
+def inputs(sequence: list[int], **columns: Any) -> LossInputs:
+    """LossInputs of the given columns; what is not given is 0, the mask 1."""
+    num_positions = len(sequence)
+
+    def column(name: str, default: float = 0.0) -> torch.Tensor:
+        return torch.tensor(columns.get(name, [default] * num_positions), dtype=torch.float32)
+
+    return LossInputs(
+        log_probs=column("log_probs").requires_grad_(),
+        entropy=column("entropy"),
+        mask=column("mask", 1.0),
+        rollout_log_probs=column("rollout_log_probs"),
+        advantages=column("advantages"),
+        reference_log_probs=column("reference_log_probs"),
+        sequence=torch.tensor(sequence, dtype=torch.int64),
+        num_sequences=max(sequence) + 1,
+        absent=columns.get("absent", frozenset()),
+    )
+
+
+def gradient(loss: torch.Tensor, given_inputs: LossInputs) -> list[float]:
+    (values,) = torch.autograd.grad(loss, given_inputs.log_probs)
+    numbers: list[float] = values.tolist()
+    return numbers
+
+
+def test_sft_is_the_masked_sum_of_negative_logprobs() -> None:
+    given_inputs = inputs([0, 0, 1], log_probs=[-1.0, -2.0, -4.0], mask=[1.0, 0.0, 0.5], entropy=[1.0, 1.0, 2.0])
+    loss, sums = sft_loss(given_inputs)
+    assert loss.item() == pytest.approx(1.0 + 0.5 * 4.0)
+    assert sums == {"entropy": pytest.approx(1.0 + 0.5 * 2.0)}
+    assert gradient(loss, given_inputs) == [-1.0, 0.0, -0.5]
+
+
+def test_grpo_by_hand() -> None:
+    # Ratios 2, 1, 1/2, 1; clipped to [0.8, 1.3]. Sequence 0 (A = 1): min(2, 1.3) and 1 -> mean -1.15.
+    # Sequence 1 (A = -1): min(-0.5, -0.8) = -0.8 and -1 -> mean 0.9.
+    rollout = [-1.0, -1.0, -1.0, -1.0]
+    given_inputs = inputs(
+        [0, 0, 1, 1],
+        log_probs=[-1.0 + LN2, -1.0, -1.0 - LN2, -1.0],
+        rollout_log_probs=rollout,
+        advantages=[1.0, 1.0, -1.0, -1.0],
+        entropy=[0.5, 0.5, 0.25, 0.25],
+    )
+    loss, sums = grpo_loss(GrpoConfig(clip_low=0.2, clip_high=0.3))(given_inputs)
+    assert loss.item() == pytest.approx(-1.15 + 0.9)
+    assert sums["pg_loss"] == pytest.approx(-1.3 - 1.0 + 0.8 + 1.0)
+    assert sums["clip_fraction"] == 2.0
+    assert sums["ratio"] == pytest.approx(4.5)
+    assert sums["ratio_max"] == pytest.approx(2.0)
+    assert sums["entropy"] == pytest.approx(1.5)
+    assert sums["kl_rollout_k1"] == pytest.approx(0.0, abs=1e-6)
+    assert sums["kl_rollout_k3"] == pytest.approx((2 - 1 - LN2) + (0.5 - 1 + LN2))
+    assert sums["rollout_drift"] == pytest.approx(2 * LN2)
+    assert sums["rollout_drift_max"] == pytest.approx(LN2)
+    # Where the clip bites there is no gradient; elsewhere -ratio * A / |o|.
+    assert gradient(loss, given_inputs) == pytest.approx([0.0, -0.5, 0.0, 0.5])
+
+
+def test_the_clip_leaves_the_way_back_open() -> None:
+    # Ratio 2 with A < 0, and 1/2 with A > 0: the pessimistic side is the unclipped one, so the gradient stays.
+    given_inputs = inputs([0, 1], log_probs=[LN2, -LN2], advantages=[-1.0, 1.0])
+    loss, sums = grpo(given_inputs, GrpoConfig())
+    assert loss.item() == pytest.approx(2.0 - 0.5)
+    assert sums["clip_fraction"] == 0.0
+    assert gradient(loss, given_inputs) == pytest.approx([2.0, -0.5])
+
+
+def test_grpo_adds_the_weighted_penalty_to_the_reference() -> None:
+    # Reference twice and half as likely: k3 = 2 - 1 - ln 2 and 1/2 - 1 + ln 2; their gradients are 1 - 2 and 1 - 1/2.
+    given_inputs = inputs([0, 0], reference_log_probs=[LN2, -LN2])
+    loss, sums = grpo(given_inputs, GrpoConfig(kl_coefficient=0.1))
+    penalty = (1 - LN2) + (LN2 - 0.5)
+    assert loss.item() == pytest.approx(0.1 * penalty / 2)
+    assert sums["kl_reference"] == pytest.approx(penalty)
+    assert gradient(loss, given_inputs) == pytest.approx([0.1 * (1 - 2) / 2, 0.1 * (1 - 0.5) / 2])
+
+
+def test_each_sequence_weighs_the_same_whatever_its_length() -> None:
+    loss, _ = grpo(inputs([0, 1, 1, 1, 1], advantages=[1.0, -1.0, -1.0, -1.0, -1.0]), GrpoConfig())
+    assert loss.item() == pytest.approx(0.0)
+
+
+def test_a_sequence_without_learned_tokens_adds_nothing() -> None:
+    loss, _ = grpo(inputs([0, 2], advantages=[1.0, 1.0]), GrpoConfig())
+    assert loss.item() == pytest.approx(-2.0)
+    unmasked, _ = grpo(inputs([0, 1], advantages=[1.0, 1.0], mask=[1.0, 0.0]), GrpoConfig())
+    assert unmasked.item() == pytest.approx(-1.0)
+
+
+def test_grpo_of_no_positions_is_zero() -> None:
+    empty = inputs([0])
+    nothing = {
+        name: getattr(empty, name)[:0]
+        for name in (
+            "log_probs",
+            "entropy",
+            "mask",
+            "rollout_log_probs",
+            "advantages",
+            "reference_log_probs",
+            "sequence",
+        )
+    }
+    loss, sums = grpo(LossInputs(num_sequences=1, **nothing), GrpoConfig())
+    assert loss.item() == 0.0
+    assert sums["ratio_max"] == 0.0
+
+
+@pytest.mark.parametrize("field", ["rollout_log_probs", "advantages"])
+def test_grpo_refuses_samples_without_what_it_needs(field: str) -> None:
+    with pytest.raises(InvalidData, match=field):
+        grpo(inputs([0], absent=frozenset({field})), GrpoConfig())
+
+
+def test_the_reference_is_needed_only_with_a_penalty() -> None:
+    without = inputs([0], absent=frozenset({"reference_log_probs"}))
+    grpo(without, GrpoConfig())
+    with pytest.raises(InvalidData, match="reference_log_probs"):
+        grpo(without, GrpoConfig(kl_coefficient=0.1))
+
+
+def test_grpo_takes_its_numbers_from_the_manifest() -> None:
+    algorithm = Algorithm(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
+    assert GrpoConfig.from_manifest(algorithm) == GrpoConfig(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
+
+
+def test_an_impossible_ratio_stays_finite() -> None:
+    loss, sums = grpo(inputs([0], rollout_log_probs=[-500.0], advantages=[-1.0]), GrpoConfig())
+    assert math.isfinite(loss.item())
+    assert sums["rollout_drift_max"] == 500.0
+
+
+logprob = st.floats(min_value=-8.0, max_value=0.0, width=32)
+
+
+@given(st.lists(st.tuples(logprob, logprob), min_size=1, max_size=20))
+def test_k3_is_never_negative_and_both_estimators_vanish_on_equal_policies(pairs: list[tuple[float, float]]) -> None:
+    log_q, log_p = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    assert (k3(log_q, log_p) >= 0).all()
+    assert torch.equal(k1(log_q, log_q), torch.zeros_like(log_q))
+    assert torch.equal(k3(log_q, log_q), torch.zeros_like(log_q))
+
+
+def test_both_estimators_average_to_the_divergence() -> None:
+    q, p = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    exact = (q * (q / p).log()).sum().item()
+    assert (q * k1(q.log(), p.log())).sum().item() == pytest.approx(exact)
+    assert (q * k3(q.log(), p.log())).sum().item() == pytest.approx(exact)
+
+
+tokens = st.lists(st.tuples(logprob, logprob, st.floats(-2, 2, width=32)), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(st.lists(tokens, min_size=2, max_size=5))
+def test_the_loss_and_its_sums_do_not_depend_on_the_split(sequences: list[list[tuple[float, float, float]]]) -> None:
+    def of(part: list[list[tuple[float, float, float]]]) -> tuple[torch.Tensor, dict[str, float]]:
+        flat = [token for tokens_of_one in part for token in tokens_of_one]
+        log_probs, rollout, advantages = (list(column) for column in zip(*flat, strict=True))
+        sequence = [index for index, tokens_of_one in enumerate(part) for _ in tokens_of_one]
+        loss, sums = grpo(
+            inputs(sequence, log_probs=log_probs, rollout_log_probs=rollout, advantages=advantages), GrpoConfig()
+        )
+        return loss, {**sums, "tokens": float(len(flat))}
+
+    whole, whole_sums = of(sequences)
+    first, first_sums = of(sequences[:1])
+    rest, rest_sums = of(sequences[1:])
+    assert whole.item() == pytest.approx((first + rest).item(), rel=1e-4, abs=1e-3)
+    assert merge(first_sums, rest_sums) == pytest.approx(whole_sums, rel=1e-4, abs=1e-3)
+
+
+def test_averages_divide_sums_and_leave_maxima_and_counts() -> None:
+    parts = merge(
+        {"entropy": 4.0, "ratio_max": 2.0, "tokens": 3.0, "loss": 7.0, "positions": 8.0, "padded_positions": 0.0},
+        {"entropy": 2.0, "ratio_max": 1.5, "tokens": 1.0, "loss": 1.0, "positions": 8.0, "padded_positions": 4.0},
+    )
+    assert averages(parts) == {
+        "entropy": 1.5,
+        "ratio_max": 2.0,
+        "tokens": 4.0,
+        "loss": 8.0,
+        "positions": 16.0,
+        "padded_positions": 4.0,
+        "padding_fraction": 0.25,
+    }
