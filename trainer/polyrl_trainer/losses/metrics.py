@@ -45,7 +45,7 @@ def with_padding_fraction(sums: Mapping[str, float]) -> dict[str, float]:
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
     """Sums over tokens divided by `tokens`; maxima, counts and `padding_fraction` as they are."""
     kept = COUNTS | {"padding_fraction"}
-    tokens = max(1.0, sums["tokens"])
+    tokens = max(1.0, sums.get("tokens", 0.0))
     return {
         name: value if name in kept or name.endswith(MAX_SUFFIX) else value / tokens for name, value in sums.items()
     }
