@@ -35,6 +35,7 @@ from polyrl_rollout.engines.embedded_messages import (
     decode_to_parent,
     frame,
 )
+from polyrl_rollout.engines.silence import Silence
 from polyrl_rollout.engines.streams import Streams
 
 START_DEADLINE_S: Final = 120.0
@@ -75,7 +76,7 @@ class EmbeddedEngine:
 
     async def start(self, model_folder: Path) -> EngineInfo:
         self._limits = read_limits(model_folder)
-        self._streams = Streams(asyncio.get_running_loop().time)
+        self._streams = Streams(Silence(asyncio.get_running_loop().time))
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "polyrl_rollout.engines.embedded_process", str(theirs.fileno())]

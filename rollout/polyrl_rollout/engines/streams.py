@@ -1,41 +1,35 @@
 """The running requests of one engine: chunks in from its one reader, chunks out to as many consumers as there are requests.
 
-A consumer waits as long as the engine shows life to anyone; silence towards all of them past the deadline is a failure.
 Refuses to hold: where chunks come from. Read next: `embedded`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator
 
 from polyrl_rollout.engine import EngineFailed, TokenChunk
-
-SILENCE_DEADLINE_S: Final = 60.0
-"""An engine with work that produces nothing for anyone for this long hangs; a forward pass takes milliseconds to seconds."""
+from polyrl_rollout.engines.silence import Silence
 
 
 class Streams:
     """Open streams by rid; an ended one is forgotten, and late chunks for it are dropped."""
 
-    def __init__(self, now: Callable[[], float], silence_deadline_s: float = SILENCE_DEADLINE_S) -> None:
-        self._now = now
-        self._deadline_s = silence_deadline_s
+    def __init__(self, silence: Silence) -> None:
+        self._silence = silence
         self._open: dict[str, asyncio.Queue[TokenChunk | EngineFailed | None]] = {}
-        self._last_sign = now()
 
     def open(self, rid: str) -> None:
         """Makes room for chunks of `rid`; before the engine hears of it. Raises ValueError for a rid that is running."""
         if rid in self._open:
             raise ValueError(f"request {rid} is already running")
         if not self._open:
-            self._last_sign = self._now()
+            self._silence.broken()
         self._open[rid] = asyncio.Queue()
 
     def deliver(self, rid: str, chunk: TokenChunk) -> None:
         """Hands a chunk to its consumer."""
-        self._last_sign = self._now()
+        self._silence.broken()
         if queue := self._open.get(rid):
             queue.put_nowait(chunk)
 
@@ -62,7 +56,9 @@ class Streams:
         queue = self._open[rid]
         try:
             while True:
-                item = await self._next(rid, queue)
+                item = await self._silence.wait(queue.get, f"token of {rid}")
+                if isinstance(item, EngineFailed):
+                    raise item
                 if item is None:
                     return
                 yield item
@@ -71,16 +67,3 @@ class Streams:
         finally:
             if self._open.get(rid) is queue:
                 del self._open[rid]
-
-    async def _next(self, rid: str, queue: asyncio.Queue[TokenChunk | EngineFailed | None]) -> TokenChunk | None:
-        while True:
-            try:
-                async with asyncio.timeout(max(0.0, self._last_sign + self._deadline_s - self._now())):
-                    item = await queue.get()
-            except TimeoutError:
-                if self._now() - self._last_sign < self._deadline_s:
-                    continue
-                raise EngineFailed(f"no token of {rid} or any other request for {self._deadline_s:g} s") from None
-            if isinstance(item, EngineFailed):
-                raise item
-            return item

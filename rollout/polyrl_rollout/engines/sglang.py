@@ -1,0 +1,211 @@
+"""Stock SGLang over HTTP, started as a child on the loopback interface.
+
+Traps handled here: a request id must never be reused (SGLang aborts whatever runs under the id of a finished stream two
+seconds later) nor be another's prefix (aborts match by prefix); an abort that overtakes its request does nothing, so a
+stream that is not wanted any more is aborted again when it shows itself; budgets that do not fit are cut silently, so the
+context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl_rollout.engine import (
+    NO_VERSION,
+    EngineFailed,
+    EngineInfo,
+    GenerateRequest,
+    RequestRejected,
+    TokenChunk,
+)
+from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
+from polyrl_rollout.engines.child import Child
+from polyrl_rollout.engines.sglang_server import (
+    HOST,
+    KNOCK_DEADLINE_S,
+    await_ready,
+    command_line,
+    free_port,
+)
+from polyrl_rollout.engines.sglang_stream import Aborted, EventSplitter, StreamDecoder
+from polyrl_rollout.engines.silence import Silence
+
+CONTEXT_SLACK: Final = 8
+"""Tokens that SGLang keeps of its context and its cache for itself; measured 2, with room for a later release."""
+
+CONTROL_DEADLINE_S: Final = 10.0
+"""Aborts are answered at once; this bounds a server that hangs."""
+
+LOAD_DEADLINE_S: Final = 300.0
+"""Reading a large checkpoint from local memory or disk takes up to minutes."""
+
+
+class SGLangEngine:
+    """See `polyrl_rollout.engine.Engine`."""
+
+    def __init__(self, spec: EngineSpec, seed: int) -> None:
+        self.version = NO_VERSION
+        self._spec = spec
+        self._seed = seed
+        self._limits = ModelLimits(0, 0)
+        self._max_context = 0
+        self._child: Child | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._running: set[str] = set()
+        self._unwanted: set[str] = set()
+
+    @property
+    def pid(self) -> int:
+        """Of the launched server. Raises EngineFailed before `start`."""
+        return self._server().pid
+
+    async def start(self, model_folder: Path) -> EngineInfo:
+        self._limits = read_limits(model_folder)
+        self._silence = Silence(get_running_loop().time)
+        context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
+        port = free_port()
+        self._child = await Child.start(command_line(self._spec, self._seed, model_folder, port, context))
+        # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
+        self._session = aiohttp.ClientSession(
+            f"http://{HOST}:{port}",
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=None, sock_connect=CONTROL_DEADLINE_S),
+        )
+        await await_ready(self._child, self._session)
+        info = await self._control("GET", "/server_info", None, KNOCK_DEADLINE_S)
+        kv_tokens = int(info["max_total_num_tokens"])
+        self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
+        return EngineInfo(self._spec.max_running, kv_tokens, self._max_context)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        check_request(request, self._limits.vocab_size, self._max_context)
+        self._server()
+        if self.version == NO_VERSION:
+            raise EngineFailed("the engine has no weights yet")
+        if not self._running:
+            self._silence.broken()
+        self._running.add(request.rid)
+        finished = False
+        try:
+            async for chunk in self._stream(request):
+                finished = chunk.finish is not None
+                yield chunk
+        except Aborted as aborted:
+            finished = True
+            if request.rid not in self._unwanted:
+                raise EngineFailed(f"SGLang aborted {request.rid} without being asked") from aborted
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineFailed(f"the connection to SGLang broke: {error!r}") from error
+        finally:
+            self._running.discard(request.rid)
+            self._unwanted.discard(request.rid)
+            if not finished:
+                # The consumer went away early, or the abort overtook the request.
+                with contextlib.suppress(EngineFailed):
+                    await self._post_abort(request.rid)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        decoder, splitter = StreamDecoder(request), EventSplitter()
+        async with self._http().post("/generate", json=_body(request)) as response:
+            if response.status != 200:
+                text = (await response.text())[:500]
+                kind = RequestRejected if 400 <= response.status < 500 else EngineFailed
+                raise kind(f"SGLang answered {response.status}: {text}")
+            while data := await self._silence.wait(response.content.readany, f"token of {request.rid}"):
+                self._silence.broken()
+                for payload in splitter.feed(data):
+                    chunk = decoder.decode(payload)
+                    if request.rid in self._unwanted:
+                        return
+                    yield chunk
+                    if chunk.finish is not None:
+                        return
+        raise EngineFailed(f"SGLang ended the stream of {request.rid} without a finish")
+
+    async def abort(self, rid: str) -> None:
+        if rid in self._running:
+            self._unwanted.add(rid)
+            await self._post_abort(rid)
+
+    async def load_weights(self, version: int, folder: Path) -> None:
+        self._unwanted |= self._running
+        body = {
+            "model_path": str(folder.resolve()),
+            "load_format": "auto",
+            "weight_version": str(version),
+            "abort_all_requests": True,
+            "flush_cache": True,
+        }
+        answer = await self._control("POST", "/update_weights_from_disk", body, LOAD_DEADLINE_S)
+        if not answer.get("success"):
+            raise EngineFailed(f"cannot load version {version} from {folder}: {answer.get('message')}")
+        self.version = version
+
+    async def health(self) -> None:
+        await self._control("GET", "/health", None, KNOCK_DEADLINE_S)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        if self._child is not None:
+            # It holds nothing worth saving, and a killed launcher takes its children along in under a second.
+            await self._child.kill()
+
+    async def _post_abort(self, rid: str) -> None:
+        await self._control("POST", "/abort_request", {"rid": rid}, CONTROL_DEADLINE_S)
+
+    async def _control(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> dict[str, Any]:
+        """One control call's JSON answer, {} for none. Raises EngineFailed for anything but 200 or a reasoned 400."""
+        self._server()
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            async with self._http().request(method, path, json=body, timeout=timeout) as response:
+                if response.status not in (200, 400):
+                    raise EngineFailed(
+                        f"SGLang answered {path} with {response.status}: {(await response.text())[:500]}"
+                    )
+                raw = await response.read()
+                answer: dict[str, Any] = (await response.json()) if raw.startswith(b"{") else {}
+                return answer
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise EngineFailed(f"SGLang did not answer {path}: {error!r}") from error
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            raise EngineFailed("the engine was not started, or was closed")
+        return self._session
+
+    def _server(self) -> Child:
+        if self._child is None:
+            raise EngineFailed("the engine was not started")
+        if self._child.returncode is not None:
+            raise EngineFailed(f"SGLang has ended with status {self._child.returncode}")
+        return self._child
+
+
+def _body(request: GenerateRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    if sampling.seed is not None:
+        # Heeded only by a server with --enable-deterministic-inference.
+        params["sampling_seed"] = sampling.seed
+    return {
+        "rid": request.rid,
+        "input_ids": request.input_ids,
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": True,
+    }
