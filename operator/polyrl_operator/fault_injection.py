@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from polyrl.fleet import Observed
 from polyrl.manifest.rollout import Fault, FaultAction
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
 
-RL_PHASE = "rl"
-"""The trainer's name of the phase whose steps faults count."""
+RL_PHASE: Final = "rl"
+"""The trainer's name of the phase whose steps faults count. It reports whole steps, so the next one has begun then."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class FaultDrill:
 
         Within its own step a fault waits until the victim generates: to kill an idle engine would show nothing.
         """
-        if not self.pending or status.phase != RL_PHASE or status.step < self.pending[0].at_step:
+        if not self.pending or status.phase != RL_PHASE or status.step + 1 < self.pending[0].at_step:
             return None
         fault = self.pending[0]
         victim = self._victim(fault, status, observed)
@@ -64,4 +65,4 @@ class FaultDrill:
         if not oldest_first:
             return None
         victim = oldest_first[min(fault.rollout, len(oldest_first) - 1)].name
-        return victim if running[victim] > 0 or status.step > fault.at_step else None
+        return victim if running[victim] > 0 or status.step >= fault.at_step else None

@@ -155,7 +155,7 @@ class LocalRun:
             self._timeline.note("serving", name, f"{name} serves")
         self._served |= serving
         self.status = status
-        self._timeline.note_progress(status)
+        self._timeline.note_fleet(status)
         self._wake.set()
 
     def _on_signal(self, number: signal.Signals) -> None:

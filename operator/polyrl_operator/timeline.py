@@ -1,13 +1,14 @@
 """What happened to the fleet and when, as it happens: one JSON object a line in `fleet.jsonl`.
 
-    {"t": 12.3, "event": "serving", "worker": "rollout-1", "text": "..."}       t: seconds since the run began
-    {"t": 12.5, "event": "progress", "phase": "rl", "step": 4, "engines": 3, "values": {"reward": 0.5}}
+    {"time": 1700000012.3, "t": 12.3, "event": "serving", "worker": "rollout-1", "text": "rollout-1 serves"}
+    {"time": 1700000012.3, "t": 12.3, "event": "fleet", "engines": 2}
 
 Refuses to hold: the learner's metrics (the trainer writes metrics.jsonl). Read next: `plot`, which draws it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
@@ -21,20 +22,20 @@ from polyrl.status import EngineState, ManagerStatus
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line."""
 
+    time: float
+    """Unix seconds, as in metrics.jsonl."""
     t: float
+    """Seconds since this start of the run."""
     event: str
-    """started, serving, exited, reclaimed, condition or progress."""
+    """started, serving, reclaimed, stopped, exited, condition or fleet."""
     worker: str = ""
     text: str = ""
-    phase: str = ""
-    step: int = 0
-    engines: int = 0
-    """Preemptible rollouts that serve; with `progress` only."""
-    values: dict[str, float] = {}
+    engines: int = -1
+    """Rollouts that serve from now on, the reserved engine left out; with `fleet` only."""
 
 
 RECLAIMED: Final = "reclaimed"
-PROGRESS: Final = "progress"
+FLEET: Final = "fleet"
 
 
 class Timeline:
@@ -44,7 +45,7 @@ class Timeline:
         self._file: IO[bytes] = file.open("ab", buffering=0)
         self._clock, self._listener = clock, listener
         self._began = clock()
-        self._progress: tuple[str, int, int] = ("", -1, -1)
+        self._engines = -1
         self.preemptions = 0
 
     @property
@@ -55,32 +56,30 @@ class Timeline:
     def note(self, event: str, worker: str, text: str) -> None:
         """Writes an event and tells the listener."""
         self.preemptions += event == RECLAIMED
-        line = Event(t=round(self.elapsed, 3), event=event, worker=worker, text=text)
-        self._write(line)
-        self._listener(line)
+        self._listener(self._write(event, worker=worker, text=text))
 
-    def note_progress(self, status: ManagerStatus) -> None:
-        """Writes phase, step, fleet and reported numbers whenever one of the first three has changed."""
-        engines = num_serving(status, Pool.SPOT)
-        key = (status.phase, status.step, engines)
-        if key == self._progress:
-            return
-        self._progress = key
-        t = round(self.elapsed, 3)
-        values = dict(status.values)
-        self._write(Event(t=t, event=PROGRESS, phase=status.phase, step=status.step, engines=engines, values=values))
+    def note_fleet(self, status: ManagerStatus) -> None:
+        """Writes the fleet's size when it has changed."""
+        engines = num_serving(status)
+        if engines != self._engines:
+            self._engines = engines
+            self._write(FLEET, engines=engines)
 
     def close(self) -> None:
         """No more events."""
         self._file.close()
 
-    def _write(self, line: Event) -> None:
+    def _write(self, event: str, worker: str = "", text: str = "", engines: int = -1) -> Event:
+        now = round(time.time(), 3)
+        line = Event(time=now, t=round(self.elapsed, 3), event=event, worker=worker, text=text, engines=engines)
         self._file.write(msgspec.json.encode(line) + b"\n")
+        return line
 
 
-def num_serving(status: ManagerStatus, pool: Pool) -> int:
-    """Engines of `pool` that take samples now."""
-    return sum(engine.pool is pool and engine.state is EngineState.SERVING for engine in status.engines)
+def num_serving(status: ManagerStatus) -> int:
+    """Rollouts that take samples now, the reserved engine left out."""
+    engines = (engine for engine in status.engines if engine.pool is not Pool.RESERVED)
+    return sum(engine.state is EngineState.SERVING for engine in engines)
 
 
 def read_timeline(file: Path) -> list[Event]:

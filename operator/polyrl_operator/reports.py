@@ -1,0 +1,62 @@
+"""What the trainer writes for others: lines of metrics.jsonl as they come, and trainer-result.json at the end.
+
+Refuses to hold: pictures and sums (see `progress`, `summary`). Read next: `summary`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One line of metrics.jsonl."""
+
+    time: float
+    """Unix seconds."""
+    phase: str
+    """sft, rl, offline-rl or eval."""
+    step: int
+    values: dict[str, float]
+
+
+class ReportTail:
+    """Follows a metrics.jsonl that another process appends to; starts at its present end."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = file.stat().st_size if file.exists() else 0
+
+    def read(self) -> list[Report]:
+        """Every line that was finished since the last call."""
+        if not self._file.exists():
+            return []
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            whole, _, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + 1 if whole else 0
+        return parse_reports(whole)
+
+
+def read_reports(file: Path) -> list[Report]:
+    """All whole lines; none when there is no file."""
+    return parse_reports(file.read_bytes().rpartition(b"\n")[0]) if file.exists() else []
+
+
+def parse_reports(text: bytes) -> list[Report]:
+    """Lines to reports; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
+    reports = []
+    for line in text.split(b"\n"):
+        try:
+            reports.append(_report(msgspec.json.decode(line, type=dict[str, Any])))
+        except (msgspec.MsgspecError, KeyError):
+            continue
+    return reports
+
+
+def _report(fields: dict[str, Any]) -> Report:
+    values = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
+    time, step = values.pop("time"), int(values.pop("step"))
+    return Report(time, str(fields["phase"]), step, values)
