@@ -1,7 +1,7 @@
 """Pulls one weight version from a publisher: manifest, missing chunks, checksums. Old weights serve on meanwhile.
 
 Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its
-hash matches; a version counts once every tensor's checksum matches. Whatever was verified before an interruption is kept.
+hash matches; a version counts once every tensor's checksum matches. What was verified before an interruption is kept.
 
     wait                     deadline              then
     manifest or chunk        CHUNK_SECONDS         asked again

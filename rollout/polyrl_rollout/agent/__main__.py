@@ -1,0 +1,128 @@
+"""`python -m polyrl_rollout.agent`: reads its files, makes the engine that the job names, runs the agent.
+
+Exit codes: 0 drained, 1 failed (the fleet replaces it), 2 a file or an argument is wrong. SIGTERM and SIGINT are a
+preemption notice; a second one ends the process at once.
+
+Refuses to hold: anything that happens once the agent runs. Read next: `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import structlog
+import typer
+from pydantic import ValidationError
+
+from polyrl.control import parse_endpoints
+from polyrl.errors import InvalidData, UserError
+from polyrl.keys import AgentKeys, read_keys
+from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineType
+from polyrl.sample import Pool
+from polyrl_rollout import leash
+from polyrl_rollout.agent.app import Agent, AgentSettings
+from polyrl_rollout.agent.link import ManagerAddress
+from polyrl_rollout.engine import Engine, EngineInfo
+from polyrl_rollout.staging import Staging
+
+EXIT_USER: Final = 2
+EXIT_SECOND_SIGNAL: Final = 130
+NOTICE_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(
+    job: Annotated[Path, typer.Option(help="The run's job.json.")],
+    keys: Annotated[Path, typer.Option(help="The agent's key file, mode 0600.")],
+    epoch: Annotated[int, typer.Option(help="Run epoch; the manager refuses any other.")],
+    engine_name: Annotated[str, typer.Option(help="Unique among all engines of the run, also over time.")],
+    pool: Annotated[Pool, typer.Option(help="Kind of capacity this engine runs on.")],
+    manager_endpoints: Annotated[Path | None, typer.Option(help="File in which the manager says where it is.")] = None,
+    manager: Annotated[str | None, typer.Option(help="tcp://host:port of the manager, instead of the file.")] = None,
+) -> None:
+    """Generate for one run with one engine, until told to leave."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    leash.put_on()
+    try:
+        agent_keys = read_keys(AgentKeys, keys)
+        spec = read_job(job)
+        if (manager_endpoints is None) == (manager is None):
+            raise UserError("give exactly one of --manager-endpoints and --manager")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_USER)
+
+    def address() -> ManagerAddress | None:
+        if manager is not None:
+            return ManagerAddress(manager, agent_keys.manager_public_key)
+        return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys)
+
+    settings = AgentSettings(address, agent_keys, epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
+    engine_spec = spec.spec.rollout.engine
+    engine = make_engine(engine_spec, spec.spec.recipe.seed)
+    sys.exit(asyncio.run(serve(settings, engine, expected_info(engine_spec), spec.metadata.name)))
+
+
+async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: str) -> int:
+    """Runs an agent in this process until it ends; returns its exit code."""
+    staging = Staging(run, settings.engine)
+    try:
+        agent = Agent(settings, engine, info, staging)
+        loop = asyncio.get_running_loop()
+        for number in NOTICE_SIGNALS:
+            loop.add_signal_handler(number, _on_notice, agent)
+        return await agent.run()
+    finally:
+        staging.close()
+
+
+def make_engine(spec: EngineSpec, seed: int) -> Engine:
+    """The engine that the manifest names; only its own modules are loaded."""
+    if spec.type is EngineType.EMBEDDED:
+        from polyrl_rollout.engines.embedded import EmbeddedEngine
+
+        return EmbeddedEngine(spec, seed)
+    from polyrl_rollout.engines.sglang import SGLangEngine
+
+    return SGLangEngine(spec, seed)
+
+
+def expected_info(spec: EngineSpec) -> EngineInfo:
+    """What the manager is told before the engine has started and knows better."""
+    return EngineInfo(spec.max_running, spec.kv_tokens, spec.max_context)
+
+
+def read_job(path: Path) -> PolyRLJob:
+    """The job in `path`. Raises InvalidData naming the file."""
+    try:
+        return PolyRLJob.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def read_address(path: Path, keys: AgentKeys) -> ManagerAddress | None:
+    """Where the manager listens; None as long as the file is not there. Its key is that of the key file, nobody else's."""
+    try:
+        endpoints = parse_endpoints(path.read_bytes(), str(path))
+    except (OSError, ValueError):
+        return None
+    return ManagerAddress(endpoints.agents, keys.manager_public_key)
+
+
+def _on_notice(agent: Agent) -> None:
+    for number in NOTICE_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, os._exit, EXIT_SECOND_SIGNAL)
+    agent.notice()
+
+
+if __name__ == "__main__":
+    typer.run(main)

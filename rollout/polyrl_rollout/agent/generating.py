@@ -1,0 +1,146 @@
+"""Runs the assigned sequences on the engine and reads their streams, on the spot, into the token book.
+
+A sequence that an engine error or a rejection ends is handed back with its reason; one that was stopped on purpose just
+ends. Each run of a sequence has a request id of its own, because SGLang may abort a reused one.
+
+    wait                        deadline
+    end of an aborted stream    ABORT_S, then its task is cancelled
+    the engine's next chunk     the engine port's own
+
+Refuses to hold: messages (see `app`), what to stop and why. Read next: `versions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from polyrl_rollout.agent.tokens import Stream, TokenBook
+from polyrl_rollout.engine import Engine, EngineFailed, GenerateRequest, RequestRejected
+
+ABORT_S: Final = 5.0
+"""An engine answers an abort within 0.1 s when it is well."""
+MAX_FAILURES: Final = 3
+"""Requests failing one after the other, without a token between them, after which the engine is taken for broken."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Whom to tell."""
+
+    tokens: Callable[[], None]
+    """New tokens, or an end, are in the book."""
+    returned: Callable[[int, str, str], None]
+    """(assignment, reason, detail): it ended unfinished, and not because somebody asked for it."""
+    engine_failed: Callable[[str], None]
+    """The engine is broken; nothing more will come of it."""
+
+
+class Generation:
+    """All sequences that run on one engine."""
+
+    def __init__(self, engine: Engine, book: TokenBook, listener: Listener) -> None:
+        self._engine, self._book, self._listener = engine, book, listener
+        self._running: dict[int, tuple[str, asyncio.Task[None]]] = {}
+        self._requests = itertools.count()
+        self._failures = 0
+        self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.tokens_at = self._loop.time()
+        """When the engine last gave a token."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, stream: Stream) -> None:
+        """Generates on where `stream` ends."""
+        number, rid = stream.assign.assignment, f"{next(self._requests):016x}"
+        task = asyncio.create_task(self._run(stream, rid), name=f"generate {number}")
+        self._running[number] = (rid, task)
+
+    def look_for_room(self) -> None:
+        """Streams are read only while the book has room: after its tokens were kept or forgotten, they go on."""
+        if self._book.has_room():
+            self._room.set()
+        else:
+            self._room.clear()
+
+    async def stop(self, assignments: Iterable[int]) -> None:
+        """Aborts these; when it returns nothing more of them is added to the book."""
+        stopped = [self._running.pop(number) for number in assignments if number in self._running]
+        await asyncio.gather(*(self._abort(rid) for rid, _ in stopped))
+        tasks = [task for _, task in stopped]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=ABORT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop_all(self) -> None:
+        """Aborts everything."""
+        await self.stop(tuple(self._running))
+
+    async def _abort(self, rid: str) -> None:
+        try:
+            async with asyncio.timeout(ABORT_S):
+                await self._engine.abort(rid)
+        except (EngineFailed, TimeoutError) as error:
+            log.warning("abort failed", rid=rid, error=str(error))
+
+    async def _run(self, stream: Stream, rid: str) -> None:
+        number, sampling = stream.assign.assignment, stream.assign.sampling
+        try:
+            await self._read(stream, GenerateRequest(rid, stream.input_ids(), stream.remaining, sampling))
+        except RequestRejected as error:
+            self._give_back(number, rid, "rejected", str(error))
+        except EngineFailed as error:
+            await self._judge(number, rid, str(error))
+        else:
+            if not stream.finish:
+                self._give_back(number, rid, "engineError", "the engine's stream ended without a reason")
+        finally:
+            self._leave(number, rid)
+
+    async def _read(self, stream: Stream, request: GenerateRequest) -> None:
+        async for chunk in self._engine.generate(request):
+            now = self._loop.time()
+            if not self._book.add(stream.assign.assignment, chunk, now):
+                return
+            self._failures, self.tokens_at = 0, now
+            if chunk.finish is not None:
+                self._leave(stream.assign.assignment, request.rid)
+            self._listener.tokens()
+            self.look_for_room()
+            await self._room.wait()
+
+    async def _judge(self, number: int, rid: str, error: str) -> None:
+        """One failed request, or a failed engine?"""
+        self._failures += 1
+        log.warning("the engine failed a request", assignment=number, error=error)
+        try:
+            await self._engine.health()
+        except EngineFailed as worse:
+            self._listener.engine_failed(str(worse))
+            return
+        if self._failures >= MAX_FAILURES:
+            self._listener.engine_failed(f"{self._failures} requests failed one after the other: {error}")
+            return
+        self._give_back(number, rid, "engineError", error)
+
+    def _give_back(self, number: int, rid: str, reason: str, detail: str) -> None:
+        if self._leave(number, rid):
+            self._listener.returned(number, reason, detail)
+
+    def _leave(self, number: int, rid: str) -> bool:
+        """True when this run was still wanted."""
+        if self._running.get(number, ("", None))[0] != rid:
+            return False
+        del self._running[number]
+        return True

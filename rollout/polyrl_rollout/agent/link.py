@@ -1,0 +1,165 @@
+"""One connection to the manager: open, greeted by the caller, used, lost. A lost one is never mended but replaced.
+
+Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the engine's name. So nothing that waited in
+an old connection can arrive after a new greeting. Unreadable frames are counted and dropped.
+
+    what                                     when            then
+    TCP or CURVE handshake                   HANDSHAKE_S     LinkDown
+    no answer to ZMTP heartbeats             HEARTBEAT_LOST  LinkDown
+    the manager closed, died or was killed   at once         LinkDown
+    SEND_HWM frames wait to be sent          at once         LinkDown
+
+Refuses to hold: what is said, when to try again (see `app`). Read next: `tokens`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from polyrl.errors import PolyRLError, ProtocolError
+from polyrl.keys import AgentKeys
+from polyrl.wire import MAX_FRAME_BYTES, FromAgent, ToAgent, decode_to_agent, encode
+
+HANDSHAKE_S: Final = 5.0
+HEARTBEAT_MS: Final = 2_000
+HEARTBEAT_LOST_MS: Final = 6_000
+SEND_HWM: Final = 1_000
+"""Frames that wait here; at one Deltas per 50 ms that is 50 s of a stalled manager."""
+RECEIVE_HWM: Final = 0
+"""Unlimited: what the manager says is bounded by our own credit."""
+
+ZmqContext: TypeAlias = zmq.Context[zmq.Socket[bytes]]
+
+_LOST: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class LinkDown(PolyRLError):
+    """The connection is gone; the sentence says how."""
+
+
+@dataclass(frozen=True)
+class ManagerAddress:
+    """Where the manager listens for agents."""
+
+    endpoint: str
+    public_key: str
+
+
+class Link:
+    """Made by `Link.open`, ended by `close`."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        self._socket, self._monitor = socket, monitor
+        self._inbox: asyncio.Queue[ToAgent | None] = asyncio.Queue()
+        self._up = asyncio.Event()
+        self._down = ""
+        self.dropped_frames = 0
+        self._loop = asyncio.get_running_loop()
+        self._look_planned = False
+        self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
+        self._loop.add_reader(self._fds[0], self._look)
+        self._loop.add_reader(self._fds[1], self._watch)
+
+    @classmethod
+    async def open(cls, context: ZmqContext, address: ManagerAddress, keys: AgentKeys, engine: str) -> Link:
+        """A connection whose handshake is over. Raises LinkDown."""
+        socket = context.socket(zmq.DEALER)
+        _configure(socket, address, keys, engine)
+        link = cls(socket, socket.get_monitor_socket(_LOST | zmq.EVENT_HANDSHAKE_SUCCEEDED))
+        try:
+            socket.connect(address.endpoint)
+            async with asyncio.timeout(HANDSHAKE_S):
+                await link._up.wait()
+        except (TimeoutError, zmq.ZMQError):
+            link.close()
+            raise LinkDown(f"no handshake with the manager at {address.endpoint}") from None
+        except asyncio.CancelledError:
+            link.close()
+            raise
+        return link
+
+    def send(self, message: FromAgent) -> int:
+        """Queues a message; returns its bytes. Raises LinkDown when the queue is full."""
+        frame = encode(message)
+        try:
+            self._socket.send(frame, zmq.DONTWAIT)
+        except zmq.Again:
+            self.fail("the manager does not read")
+            raise LinkDown(self._down) from None
+        # libzmq's descriptor is edge-triggered, and a send may swallow the edge of an arrival.
+        if not self._look_planned:
+            self._look_planned = True
+            self._loop.call_soon(self._look)
+        return len(frame)
+
+    async def receive(self) -> ToAgent:
+        """The next message. Raises LinkDown once the connection is gone."""
+        message = await self._inbox.get()
+        if message is None:
+            self._inbox.put_nowait(None)
+            raise LinkDown(self._down)
+        return message
+
+    def fail(self, why: str) -> None:
+        """Gives the connection up: `receive` raises from now on."""
+        self._down = self._down or why
+        self._inbox.put_nowait(None)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Ends the connection; queued frames get `linger_s` to leave. Idempotent."""
+        if self._socket.closed:
+            return
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=int(linger_s * 1000))
+
+    def _look(self) -> None:
+        self._look_planned = False
+        while not self._socket.closed:
+            try:
+                frame = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            try:
+                self._inbox.put_nowait(decode_to_agent(frame))
+            except ProtocolError:
+                self.dropped_frames += 1
+
+    def _watch(self) -> None:
+        while not self._monitor.closed:
+            try:
+                frames = self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._up.set()
+            elif self._up.is_set():
+                self.fail("the manager is gone")
+
+
+def _configure(socket: zmq.Socket[bytes], address: ManagerAddress, keys: AgentKeys, engine: str) -> None:
+    socket.setsockopt(zmq.IDENTITY, engine.encode())
+    socket.curve_publickey = keys.public_key.encode()
+    socket.curve_secretkey = keys.secret_key.encode()
+    socket.curve_serverkey = address.public_key.encode()
+    for option, value in (
+        (zmq.SNDHWM, SEND_HWM),
+        (zmq.RCVHWM, RECEIVE_HWM),
+        (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+        (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+        (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LOST_MS),
+        (zmq.LINGER, 0),
+    ):
+        socket.setsockopt(option, value)
