@@ -227,7 +227,8 @@ class RolloutClient:
             return self._manager
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while (endpoint := _read_endpoint(Path(self._manager), self._epoch)) is None:
+                path = Path(self._manager)
+                while (endpoint := _read_endpoint(path, self._epoch)) is None:  # noqa: ASYNC110 - files have no event
                     await asyncio.sleep(ENDPOINTS_LOOK_S)
         except TimeoutError:
             raise DeadlineExceeded(f"the endpoints file {self._manager}", "the manager", PATIENCE_S) from None

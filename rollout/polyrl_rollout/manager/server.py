@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -120,6 +121,22 @@ class Manager:
             epoch=self._epoch,
             pid=os.getpid(),
         )
+
+    def status(self) -> ManagerStatus:
+        """What GET /v1/status answers now."""
+        return self._control.status()
+
+    def frames_in(self) -> int:
+        """Frames received by both sockets so far."""
+        return self._agents_router.traffic.frames_in + self._trainer_router.traffic.frames_in
+
+    def frames_dropped(self) -> Counter[str]:
+        """Frames received and not believed, by kind."""
+        return self._agents_router.traffic.dropped + self._trainer_router.traffic.dropped
+
+    def handshakes_refused(self) -> int:
+        """Peers that came with a wrong key."""
+        return self._admission.refused("agents") + self._admission.refused("trainer")
 
     async def run(self) -> None:
         """Serves until the run is over or `stop` is called. Raises RunFailed when a callback broke."""

@@ -1,0 +1,119 @@
+"""A manager in this process, on real sockets, with real keys: what all tests of this folder stand on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+
+from polyrl.keys import AgentKeys, ManagerKeys, read_keys
+from polyrl.ledger import Ledger, LedgerConfig
+from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
+from polyrl.wire import Hello, pack_ids, unpack_ids
+from polyrl_operator.keygen import write_run_keys
+from polyrl_rollout.fake_agent import FakeAgent, made_tokens
+from polyrl_rollout.manager.server import Listen, Manager
+from polyrl_trainer.client import RolloutClient
+
+EPOCH = 3
+DEADLINE_S = 20.0
+LOOK_S = 0.01
+
+
+@dataclass
+class Site:
+    """A running manager, and what is needed to reach it."""
+
+    manager: Manager
+    ledger: Ledger
+    keys: Path
+    context: zmq.asyncio.Context
+    running: asyncio.Task[None]
+
+    def hello(self, name: str, **fields: Any) -> Hello:
+        own = {"epoch": EPOCH, "engine": name, "pool": Pool.SPOT, "max_running": 16, "kv_tokens": 100_000}
+        return Hello(**{**own, "max_context": 10_000, "weight_version": -1, **fields})
+
+    def agent(self, name: str) -> FakeAgent:
+        keys = read_keys(AgentKeys, self.keys / "agent.key")
+        return FakeAgent(self.context, self.manager.endpoints.agents, keys, self.hello(name))
+
+    def client(self, **options: Any) -> AbstractAsyncContextManager[RolloutClient]:
+        options = {"epoch": EPOCH, "connect_timeout_s": 5.0, **options}
+        return RolloutClient.connect(self.manager.endpoints.trainer, self.keys / "trainer.key", **options)
+
+    def agent_socket(self, identity: bytes) -> zmq.asyncio.Socket:
+        """A DEALER with the agents' key, for those who do not behave as agents do."""
+        keys = read_keys(AgentKeys, self.keys / "agent.key")
+        return self.dealer(self.manager.endpoints.agents, keys.public_key, keys.secret_key, identity)
+
+    def dealer(self, endpoint: str, public: str, secret: str, identity: bytes) -> zmq.asyncio.Socket:
+        socket = self.context.socket(zmq.DEALER)
+        socket.curve_publickey, socket.curve_secretkey = public.encode(), secret.encode()
+        socket.curve_serverkey = self.manager.endpoints.public_key.encode()
+        socket.setsockopt(zmq.IDENTITY, identity)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        return socket
+
+    async def eventually(self, condition: Callable[[], object]) -> None:
+        """Returns once `condition` holds, fails after DEADLINE_S."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():  # noqa: ASYNC110 - any condition
+                await asyncio.sleep(LOOK_S)
+
+    def group(self, number: int, n: int = 4, tokens: int = 40) -> Group:
+        return Group(number, 0, Purpose.TRAIN, pack_ids([1, 2, 3]), n, SamplingParams(tokens), 0, 0)
+
+    async def judge_all(self, client: RolloutClient) -> None:
+        async for turn in client.turns():
+            await client.score(turn.response.sample, turn.response.turn, 1.0, {})
+
+    async def run_work(self, client: RolloutClient, groups: list[Group]) -> list[Scored]:
+        """Submits, judges, takes and acknowledges everything, and checks every token."""
+        judge = asyncio.create_task(self.judge_all(client))
+        taken: list[Scored] = []
+        try:
+            await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"hash")
+            await client.submit(groups)
+            while len(taken) < sum(group.n for group in groups):
+                batch = await client.next(
+                    0, purpose=Purpose.TRAIN, min_samples=8, max_samples=16, max_tokens=10**6, deadline_s=DEADLINE_S
+                )
+                taken += batch.samples
+                await client.acknowledge(batch.batch)
+        finally:
+            judge.cancel()
+        for scored in taken:
+            name, ids = scored.response.sample, unpack_ids(scored.response.ids)
+            assert np.array_equal(ids, made_tokens(name, 0, len(ids))), name
+        return taken
+
+
+@asynccontextmanager
+async def _open_site(folder: Path) -> AsyncIterator[Site]:
+    write_run_keys(folder)
+    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=1.0, beat_s=0.3))
+    context = zmq.asyncio.Context()
+    try:
+        async with Manager(ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen()) as manager:
+            running = asyncio.create_task(manager.run())
+            yield Site(manager, ledger, folder, context, running)
+            manager.stop()
+            await asyncio.gather(running, return_exceptions=True)
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with _open_site(tmp_path / "keys") as opened:
+        yield opened
