@@ -53,7 +53,7 @@ class PolyRLJob(Spec):
     def _rules_hold(self) -> Self:
         faults = [
             InitErrorDetails(
-                type=PydanticCustomError(RULE_ERROR, "{sentence}", {"sentence": sentence}),
+                type=PydanticCustomError(RULE_ERROR, "{sentence}", {"sentence": sentence, "rule": rule.id}),
                 loc=("spec", *rule.field),
                 input=None,
             )

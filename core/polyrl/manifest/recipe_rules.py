@@ -125,7 +125,7 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "group-has-spread",
         "recipe.sampling.samplesPerPrompt",
-        "{recipe.sampling.samplesPerPrompt} sample has no group to be compared with; grpo needs at least 2",
+        "grpo compares the samples of a group: {recipe.sampling.samplesPerPrompt} is too few, 2 is the least",
         lambda s: not samples(s) or s.recipe.algorithm.name != "grpo" or s.recipe.sampling.samples_per_prompt >= 2,
         f"!({SAMPLES}) || self.recipe.algorithm.name != 'grpo' || self.recipe.sampling.samplesPerPrompt >= 2",
     ),

@@ -29,43 +29,56 @@ def samples(spec: JobSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One thing that must hold between fields of a spec."""
+class _Checked:
+    """What rules and transitions share."""
 
     id: str
-    """Name in tests and documentation."""
+    """Name in tests and in errors."""
     path: str
     """The field to blame, below spec."""
     message: str
     """What is wrong; reads on from the field's name."""
-    holds: Callable[[JobSpec], bool]
-    cel: str
 
     @property
     def field(self) -> tuple[str, ...]:
         """The field to blame, as keys below spec."""
         return tuple(self.path.split("."))
 
+    def static_message(self, quote: str = "") -> str:
+        """The message with the names of the fields, between quotes, where their values would stand."""
+        return _PLACEHOLDER.sub(lambda found: f"{quote}{found[1].rpartition('.')[2]}{quote}", self.message)
+
+
+@dataclass(frozen=True)
+class Rule(_Checked):
+    """One thing that must hold between fields of a spec, said in Python and in CEL."""
+
+    holds: Callable[[JobSpec], bool]
+    cel: str
+    """Over `self`, the spec with its defaults filled in."""
+
     def sentence(self, spec: JobSpec) -> str:
         """The message with the values of this spec."""
         return _PLACEHOLDER.sub(lambda found: _printed(spec, found[1]), self.message)
 
     def message_expression(self) -> str:
-        """The message as a CEL expression over `self`."""
+        """The message as a CEL expression over `self`; only for a message with placeholders."""
         parts = _PLACEHOLDER.split(self.message)
         literals = [f"'{text}'" if text else "" for text in parts[::2]]
         values = [f"string(self.{path})" for path in parts[1::2]] + [""]
         return " + ".join(part for pair in zip(literals, values, strict=True) for part in pair if part)
 
+    def fields_read(self) -> set[tuple[str, ...]]:
+        """Fields that the predicate looks at, as keys below spec."""
+        return {tuple(path.split(".")) for path in re.findall(r"\bself\.([a-zA-Z.]+)", self.cel)}
+
 
 @dataclass(frozen=True)
-class Transition:
-    """One change that a stored object may not undergo; CEL over `self` and `oldSelf`, both specs."""
+class Transition(_Checked):
+    """One change that a stored object may not undergo."""
 
-    id: str
-    path: str
-    message: str
     cel: str
+    """Over `self` and `oldSelf`, the new and the stored spec with their defaults filled in."""
 
 
 def _printed(spec: JobSpec, path: str) -> str:

@@ -1,0 +1,222 @@
+"""YAML with places: what a file says, and on which line each field stands. Knows nothing of manifests.
+
+Composes nodes instead of loading them, so that every path has its line and a key that stands twice is seen. Scalars are
+read as kubectl reads them: `1e-6` is a number and `2026-01-01` is text, other than in plain PyYAML.
+
+Refuses to do: validation (see `manifest_file`), tags beyond plain data, files larger than an API server would take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from polyrl.errors import InvalidManifest
+
+FieldPath = tuple[str | int, ...]
+
+MAX_BYTES: Final = 1 << 20
+"""An API server takes objects of 1.5 MiB at most; a manifest near it is another file."""
+
+MAX_VALUES: Final = 100_000
+"""Values after aliases are expanded: ten times a large manifest, and far below what an alias bomb makes."""
+
+MAX_DEPTH: Final = 64
+"""Pod templates, the deepest part, need about 15."""
+
+MAX_INTEGER_DIGITS: Final = 40
+"""Longer ones are read as floats: they are out of every bound, and Python refuses to print them."""
+
+_PLAIN: Final = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", list("yYnNtTfFoO")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+)
+
+_TAG: Final = "tag:yaml.org,2002:"
+
+_HINTS: Final = (
+    ("expected a single document", "a second document starts here; a file holds one manifest"),
+    ("cannot start any token", "this character cannot start a value; indent with spaces, not tabs, and quote the text"),
+    ("mapping values are not allowed", "a colon cannot stand here; check the indentation, or quote the text"),
+    ("could not find expected ':'", "a key without its colon; write `key: value`"),
+    ("undefined alias", "an alias (*) to an anchor (&) that is not there"),
+    ("expected ',' or", "a bracket or brace is not closed, or a comma is missing"),
+    ("expected <block end>", "the indentation does not fit the lines above"),
+    ("while scanning a quoted scalar", "a quote is not closed"),
+)
+
+
+class _Reader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own protocol: a class-wide table
+
+
+for _name, _pattern, _first in _PLAIN:
+    _Reader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})$"), _first)
+
+
+@dataclass
+class Source:
+    """The plain data of one YAML text, and the line of each path."""
+
+    name: str
+    """File as the user wrote it."""
+    data: Any = None
+    lines: dict[FieldPath, int] = field(default_factory=dict)
+    overridden: set[FieldPath] = field(default_factory=set)
+    """Paths whose value comes from the command line."""
+
+    def place(self, path: FieldPath) -> str:
+        """Where the user finds the field: file and line of it or of what it is missing in, or the flag that set it."""
+        ways = [path[:length] for length in range(len(path), -1, -1)]
+        if any(way in self.overridden for way in ways):
+            return f"--set {path_text(path)}"
+        line = next((self.lines[way] for way in ways if way in self.lines), 1)
+        return f"{self.name}:{line} {path_text(path)}"
+
+    def rank(self, path: FieldPath) -> tuple[bool, int]:
+        """Sorts faults into file order; what the command line set comes last."""
+        ways = [path[:length] for length in range(len(path), -1, -1)]
+        line = next((self.lines[way] for way in ways if way in self.lines), 0)
+        return any(way in self.overridden for way in ways), line
+
+
+def path_text(path: FieldPath) -> str:
+    """`spec.recipe.data.rl[0].path`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def read_source(file: Path) -> Source:
+    """The file's one document. Raises InvalidManifest for whatever keeps it from being read."""
+    try:
+        content = file.read_bytes() if file.is_file() else None
+    except OSError as error:
+        raise InvalidManifest([f"{file}: cannot be read ({error.strerror})"]) from error
+    if content is None:
+        raise InvalidManifest([f"{file}: {'is a folder; name the file' if file.is_dir() else 'no such file'}"])
+    if len(content) > MAX_BYTES:
+        raise InvalidManifest([f"{file}: has {len(content):,} bytes; a manifest has at most {MAX_BYTES:,}"])
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidManifest([f"{file}: is not text in UTF-8 (byte {error.start} cannot be read)"]) from error
+    return parse(text, str(file))
+
+
+def parse(text: str, name: str) -> Source:
+    """The text's one document as plain data with lines. Raises InvalidManifest with every fault of form."""
+    try:
+        root = yaml.compose(text, Loader=_Reader)
+        walk = _Walk(name)
+        data = walk.value(root, ()) if root is not None else None
+    except yaml.reader.ReaderError as error:
+        raise InvalidManifest([f"{name}: holds the character #x{error.character:04x}, which no text has"]) from error
+    except yaml.MarkedYAMLError as error:
+        raise InvalidManifest([f"{name}:{_line(error)} is not valid YAML: {_hint(error)}"]) from error
+    except RecursionError as error:
+        raise InvalidManifest([f"{name}: is nested too deeply"]) from error
+    if walk.faults:
+        raise InvalidManifest([f"{name}:{line} {sentence}" for line, sentence in sorted(walk.faults)])
+    return Source(name, data, walk.lines)
+
+
+def _line(error: yaml.MarkedYAMLError) -> int:
+    mark = error.problem_mark or error.context_mark
+    return mark.line + 1 if mark else 1
+
+
+def _hint(error: yaml.MarkedYAMLError) -> str:
+    said = f"{error.context or ''}; {error.problem or ''}"
+    return next((hint for sign, hint in _HINTS if sign in said), error.problem or "it cannot be read")
+
+
+class _Walk:
+    """Turns composed nodes into plain data; collects lines and faults."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[FieldPath, int] = {}
+        self.faults: list[tuple[int, str]] = []
+        self._values = 0
+
+    def value(self, node: yaml.Node, path: FieldPath) -> Any:
+        """Plain data of a node and all below it. Raises InvalidManifest for alias bombs and loops."""
+        self._values += 1
+        if len(path) > MAX_DEPTH:
+            raise InvalidManifest(
+                [f"{self.name}: is nested more than {MAX_DEPTH} levels deep, or an alias holds itself"]
+            )
+        if self._values > MAX_VALUES:
+            raise InvalidManifest([f"{self.name}: has more than {MAX_VALUES:,} values once its aliases are expanded"])
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        first: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == f"{_TAG}merge":
+                for part in self._merged(value_node, line):
+                    merged = self._mapping(part, path) | merged
+            elif not isinstance(key_node, yaml.ScalarNode):
+                self.faults.append((line, f"{path_text(path)}: a key must be plain text"))
+            elif key_node.value in first:
+                below = path_text((*path, key_node.value))
+                self.faults.append((line, f"{below}: stands twice; the first is on line {first[key_node.value]}"))
+            else:
+                first[key_node.value] = self.lines[(*path, key_node.value)] = line
+                made[key_node.value] = self.value(value_node, (*path, key_node.value))
+        return merged | made
+
+    def _merged(self, node: yaml.Node, line: int) -> Iterator[yaml.MappingNode]:
+        for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(part, yaml.MappingNode):
+                yield part
+            else:
+                self.faults.append((line, "<<: merges fields (an alias to a mapping), nothing else"))
+
+    def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
+        kind, text = node.tag.removeprefix(_TAG), str(node.value)
+        try:
+            return _SCALARS[kind](text)
+        except (KeyError, ValueError):
+            shown = node.tag if kind == node.tag else f"!!{kind}"
+            fault = f"{path_text(path)}: {text[:40]!r} cannot be read with tag {shown}"
+            self.faults.append((node.start_mark.line + 1, fault))
+            return None
+
+
+def _integer(text: str) -> int | float:
+    plain = text.replace("_", "")
+    return int(plain, 0) if len(plain) <= MAX_INTEGER_DIGITS else float(plain)
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_SCALARS: Final[dict[str, Any]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() in ("yes", "true", "on"),
+    "int": _integer,
+    "float": _float,
+    "str": str,
+    "merge": str,
+}
