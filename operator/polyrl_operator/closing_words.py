@@ -77,7 +77,8 @@ def _step_words(summary: Summary) -> str:
     parts = summary.step_parts
     named = (("generate", "generate"), ("train", "train"), ("weights", "updateWeights"), ("reward tail", "rewardTail"))
     seconds = ", ".join(f"{words} {parts.get(part, 0):.0f} s" for words, part in named)
-    return f"{summary.step_time_ratio:.2f} × the longer of generating and training\n({seconds}, other {parts.get('other', 0):.0f} s)"
+    ratio = f"{summary.step_time_ratio:.2f} × the longer of generating and training"
+    return f"{ratio}\n({seconds}, other {parts.get('other', 0):.0f} s)"
 
 
 def _sample_words(summary: Summary) -> str:

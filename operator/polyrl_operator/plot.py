@@ -15,9 +15,9 @@ from polyrl_operator.progress import EXACT_MATCH, REWARD
 from polyrl_operator.reports import Report
 from polyrl_operator.timeline import FLEET, RECLAIMED, Event
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")  # before pyplot looks for a display
 
-from matplotlib import pyplot  # noqa: E402 - the backend is chosen before pyplot looks for a display
+from matplotlib import pyplot
 
 REWARD_COLOR: Final = "#2563eb"
 EVAL_COLOR: Final = "#059669"
@@ -30,7 +30,7 @@ SMOOTHING: Final = 0.3
 
 def draw_run(title: str, reports: Sequence[Report], events: Sequence[Event], file: Path) -> None:
     """Draws the picture into `file`."""
-    began = min((moment.time for moment in (*reports[:1], *events[:1])), default=0.0)
+    began = min([report.time for report in reports[:1]] + [event.time for event in events[:1]], default=0.0)
     figure, (above, below) = pyplot.subplots(
         2, 1, figsize=(10, 6), sharex=True, height_ratios=[3, 1], constrained_layout=True
     )

@@ -124,7 +124,7 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, c
 
 
 SHOW_EVERY_S: Final = 0.25
-"""Between two looks at metrics.jsonl, which another process appends to without telling anyone; four a second look alive."""
+"""Between two looks at metrics.jsonl, which another process appends to and tells nobody; four a second look alive."""
 
 
 async def _show(run: LocalRun, progress: Progress, view: View, tail: ReportTail) -> None:

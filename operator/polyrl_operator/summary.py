@@ -102,7 +102,7 @@ def step_parts(reports: Sequence[Report]) -> dict[str, float]:
 
 
 def seconds_by_stage(reports: Sequence[Report], began: float, wall_seconds: float) -> dict[str, float]:
-    """Wall seconds until the first report, of SFT steps, of RL steps, and of the rest (evaluations, checkpoints, the end)."""
+    """Wall seconds: `start` until the first report, steps by stage, and the rest (evaluation, checkpoints, the end)."""
     if not reports:
         return {"start": round(wall_seconds, 3)}
     took = {"start": max(0.0, reports[0].time - began - reports[0].values.get("timing_s/step", 0.0))}
