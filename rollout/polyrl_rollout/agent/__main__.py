@@ -19,17 +19,17 @@ import structlog
 import typer
 from pydantic import ValidationError
 
+from polyrl import leash
 from polyrl.control import parse_endpoints
 from polyrl.errors import InvalidData, UserError
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rollout import Engine as EngineSpec
-from polyrl.manifest.rollout import EngineType
 from polyrl.sample import Pool
-from polyrl_rollout import leash
 from polyrl_rollout.agent.app import Agent, AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engine import Engine, EngineInfo
+from polyrl_rollout.engines.choice import choose_engine
 from polyrl_rollout.staging import Staging
 
 EXIT_USER: Final = 2
@@ -48,7 +48,7 @@ def main(
 ) -> None:
     """Generate for one run with one engine, until told to leave."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    leash.put_on()
+    leash.hold()
     try:
         agent_keys = read_keys(AgentKeys, keys)
         spec = read_job(job)
@@ -65,7 +65,7 @@ def main(
 
     settings = AgentSettings(address, agent_keys, epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
     engine_spec = spec.spec.rollout.engine
-    engine = make_engine(engine_spec, spec.spec.recipe.seed)
+    engine = choose_engine(engine_spec, spec.spec.recipe.seed)
     sys.exit(asyncio.run(serve(settings, engine, expected_info(engine_spec), spec.metadata.name)))
 
 
@@ -80,17 +80,6 @@ async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: 
         return await agent.run()
     finally:
         staging.close()
-
-
-def make_engine(spec: EngineSpec, seed: int) -> Engine:
-    """The engine that the manifest names; only its own modules are loaded."""
-    if spec.type is EngineType.EMBEDDED:
-        from polyrl_rollout.engines.embedded import EmbeddedEngine
-
-        return EmbeddedEngine(spec, seed)
-    from polyrl_rollout.engines.sglang import SGLangEngine
-
-    return SGLangEngine(spec, seed)
 
 
 def expected_info(spec: EngineSpec) -> EngineInfo:
@@ -110,7 +99,7 @@ def read_job(path: Path) -> PolyRLJob:
 
 
 def read_address(path: Path, keys: AgentKeys) -> ManagerAddress | None:
-    """Where the manager listens; None as long as the file is not there. Its key is that of the key file, nobody else's."""
+    """Where the manager listens; None as long as the file is not there. Only the key file's key counts."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except (OSError, ValueError):
