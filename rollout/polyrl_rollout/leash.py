@@ -1,4 +1,4 @@
-"""`python -m polyrl_rollout.leash -- CMD ARGS...`: becomes CMD, which then ends when its parent ends, however that ends.
+"""`python -m polyrl_rollout.leash -- CMD ARGS...`: becomes CMD, which then ends when its parent ends, however it ends.
 
 For programs that know nothing of PolyRL's leash; the kernel keeps the leash over exec. The parent says who it is in
 PARENT_ENV.
