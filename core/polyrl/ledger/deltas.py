@@ -15,7 +15,7 @@ from typing import Final
 from polyrl.ledger.columns import frame_bytes, pack_rows, row_columns
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.facts import GapSeen, TokensTaken
-from polyrl.ledger.moves import end_turn, move, strike
+from polyrl.ledger.moves import already_over, end_turn, move, strike
 from polyrl.ledger.state import Assignment, Engine
 from polyrl.sample import Finish
 from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, TokensKept
@@ -184,7 +184,8 @@ def _end(d: Decision, number: int, finish: int) -> None:
     else:
         if not finish:
             d.tell(assignment.engine, Cancel(number))
-        end_turn(d, assignment.sample, Finish.LENGTH)
+        # The last token that the budget allows may be a stop token whose finish is still on its way.
+        end_turn(d, assignment.sample, already_over(d, d.state.samples[assignment.sample]) or Finish.LENGTH)
 
 
 def _fail(d: Decision, number: int, cause: str) -> None:

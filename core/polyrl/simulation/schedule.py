@@ -1,0 +1,137 @@
+"""Everything random about a simulated run, drawn once from its seed: sizes, speeds, and which fault strikes when.
+
+Refuses to hold: what a fault does (see `engine`, `trainer`). Read next: `world`.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+import msgspec
+
+ENGINE_FAULTS: Final = (
+    "kill",
+    "preempt",
+    "freeze",
+    "stall",
+    "break",
+    "flap",
+    "loseFrame",
+    "repeatFrame",
+    "lieVersion",
+    "lieForeign",
+    "lieBudget",
+    "lieTokens",
+    "lieLength",
+    "failWeights",
+    "engineError",
+    "reject",
+    "drain",
+    "quit",
+)
+"""What can happen to an engine: it vanishes; gets a notice; is stopped and goes on; gives no tokens but signs of life;
+loses its connection, once or repeatedly; loses or doubles a frame; lies about its version, about assignments that are
+not its own, about its budget, about tokens sent before, about having ended; cannot load weights; hands back; calls a
+sample impossible; is drained by the operator; says Bye."""
+
+OTHER_FAULTS: Final = ("trainerBreak", "managerAway", "closeWindow", "openWindow")
+
+HORIZON_S: Final = 25.0
+"""Faults happen within the first so many seconds; after them the run must end."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One blow."""
+
+    at: float
+    kind: str
+    target: int
+    """Which of the live preemptible engines, modulo their number."""
+    seconds: float
+    """How long it lasts, where it lasts."""
+
+
+class EnginePlan(msgspec.Struct, frozen=True):
+    """One engine of the initial fleet."""
+
+    reserved: bool
+    max_running: int
+    kv_tokens: int
+    step_s: float
+    """Seconds per token and sample."""
+    load_s: float
+    """Seconds to load a weight version."""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A run and what befalls it."""
+
+    seed: int
+    engines: tuple[EnginePlan, ...]
+    faults: tuple[Fault, ...]
+    steps: int
+    groups: int
+    """Groups that a step consumes."""
+    mini_batches: int
+    """Optimizer steps per step."""
+    n: int
+    over_sampling: int
+    """Further groups submitted per step."""
+    staleness: int
+    max_new_tokens: int
+    mean_turn: int
+    """Mean tokens until a stop token."""
+    max_turns: int
+    group_filter: str
+    reject_share: float
+    """Share of verdicts that are Reject."""
+    poison_share: float
+    """Share of samples that every engine calls impossible."""
+    evaluate: bool
+    max_tokens: int
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    rng = Random(seed)
+    staleness = rng.choice((0, 0, 0, 1, 2))
+    engines = tuple(_draw_engine(rng, reserved=index == 0) for index in range(rng.randint(1, 4)))
+    faults = sorted((_draw_fault(rng) for _ in range(rng.choice((0, 2, 5, 10)))), key=lambda fault: fault.at)
+    mini_batches = rng.choice((1, 1, 2))
+    return Schedule(
+        seed=seed,
+        engines=engines,
+        faults=tuple(faults),
+        steps=rng.randint(1, 3),
+        groups=mini_batches * rng.randint(1, 3),
+        mini_batches=mini_batches,
+        n=rng.randint(1, 4),
+        over_sampling=rng.choice((0, 0, 1, 2)),
+        staleness=staleness,
+        max_new_tokens=rng.randint(4, 50),
+        mean_turn=rng.choice((6, 15, 40)),
+        max_turns=rng.choice((1, 1, 2, 3)),
+        group_filter=rng.choice(("none", "none", "anySuccess", "nonzeroSpread", "custom")),
+        reject_share=rng.choice((0.0, 0.0, 0.05)),
+        poison_share=rng.choice((0.0, 0.0, 0.03)),
+        evaluate=rng.random() < 0.3,
+        max_tokens=rng.choice((40, 200, 10_000)),
+    )
+
+
+def _draw_engine(rng: Random, *, reserved: bool) -> EnginePlan:
+    return EnginePlan(
+        reserved=reserved,
+        max_running=rng.choice((1, 2, 4, 16)),
+        kv_tokens=rng.choice((120, 400, 10_000)),
+        step_s=rng.choice((0.005, 0.02, 0.02, 0.2)),
+        load_s=rng.choice((0.01, 0.2, 1.5)),
+    )
+
+
+def _draw_fault(rng: Random) -> Fault:
+    kind = rng.choice(ENGINE_FAULTS) if rng.random() < 0.85 else rng.choice(OTHER_FAULTS)
+    return Fault(
+        rng.uniform(0.0, HORIZON_S) * rng.choice((0.1, 0.4, 1.0)), kind, rng.randrange(8), rng.uniform(0.1, 12.0)
+    )

@@ -1,0 +1,135 @@
+"""Virtual time and the wires: an event heap, ordered links that can break, and the ledger in the middle.
+
+A link keeps order while it lasts, as ZeroMQ does; when it breaks, whatever is on it in either direction is lost.
+
+Refuses to hold: what peers do (see `engine`, `trainer`). Read next: `invariants`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from math import inf
+from random import Random
+from typing import Final, Protocol
+
+from polyrl.ledger import Ledger, LedgerConfig, Outcome
+from polyrl.simulation.invariants import Violation, Watcher
+from polyrl.simulation.model import Model
+from polyrl.simulation.schedule import Schedule
+from polyrl.wire import FromAgent, FromTrainer, ToAgent, ToTrainer
+
+LATENCY_S: Final = (0.0005, 0.02)
+"""Of one message, from a socket on the same host to a busy one far away."""
+
+CONFIG: Final = {"progress_deadline_s": 6.0, "turn_resend_s": 2.0, "turn_resend_max_s": 8.0, "gap_resend_s": 0.2}
+"""Shorter than in production, so that everything they guard happens within a short run."""
+
+
+class AgentPeer(Protocol):
+    """An engine's side of its link."""
+
+    def hear(self, message: ToAgent) -> None: ...
+
+
+class Link:
+    """One connection: ordered, slow, and gone when it is cut."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._free_at = [0.0, 0.0]
+        self.up = True
+
+    def carry(self, direction: int, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` later, after everything sent before in this direction, unless the link is cut first."""
+        at = max(self._free_at[direction], self._world.now + self._world.rng.uniform(*LATENCY_S))
+        self._free_at[direction] = at
+        self._world.at(at, lambda: deliver() if self.up else None)
+
+
+class World:
+    """One run."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.rng = Random(schedule.seed + 1)
+        self.now = 0.0
+        longest = 8 + schedule.max_new_tokens + 8 * schedule.max_turns
+        self.model = Model(schedule.seed, longest, schedule.mean_turn)
+        self.ledger = Ledger(LedgerConfig(epoch=1, group_filter=schedule.group_filter, **CONFIG))
+        self.watcher = Watcher(self.ledger, self.model, schedule)
+        self.agents: dict[str, tuple[Link, AgentPeer]] = {}
+        """By engine name, while a link is up."""
+        self.to_trainer: Callable[[ToTrainer], None] = lambda message: None
+        self.away_until = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._tick_at = inf
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Does `action` at `time`; what was planned first goes first."""
+        self.events += 1
+        heapq.heappush(self._heap, (max(time, self.now), self.events, action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Does `action` in `seconds`."""
+        self.at(self.now + seconds, action)
+
+    def run(self, done: Callable[[], bool], limit_s: float) -> None:
+        """Goes on until `done`. Raises Violation when that takes over `limit_s`, or nothing is left to happen."""
+        while not done():
+            if not self._heap:
+                raise Violation(self.now, "I5", "nothing is left to happen, and the run has not ended")
+            self.now, _, action = heapq.heappop(self._heap)
+            if self.now > limit_s:
+                waits = "; ".join(wait.sentence(self.now) for wait in self.ledger.waits(self.now))
+                raise Violation(self.now, "I5", f"the run has not ended: {waits}")
+            action()
+
+    def send_manager_away(self, seconds: float) -> None:
+        """The manager hears nothing for a while, as when its process is stopped; the sockets keep what comes."""
+        self.away_until = max(self.away_until, self.now + seconds)
+        self.watcher.deaf_until(self.away_until)
+
+    def agent_says(self, engine: str, message: FromAgent) -> None:
+        """A message arrives at the ledger."""
+        if self.now < self.away_until:
+            self.at(self.away_until, lambda: self.agent_says(engine, message))
+            return
+        self.watcher.before_agent(engine, message, self.now)
+        self._act(self.ledger.from_agent(engine, message, self.now))
+
+    def trainer_says(self, message: FromTrainer) -> None:
+        """A message of the trainer arrives at the ledger."""
+        if self.now < self.away_until:
+            self.at(self.away_until, lambda: self.trainer_says(message))
+            return
+        self.watcher.before_trainer(message)
+        self._act(self.ledger.from_trainer(message, self.now))
+
+    def operator_drains(self, engine: str, seconds: float) -> None:
+        """The operator asks for a drain, twice, as it may."""
+        for _ in range(2):
+            self._act(self.ledger.drain(engine, seconds, "told by the operator", self.now))
+
+    def _act(self, outcome: Outcome) -> None:
+        self.watcher.after(outcome, self.now)
+        for engine, message in outcome.to_agents:
+            if engine in self.agents:
+                link, peer = self.agents[engine]
+                link.carry(1, lambda peer=peer, message=message: peer.hear(message))  # type: ignore[misc]
+        for answer in outcome.to_trainer:
+            self.to_trainer(answer)
+        due = self.ledger.next_due()
+        if due is not None and due < self._tick_at:
+            self._tick_at = due
+            self.at(due, self._tick)
+
+    def _tick(self) -> None:
+        if self.now < self.away_until:
+            self.at(self.away_until + 1e-6, self._tick)
+            return
+        if self.now < self._tick_at:
+            return
+        self._tick_at = inf
+        self._act(self.ledger.tick(self.now))
