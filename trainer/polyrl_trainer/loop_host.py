@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from polyrl.sample import Finish
+from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.episodes import EpisodeFailed, Episodes
+from polyrl_trainer.group_gate import GroupGate, Judged
 from polyrl_trainer.received import to_sample
 from polyrl_trainer.rewards import Failures, RewardFunction, Unscored
 from polyrl_trainer.rollouts import Rollouts
@@ -43,12 +44,18 @@ class LoopHost:
     """Consumes turns for as long as the run lives."""
 
     def __init__(
-        self, rollouts: Rollouts, tokenizer: Tokenizer, reward: RewardFunction, episodes: Episodes | None = None
+        self,
+        rollouts: Rollouts,
+        tokenizer: Tokenizer,
+        reward: RewardFunction,
+        episodes: Episodes | None = None,
+        gate: GroupGate | None = None,
     ) -> None:
         self._rollouts = rollouts
         self._tokenizer = tokenizer
         self._reward = reward
         self._episodes = episodes
+        self._gate = gate
         self._groups: dict[int, GroupRecord] = {}
         self._scored_s = 0.0
         self._unknown: Counter[str] = Counter()
@@ -73,6 +80,8 @@ class LoopHost:
             self._groups.pop(group, None)
             if self._episodes is not None:
                 self._episodes.forget(group)
+            if self._gate is not None:
+                self._gate.forget(group)
 
     def last_turn_at(self, groups: Iterable[int]) -> float:
         """Monotonic time of the newest finished turn of these groups; 0 when none has one."""
@@ -107,7 +116,19 @@ class LoopHost:
         if isinstance(verdict, Unscored):
             await self._rollouts.reject(sample.sample, verdict.reason, verdict.detail)
         else:
-            await self._rollouts.score(sample.sample, turn.response.turn, verdict.value, verdict.metrics)
+            await self._answer(Judged(sample, turn.response.turn, verdict), turn.purpose)
+
+    async def _answer(self, judged: Judged, purpose: Purpose) -> None:
+        """The score, or with a custom group filter the whole group's scores once they are there."""
+        gate = self._gate if purpose is Purpose.TRAIN else None
+        passed = [judged] if gate is None else await gate.judge(judged)
+        if isinstance(passed, Unscored):
+            if passed.reason is not DiscardReason.FILTERED:
+                self.failures.add(judged.sample.sample, passed)
+            await self._rollouts.reject(judged.sample.sample, passed.reason, passed.detail)
+            return
+        for one in passed:
+            await self._rollouts.score(one.sample.sample, one.turn, one.reward.value, one.reward.metrics)
 
     async def _environment_text(self, sample: Sample, turn: TurnDone) -> str | None:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""

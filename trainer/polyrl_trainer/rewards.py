@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,11 +48,13 @@ Verdict = Reward | Unscored
 class RewardFunction:
     """The user's function behind its deadline, with a count of every failure."""
 
-    def __init__(self, function: Callable[[Sample], Any], calls: UserCalls, timeout_s: float) -> None:
+    def __init__(
+        self, function: Callable[[Sample], Any], calls: UserCalls, timeout_s: float, failures: Failures | None = None
+    ) -> None:
         self._function = function
         self._calls = calls
         self._timeout_s = timeout_s
-        self.failures = Failures()
+        self.failures = failures or Failures({}, {})
 
     async def score(self, sample: Sample) -> Verdict:
         """Raises RunFailed when too many calls hang (see `user_calls`), and nothing else."""
@@ -75,16 +76,18 @@ class RewardFunction:
 
 
 class Failures:
-    """Failures of user code by reason, each reason's first example, all of them logged once."""
+    """Failures of user code by reason, and each reason's first message, which is logged; kept in the caller's dicts."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, str] = {}
+    def __init__(self, counts: dict[str, int], first: dict[str, str]) -> None:
+        self.counts = counts
+        self.first = first
 
     def add(self, sample: str, unscored: Unscored) -> None:
-        self.counts[unscored.reason.value] += 1
-        if unscored.reason.value not in self.first:
-            self.first[unscored.reason.value] = unscored.detail
+        """One more."""
+        reason = unscored.reason.value
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if reason not in self.first:
+            self.first[reason] = unscored.detail
             log.warning("sample discarded", sample=sample, reason=unscored.reason.value, detail=unscored.detail)
 
 

@@ -1,4 +1,5 @@
-"""Text to token ids and back, behind one small protocol with two makers: single characters, and a Hugging Face folder.
+"""Text to token ids and back, behind one small protocol with two makers: single characters, and a Hugging Face
+folder.
 
 Refuses: text that cannot be represented (an unknown character is InvalidData, never <unk>), downloads, and chat
 templates that rewrite earlier turns, because then no loss mask could tell who wrote what. Read next: `data.rows`.
@@ -24,6 +25,8 @@ class Tokenizer(Protocol):
 
     eos_id: int
     """Ends a response."""
+    pad_id: int | None
+    bos_id: int | None
     vocabulary: int
     """Number of token ids."""
 
@@ -65,6 +68,8 @@ class CharacterTokenizer:
             raise InvalidData("recipe.model.tokenizer.alphabet: must hold at least one character, and each once")
         self._ids = {character: EOS_ID + 1 + index for index, character in enumerate(alphabet)}
         self._characters = {index: character for character, index in self._ids.items()}
+        self.pad_id: int | None = PAD_ID
+        self.bos_id: int | None = BOS_ID
         self.eos_id = EOS_ID
         self.vocabulary = EOS_ID + 1 + len(alphabet)
 
@@ -100,6 +105,8 @@ class HuggingFaceTokenizer:
         self._tokenizer = _load_folder(folder)
         if self._tokenizer.eos_token_id is None:
             raise InvalidData(f"{folder}: the tokenizer has no end-of-sequence token")
+        self.pad_id: int | None = self._tokenizer.pad_token_id
+        self.bos_id: int | None = self._tokenizer.bos_token_id
         self.eos_id = int(self._tokenizer.eos_token_id)
         self.vocabulary = len(self._tokenizer)
 

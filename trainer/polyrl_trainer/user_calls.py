@@ -3,8 +3,9 @@
     caller ──semaphore──> sync function:  a daemon thread of its own per call
                       └─> async function: one event loop in a daemon thread, replaced when a call blocks it
 
-At most `max_concurrency` calls run. A call that outlives its deadline is abandoned: Python cannot end a thread, so the
-thread is *lost* until its function returns. Too many lost threads fail the run, because then they starve the learner.
+At most `max_concurrency` calls run. A call that outlives its deadline is abandoned: Python cannot end a thread, so
+the thread is *lost* until its function returns. Too many lost threads fail the run, because then they starve the
+learner.
 
 Refuses to hold: what a result means (see `rewards`, `loop_host`). Read next: `rewards`.
 """

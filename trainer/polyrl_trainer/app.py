@@ -1,0 +1,199 @@
+"""The trainer as a process: job and keys in, stages run, one result file out, whatever happens.
+
+    prepare (user's data and code) ─> session (fresh or resumed) ─> connect, publish ─> stages ─> Finish, result
+
+SIGTERM asks the stages to stop: they finish what they compute, save, and the process ends with 0. A failure reaches
+the manager as Finish(ok=False), and the user as one sentence.
+Refuses to hold: learning (see `stages`), argument parsing (see `__main__`). Read next: `stages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from polyrl.errors import InvalidData, PolyRLError, RunFailed
+from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.recipe import Mode
+from polyrl_trainer.backend_configs import EngineConfig
+from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
+from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.episodes import Episodes
+from polyrl_trainer.evaluation import Evaluator
+from polyrl_trainer.group_gate import GroupGate
+from polyrl_trainer.group_supply import GroupSupply
+from polyrl_trainer.loop_host import LoopHost
+from polyrl_trainer.metrics import open_metrics
+from polyrl_trainer.preparation import Prepared, prepare
+from polyrl_trainer.publisher import WeightPublisher
+from polyrl_trainer.publishing import PolicyVersions
+from polyrl_trainer.result import write_result
+from polyrl_trainer.rewards import Failures, RewardFunction
+from polyrl_trainer.session import Session
+from polyrl_trainer.stages import RolloutSide, Stages, greedy_sampling
+from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.supervision import run_beside
+from polyrl_trainer.user_calls import UserCalls
+
+log = structlog.get_logger()
+
+STOP_DEADLINE_S: Final = 15.0
+"""From being asked to stop to the end, saving included; a runner kills after 20 s."""
+
+FINISH_DEADLINE_S: Final = 5.0
+"""Longest wait for the manager to take the end of a failed run; it may be what failed."""
+
+KEPT_VERSIONS: Final = 2
+"""Weight versions served beside those that staleness needs: the newest, and the one that slow pullers are at."""
+
+STAGE_OF_MODE: Final = {
+    Mode.SFT: Stage.SFT,
+    Mode.SFT_RL: Stage.SFT,
+    Mode.RL: Stage.RL,
+    Mode.OFFLINE_RL: Stage.OFFLINE_RL,
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line."""
+
+    job: Path
+    manifest_dir: Path
+    run: Path
+    keys: Path
+    epoch: int
+    manager_endpoints: Path | None = None
+    """None: a mode without engines; nothing is evaluated."""
+    resume: Path | None = None
+
+
+async def run_trainer(arguments: Arguments) -> None:
+    """Runs to the end, or until SIGTERM. Raises UserError for the user's input, another PolyRLError for the rest."""
+    job = read_job(arguments.job)
+    prepared = prepare(job.spec, arguments.manifest_dir)
+    session, resumed_from = _open_session(arguments, job)
+    log.info("trainer starts", seed=session.state.seed, stage=session.state.stage.value, step=session.state.step)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, session.stop.set)
+    stages = Stages(job.spec.recipe, arguments.manifest_dir, prepared, session, _engine(job), resumed_from)
+    outcome = "failed"
+    try:
+        done = await _run_stages(arguments, job, prepared, session, stages)
+        outcome = "done" if done else "stopped"
+    finally:
+        write_result(arguments.run, session.state, outcome)
+        session.metrics.close()
+
+
+def read_job(path: Path) -> PolyRLJob:
+    """Raises InvalidData."""
+    try:
+        return PolyRLJob.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidData(f"{path}: not a PolyRLJob: {error}") from error
+
+
+def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path | None]:
+    recipe = job.spec.recipe
+    checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep)
+    checkpoints.start()
+    state, resumed_from = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode]), None
+    if arguments.resume is not None:
+        resumed_from = latest(arguments.resume)
+        state = _resumed_state(resumed_from, job)
+        checkpoints.adopt_finals(resumed_from)
+    metrics = open_metrics(arguments.run, recipe.logging.tensorboard)
+    return Session(state, checkpoints, metrics, recipe.checkpoint.every_steps), resumed_from
+
+
+def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
+    state = read_checkpoint(checkpoint)
+    recipe = job.spec.recipe
+    possible = {STAGE_OF_MODE[recipe.mode]} | ({Stage.RL} if recipe.mode is Mode.SFT_RL else set())
+    if state.stage not in possible:
+        raise InvalidData(
+            f"{checkpoint}: is of stage {state.stage.value}, which mode {recipe.mode.value} does not have"
+        )
+    if state.seed != recipe.seed:
+        raise InvalidData(f"{checkpoint}: was made with seed {state.seed}, the manifest says {recipe.seed}")
+    return state
+
+
+async def _run_stages(
+    arguments: Arguments, job: PolyRLJob, prepared: Prepared, session: Session, stages: Stages
+) -> bool:
+    if arguments.manager_endpoints is None:
+        return await run_beside(stages.run(None), _stop_in_time(session))
+    async with RolloutClient.connect(arguments.manager_endpoints, arguments.keys, arguments.epoch) as client:
+        try:
+            async with _rollout_side(arguments, job, prepared, session, client) as side:
+                story = stages.run(side)
+                done = await run_beside(story, side.host.run(), side.supply.run(), _stop_in_time(session))
+        except Exception as error:
+            await _say_failed(client, error)
+            raise
+        await client.finish(True, "done" if done else "stopped on request, after a checkpoint")
+        return done
+
+
+@asynccontextmanager
+async def _rollout_side(
+    arguments: Arguments, job: PolyRLJob, prepared: Prepared, session: Session, client: RolloutClient
+) -> AsyncIterator[RolloutSide]:
+    recipe = job.spec.recipe
+    if prepared.reward is None or recipe.reward is None:
+        raise InvalidData("recipe.reward: needed by every mode that generates")
+    async with AsyncExitStack() as stack:
+        session.rollouts = client
+        results, calls = session.state.results, UserCalls(recipe.reward.max_concurrency)
+        stack.callback(calls.close)
+        failures = Failures(results.user_code_failures, results.first_failures)
+        timeout_s = float(recipe.reward.timeout_seconds)
+        reward = RewardFunction(prepared.reward, calls, timeout_s, failures)
+        episodes, gate = None, None
+        if prepared.environment is not None and recipe.environment is not None:
+            episodes = Episodes(prepared.environment, recipe.environment, prepared.tokenizer)
+        if prepared.group_filter is not None:
+            gate = GroupGate(prepared.group_filter, calls, timeout_s, recipe.sampling.samples_per_prompt)
+        host = LoopHost(client, prepared.tokenizer, reward, episodes, gate)
+        supply = GroupSupply(client, host, session)
+        publisher = WeightPublisher(arguments.keys, keep=KEPT_VERSIONS + recipe.algorithm.max_staleness)
+        stack.callback(publisher.close)
+        evaluator = None
+        if prepared.evaluation:
+            sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
+            evaluator = Evaluator(prepared.evaluation, sampling, client, supply, session)
+        yield RolloutSide(client, host, supply, PolicyVersions(publisher, client, session), evaluator)
+
+
+async def _stop_in_time(session: Session) -> None:
+    """Fails the run when it was asked to stop and cannot."""
+    await session.stop.wait()
+    await asyncio.sleep(STOP_DEADLINE_S)
+    raise RunFailed(f"asked to stop, and did not within {STOP_DEADLINE_S:g} s; the newest checkpoint on disk is whole")
+
+
+async def _say_failed(client: RolloutClient, error: Exception) -> None:
+    try:
+        async with asyncio.timeout(FINISH_DEADLINE_S):
+            await client.finish(False, str(error) or type(error).__name__)
+    except (PolyRLError, TimeoutError) as unheard:
+        log.warning("the manager did not hear that the run failed", reason=str(unheard))
+
+
+def _engine(job: PolyRLJob) -> EngineConfig:
+    """The worker's environment says how many threads rollouts leave to the learner."""
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    return EngineConfig(threads=threads, max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch)

@@ -1,0 +1,186 @@
+"""Checkpoints on disk: complete or absent, never half.
+
+    checkpoints/rl-step-000040/ model/...       what the backend saves; a Hugging Face model folder
+                                state.json      `TrainerState`
+                                COMPLETE.json   every file's size and checksum
+
+A checkpoint is written under a temporary name, flushed to the disk, and renamed; leftovers are removed when a run
+starts. The newest `keep` stay, and the last of each stage besides: a later stage starts from it.
+Refuses to hold: when to save (see the loops), the model's format (see `torch_backend`). Read next: `session`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import xxhash
+
+from polyrl.errors import InvalidData
+from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.state import Stage, TrainerState
+
+COMPLETE: Final = "COMPLETE.json"
+STATE: Final = "state.json"
+MODEL: Final = "model"
+UNFINISHED_PREFIX: Final = ".unfinished-"
+
+READ_BYTES: Final = 4 << 20
+"""Piece in which files are read for their checksums."""
+
+
+class FileSeal(msgspec.Struct, frozen=True):
+    """What a file must be."""
+
+    size: int
+    xxh3: str
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """COMPLETE.json."""
+
+    stage_final: bool
+    files: dict[str, FileSeal]
+
+
+class Checkpoints:
+    """The `checkpoints` folder of one run."""
+
+    def __init__(self, run: Path, keep: int) -> None:
+        self.folder = run / "checkpoints"
+        self._keep = keep
+
+    def start(self) -> None:
+        """Makes the folder and removes what an interrupted save left behind."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(f"{UNFINISHED_PREFIX}*"):
+            shutil.rmtree(leftover)
+
+    def save(self, state: TrainerState, backend: TrainingBackend) -> Path:
+        """Writes one checkpoint and prunes older ones; blocks until it is on the disk."""
+        final = self.folder / checkpoint_name(state.stage, state.step)
+        unfinished = self.folder / f"{UNFINISHED_PREFIX}{final.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        (unfinished / MODEL).mkdir(parents=True)
+        backend.save(unfinished / MODEL)
+        _write(unfinished / STATE, msgspec.json.format(msgspec.json.encode(state)))
+        _write(unfinished / COMPLETE, msgspec.json.encode(_seal(unfinished, state.stage_done)))
+        self._move_into_place(unfinished, final)
+        self._prune()
+        return final
+
+    def _move_into_place(self, unfinished: Path, final: Path) -> None:
+        replaced = self.folder / f"{UNFINISHED_PREFIX}replaced-{final.name}"
+        if final.exists():
+            # Saved again at the same step, as when a run is stopped right after a periodic save.
+            final.rename(replaced)
+        unfinished.rename(final)
+        _sync_folder(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _prune(self) -> None:
+        ordinary = [path for path in complete_checkpoints(self.folder) if not _read_seal(path).stage_final]
+        for path in ordinary[: -self._keep]:
+            shutil.rmtree(path)
+
+    def adopt_finals(self, source: Path) -> None:
+        """Takes over stage-final checkpoints that lie beside `source`, when a resumed run writes to another folder."""
+        for path in complete_checkpoints(source.parent):
+            if _read_seal(path).stage_final and not (self.folder / path.name).exists():
+                shutil.copytree(path, self.folder / f"{UNFINISHED_PREFIX}{path.name}")
+                self._move_into_place(self.folder / f"{UNFINISHED_PREFIX}{path.name}", self.folder / path.name)
+
+    def stage_final(self, stage: Stage) -> Path | None:
+        """The last checkpoint of a stage that ran to its end."""
+        found = [path for path in complete_checkpoints(self.folder) if path.name.startswith(f"{stage.value}-step-")]
+        return next((path for path in reversed(found) if _read_seal(path).stage_final), None)
+
+
+def checkpoint_name(stage: Stage, step: int) -> str:
+    """Sorts by step within a stage."""
+    return f"{stage.value}-step-{step:06d}"
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Oldest first."""
+    found = [path for path in folder.iterdir() if (path / COMPLETE).is_file()] if folder.is_dir() else []
+    usual = [path for path in found if not path.name.startswith(".")]
+    return sorted(usual, key=lambda path: ((path / COMPLETE).stat().st_mtime_ns, path.name))
+
+
+def latest(folder: Path) -> Path:
+    """The newest checkpoint of a run's folder, or the folder itself if it is a checkpoint. Raises InvalidData."""
+    if not folder.is_dir():
+        raise InvalidData(f"{folder}: no such folder to resume from")
+    if (folder / COMPLETE).exists() or (folder / STATE).exists():
+        return folder
+    found = complete_checkpoints(folder / "checkpoints")
+    if not found:
+        raise InvalidData(f"{folder}: holds no complete checkpoint; name a run's folder or one of its checkpoints")
+    return found[-1]
+
+
+def read_checkpoint(path: Path) -> TrainerState:
+    """Checks every file and gives the state. Raises InvalidData naming the file that is missing, cut or foreign."""
+    seal = _read_seal(path)
+    for name, expected in seal.files.items():
+        _check_file(path / name, expected)
+    if STATE not in seal.files:
+        raise InvalidData(f"{path / COMPLETE}: does not list {STATE}")
+    try:
+        return msgspec.json.decode((path / STATE).read_bytes(), type=TrainerState)
+    except msgspec.DecodeError as error:
+        raise InvalidData(f"{path / STATE}: not a trainer's state: {error}") from error
+
+
+def _read_seal(path: Path) -> Seal:
+    place = path / COMPLETE
+    if not place.is_file():
+        raise InvalidData(f"{path}: not a complete checkpoint, {COMPLETE} is missing")
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Seal)
+    except msgspec.DecodeError as error:
+        raise InvalidData(f"{place}: not written by PolyRL: {error}") from error
+
+
+def _check_file(path: Path, expected: FileSeal) -> None:
+    if not path.is_file():
+        raise InvalidData(f"{path}: the checkpoint lacks this file")
+    size = path.stat().st_size
+    if size != expected.size:
+        raise InvalidData(f"{path}: has {size} bytes, the checkpoint was sealed with {expected.size}")
+    if _checksum(path) != expected.xxh3:
+        raise InvalidData(f"{path}: its content differs from what was saved (checksum)")
+
+
+def _seal(folder: Path, stage_final: bool) -> Seal:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    seals = {str(path.relative_to(folder)): FileSeal(path.stat().st_size, _checksum(path)) for path in files}
+    return Seal(stage_final, seals)
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

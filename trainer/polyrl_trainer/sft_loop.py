@@ -1,0 +1,62 @@
+"""Supervised fine-tuning: draw a batch, one optimizer step, say how it went; nothing else happens here.
+
+The gradient is that of the mean loss per learned token of the batch, however the backend splits it.
+Refuses to hold: rollouts, evaluation between steps. Read next: `rl_loop`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from polyrl.manifest.recipe import Sft
+from polyrl_trainer.backend import StepResult, TrainingBackend
+from polyrl_trainer.data.buffer import DataBuffer
+from polyrl_trainer.losses import sft_loss
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.session import Session, result_of
+from polyrl_trainer.state import Stage
+
+
+async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], sft: Sft, session: Session) -> bool:
+    """Trains until `sft.steps` are done; resumes where `session.state` stands. True when done, False when stopped."""
+    session.enter(Stage.SFT)
+    state = session.state
+    if Stage.SFT in state.cursors:
+        data.restore(state.cursors[Stage.SFT])
+    while state.step < sft.steps and not session.stop.is_set():
+        started = time.monotonic()
+        batch = [draw.item for draw in data.get(sft.batch_size)]
+        sums, result = await _train(backend, batch)
+        _commit(session, data, sums, time.monotonic() - started)
+        await session.report(state.step, _metrics(sums, result, data.epochs, time.monotonic() - started))
+        await session.end_step(backend, sft.steps)
+    return state.step >= sft.steps
+
+
+async def _train(backend: TrainingBackend, batch: list[Sample]) -> tuple[dict[str, float], StepResult]:
+    sums = await result_of(backend.forward_backward(batch, sft_loss))
+    return sums, await result_of(backend.optim_step(normalizer=sums["tokens"]))
+
+
+def _commit(session: Session, data: DataBuffer[Sample], sums: dict[str, float], seconds: float) -> None:
+    """The step is whole: from here on a checkpoint contains it."""
+    state = session.state
+    state.step += 1
+    state.weights_changed = True
+    state.cursors[Stage.SFT] = data.state()
+    state.results.optimizer_steps += 1
+    state.results.train_seconds += seconds
+    state.results.count_learned(sums)
+
+
+def _metrics(sums: dict[str, float], result: StepResult, epochs: float, seconds: float) -> dict[str, float]:
+    return {
+        "sft/loss": sums["loss"] / sums["tokens"],
+        "actor/entropy": sums["entropy"] / sums["tokens"],
+        "actor/grad_norm": result.grad_norm,
+        "actor/lr": result.learning_rate,
+        "data/epochs": epochs,
+        "perf/padding_fraction": sums["padding_fraction"],
+        "perf/throughput": sums["tokens"] / max(seconds, 1e-9),
+        "timing_s/step": seconds,
+    }

@@ -1,0 +1,81 @@
+"""Everything of the trainer that is neither weights nor optimizer, as one JSON value: what a checkpoint holds
+besides the model.
+
+It changes only when a step is whole, so that it always describes a moment to which a run can go back.
+Refuses to hold: tensors, paths of this machine. Read next: `checkpoints`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Stage(StrEnum):
+    """What a checkpoint belongs to."""
+
+    SFT = "sft"
+    RL = "rl"
+    OFFLINE_RL = "offline-rl"
+
+
+class Results(msgspec.Struct):
+    """What the run has achieved so far; becomes trainer-result.json."""
+
+    exact_match: dict[str, float] = {}
+    """By moment: base, afterSft, afterRl."""
+    steps: dict[str, int] = {}
+    """Whole steps by stage."""
+    optimizer_steps: int = 0
+    generate_seconds: float = 0.0
+    train_seconds: float = 0.0
+    rl_train_seconds: float = 0.0
+    """The part of `train_seconds` that lies in RL steps."""
+    rl_step_seconds: float = 0.0
+    """Wall time of whole RL steps; its ratio to the larger of training and generation says how well they overlap."""
+    tokens_trained: int = 0
+    positions_computed: int = 0
+    padded_positions: int = 0
+    dropped_groups: dict[str, int] = {}
+    """Groups that were replaced, by reason."""
+    user_code_failures: dict[str, int] = {}
+    first_failures: dict[str, str] = {}
+    """The first message of each reason."""
+
+    def count_learned(self, sums: Mapping[str, float]) -> None:
+        """Adds a backend's named sums of one optimizer step."""
+        self.tokens_trained += int(sums["tokens"])
+        self.positions_computed += int(sums["positions"])
+        self.padded_positions += int(sums["padded_positions"])
+
+    def count_dropped(self, dropped: Mapping[str, int]) -> None:
+        """Adds a step's dropped groups by reason."""
+        for reason, count in dropped.items():
+            self.dropped_groups[reason] = self.dropped_groups.get(reason, 0) + count
+
+
+class TrainerState(msgspec.Struct):
+    """Where the run is."""
+
+    seed: int
+    stage: Stage
+    step: int = 0
+    """Whole steps of `stage`."""
+    stage_done: bool = False
+    version: int = -1
+    """Newest published weight version; -1 before the first."""
+    weights_changed: bool = True
+    """The learner's weights differ from `version`'s."""
+    next_group: int = 0
+    next_evaluation: int = 0
+    """Evaluations have step numbers of their own towards the manager."""
+    cursors: dict[str, Any] = {}
+    """`DataBuffer.state()` by stage."""
+    results: Results = msgspec.field(default_factory=Results)
+
+    def copy(self) -> TrainerState:
+        """An independent value."""
+        return msgspec.json.decode(msgspec.json.encode(self), type=TrainerState)
