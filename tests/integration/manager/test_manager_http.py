@@ -1,0 +1,153 @@
+"""The HTTP API: what it answers fits its OpenAPI document; without the token, or malformed, it answers one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema
+import msgspec
+import pytest
+
+from polyrl.control import DrainAnswer, Health, Waits
+from polyrl.keys import OperatorKeys, read_keys
+from polyrl.status import ManagerStatus
+from polyrl_rollout.manager.openapi import make_openapi
+
+DOCUMENT = Path(__file__).parents[3] / "docs/reference/manager-api.json"
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+async def http(site: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    token = read_keys(OperatorKeys, site.keys / "operator.key").http_token
+    headers = {"Authorization": f"Bearer {token}"}
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with aiohttp.ClientSession(site.manager.endpoints.http, headers=headers, timeout=timeout) as session:
+        yield session
+
+
+def check_answer(path: str, method: str, body: bytes) -> None:
+    """`body` is what the document promises."""
+    document = json.loads(DOCUMENT.read_text())
+    answer = document["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(json.loads(body), {**answer, "components": document["components"]})
+
+
+def test_the_document_is_current() -> None:
+    assert json.loads(DOCUMENT.read_text()) == json.loads(json.dumps(make_openapi())), (
+        "run: python -m polyrl_rollout.manager.openapi"
+    )
+
+
+async def test_answers_are_what_the_document_promises(site: Any, http: aiohttp.ClientSession) -> None:
+    agent = asyncio.create_task(site.agent("engine-1").run())
+    async with site.client() as client:
+        await site.run_work(client, [site.group(number) for number in range(2)])
+        await client.submit([site.group(5, tokens=5000)])
+        for path, kind in (("/v1/status", ManagerStatus), ("/v1/waits", Waits), ("/healthz", Health)):
+            async with http.get(path) as response:
+                body = await response.read()
+            assert response.status == 200
+            check_answer(path, "get", body)
+            msgspec.json.decode(body, type=kind)
+        async with http.get("/metrics") as response:
+            text = await response.text()
+    assert "polyrl_samples_acknowledged_total 8.0" in text
+    assert 'polyrl_engines{pool="spot",state="serving"} 1.0' in text
+    assert 'polyrl_frames_total{direction="in",socket="agents"}' in text
+    assert "engine-1" not in text
+    agent.cancel()
+
+
+async def test_waits_name_who_waits_for_whom(site: Any, http: aiohttp.ClientSession) -> None:
+    async with site.client() as client:
+        await client.submit([site.group(0)])
+        async with http.get("/v1/waits") as response:
+            waits = msgspec.json.decode(await response.read(), type=Waits).waits
+    assert any("4 samples" in wait and "any engine that serves version 0 (there is none)" in wait for wait in waits)
+
+
+async def test_drain_moves_the_work_and_can_be_said_again(site: Any, http: aiohttp.ClientSession) -> None:
+    first, second = (asyncio.create_task(site.agent(name).run()) for name in ("first", "second"))
+    async with site.client() as client:
+        work = asyncio.create_task(site.run_work(client, [site.group(n, tokens=2000) for n in range(4)]))
+        await site.eventually(lambda: site.manager.status().tokens.generated > 500)
+        body = {"engine": "first", "deadlineSeconds": 0, "reason": "spot notice"}
+        for _ in range(2):
+            async with http.post("/v1/drain", json=body) as response:
+                answer = await response.read()
+            check_answer("/v1/drain", "post", answer)
+        await asyncio.wait_for(first, DEADLINE_S)
+        assert len(await asyncio.wait_for(work, DEADLINE_S)) == 16
+    assert site.manager.status().engines_lost == 0
+    async with http.post("/v1/drain", json=body) as response:
+        assert msgspec.json.decode(await response.read(), type=DrainAnswer) == DrainAnswer(engine="first", known=False)
+    second.cancel()
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/waits", "/v1/drain", "/metrics", "/nowhere"])
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer no"}, {"Authorization": "Basic eDp5"}])
+async def test_without_the_token_there_is_nothing(site: Any, path: str, header: dict[str, str]) -> None:
+    async with aiohttp.ClientSession(site.manager.endpoints.http) as http, http.get(path, headers=header) as response:
+        assert response.status == 401
+        assert "bearer token" in (await response.json())["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "sentence"),
+    [
+        ("POST", "/v1/drain", b"", 400, "not a drain request"),
+        ("POST", "/v1/drain", b"{", 400, "not a drain request"),
+        ("POST", "/v1/drain", b'{"engine": "e"}', 400, "deadlineSeconds"),
+        ("POST", "/v1/drain", b'{"engine": "e", "deadlineSeconds": -1, "reason": "r"}', 400, "deadlineSeconds"),
+        ("POST", "/v1/drain", b'{"engine": "e", "deadlineSeconds": "1", "reason": "r"}', 400, "deadlineSeconds"),
+        ("POST", "/v1/drain", b'{"engine": "", "deadlineSeconds": 1, "reason": "r"}', 400, "engine"),
+        (
+            "POST",
+            "/v1/drain",
+            b'{"engine": "e", "deadlineSeconds": 1, "reason": "r", "x": 1}',
+            400,
+            "unknown field `x`",
+        ),
+        ("POST", "/v1/drain", b"x" * (1 << 20), 413, "Too Large"),
+        ("GET", "/v1/drain", b"", 405, "Method Not Allowed"),
+        ("GET", "/v2/status", b"", 404, "Not Found"),
+        ("GET", "/v1/status?since=x", b"", 400, "since is not a number"),
+        ("GET", "/v1/status?waitSeconds=inf", b"", 400, "waitSeconds is not a number"),
+        ("GET", "/v1/status?waitSeconds=nan", b"", 400, "waitSeconds is not a number"),
+    ],
+)
+async def test_a_malformed_request_gets_one_sentence(
+    http: aiohttp.ClientSession, method: str, path: str, body: bytes, status: int, sentence: str
+) -> None:
+    async with http.request(method, path, data=body) as response:
+        assert response.status == status
+        assert sentence in (await response.json())["error"]
+
+
+async def test_a_watcher_is_answered_by_the_next_change(site: Any, http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/status") as response:
+        seen = msgspec.json.decode(await response.read(), type=ManagerStatus).seq
+
+    async def watch() -> ManagerStatus:
+        async with http.get(f"/v1/status?since={seen}&waitSeconds=15") as response:
+            return msgspec.json.decode(await response.read(), type=ManagerStatus)
+
+    watching = asyncio.create_task(watch())
+    done, _ = await asyncio.wait([watching], timeout=0.4)
+    assert not done
+    async with site.client() as client:
+        await client.submit([site.group(0)])
+        status = await asyncio.wait_for(watching, DEADLINE_S)
+    assert status.seq > seen
+    assert status.trainer_connected
+
+
+async def test_a_watcher_without_a_change_is_answered_in_time(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/status?since=1000000&waitSeconds=0.2") as response:
+        assert msgspec.json.decode(await response.read(), type=ManagerStatus).seq < 1_000_000
