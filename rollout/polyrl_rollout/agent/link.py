@@ -67,8 +67,10 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._look_planned = False
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
-        self._loop.add_reader(self._fds[0], self._look)
-        self._loop.add_reader(self._fds[1], self._watch)
+        for fd, look in zip(self._fds, (self._look, self._watch), strict=True):
+            self._loop.add_reader(fd, look)
+            # The descriptor signals what comes after a look that found nothing, so there has to be a first one.
+            self._loop.call_soon(look)
 
     @classmethod
     async def open(cls, context: ZmqContext, address: ManagerAddress, keys: AgentKeys, engine: str) -> Link:
