@@ -1,1 +1,4 @@
-"""The engines behind the port: embedded for CPUs, SGLang for everything else. Read next: `choice`, `embedded`, `sglang`."""
+"""The engines behind the port: embedded for CPUs, SGLang for everything else.
+
+Read next: `choice`, `embedded`, `sglang`.
+"""

@@ -11,9 +11,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from polyrl_rollout import leash
+from polyrl import leash
 from polyrl_rollout.engine import EngineFailed
 
 KILL_DEADLINE_S: Final = 10.0
@@ -21,6 +22,11 @@ KILL_DEADLINE_S: Final = 10.0
 
 NEUTRAL_FOLDER: Final = "/"
 """Python puts the working folder on its module path; a stray `enum.py` of the user's must not reach the engine."""
+
+
+def child_path(path: Path) -> str:
+    """`path` as a child finds it, which runs in another folder."""
+    return str(path.absolute())
 
 
 class Child:
@@ -37,7 +43,7 @@ class Child:
         env = {**os.environ, **(environment or {}), leash.PARENT_PID: str(os.getpid())}
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *(sys.executable, "-m", "polyrl_rollout.leash", "--", *command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.__stderr__,
                 env=env,

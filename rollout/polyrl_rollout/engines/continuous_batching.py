@@ -40,8 +40,8 @@ PAGE_TOKENS: Final = 32
 """Tokens per cache block: small, because tiny models have short sequences and a block belongs to one of them."""
 
 FORWARD_SEQUENCES: Final = 32
-"""Sequences per forward pass. The CPU's attention mask is dense over all of them, so its cost grows with the square: 32 and
-48 measured best, 256 at half their speed. The others wait their turn inside the manager."""
+"""Sequences per forward pass. The CPU's attention mask is dense over all of them, so its cost grows with the
+square: 32 and 48 measured best, 256 at half their speed. The others wait their turn inside the manager."""
 
 FORWARD_TOKENS: Final = 512
 """Tokens per forward pass; bounds the same square when prompts are read."""
@@ -55,7 +55,7 @@ class _Live:
     sent: int = 0
 
 
-class _Drawer(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+class _Drawer(ContinuousBatchingLogitsProcessor):
     """Draws, and leaves the manager's argmax nothing but the drawn token to find."""
 
     supported_kwargs: dict[str, type] = {"draw": Draw}  # noqa: RUF012 - the base class declares it so
@@ -85,7 +85,7 @@ class _Drawer(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         return chosen
 
 
-class _Router(OutputRouter):  # type: ignore[misc]
+class _Router(OutputRouter):
     """Turns the manager's cumulative outputs into rows of new tokens."""
 
     def __init__(self, drawer: _Drawer, live: dict[str, _Live], emit: Callable[[list[Row]], None]) -> None:
@@ -123,9 +123,11 @@ class Batcher:
 
     def __init__(self, start: Start, emit: Callable[[list[Row]], None]) -> None:
         torch.set_num_threads(start.threads)
-        disable_progress_bar()
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         config = AutoConfig.from_pretrained(start.folder)
-        self._model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        self._model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
         self._model.requires_grad_(False).eval()
         self._eos = _eos_ids(self._model.generation_config.eos_token_id, config.get_text_config().eos_token_id)
         self._blocks = max(1, start.kv_tokens // PAGE_TOKENS)
@@ -136,8 +138,9 @@ class Batcher:
         self.max_context = min(start.max_context, config.get_text_config().max_position_embeddings, self.kv_tokens)
 
     def _start_manager(self, max_running: int, emit: Callable[[list[Row]], None]) -> ContinuousBatchingManager:
-        manager = self._model.init_continuous_batching(
-            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
+        manager: ContinuousBatchingManager = self._model.init_continuous_batching(
+            generation_config=greedy,
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=PAGE_TOKENS,
                 num_blocks=self._blocks,
@@ -193,7 +196,7 @@ class Batcher:
 
 
 def _read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A state dict of `folder`'s checkpoint. Raises ValueError naming tensors that are missing, surplus or of another shape."""
+    """A state dict of `folder`'s checkpoint. Raises ValueError naming what is missing, surplus or misshapen."""
     fresh: Any
     fresh, report = type(model).from_pretrained(  # type: ignore[attr-defined]
         folder, dtype=torch.float32, local_files_only=True, output_loading_info=True

@@ -16,7 +16,7 @@ from typing import Final
 from polyrl.manifest.rollout import Engine as EngineSpec
 from polyrl_rollout.engine import NO_VERSION, EngineFailed, EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
-from polyrl_rollout.engines.child import Child
+from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.embedded_messages import (
     LENGTH,
     Abort,
@@ -77,23 +77,30 @@ class EmbeddedEngine:
     async def start(self, model_folder: Path) -> EngineInfo:
         self._limits = read_limits(model_folder)
         self._streams = Streams(Silence(asyncio.get_running_loop().time))
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "polyrl_rollout.engines.embedded_process", str(theirs.fileno())]
-            threads = {"OMP_NUM_THREADS": str(self._spec.threads)}
-            self._child = await Child.start(command, threads, pass_fds=[theirs.fileno()])
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        reader, self._writer = await self._spawn()
         self._failure = ""
         self._reader = asyncio.create_task(self._read(reader))
         spec = self._spec
         question = Start(
-            str(model_folder.resolve()), spec.max_running, spec.kv_tokens, spec.max_context, spec.threads, self._seed
+            child_path(model_folder), spec.max_running, spec.kv_tokens, spec.max_context, spec.threads, self._seed
         )
         answer = await self._ask(question, START_DEADLINE_S)
         if not isinstance(answer, Started):
             raise EngineFailed(self._failure)
         self._max_context = answer.max_context
         return EngineInfo(spec.max_running, answer.kv_tokens, answer.max_context)
+
+    async def _spawn(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "polyrl_rollout.engines.embedded_process", str(theirs.fileno())]
+        threads = {"OMP_NUM_THREADS": str(self._spec.threads)}
+        try:
+            with theirs:
+                self._child = await Child.start(command, threads, pass_fds=[theirs.fileno()])
+            return await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         check_request(request, self._limits.vocab_size, self._max_context)
@@ -120,7 +127,7 @@ class EmbeddedEngine:
     async def load_weights(self, version: int, folder: Path) -> None:
         self._check_alive()
         self._streams.end_all()
-        answer = await self._ask(Load(version, str(folder.resolve())), LOAD_DEADLINE_S)
+        answer = await self._ask(Load(version, child_path(folder)), LOAD_DEADLINE_S)
         if isinstance(answer, LoadFailed):
             raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
         if answer != Loaded(version):

@@ -1,7 +1,7 @@
 """The embedded engine's process: `python -m polyrl_rollout.engines.embedded_process FD`, FD a socket to its parent.
 
 The main thread reads the parent's messages; transformers' generation thread writes tokens. The process ends when the
-socket does, and refuses to outlive its parent. Read next: `continuous_batching`.
+socket does; its parent starts it on a leash besides. Read next: `continuous_batching`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from polyrl_rollout import leash
 from polyrl_rollout.engines.continuous_batching import Batcher
 from polyrl_rollout.engines.embedded_messages import (
     LENGTH,
@@ -82,7 +81,7 @@ class _Process:
 
         try:
             batcher.load(Path(message.folder), switched)
-        # safetensors' own error class derives from Exception only, and any failure here leaves the old weights in place.
+        # safetensors' own error class derives from Exception only; whatever fails here leaves the old weights in place.
         except Exception as error:  # noqa: BLE001
             return LoadFailed(message.version, f"{type(error).__name__}: {error}")
         return Loaded(message.version)
@@ -98,12 +97,13 @@ class _Process:
         header = self._incoming.read(LENGTH.size)
         if len(header) < LENGTH.size:
             return None
-        return decode_to_process(self._incoming.read(LENGTH.unpack(header)[0]))
+        (length,) = LENGTH.unpack(header)
+        message: ToProcess = decode_to_process(self._incoming.read(length))
+        return message
 
 
 def main() -> None:
     """Runs until the parent closes the socket or is gone."""
-    leash.hold()
     sock = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _Process(sock).run()

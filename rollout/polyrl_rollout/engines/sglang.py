@@ -2,8 +2,8 @@
 
 Traps handled here: a request id must never be reused (SGLang aborts whatever runs under the id of a finished stream two
 seconds later) nor be another's prefix (aborts match by prefix); an abort that overtakes its request does nothing, so a
-stream that is not wanted any more is aborted again when it shows itself; budgets that do not fit are cut silently, so the
-context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
+stream that is not wanted any more is aborted again when it shows itself; budgets that do not fit are cut silently, so
+the context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrl_rollout.engine import (
     TokenChunk,
 )
 from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
-from polyrl_rollout.engines.child import Child
+from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.sglang_server import (
     HOST,
     KNOCK_DEADLINE_S,
@@ -137,7 +137,7 @@ class SGLangEngine:
     async def load_weights(self, version: int, folder: Path) -> None:
         self._unwanted |= self._running
         body = {
-            "model_path": str(folder.resolve()),
+            "model_path": child_path(folder),
             "load_format": "auto",
             "weight_version": str(version),
             "abort_all_requests": True,

@@ -19,7 +19,7 @@ import aiohttp
 
 from polyrl.manifest.rollout import Engine as EngineSpec
 from polyrl_rollout.engine import EngineFailed
-from polyrl_rollout.engines.child import Child
+from polyrl_rollout.engines.child import Child, child_path
 
 PYTHON: Final = "POLYRL_SGLANG_PYTHON"
 """Environment variable: the interpreter that has SGLang; default the agent's own."""
@@ -39,9 +39,8 @@ KNOCK_DEADLINE_S: Final = 20.0
 def command_line(spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int) -> list[str]:
     """The server's command; the manifest's own arguments come last, so that they win."""
     return [
-        *(sys.executable, "-m", "polyrl_rollout.engines.leashed"),
         *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),
-        *("--model-path", str(model_folder.resolve())),
+        *("--model-path", child_path(model_folder)),
         *("--host", HOST, "--port", str(port)),
         *("--context-length", str(context_tokens)),
         *("--max-running-requests", str(spec.max_running)),

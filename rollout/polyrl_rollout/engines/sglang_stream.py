@@ -1,7 +1,7 @@
 """What SGLang's /generate streams, as the port's chunks.
 
-Server-sent events may be merged or split anywhere by the network, and SGLang merges the tokens of several steps into one
-event when its client is slow. Token lists are incremental or cumulative depending on a server argument; the running
+The network may merge or split server-sent events anywhere, and SGLang merges the tokens of several steps into one event
+when its client is slow. Token lists are incremental or cumulative depending on a server argument; the running
 total beside them makes both readable alike. Refuses to hold: HTTP. Read next: `sglang`.
 """
 
@@ -35,7 +35,7 @@ class EventSplitter:
                 yield payload
 
 
-class Aborted(Exception):  # noqa: N818 - an outcome of the stream, not an error
+class Aborted(Exception):
     """The server ended the request because it was told to; `chunk` holds its last tokens."""
 
     def __init__(self, chunk: TokenChunk) -> None:

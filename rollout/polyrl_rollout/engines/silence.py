@@ -1,7 +1,7 @@
 """How long an engine may say nothing: the one deadline of all token streams.
 
-A request may wait its turn for long, so what counts is not its own silence but the engine's: a consumer waits on as long
-as the engine shows life to anyone. Read next: `streams`.
+A request may wait long for its turn, so what counts is not its own silence but the engine's: a consumer waits on as
+long as the engine shows life to anyone. Read next: `streams`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from polyrl_rollout.engine import EngineFailed
 
 SILENCE_DEADLINE_S: Final = 60.0
-"""An engine with work that produces nothing for anyone for this long hangs; a forward pass takes milliseconds to seconds."""
+"""An engine with work that produces nothing for anyone for this long hangs: a forward pass takes seconds at most."""
 
 T = TypeVar("T")
 

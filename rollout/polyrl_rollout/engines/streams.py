@@ -1,4 +1,4 @@
-"""The running requests of one engine: chunks in from its one reader, chunks out to as many consumers as there are requests.
+"""The running requests of one engine: chunks in from its one reader, chunks out to one consumer per request.
 
 Refuses to hold: where chunks come from. Read next: `embedded`.
 """
@@ -20,7 +20,7 @@ class Streams:
         self._open: dict[str, asyncio.Queue[TokenChunk | EngineFailed | None]] = {}
 
     def open(self, rid: str) -> None:
-        """Makes room for chunks of `rid`; before the engine hears of it. Raises ValueError for a rid that is running."""
+        """Makes room for chunks of `rid`, before the engine hears of it. Raises ValueError for a running one."""
         if rid in self._open:
             raise ValueError(f"request {rid} is already running")
         if not self._open:

@@ -1,7 +1,7 @@
-"""Draws next tokens for a whole batch at once, each request by its own sampling parameters, and reports their logprobs.
+"""Draws a batch's next tokens, each request by its own sampling parameters, and reports their logprobs.
 
-Randomness is counter-based: request r at sequence position p uses output p of the SplitMix64 sequence that starts at r's
-stream, so a seeded request draws the same tokens wherever and in however many attempts it is generated.
+Randomness is counter-based: a request at position p uses output p of the SplitMix64 sequence that starts at its stream,
+so a seeded request draws the same tokens wherever and in however many attempts it is generated.
 Algorithms: SplitMix64 (Steele, Lea, Flood 2014); inverse transform sampling; nucleus sampling (Holtzman et al. 2020).
 
 Refuses to hold: tensors of the model, requests. Read next: `continuous_batching`.
@@ -47,7 +47,7 @@ def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64])
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
         z = (z ^ (z >> np.uint64(27))) * _MIX_2
         z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) * _UNIT
+    return np.asarray((z >> np.uint64(11)).astype(np.float64) * _UNIT)
 
 
 def draw_tokens(
@@ -55,7 +55,7 @@ def draw_tokens(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """int64[n] tokens and float32[n] logprobs from float32[n, V] logits.
 
-    A logprob is that of log_softmax(logits / temperature) before top-k and top-p cut it; greedy requests use temperature 1.
+    Logprobs are of log_softmax(logits / temperature) before top-k and top-p cut it; greedy requests use temperature 1.
     """
     temperatures = np.array([draw.temperature if draw.temperature > 0 else 1.0 for draw in draws], dtype=np.float32)
     logprobs = _log_softmax(logits / temperatures[:, None])
