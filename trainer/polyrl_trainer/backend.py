@@ -2,8 +2,8 @@
 
 A backend takes four configs (model, engine, optimizer, checkpoint), knows no algorithm, and is given the loss.
 `forward_backward` accumulates gradients of *summed* losses; `optim_step(normalizer)` divides them, clips, steps and
-zeroes. So a mini-batch may arrive in any number of micro-batches and its gradient is the same: the caller counts samples
-or tokens.
+zeroes. So a mini-batch may arrive in any number of micro-batches and its gradient is the same: the caller counts
+samples or tokens.
 
 Refuses to hold: sampling, rewards, advantages, when to step. Read next: `torch_backend`, then `losses`;
 `backend_conformance` is the check that every backend must pass.

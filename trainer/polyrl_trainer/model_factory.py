@@ -93,10 +93,16 @@ def _config(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> Pretrai
         raise InvalidManifest([f"{PLACE}.model_type: transformers knows no {model_type!r}{_nearest(model_type)}"])
     config_class = CONFIG_MAPPING[model_type]
     _refuse_unknown(fields, config_class)
-    ids = {f"{name}_token_id": value for name, value in dataclasses.asdict(special_tokens).items()}
+    known = {
+        "pad_token_id": special_tokens.pad,
+        "bos_token_id": special_tokens.bos,
+        "eos_token_id": special_tokens.eos,
+        "vocab_size": special_tokens.vocabulary,
+    }
+    defaults = {name: value for name, value in known.items() if value is not None}
     given = {name: value for name, value in fields.items() if name != "model_type"}
     try:
-        return config_class(**{**{name: value for name, value in ids.items() if value is not None}, **given})
+        return config_class(**{**defaults, **given})
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise InvalidManifest([f"{PLACE}: {_reason(error)}"]) from error
 
