@@ -1,0 +1,398 @@
+"""The wire's bytes: one frame of every message, byte for byte, and decoders that survive anything.
+
+A golden line that must change means a peer of yesterday no longer understands us: append a field with a default, or take
+a new tag, instead.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl import wire
+from polyrl.errors import ProtocolError
+from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, Response, SamplingParams, Scored, Span
+
+_ROWS = np.array([(7, 3, 2, 0), (8, 0, 1, 2)], dtype=wire.ROW_DTYPE).tobytes()
+_IDS, _LOGPROBS = wire.pack_ids([5, 6, 7]), np.array([-0.5, -1.0, -2.0], dtype="<f4").tobytes()
+_SAMPLING = SamplingParams(64, 0.5, 0.9, 20, (2, 3), 11)
+_RESPONSE = Response("4.1", _IDS, _LOGPROBS, b"\1\1\0", (Span(0, 2, 9, "e", 1),), 0, Finish.STOP)
+_GROUP = Group(4, 2, Purpose.TRAIN, _IDS, 8, _SAMPLING, 9, 9, 1)
+
+AGENT, TO_AGENT = wire.decode_from_agent, wire.decode_to_agent
+TRAINER, TO_TRAINER = wire.decode_from_trainer, wire.decode_to_trainer
+PULLER, TO_PULLER = wire.decode_from_puller, wire.decode_to_puller
+
+GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
+    (
+        AGENT,
+        wire.Hello(1, "e", Pool.SPOT, 16, 4096, 512, 9, (wire.Held(7, "4.1", 2, 30),)),
+        "0199a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e",
+    ),
+    (
+        AGENT,
+        wire.Deltas(5, 9, _ROWS, _IDS, _LOGPROBS),
+        (
+            "0196a3746f6b0509c41607000000030000000200000800000000000000010002c40c050000000600000007000000c40c"
+            "000000bf000080bf000000c0"
+        ),
+    ),
+    (
+        AGENT,
+        wire.Beat(3, 1, 1000),
+        "0194a4626561740301cd03e8",
+    ),
+    (
+        AGENT,
+        wire.Serving(9, 0.5, 0.25, 1 << 20),
+        "0195a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000",
+    ),
+    (
+        AGENT,
+        wire.WeightsFailed(9, 8, "checksum"),
+        "0194a5776661696c0908a8636865636b73756d",
+    ),
+    (
+        AGENT,
+        wire.Returned(7, "draining", "soon"),
+        "0194a872657475726e656407a8647261696e696e67a4736f6f6e",
+    ),
+    (
+        AGENT,
+        wire.Leaving(20.0, "SIGTERM"),
+        "0193a76c656176696e67cb4034000000000000a75349475445524d",
+    ),
+    (
+        AGENT,
+        wire.Bye("done"),
+        "0192a3627965a4646f6e65",
+    ),
+    (
+        TO_AGENT,
+        wire.Welcome(1, 3.0, 1.0, 0.03),
+        "0195a777656c636f6d6501cb4008000000000000cb3ff0000000000000cb3f9eb851eb851eb8",
+    ),
+    (
+        TO_AGENT,
+        wire.Assign(7, "4.1", 2, _IDS, 0, 64, _SAMPLING, 9, 9),
+        (
+            "019aa661737369676e07a3342e3102c40c05000000060000000700000000409640cb3fe0000000000000cb3feccccccc"
+            "cccccd149202030b0909"
+        ),
+    ),
+    (
+        TO_AGENT,
+        wire.Cancel(7),
+        "0192a663616e63656c07",
+    ),
+    (
+        TO_AGENT,
+        wire.TokensKept(5),
+        "0192a46b65707405",
+    ),
+    (
+        TO_AGENT,
+        wire.Resend(7, 30),
+        "0193a6726573656e64071e",
+    ),
+    (
+        TO_AGENT,
+        wire.Announce(9, "tcp://h:1", "k", b"hash"),
+        "0195a8616e6e6f756e636509a97463703a2f2f683a31a16bc40468617368",
+    ),
+    (
+        TO_AGENT,
+        wire.Drain(20.0, "notice"),
+        "0193a5647261696ecb4034000000000000a66e6f74696365",
+    ),
+    (
+        TO_AGENT,
+        wire.Fenced("epoch"),
+        "0192a666656e636564a565706f6368",
+    ),
+    (
+        TRAINER,
+        wire.TrainerHello(1, 5),
+        "0193a67468656c6c6f0105",
+    ),
+    (
+        TRAINER,
+        wire.Submit(1, (_GROUP,)),
+        (
+            "0193a67375626d69740191990402a5747261696ec40c050000000600000007000000089640cb3fe0000000000000cb3f"
+            "eccccccccccccd149202030b090901"
+        ),
+    ),
+    (
+        TRAINER,
+        wire.Score(2, "4.1", 0, 1.0, {"exact": 1.0}),
+        "0196a573636f726502a3342e3100cb3ff000000000000081a56578616374cb3ff0000000000000",
+    ),
+    (
+        TRAINER,
+        wire.Extend(3, "4.1", 0, _IDS),
+        "0195a6657874656e6403a3342e3100c40c050000000600000007000000",
+    ),
+    (
+        TRAINER,
+        wire.Reject(4, "4.1", DiscardReason.REWARD_RAISED, "ValueError"),
+        "0195a672656a65637404a3342e31ac726577617264526169736564aa56616c75654572726f72",
+    ),
+    (
+        TRAINER,
+        wire.Next(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
+        "0198a46e6578740502a5747261696e1020cd1000cb404e000000000000",
+    ),
+    (
+        TRAINER,
+        wire.Acknowledge(6, 5),
+        "0193a361636b0605",
+    ),
+    (
+        TRAINER,
+        wire.EndStep(7, 2, Purpose.EVAL),
+        "0194a7656e64737465700702a46576616c",
+    ),
+    (
+        TRAINER,
+        wire.PublishVersion(8, 9, "tcp://h:1", "k", b"hash"),
+        "0196a77075626c6973680809a97463703a2f2f683a31a16bc40468617368",
+    ),
+    (
+        TRAINER,
+        wire.ReservedWindow(9, False),
+        "0193a677696e646f7709c2",
+    ),
+    (
+        TRAINER,
+        wire.Report(10, "rl", 2, {"reward": 0.5}),
+        "0195a67265706f72740aa2726c0281a6726577617264cb3fe0000000000000",
+    ),
+    (
+        TRAINER,
+        wire.Finish(11, True, "done"),
+        "0194a666696e6973680bc3a4646f6e65",
+    ),
+    (
+        TRAINER,
+        wire.TrainerBeat(),
+        "0191a57462656174",
+    ),
+    (
+        TO_TRAINER,
+        wire.TrainerWelcome(1, 3.0, 1.0),
+        "0194a87477656c636f6d6501cb4008000000000000cb3ff0000000000000",
+    ),
+    (
+        TO_TRAINER,
+        wire.Accepted(1),
+        "0192a8616363657074656401",
+    ),
+    (
+        TO_TRAINER,
+        wire.Refused(1, "no"),
+        "0193a77265667573656401a26e6f",
+    ),
+    (
+        TO_TRAINER,
+        wire.TurnDone(4, 1, Purpose.TRAIN, 2, _RESPONSE),
+        (
+            "0196a47475726e0401a5747261696e0297a3342e31c40c050000000600000007000000c40c000000bf000080bf000000"
+            "c0c4030101009195000209a1650100a473746f70"
+        ),
+    ),
+    (
+        TO_TRAINER,
+        wire.Batch(5, 3, 2, (Scored(4, 1, _RESPONSE, 1.0, {"exact": 1.0}),), True),
+        (
+            "0196a562617463680503029195040197a3342e31c40c050000000600000007000000c40c000000bf000080bf000000c0"
+            "c4030101009195000209a1650100a473746f70cb3ff000000000000081a56578616374cb3ff0000000000000c3"
+        ),
+    ),
+    (
+        TO_TRAINER,
+        wire.Late(5, "engine e"),
+        "0193a46c61746505a8656e67696e652065",
+    ),
+    (
+        TO_TRAINER,
+        wire.GroupDropped(4, 2, Purpose.TRAIN, DiscardReason.FILTERED, "no spread"),
+        "0196a764726f707065640402a5747261696ea866696c7465726564a96e6f20737072656164",
+    ),
+    (
+        TO_TRAINER,
+        wire.Fenced("epoch"),
+        "0192a666656e636564a565706f6368",
+    ),
+    (
+        TO_TRAINER,
+        wire.TrainerBeat(),
+        "0191a57462656174",
+    ),
+    (
+        PULLER,
+        wire.GetManifest(9),
+        "0192a46765746d09",
+    ),
+    (
+        PULLER,
+        wire.GetChunk(9, b"hash"),
+        "0193a46765746309c40468617368",
+    ),
+    (
+        TO_PULLER,
+        wire.ManifestReply(9, b"body"),
+        "0193a86d616e696665737409c404626f6479",
+    ),
+    (
+        TO_PULLER,
+        wire.ChunkReply(b"hash", b"data"),
+        "0193a56368756e6bc40468617368c40464617461",
+    ),
+]
+
+CONVERSATIONS = {
+    AGENT: wire.FromAgent,
+    TO_AGENT: wire.ToAgent,
+    TRAINER: wire.FromTrainer,
+    TO_TRAINER: wire.ToTrainer,
+    PULLER: wire.FromPuller,
+    TO_PULLER: wire.ToPuller,
+}
+DECODERS = list(CONVERSATIONS)
+
+
+@pytest.mark.parametrize(("decode", "message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_the_bytes_of_every_message_are_what_they_were(
+    decode: Callable[[bytes], Any], message: Any, golden: str
+) -> None:
+    assert wire.encode(message).hex() == golden
+    assert decode(bytes.fromhex(golden)) == message
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_no_message_is_without_its_golden_frame(decode: Callable[[bytes], Any]) -> None:
+    shown = {type(message) for other, message, _ in GOLDEN if other is decode}
+    assert shown == set(typing.get_args(CONVERSATIONS[decode]))
+
+
+def _valid(message: Any) -> bool:
+    try:
+        wire.check_deltas(message)
+    except ProtocolError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", sorted({type(m) for _, m, _ in GOLDEN}, key=lambda kind: kind.__name__))
+@given(data=st.data())
+def test_any_message_comes_back_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
+    message = msgspec.convert(data.draw(_fields_of(kind)), kind)
+    for decode, conversation in CONVERSATIONS.items():
+        if kind in typing.get_args(conversation) and (kind is not wire.Deltas or _valid(message)):
+            assert decode(wire.encode(message)) == message
+
+
+def _fields_of(kind: type[Any]) -> st.SearchStrategy[list[Any]]:
+    """Lists as msgspec reads them, random in every field of the kind's golden instance."""
+    example = next(message for _, message, _ in GOLDEN if type(message) is kind)
+    tag = kind.__struct_config__.tag
+    values = [_like(getattr(example, name)) for name in kind.__struct_fields__]
+    return st.tuples(*values).map(lambda fields: [tag, *fields])
+
+
+def _like(value: Any) -> st.SearchStrategy[Any]:
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, (Pool, Purpose, DiscardReason, Finish)):
+        return st.sampled_from([member.value for member in type(value)])
+    if isinstance(value, int):
+        return st.integers(-(2**63), 2**64 - 1)
+    if isinstance(value, float):
+        return st.floats(allow_nan=False)
+    if isinstance(value, str):
+        return st.text(max_size=20)
+    if isinstance(value, bytes):
+        return st.binary(max_size=40)
+    return st.just(msgspec.to_builtins(value, builtin_types=(bytes,)))
+
+
+def _only_protocol_errors(frame: bytes) -> None:
+    for decode in DECODERS:
+        try:
+            decode(frame)
+        except ProtocolError:
+            continue
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_protocol_error_and_nothing_else(frame: bytes) -> None:
+    _only_protocol_errors(frame)
+    _only_protocol_errors(bytes([wire.WIRE_VERSION]) + frame)
+
+
+@given(
+    golden=st.sampled_from([golden for *_, golden in GOLDEN]),
+    cut=st.integers(0, 200),
+    flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=4),
+    tail=st.binary(max_size=8),
+)
+def test_mutated_frames_raise_protocol_error_and_nothing_else(
+    golden: str, cut: int, flips: list[tuple[int, int]], tail: bytes
+) -> None:
+    frame = bytearray(bytes.fromhex(golden))
+    for place, mask in flips:
+        frame[place % len(frame)] ^= mask
+    _only_protocol_errors(bytes(frame[: len(frame) - cut % len(frame)] + tail))
+
+
+@pytest.mark.parametrize("depth", [100, 10_000, 1_000_000])
+def test_deep_nesting_is_refused(depth: int) -> None:
+    _only_protocol_errors(bytes([wire.WIRE_VERSION]) + b"\x91" * depth)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x01",
+        b"\x02\x91\xa6tbeat",
+        b"\x01\x91\xa5tbeat\x00",
+        b"\x01\xdd\xff\xff\xff\xff",
+        b"\x01\x93\xa4hell",
+        bytes(wire.MAX_FRAME_BYTES + 1),
+    ],
+    ids=["empty", "no body", "other version", "trailing byte", "4 billion items", "unknown tag", "too large"],
+)
+@pytest.mark.parametrize("decode", DECODERS)
+def test_what_is_no_frame_is_refused(decode: Callable[[bytes], Any], frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+def test_a_newer_peer_with_an_appended_field_is_understood() -> None:
+    longer = b"\x01" + msgspec.msgpack.encode(["bye", "done", "a field of tomorrow"])
+    assert wire.decode_from_agent(longer) == wire.Bye("done")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"rows": _ROWS[:-1]}, "impossible lengths"),
+        ({"ids": _IDS[:-1]}, "impossible lengths"),
+        ({"logprobs": _LOGPROBS + b"1234"}, "impossible lengths"),
+        ({"ids": _IDS[4:], "logprobs": _LOGPROBS[4:]}, "count other tokens"),
+        ({"rows": _ROWS[:-1] + b"\x03"}, "unknown finish code"),
+    ],
+)
+def test_deltas_whose_columns_disagree_are_refused(changes: dict[str, bytes], fault: str) -> None:
+    deltas = msgspec.structs.replace(wire.Deltas(5, 9, _ROWS, _IDS, _LOGPROBS), **changes)
+    with pytest.raises(ProtocolError, match=fault):
+        wire.decode_from_agent(wire.encode(deltas))
