@@ -7,8 +7,12 @@ uv=$1
 python=${2:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 
-hash=$(cd "$here" && find sglang-cpu-requirements.txt stand-ins -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 cat \
-  | cat - <("$python" --version) | sha256sum | cut -c1-16)
+contents() {
+  "$python" --version
+  cd "$here"
+  find sglang-cpu-requirements.txt stand-ins -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 cat
+}
+hash=$(contents | sha256sum | cut -c1-16)
 environment=${POLYRL_CACHE:-$HOME/.cache/polyrl}/sglang-$hash
 
 if [ ! -e "$environment/complete" ]; then
