@@ -1,8 +1,8 @@
 """Where an engine's weights lie while they arrive and while they are served: one folder in memory per engine.
 
-    polyrl-<run>-<engine>/.lock             held while the agent lives; whoever gets it may remove the folder
-    polyrl-<run>-<engine>/v000007.partial/  chunks land here, each at its place; what matches is not pulled again
-    polyrl-<run>-<engine>/v000007/          complete: every chunk and tensor matched; a Hugging Face folder
+    polyrl-<run>-<engine>-<random>/.lock    held while the agent lives; whoever gets it may remove the folder
+    .../v000007.partial/                    chunks land here, each at its place; what matches is not pulled again
+    .../v000007/                            complete: every chunk and tensor matched; a Hugging Face folder
 
 A version's folder appears by one rename, so it is complete or absent. Only the served version and the one on its way
 stay. The stream of a version is the data section of model.safetensors byte for byte, so assembling costs no copy.
@@ -16,6 +16,7 @@ import fcntl
 import mmap
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ from polyrl.weights import VersionManifest, chunk_places, digest, tensor_matches
 MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "polyrl-"
 WEIGHTS_FILE: Final = "model.safetensors"
+NAME_BYTES: Final = 4
+"""Of randomness in a folder's name."""
 HEADER_ALIGNMENT: Final = 8
 """safetensors pads its header with spaces so that the data begins at a multiple of this."""
 
@@ -116,13 +119,11 @@ class Staging:
     """The folder of one engine."""
 
     def __init__(self, run: str, engine: str, base: Path | None = None) -> None:
-        """Makes the folder, private to this user, and removes what ended engines left behind.
-
-        Raises OSError when a live agent has the same name in the same run.
-        """
+        """Makes the folder, private to this user, and removes what ended engines left behind."""
         base = base or default_base()
         sweep(base)
-        self.root = base / f"{PREFIX}{_plain(run)}-{_plain(engine)}"
+        # Random, because two runs of one job beside each other have engines of one name.
+        self.root = base / f"{PREFIX}{_plain(run)}-{_plain(engine)}-{secrets.token_hex(NAME_BYTES)}"
         # Locked before it takes a name that a sweep looks at.
         unnamed = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
         self._lock = (unnamed / ".lock").open("w")

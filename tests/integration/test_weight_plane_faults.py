@@ -276,9 +276,10 @@ def test_folders_of_killed_engines_are_swept_and_live_ones_kept(tmp_path: Path) 
         "Staging('run', 'killed', Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
-    assert (tmp_path / "polyrl-run-killed").exists()
-    first, second = Staging("run", "first", tmp_path), Staging("run", "second", tmp_path)
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["polyrl-run-first", "polyrl-run-second"]
+    (left_behind,) = tmp_path.glob("polyrl-run-killed-*")
+    first, second = Staging("run", "engine", tmp_path), Staging("run", "engine", tmp_path)
+    assert not left_behind.exists()
+    assert set(tmp_path.iterdir()) == {first.root, second.root}
     first.close()
     second.close()
 
