@@ -1,7 +1,7 @@
 """The wire's bytes: one frame of every message, byte for byte, and decoders that survive anything.
 
-A golden line that must change means a peer of yesterday no longer understands us: append a field with a default, or take
-a new tag, instead.
+A golden line that must change means a peer of yesterday no longer understands us: append a field with a default, or
+take a new tag, instead.
 """
 
 from __future__ import annotations

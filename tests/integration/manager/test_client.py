@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +156,23 @@ async def test_a_busy_loop_is_not_taken_for_a_silent_manager(site: Any) -> None:
         await client.submit([site.group(0)])
         await client.submit([site.group(0)])
     assert site.manager.status().samples.submitted == 4
+
+
+async def test_the_example_of_the_reference_page_runs_as_it_stands(site: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "client.md", "exec"), names)
+    write_endpoints(site.manager.endpoints, tmp_path / "manager.json")
+    publisher = SimpleNamespace(endpoint="tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"")
+    agent = asyncio.create_task(site.agent("engine-1").run())
+    train = names["train"](tmp_path / "manager.json", site.keys / "trainer.key", EPOCH, publisher)
+    rewards = await asyncio.wait_for(train, DEADLINE_S)
+    assert len(rewards) == 8
+    assert min(rewards) > 1
+    await asyncio.wait_for(agent, DEADLINE_S)
+
+
+def test_the_client_imports_no_torch() -> None:
+    code = "import sys, polyrl_trainer.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE_S, check=False).returncode == 0
