@@ -128,9 +128,8 @@ async def test_a_publisher_that_comes_back_is_asked_only_for_what_is_missing(
     published = whole.publish(0, tensors.items(), FILES)
     body, chunks = whole._manifests[0], dict(whole._chunks)
     some = dict(list(chunks.items())[:2])
-    with Liar(keys.trainer, body, lambda hash_: some.get(hash_)) as dies:
-        with pytest.raises(PullFailed, match="gave nothing"):
-            await Puller(keys.agent, staging, chunk_s=0.1, progress_s=0.6).pull(dies.announce(0), None)
+    with Liar(keys.trainer, body, some.get) as dies, pytest.raises(PullFailed, match="gave nothing"):
+        await Puller(keys.agent, staging, chunk_s=0.1, progress_s=0.6).pull(dies.announce(0), None)
     pulled = await Puller(keys.agent, staging).pull(announce(published), None)
     assert pulled.bytes_pulled == sum(len(data) for hash_, data in chunks.items() if hash_ not in some)
     assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["embed"], tensors["embed"])
@@ -219,22 +218,15 @@ async def test_a_puller_that_stalls_and_dies_costs_the_trainer_and_other_pullers
     key_file = tmp_path / "agent.key"
     key_file.touch(mode=0o600)
     key_file.write_text(format_keys(keys.agent))
-    argv = [
-        sys.executable,
-        "-c",
-        STALLING_PULLER,
-        str(key_file),
-        published.endpoint,
-        next(iter(publisher._chunks)).hex(),
-    ]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as stalling:
-        assert stalling.stdout is not None
-        assert await asyncio.to_thread(stalling.stdout.readline) == "stalls\n"
-        second = publisher.publish(1, weights(1).items(), FILES)
-        pulled = await Puller(keys.agent, staging).pull(announce(second), None)
-        assert pulled.bytes_pulled == second.bytes
-        stalling.kill()
-        stalling.wait(10)
+    argv = ("-c", STALLING_PULLER, str(key_file), published.endpoint, next(iter(publisher._chunks)).hex())
+    stalling = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=subprocess.PIPE)
+    assert stalling.stdout is not None
+    assert await stalling.stdout.readline() == b"stalls\n"
+    second = publisher.publish(1, weights(1).items(), FILES)
+    pulled = await Puller(keys.agent, staging).pull(announce(second), None)
+    assert pulled.bytes_pulled == second.bytes
+    stalling.kill()
+    await stalling.wait()
     third = publisher.publish(2, weights(2).items(), FILES)
     assert (await Puller(keys.agent, staging).pull(announce(third), pulled.staged)).staged.version == 2
     # Publishing is a copy and a hash of 310 kB: it waits for nobody, so a deadline of any kind would show.

@@ -422,8 +422,11 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._generation.stop_all()
-        async with asyncio.timeout(CLOSE_S):
-            await self._engine.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._engine.close()
+        except TimeoutError:
+            log.warning("the engine does not end; the leash takes it", seconds=CLOSE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
