@@ -82,7 +82,7 @@ class UserCalls:
     def _user_loop(self) -> asyncio.AbstractEventLoop:
         if self._event_loop is None:
             self._event_loop = asyncio.new_event_loop()
-            threading.Thread(target=self._event_loop.run_forever, name="user-code-loop", daemon=True).start()
+            threading.Thread(target=_serve, args=(self._event_loop,), name="user-code-loop", daemon=True).start()
         return self._event_loop
 
     async def _replace_if_wedged(self, event_loop: asyncio.AbstractEventLoop) -> None:
@@ -93,8 +93,8 @@ class UserCalls:
             await asyncio.wait_for(alive.wait(), WEDGED_SECONDS)
         except TimeoutError:
             if self._event_loop is event_loop:
-                self._event_loop = None
                 self._lost += 1
+                self.close()
 
     def _thread_returned(self) -> None:
         self._lost -= 1
@@ -150,6 +150,20 @@ class _ThreadCall:
             self._returned_late()
         elif not self._outcome.done():
             _resolve(self._outcome, result, error)
+
+
+def _serve(event_loop: asyncio.AbstractEventLoop) -> None:
+    """Runs until stopped, then cancels what is left."""
+    event_loop.run_forever()
+    event_loop.run_until_complete(_cancel_others())
+    event_loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
