@@ -45,7 +45,17 @@ def test_all_assistant_turns_are_learned_and_no_others(words):
     sample = prepare_conversation(row, words, 100)
     learned = [WORDS[token] for token, mask in zip(sample.tokens, sample.loss_mask, strict=True) if mask]
     assert learned == ["two", "<end>", "one", "two", "<end>"]
-    assert words.decode(sample.tokens.tolist()).split() == "<user> one <assistant> two <user> three <assistant> one two".split()
+    assert words.decode(sample.tokens.tolist()).split() == [
+        "<user>",
+        "one",
+        "<assistant>",
+        "two",
+        "<user>",
+        "three",
+        "<assistant>",
+        "one",
+        "two",
+    ]
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins(words):

@@ -29,7 +29,11 @@ BAD = [
     ("{m}:score", "def score(sample): yield 1", "must return its result, but it yields"),
     ("{m}:score", "async def score(sample): yield 1", "must return its result, but it yields"),
     ("{m}:score", "def score(sample)\n    return 1", "{m}.py:1: syntax error: expected ':'"),
-    ("{m}:score", "import torch_of_tomorrow", "raised ModuleNotFoundError: No module named 'torch_of_tomorrow' .*{m}.py:1"),
+    (
+        "{m}:score",
+        "import torch_of_tomorrow",
+        "raised ModuleNotFoundError: No module named 'torch_of_tomorrow' .*{m}.py:1",
+    ),
     ("{m}:score", "\n\nraise RuntimeError('boom')", "importing `{m}` raised RuntimeError: boom .*{m}.py:3"),
     ("{m}:score", "import sys\nsys.exit(3)", "importing `{m}` raised SystemExit: 3 .*{m}.py:2"),
     ("{m}:score", "1 / 0", "raised ZeroDivisionError: division by zero .*{m}.py:1"),

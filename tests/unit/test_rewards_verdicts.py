@@ -70,9 +70,9 @@ async def test_sync_and_async_functions_are_called_with_the_sample():
     assert (await score(async_score))[0] == Reward(2.0)
 
 
-
-
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), StopIteration(), TimeoutError("own")])
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), StopIteration(), TimeoutError("own")]
+)
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_what_raises_is_reported_with_its_message(error, is_async):
     def sync_raise(sample):
