@@ -1,0 +1,229 @@
+"""100,000 malformed frames from a peer with the key, 100,000 from strangers: memory stays flat, work goes on whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import psutil
+import pytest
+import zmq
+import zmq.asyncio
+
+from polyrl import wire
+from polyrl.control import Endpoints, parse_endpoints
+from polyrl.keys import AgentKeys, OperatorKeys, TrainerKeys, read_keys
+from polyrl.sample import Group, Pool, Purpose, SamplingParams
+from polyrl_operator.keygen import write_run_keys
+from polyrl_rollout.fake_agent import FakeAgent, made_tokens
+from polyrl_trainer.client import RolloutClient
+
+EPOCH = 3
+DEADLINE_S = 60.0
+GROWTH_BYTES = 20 << 20
+FRAMES = 100_000
+STRANGERS = 2_000
+"""Connections of strangers; each brings FRAMES / STRANGERS frames."""
+WRONG_KEYS = 100
+"""Handshakes with a proper key that is on no list."""
+
+JOB = {
+    "apiVersion": "polyrl.dev/v1alpha1",
+    "kind": "PolyRLJob",
+    "metadata": {"name": "fuzz"},
+    "spec": {
+        "recipe": {
+            "mode": "rl",
+            "model": {"path": "model"},
+            "data": {"rl": [{"path": "prompts.jsonl"}]},
+            "reward": {"function": "reward:score"},
+            "algorithm": {"steps": 1},
+        }
+    },
+}
+
+SEEDS = [
+    wire.Hello(EPOCH, "fuzzer", Pool.SPOT, 4, 4096, 512, -1, (wire.Held(7, "4.1", 2, 30),)),
+    wire.Deltas(5, 0, np.zeros(2, dtype=wire.ROW_DTYPE).tobytes(), b"", b""),
+    wire.Beat(3, 1, 1000),
+    wire.Serving(9, 0.5, 0.25, 1 << 20),
+    wire.Returned(7, "draining", "soon"),
+    wire.Leaving(20.0, "SIGTERM"),
+    wire.Score(2, "0.1", 0, 1.0, {"exact": 1.0}),
+    wire.Submit(1, (Group(4, 2, Purpose.TRAIN, b"1234", 8, SamplingParams(64), 9, 9),)),
+    wire.Next(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
+]
+
+
+def mutated(dice: random.Random) -> bytes:
+    """A frame that was right before some of its bytes were changed, cut or added."""
+    frame = bytearray(wire.encode(dice.choice(SEEDS)))
+    for _ in range(dice.randint(1, 6)):
+        frame[dice.randrange(len(frame))] = dice.randrange(256)
+    if dice.random() < 0.3:
+        del frame[dice.randrange(len(frame)) :]
+    return bytes(frame) + dice.randbytes(dice.choice((0, 0, 3, 300)))
+
+
+def flood(endpoint: str, own: AgentKeys | TrainerKeys, count: int, seed: int, received: threading.Event) -> None:
+    """Sends `count` mutated frames from a peer that has the key; reads nothing, and stays until all were received."""
+    dice = random.Random(seed)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.curve_publickey, peer.curve_secretkey = own.public_key.encode(), own.secret_key.encode()
+        peer.curve_serverkey = own.manager_public_key.encode()
+        peer.setsockopt(zmq.IDENTITY, b"fuzzer")
+        peer.setsockopt(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.connect(endpoint)
+        for _ in range(count):
+            peer.send(mutated(dice))
+        assert received.wait(DEADLINE_S)
+
+
+def storm(endpoint: str, connections: int, frames: int, seed: int) -> None:
+    """Strangers: TCP connections that speak ZMTP up to some point, then anything."""
+    dice = random.Random(seed)
+    host, _, port = endpoint.removeprefix("tcp://").partition(":")
+    mechanisms = (b"CURVE", b"NULL", b"PLAIN")
+    for _ in range(connections):
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + dice.choice(mechanisms).ljust(20, b"\0") + bytes(32)
+        junk = [bytes((dice.choice((0, 1, 2, 4, 6)), 200)) + dice.randbytes(200) for _ in range(frames)]
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as peer:
+            try:
+                peer.sendall(dice.choice((greeting, dice.randbytes(64))) + b"".join(junk))
+            except OSError:
+                continue  # being shut out in the middle of a word is a fair answer
+
+
+def wrong_keys(endpoint: str, server_key: str, count: int) -> None:
+    """Strangers with a CURVE pair of their own."""
+    with zmq.Context() as context:
+        peers = []
+        for _ in range(count):
+            peer = context.socket(zmq.DEALER)
+            peer.curve_publickey, peer.curve_secretkey = zmq.curve_keypair()
+            peer.curve_serverkey = server_key.encode()
+            peer.setsockopt(zmq.LINGER, 0)
+            peer.connect(endpoint)
+            peer.send(wire.encode(SEEDS[0]))
+            peers.append(peer)
+        assert not any(peer.poll(10) for peer in peers)
+        for peer in peers:
+            peer.close()
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[tuple[Path, Endpoints]]:
+    write_run_keys(tmp_path / "keys")
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    file = tmp_path / "manager.json"
+    command = [sys.executable, "-m", "polyrl_rollout.manager", "--job", f"{tmp_path}/job.json", "--epoch", str(EPOCH)]
+    command += ["--keys", f"{tmp_path}/keys/manager.key", "--endpoints", str(file)]
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stderr=log)
+    async with asyncio.timeout(DEADLINE_S):
+        while not file.exists():  # noqa: ASYNC110 - nothing announces a file
+            await asyncio.sleep(0.02)
+    yield tmp_path, parse_endpoints(file.read_bytes(), str(file))
+    assert process.returncode is None, (tmp_path / "log").read_text()[-4000:]
+    process.kill()
+    await process.wait()
+
+
+async def judge(client: RolloutClient) -> None:
+    async for turn in client.turns():
+        await client.score(turn.response.sample, turn.response.turn, 1.0)
+
+
+async def work(client: RolloutClient, rounds: range) -> None:
+    """One round: four groups there and back, every token known."""
+    for number in rounds:
+        groups = [Group(number * 4 + i, number, Purpose.TRAIN, b"abcd", 4, SamplingParams(100), 0, 0) for i in range(4)]
+        await client.submit(groups)
+        batch = await client.next(
+            number, purpose=Purpose.TRAIN, min_samples=16, max_samples=16, max_tokens=10**6, deadline_s=DEADLINE_S
+        )
+        assert len(batch.samples) == 16
+        for scored in batch.samples:
+            made = made_tokens(scored.response.sample, 0, 100)
+            assert np.array_equal(wire.unpack_ids(scored.response.ids), made)
+        await client.acknowledge(batch.batch)
+
+
+async def metrics(ends: Endpoints, keys: Path) -> str:
+    headers = {"Authorization": f"Bearer {read_keys(OperatorKeys, keys / 'operator.key').http_token}"}
+    async with aiohttp.ClientSession(ends.http, headers=headers) as http, http.get("/metrics") as response:
+        return await response.text()
+
+
+def count_of(name: str, text: str) -> float:
+    return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
+
+
+async def all_received(ends: Endpoints, keys: Path) -> None:
+    """Returns when every frame of the floods has arrived."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            text = await metrics(ends, keys)
+            frames = [
+                count_of(f'polyrl_frames_total{{direction="in",socket="{n}"}}', text) for n in ("agents", "trainer")
+            ]
+            if frames[0] > FRAMES * 4 // 5 and frames[1] > FRAMES // 5:
+                return
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.slow
+async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_work_whole(
+    running: tuple[Path, Endpoints],
+) -> None:
+    folder, ends = running
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    agent, trainer = (
+        read_keys(AgentKeys, folder / "keys/agent.key"),
+        read_keys(TrainerKeys, folder / "keys/trainer.key"),
+    )
+    context = zmq.asyncio.Context()
+    greetings = [wire.Hello(EPOCH, f"engine-{i}", Pool.SPOT, 16, 10**5, 10**4, -1) for i in range(2)]
+    agents = [asyncio.create_task(FakeAgent(context, ends.agents, agent, hello).run()) for hello in greetings]
+    memory = psutil.Process(ends.pid).memory_info
+    async with RolloutClient.connect(ends.trainer, folder / "keys/trainer.key", EPOCH) as client:
+        judging = asyncio.create_task(judge(client))
+        await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"")
+        await work(client, range(10))
+        before = memory().rss
+        received = threading.Event()
+        floods = asyncio.gather(
+            asyncio.to_thread(flood, ends.agents, agent, FRAMES * 4 // 5, seed, received),
+            asyncio.to_thread(flood, ends.trainer, trainer, FRAMES // 5, seed + 1, received),
+            asyncio.to_thread(storm, ends.agents, STRANGERS // 2, FRAMES // STRANGERS, seed + 2),
+            asyncio.to_thread(storm, ends.trainer, STRANGERS // 2, FRAMES // STRANGERS, seed + 3),
+            asyncio.to_thread(wrong_keys, ends.agents, ends.public_key, WRONG_KEYS),
+        )
+        rounds = 10
+        arrival = asyncio.create_task(all_received(ends, folder / "keys"))
+        while not arrival.done():
+            await work(client, range(rounds, rounds + 1))
+            rounds += 1
+        received.set()
+        await floods
+        await work(client, range(rounds, rounds + 10))
+        grown = memory().rss - before
+        text = await metrics(ends, folder / "keys")
+        print(f"{rounds - 10} rounds of work beside the floods, memory grew by {grown / 1e6:.1f} MB")
+        assert grown < GROWTH_BYTES
+        assert f'polyrl_handshakes_refused_total{{socket="agents"}} {WRONG_KEYS}' in text
+        assert count_of('polyrl_frames_dropped_total{kind="undecodable",socket="agents"}', text) > FRAMES // 4
+        judging.cancel()
+        await client.finish(True, "")
+    await asyncio.wait_for(asyncio.gather(*agents), DEADLINE_S)
+    context.term()
