@@ -226,6 +226,16 @@ async def test_bytes_per_token_do_not_grow_with_length(rig: Rig) -> None:
     assert max(costs) <= 16
 
 
+async def test_bytes_per_token_stay_low_when_tokens_come_one_by_one(rig: Rig) -> None:
+    rig.engine.tokens_per_second, rig.engine.chunk_tokens = 60, 1
+    await rig.serve(0)
+    for number in range(12):
+        await rig.assign(number, budget=60)
+    await rig.finished(range(12))
+    print("bytes per token:", rig.manager.delta_bytes / (12 * 60))
+    assert rig.manager.delta_bytes <= 16 * 12 * 60
+
+
 async def test_a_continuation_goes_on_where_the_other_engine_stopped(rig: Rig) -> None:
     await rig.serve(0)
     rig.manager.tokens[3] = undisturbed(3, 25)
