@@ -69,7 +69,7 @@ def _expected(state: State, number: int) -> int:
 def _worthwhile(d: Decision, number: int, victim: Engine, thief: Engine, fleet: float) -> bool:
     assignment = d.state.assignments[number]
     sample = d.state.samples[assignment.sample]
-    if max(sample.moved_at, assignment.at) + REST_S > d.now:
+    if sample.moved_at + REST_S > d.now or assignment.at + speed.WINDOW_S > d.now:
         return False
     if not may_generate(d.state, thief, assignment.low, assignment.high, d.now):
         return False

@@ -53,7 +53,7 @@ def _queue_waits(state: State) -> Iterator[Wait]:
         names = [e.name for e in state.engines.values() if low <= e.version <= high and not e.draining]
         versions = f"version {low}" if low == high else f"a version from {low} to {high}"
         whom = ", ".join(names) if names else f"any engine that serves {versions} (there is none)"
-        yield Wait(f"{len(since)} samples", whom, "room", min(since), None)
+        yield Wait(f"the queue ({len(since)} samples)", whom, "room", min(since), None)
 
 
 def _engine_waits(state: State) -> Iterator[Wait]:

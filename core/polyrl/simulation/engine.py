@@ -76,6 +76,8 @@ class SimulatedEngine:
         self._draining = False
         self._welcome = False
         self._loading = False
+        self._lost = False
+        """Whether a frame of this process was ever lost on a link that held."""
         self._connect()
         world.after(1.0, self._beat)
         world.after(FRAME_S, self._frame)
@@ -266,7 +268,8 @@ class SimulatedEngine:
             # The end is sometimes told only after the last token: an engine may die in between.
             late = run.finish and run.position > run.sent and self.world.rng.random() < 0.3
             finish = 0 if late else run.finish
-            begin = max(run.assign.offset, run.sent - 1) if self._lie("lieTokens") else run.sent
+            # Only a token that the manager has can be told otherwise; one that was lost on the way is told first.
+            begin = max(run.assign.offset, run.sent - 1) if not self._lost and self._lie("lieTokens") else run.sent
             tokens = self.world.model.tokens(run.assign.sample)[begin : run.position].copy()
             if begin < run.sent:
                 tokens[0] += 1
@@ -283,6 +286,7 @@ class SimulatedEngine:
         logprobs = logprobs_of(np.frombuffer(ids, dtype="<u4"))
         message = Deltas(self._seq, version, pack_rows(rows), ids, logprobs)
         if self._lie("loseFrame"):
+            self._lost = True
             return
         self._say(message)
         if self._lie("repeatFrame"):

@@ -66,6 +66,7 @@ class Watcher:
         self._samples_trained: Counter[tuple[int, str]] = Counter()
         self._verified: dict[str, set[int]] = {}
         self._heard: dict[str, float] = {}
+        self._deaf_until = 0.0
         self._bye: set[str] = set()
         self._numbers = 0
         self._events = 0
@@ -80,7 +81,7 @@ class Watcher:
 
     def deaf_until(self, time: float) -> None:
         """The manager cannot hear until then: nobody's silence counts before."""
-        self._heard.update(dict.fromkeys(self._heard, time))
+        self._deaf_until = time
 
     def poisoned(self, sample: str) -> bool:
         """Whether engines call this sample impossible."""
@@ -194,7 +195,7 @@ class Watcher:
     def _check_leases(self, now: float) -> None:
         lease = self._ledger.state.config.lease_s
         for name, engine in self._ledger.state.engines.items():
-            if now - self._heard.get(name, now) > lease + SLACK_S:
+            if now - max(self._heard.get(name, now), self._deaf_until) > lease + SLACK_S:
                 raise Violation(now, "I8", f"{name} was last heard {now - self._heard[name]:.2f} s ago and has a lease")
             if len(engine.running) > engine.max_running:
                 raise Violation(now, "credit", f"{name} runs {len(engine.running)} of {engine.max_running}")

@@ -13,6 +13,7 @@ from polyrl.simulation.invariants import Violation
 from polyrl.simulation.schedule import EnginePlan, Fault, Schedule
 from polyrl.simulation.trainer import SimulatedTrainer
 from polyrl.simulation.world import World
+from polyrl.wire import Accepted, Batch
 
 LIMIT_S: Final = 900.0
 """Virtual seconds within which every run must end; most take ten, the slowest engines under all faults 200."""
@@ -117,6 +118,10 @@ def run_schedule(schedule: Schedule) -> Result:
 def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:
     if fault.kind == "trainerBreak":
         trainer.cut()
+    elif fault.kind == "loseBatch":
+        trainer.lose_next = Batch
+    elif fault.kind == "loseAnswer":
+        trainer.lose_next = Accepted
     elif fault.kind == "managerAway":
         world.send_manager_away(fault.seconds)
     elif fault.kind in ("closeWindow", "openWindow"):

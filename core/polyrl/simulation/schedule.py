@@ -35,7 +35,9 @@ loses its connection, once or repeatedly; loses or doubles a frame; lies about i
 not its own, about its budget, about tokens sent before, about having ended; cannot load weights; hands back; calls a
 sample impossible; is drained by the operator; says Bye."""
 
-OTHER_FAULTS: Final = ("trainerBreak", "managerAway", "closeWindow", "openWindow")
+OTHER_FAULTS: Final = ("trainerBreak", "loseBatch", "loseAnswer", "managerAway", "closeWindow", "openWindow")
+"""What can happen to the others: the trainer loses its connection, at any moment, or with a batch or an answer under
+way; the manager's process is stopped; the reserved window is moved."""
 
 HORIZON_S: Final = 25.0
 """Faults happen within the first so many seconds; after them the run must end."""
@@ -97,7 +99,7 @@ def draw_schedule(seed: int) -> Schedule:
     rng = Random(seed)
     staleness = rng.choice((0, 0, 0, 1, 2))
     engines = tuple(_draw_engine(rng, reserved=index == 0) for index in range(rng.randint(1, 4)))
-    faults = sorted((_draw_fault(rng) for _ in range(rng.choice((0, 2, 5, 10)))), key=lambda fault: fault.at)
+    faults = sorted((_draw_fault(rng) for _ in range(rng.choice((0, 2, 5, 10, 20)))), key=lambda fault: fault.at)
     mini_batches = rng.choice((1, 1, 2))
     return Schedule(
         seed=seed,
@@ -125,7 +127,7 @@ def _draw_engine(rng: Random, *, reserved: bool) -> EnginePlan:
         reserved=reserved,
         max_running=rng.choice((1, 2, 4, 16)),
         kv_tokens=rng.choice((120, 400, 10_000)),
-        step_s=rng.choice((0.005, 0.02, 0.02, 0.2)),
+        step_s=rng.choice((0.005, 0.02, 0.05, 0.2, 0.4)),
         load_s=rng.choice((0.01, 0.2, 1.5)),
     )
 
@@ -133,5 +135,5 @@ def _draw_engine(rng: Random, *, reserved: bool) -> EnginePlan:
 def _draw_fault(rng: Random) -> Fault:
     kind = rng.choice(ENGINE_FAULTS) if rng.random() < 0.85 else rng.choice(OTHER_FAULTS)
     return Fault(
-        rng.uniform(0.0, HORIZON_S) * rng.choice((0.1, 0.4, 1.0)), kind, rng.randrange(8), rng.uniform(0.1, 12.0)
+        rng.uniform(0.0, HORIZON_S) * rng.choice((0.05, 0.2, 1.0)), kind, rng.randrange(8), rng.uniform(0.1, 12.0)
     )

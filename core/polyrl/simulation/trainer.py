@@ -53,6 +53,8 @@ class SimulatedTrainer:
         self.rng = Random(world.schedule.seed + 2)
         self.done = False
         self.acknowledged = -1
+        self.lose_next: type[Accepted | Batch] | None = None
+        """The connection breaks with the next such message under way."""
         self._link: Link | None = None
         self._request = 0
         self._unanswered: dict[int, Any] = {}
@@ -93,6 +95,9 @@ class SimulatedTrainer:
             self._say(message)
 
     def _send_back(self, message: ToTrainer) -> None:
+        if self.lose_next is not None and isinstance(message, self.lose_next):
+            self.lose_next = None
+            self.cut()
         if self._link is not None:
             self._link.carry(1, lambda: self._hear(message))
 
@@ -171,26 +176,30 @@ class SimulatedTrainer:
         self._missing = groups * self.schedule.n
         self._mini = self._to_boundary = self._missing // self.schedule.mini_batches
         if fresh:
-            self.world.watcher.published = step
-            self._ask(lambda r: PublishVersion(r, step, "tcp://publisher", "key", b"hash"))
+            self._publish(step)
+        if self.rng.random() < 0.1:
+            self.world.after(self.rng.uniform(0.1, 2.0), lambda: self._publish(step + 1))
         self._ask(lambda r: ReservedWindow(r, True))
         self._submit(groups + self.schedule.over_sampling)
         self._ask_batch()
         if self.rng.random() < 0.5:
             self.world.after(self.rng.uniform(0.1, 3.0), lambda: self._ask(lambda r: ReservedWindow(r, False)))
 
+    def _publish(self, version: int) -> None:
+        """A learner ahead of its rollouts publishes before the step has ended: what runs may become too old."""
+        if version > self.world.watcher.published:
+            self.world.watcher.published = version
+            self._ask(lambda r: PublishVersion(r, version, "tcp://publisher", "key", b"hash"))
+
     def _submit(self, count: int) -> None:
         groups = []
         for number in range(self._next_group, self._next_group + count):
             sampling = SamplingParams(self.schedule.max_new_tokens, stop_token_ids=(STOP_TOKEN,))
-            low = max(0, self._step - self.schedule.staleness)
-            prompt = self.world.model.prompt(number)
+            high = max(self._step, self.world.watcher.published)
+            low = max(0, high - self.schedule.staleness)
+            priority, prompt = self.rng.choice((0, 0, 1)), self.world.model.prompt(number)
             n = self.schedule.n
-            groups.append(
-                Group(
-                    number, self._step, self._purpose, prompt, n, sampling, low, self._step, self.rng.choice((0, 0, 1))
-                )
-            )
+            groups.append(Group(number, self._step, self._purpose, prompt, n, sampling, low, high, priority))
         self._next_group += count
         self._ask(lambda r: Submit(r, tuple(groups)))
 

@@ -13,6 +13,8 @@ from math import inf
 from random import Random
 from typing import Final, Protocol
 
+import msgspec
+
 from polyrl.ledger import Ledger, LedgerConfig, Outcome
 from polyrl.simulation.invariants import Violation, Watcher
 from polyrl.simulation.model import Model
@@ -22,7 +24,9 @@ from polyrl.wire import FromAgent, FromTrainer, ToAgent, ToTrainer
 LATENCY_S: Final = (0.0005, 0.02)
 """Of one message, from a socket on the same host to a busy one far away."""
 
-CONFIG: Final = {"progress_deadline_s": 6.0, "turn_resend_s": 2.0, "turn_resend_max_s": 8.0, "gap_resend_s": 0.2}
+CONFIG: Final = LedgerConfig(
+    epoch=1, progress_deadline_s=6.0, turn_resend_s=2.0, turn_resend_max_s=8.0, gap_resend_s=0.2
+)
 """Shorter than in production, so that everything they guard happens within a short run."""
 
 
@@ -56,7 +60,7 @@ class World:
         self.now = 0.0
         longest = 8 + schedule.max_new_tokens + 8 * schedule.max_turns
         self.model = Model(schedule.seed, longest, schedule.mean_turn)
-        self.ledger = Ledger(LedgerConfig(epoch=1, group_filter=schedule.group_filter, **CONFIG))
+        self.ledger = Ledger(msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter))
         self.watcher = Watcher(self.ledger, self.model, schedule)
         self.agents: dict[str, tuple[Link, AgentPeer]] = {}
         """By engine name, while a link is up."""

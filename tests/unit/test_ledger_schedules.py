@@ -1,0 +1,39 @@
+"""Random fault schedules through the production ledger in virtual time; POLYRL_SCHEDULES says how many."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from polyrl.ledger.moves import CAUSES
+from polyrl.simulation import draw_schedule, run_schedule, shrink
+
+COUNT = int(os.environ.get("POLYRL_SCHEDULES", "240"))
+FIRST = int(os.environ.get("POLYRL_FIRST_SEED", str(random.SystemRandom().randrange(10**9))))
+SLICES = 8
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(SLICES))
+def test_every_invariant_holds_under_random_faults(part: int) -> None:
+    seeds = range(FIRST + part, FIRST + COUNT, SLICES)
+    print(f"seeds {seeds}")
+    for seed in seeds:
+        smallest, broken = shrink(draw_schedule(seed))
+        assert broken is None, f"python -m polyrl.simulation {seed}: {broken}; faults: {smallest.faults}"
+
+
+def test_a_seed_gives_the_same_run_every_time() -> None:
+    first, second = (run_schedule(draw_schedule(7)) for _ in range(2))
+    assert first == second
+
+
+def test_schedules_reach_every_way_an_assignment_can_end() -> None:
+    missing = set(CAUSES) - {"cancelled"}
+    for seed in range(400):
+        missing -= run_schedule(draw_schedule(seed)).status.migrations.keys()
+        if not missing:
+            return
+    pytest.fail(f"no schedule ends an assignment by {missing}")
