@@ -140,7 +140,10 @@ async def kind(request: pytest.FixtureRequest) -> str:
 async def engine(kind: str, models: Models) -> AsyncIterator[Engine]:
     one = await started(kind, models, version=1)
     yield one
-    await assert_nothing_left_after(one, one.close())
+    processes = tree(one.pid)  # type: ignore[attr-defined]
+    await one.close()
+    await assert_gone(processes)
+    await one.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -214,13 +217,6 @@ def tree(pid: int) -> list[psutil.Process]:
 async def assert_gone(processes: list[psutil.Process]) -> None:
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=15)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-
-
-async def assert_nothing_left_after(engine: Engine, closing: object) -> None:
-    processes = tree(engine.pid)  # type: ignore[attr-defined]
-    await closing  # type: ignore[misc]
-    await assert_gone(processes)
-    await engine.close()
 
 
 async def test_tokens_come_one_by_one_and_equal_plain_greedy_decoding(engine: Engine, models: Models) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -63,8 +64,7 @@ class EmbeddedEngine:
         self._child: Child | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._answers: asyncio.Queue[ToParent] = asyncio.Queue()
-        self._one_question = asyncio.Lock()
+        self._asked: deque[asyncio.Future[ToParent]] = deque()
         self._failure = "the engine was not started"
 
     @property
@@ -86,7 +86,7 @@ class EmbeddedEngine:
         )
         answer = await self._ask(question, START_DEADLINE_S)
         if not isinstance(answer, Started):
-            raise EngineFailed(self._failure)
+            raise EngineFailed(f"a start was answered by {answer}")
         self._max_context = answer.max_context
         return EngineInfo(spec.max_running, answer.kv_tokens, answer.max_context)
 
@@ -103,10 +103,10 @@ class EmbeddedEngine:
             raise
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self._check_alive()
         check_request(request, self._limits.vocab_size, self._max_context)
         if self.version == NO_VERSION:
             raise EngineFailed("the engine has no weights yet")
-        self._check_alive()
         self._streams.open(request.rid)
         self._send(Generate(request.rid, request.input_ids, request.max_new_tokens, request.sampling))
         finished = False
@@ -132,7 +132,6 @@ class EmbeddedEngine:
             raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
         if answer != Loaded(version):
             raise EngineFailed(f"loading version {version} was answered by {answer}")
-        self.version = version
 
     async def health(self) -> None:
         self._check_alive()
@@ -160,20 +159,17 @@ class EmbeddedEngine:
             self._writer.write(frame(message))
 
     async def _ask(self, question: ToProcess, deadline_s: float) -> ToParent:
-        """The process answers questions in order, one at a time. Raises EngineFailed past the deadline, for good."""
-        async with self._one_question:
-            self._check_alive()
-            self._send(question)
-            try:
-                async with asyncio.timeout(deadline_s):
-                    answer = await self._answers.get()
-            except TimeoutError:
-                # A late answer would be taken for that of the next question.
-                self._fail(f"{type(question).__name__} was not answered within {deadline_s:g} s")
-                raise EngineFailed(self._failure) from None
-            if isinstance(answer, Failed):
-                raise EngineFailed(answer.reason)
-            return answer
+        """The process answers questions in order. Raises EngineFailed, past the deadline for good."""
+        self._check_alive()
+        answer: asyncio.Future[ToParent] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._send(question)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await answer
+        except TimeoutError:
+            self._fail(f"{type(question).__name__} was not answered within {deadline_s:g} s")
+            raise EngineFailed(self._failure) from None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Takes the process's frames until it is gone, then fails whatever still waits."""
@@ -192,10 +188,21 @@ class EmbeddedEngine:
             case Failed(reason):
                 self._fail(reason)
             case _:
-                self._answers.put_nowait(message)
+                # Here and not where it was asked for: who asked may have been cancelled meanwhile.
+                if isinstance(message, Loaded):
+                    self.version = message.version
+                self._answer(message)
+
+    def _answer(self, message: ToParent) -> None:
+        question = self._asked.popleft()
+        if not question.done():
+            question.set_result(message)
 
     def _fail(self, reason: str) -> None:
         """From now on this engine only says why it failed."""
         self._failure = reason
         self._streams.fail_all(reason)
-        self._answers.put_nowait(Failed(reason))
+        while self._asked:
+            question = self._asked.popleft()
+            if not question.done():
+                question.set_exception(EngineFailed(reason))

@@ -26,6 +26,7 @@ from polyrl_rollout.engine import (
     TokenChunk,
 )
 from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
+from polyrl_rollout.engines.checkpoint_shapes import Shapes, check_same, read_shapes
 from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.sglang_server import (
     HOST,
@@ -60,6 +61,7 @@ class SGLangEngine:
         self._session: aiohttp.ClientSession | None = None
         self._running: set[str] = set()
         self._unwanted: set[str] = set()
+        self._loaded: Shapes = {}
 
     @property
     def pid(self) -> int:
@@ -75,7 +77,8 @@ class SGLangEngine:
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
             f"http://{HOST}:{port}",
-            connector=aiohttp.TCPConnector(limit=0),
+            # A kept connection may be closed by the server just as it is used again, which looks like its death.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_read=None, sock_connect=CONTROL_DEADLINE_S),
         )
         await await_ready(self._child, self._session)
@@ -85,8 +88,8 @@ class SGLangEngine:
         return EngineInfo(self._spec.max_running, kv_tokens, self._max_context)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        check_request(request, self._limits.vocab_size, self._max_context)
         self._server()
+        check_request(request, self._limits.vocab_size, self._max_context)
         if self.version == NO_VERSION:
             raise EngineFailed("the engine has no weights yet")
         if not self._running:
@@ -136,16 +139,17 @@ class SGLangEngine:
 
     async def load_weights(self, version: int, folder: Path) -> None:
         self._unwanted |= self._running
-        body = {
-            "model_path": child_path(folder),
-            "load_format": "auto",
-            "weight_version": str(version),
-            "abort_all_requests": True,
-            "flush_cache": True,
-        }
-        answer = await self._control("POST", "/update_weights_from_disk", body, LOAD_DEADLINE_S)
-        if not answer.get("success"):
-            raise EngineFailed(f"cannot load version {version} from {folder}: {answer.get('message')}")
+        try:
+            shapes = read_shapes(folder)
+            check_same(shapes, self._loaded or shapes)
+            answer = await self._control(
+                "POST", "/update_weights_from_disk", _load_body(version, folder), LOAD_DEADLINE_S
+            )
+            if not answer.get("success"):
+                raise EngineFailed(str(answer.get("message")))
+        except EngineFailed as error:
+            raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
+        self._loaded = shapes
         self.version = version
 
     async def health(self) -> None:
@@ -208,4 +212,14 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "sampling_params": params,
         "return_logprob": True,
         "stream": True,
+    }
+
+
+def _load_body(version: int, folder: Path) -> dict[str, Any]:
+    return {
+        "model_path": child_path(folder),
+        "load_format": "auto",
+        "weight_version": str(version),
+        "abort_all_requests": True,
+        "flush_cache": True,
     }
