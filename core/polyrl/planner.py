@@ -112,6 +112,8 @@ def failed_starts(facts: Facts) -> list[Observed]:
 
 def conditions(wanted: Workers, facts: Facts) -> list[str]:
     """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
+    if facts.stopping or facts.finishing:
+        return []
     failures = failed_starts(facts)
     sentences = []
     if len(failures) >= FAILED_STARTS_LIMIT:

@@ -69,6 +69,8 @@ def _facts(summary: Summary) -> Table:
     if summary.samples.submitted:
         table.add_row("samples", _sample_words(summary))
         table.add_row("tokens", _token_words(summary))
+    for reason, message in summary.first_failures.items():
+        table.add_row(reason, f"{summary.user_code_failures.get(reason, 0):,} times, first: {message}")
     table.add_row("seed", str(summary.seed))
     return table
 
@@ -94,7 +96,7 @@ def _sample_words(summary: Summary) -> str:
 
 def _token_words(summary: Summary) -> str:
     tokens = summary.tokens
-    wire = f", {summary.bytes_per_token:g} bytes each on the wire" if summary.bytes_per_token else ""
+    wire = f", {summary.bytes_per_token:g} bytes each to send" if summary.bytes_per_token else ""
     return f"{tokens.generated:,} generated, {tokens.regenerated:,} of them again{wire}"
 
 
@@ -108,7 +110,7 @@ def _losses(summary: Summary) -> Table:
 
 def _loss_cost(loss: Loss) -> str:
     again = loss.replaced_after_seconds
-    words = "no replacement served" if again is None else f"replacement served after {again:.1f} s"
+    words = "not replaced before the end" if again is None else f"replaced after {again:.1f} s"
     if loss.step_seconds is not None and loss.median_step_seconds is not None:
-        words += f"; that step took {loss.step_seconds:.1f} s, the median {loss.median_step_seconds:.1f} s"
+        words += f"; its step took {loss.step_seconds:.1f} s (median {loss.median_step_seconds:.1f} s)"
     return words

@@ -102,17 +102,23 @@ class LocalRun:
             self.stopped_by is not None,
             self.status.finished,
         )
-        for sentence in conditions(self._wanted, facts):
+        sentences = conditions(self._wanted, facts)
+        for sentence in sentences:
             if sentence not in self.conditions:
                 self._timeline.note("condition", "", sentence)
-        self.conditions = conditions(self._wanted, facts)
+        self.conditions = sentences
         return facts
 
     def _note_exit(self, before: Observed | None, seen: Observed) -> None:
         if seen.lives or (before is not None and not before.lives):
             return
-        how = "gone, as it was told" if seen.reclaim or self.status.finished else f"exit code {seen.exit_code}"
-        self._timeline.note("exited", seen.name, f"{seen.name} has ended ({how})")
+        if seen.reclaim is not None:
+            text = f"{seen.name} is gone"
+        elif self.status.finished or self.stopped_by is not None:
+            text = f"{seen.name} has ended"
+        else:
+            text = f"{seen.name} has ended with exit code {seen.exit_code}"
+        self._timeline.note("exited", seen.name, text)
 
     async def _act(self, action: Action) -> None:
         if isinstance(action, Start):

@@ -195,7 +195,7 @@ def line(progress: Progress) -> str:
         serving = sum(engine.state is EngineState.SERVING for engine in status.engines)
         parts.append(f"engines {serving}/{len(status.engines)}")
         parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
-        parts.append(f"{status.samples.acknowledged:,} trained")
+        parts.append(f"{status.samples.acknowledged:,} samples done")
     return "  ".join(parts)
 
 

@@ -27,13 +27,14 @@ from polyrl.worker import Place, Workers, workers_of
 from polyrl_operator.closing_words import print_summary
 from polyrl_operator.control_client import ControlClient
 from polyrl_operator.fault_injection import FaultDrill
+from polyrl_operator.file_checks import check_files
 from polyrl_operator.local_run import LocalRun
-from polyrl_operator.manifest_file import check_files, load_manifest, notes
+from polyrl_operator.manifest_file import load_manifest, notes
 from polyrl_operator.plot import draw_run
 from polyrl_operator.process_fleet import ProcessFleet
 from polyrl_operator.progress import Progress, View, open_view
 from polyrl_operator.reports import ReportTail, read_reports
-from polyrl_operator.run_folder import RunFolder, end_of_log, held, new_folder, old_folder, prepare
+from polyrl_operator.run_folder import RunFolder, end_of_log, held, last_words, new_folder, old_folder, prepare
 from polyrl_operator.summary import (
     Summary,
     bytes_per_token,
@@ -41,12 +42,10 @@ from polyrl_operator.summary import (
     read_trainer_result,
     seconds_by_stage,
     step_parts,
-    step_time_ratio,
 )
 from polyrl_operator.timeline import Event, Timeline, read_timeline
 
 FAILED: Final = 1
-USER_ERROR: Final = 2
 SIGNALLED: Final = 128
 """Added to a signal's number, as shells do."""
 
@@ -93,15 +92,20 @@ def run_command(
         console.print(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
-        ended = asyncio.run(_run(job, workers_of(job.spec, place), folder, epoch, console))
-        return _conclude(ended, console)
+        return execute(job, workers_of(job.spec, place), folder, epoch, console)
+
+
+def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, console: Console) -> int:
+    """Runs the workers in a prepared folder to the end, writes and prints the summary. Returns the exit code; raises
+    UserError when the trainer says that the input is wrong."""
+    return _conclude(asyncio.run(_run(job, wanted, folder, epoch, console)), console)
 
 
 def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> PolyRLJob:
     own = [] if seed is None else [f"spec.recipe.seed={seed}"]
     own += [] if name is None else [f"metadata.name={name}"]
     job = load_manifest(file, [*sets, *own])
-    check_files(job, file.resolve().parent)
+    check_files(job, file, [*sets, *own])
     return job
 
 
@@ -152,14 +156,14 @@ def _exit_code(ended: Ended, console: Console) -> int:
         return SIGNALLED + ended.run.stopped_by
     if ended.end.ok:
         return 0
-    message = read_trainer_result(ended.folder.trainer_result).message
-    if ended.end.user_error and message:
-        raise UserError(message)
     if ended.end.worker is not None:
         log = ended.folder.log_of(ended.end.worker)
+        sentence = last_words(log)
+        if ended.end.user_error and sentence:
+            raise UserError(sentence)
         console.print(f"\nThe end of {log}:", highlight=False, soft_wrap=True)
         console.print("\n".join(end_of_log(log, LOG_LINES)), highlight=False, markup=False, soft_wrap=True)
-    return USER_ERROR if ended.end.user_error else FAILED
+    return FAILED
 
 
 def _summary(ended: Ended) -> Summary:
@@ -185,6 +189,8 @@ def _summary(ended: Ended) -> Summary:
         losses=losses(events, reports),
         generate_seconds=round(result.generate_seconds, 3),
         train_seconds=round(result.train_seconds, 3),
-        step_time_ratio=step_time_ratio(result),
+        step_time_ratio=result.step_ratio,
+        user_code_failures=result.user_code_failures,
+        first_failures=result.first_failures,
         step_parts=step_parts(reports),
     )

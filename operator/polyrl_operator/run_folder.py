@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
@@ -118,13 +119,26 @@ def _next_epoch(file: Path) -> int:
     return epoch
 
 
+TAIL_BYTES: Final = 16384
+"""How much of a log's end is looked at; a hundred long lines."""
+
+
+def last_words(log: Path) -> str:
+    """What a worker said after its last log record (a JSON object): the sentence with which it gave up."""
+    words: list[str] = []
+    for line in reversed(end_of_log(log, TAIL_BYTES)):
+        if line.startswith("{"):
+            break
+        words.append(line)
+    return "\n".join(reversed(words)).strip()
+
+
 def end_of_log(log: Path, lines: int) -> list[str]:
     """The last `lines` lines of a log; empty when there is none."""
-    tail_bytes = 16384
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - tail_bytes))
+            file.seek(max(0, file.tell() - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return []

@@ -31,13 +31,11 @@ STEP_PARTS: Final = {
 class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):
     """The part of trainer-result.json that is shown."""
 
-    ok: bool = False
-    message: str = ""
     exact_match: dict[str, float] = {}
     steps: dict[str, int] = {}
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
-    step_seconds: float = 0.0
+    step_ratio: float | None = None
     user_code_failures: dict[str, int] = {}
     first_failures: dict[str, str] = {}
 
@@ -83,6 +81,10 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     train_seconds: float
     step_time_ratio: float | None
     """RL step time ÷ max(generate, train), over the whole run; 1 is perfect overlap."""
+    user_code_failures: dict[str, int]
+    """Calls of the user's functions that gave no verdict, by reason."""
+    first_failures: dict[str, str]
+    """The first message of each of those reasons."""
     step_parts: dict[str, float]
     """Seconds of RL steps by part; `overlap` is what would be missing if the others were added up."""
 
@@ -134,12 +136,6 @@ def bytes_per_token(status: ManagerStatus) -> float | None:
     """Wire bytes of deltas per generated token; None when nothing was generated."""
     generated = status.tokens.generated
     return round(status.delta_bytes / generated, 2) if generated else None
-
-
-def step_time_ratio(result: TrainerResult) -> float | None:
-    """RL step time ÷ the larger of generation and training; None when no RL step was whole."""
-    longer = max(result.generate_seconds, result.train_seconds)
-    return round(result.step_seconds / longer, 3) if longer and result.step_seconds else None
 
 
 def _seconds_to_next_serving(lost: Event, events: Sequence[Event]) -> float | None:
