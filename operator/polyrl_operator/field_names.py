@@ -46,7 +46,9 @@ def _meant(path: FieldPath) -> FieldPath | None:
     if close:
         return (*parent, plain[close[0]])
     elsewhere = [known for known in _all_fields(manifest_schema(), ()) if known[-1] == name and known[0] != "status"]
-    return elsewhere[0] if len(elsewhere) == 1 else None
+    # The one nearest to the top is the one people mean; two at the same depth are a guess.
+    nearest = [known for known in elsewhere if len(known) == min(map(len, elsewhere))]
+    return nearest[0] if len(nearest) == 1 else None
 
 
 def _all_fields(node: Schema, path: FieldPath) -> Iterator[FieldPath]:

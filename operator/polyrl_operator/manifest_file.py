@@ -15,22 +15,21 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from polyrl.crd import Schema, manifest_schema
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
-from polyrl.manifest.rules import RULES
+from polyrl.manifest.rule import Rule
+from polyrl.manifest.rules import broken_rules
+from polyrl.manifest.spec import JobSpec
 from polyrl_operator.field_names import unknown_field
 from polyrl_operator.overrides import apply_overrides
 from polyrl_operator.sentences import sentence, shown
 from polyrl_operator.yaml_source import FieldPath, Source, path_text, read_source
-
-_READS: Final = {rule.id: rule.fields_read() | {rule.field} for rule in RULES}
 
 
 @dataclass(frozen=True)
@@ -123,21 +122,20 @@ def _is_something_else(data: dict[str, Any]) -> bool:
 
 
 def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Fault]:
-    """Broken rules that look at no wrong field; nothing when the rest is no manifest without the wrong fields."""
+    """Broken rules that look at no wrong field; nothing when the rest is no spec without the wrong fields."""
     rest = deepcopy(data)
     for path in sorted(wrong, key=path_text, reverse=True):
         _remove(rest, path)
     try:
-        _validated(rest)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        if all(detail["type"] == RULE_ERROR for detail in details):
-            return [Fault(detail["loc"], detail["msg"]) for detail in details if not _looks_at(detail, wrong)]
-    return []
+        spec = JobSpec.model_validate(rest.get("spec"), by_alias=True, by_name=False)
+    except ValidationError:
+        return []
+    broken = ((rule, said) for rule, said in broken_rules(spec) if not _looks_at(rule, wrong))
+    return [Fault(("spec", *rule.field), said) for rule, said in broken]
 
 
-def _looks_at(detail: ErrorDetails, wrong: set[FieldPath]) -> bool:
-    read: set[FieldPath] = {("spec", *field) for field in _READS[detail["ctx"]["rule"]]}
+def _looks_at(rule: Rule, wrong: set[FieldPath]) -> bool:
+    read: set[FieldPath] = {("spec", *field) for field in rule.fields_read() | {rule.field}}
     return any(a[: len(b)] == b or b[: len(a)] == a for a in read for b in wrong)
 
 

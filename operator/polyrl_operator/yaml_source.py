@@ -154,9 +154,7 @@ class _Walk:
         """Plain data of a node and all below it. Raises InvalidManifest for alias bombs and loops."""
         self._values += 1
         if len(path) > MAX_DEPTH:
-            raise InvalidManifest(
-                [f"{self.name}: is nested more than {MAX_DEPTH} levels deep, or an alias holds itself"]
-            )
+            raise InvalidManifest([f"{self.name}: is nested deeper than {MAX_DEPTH}, or an alias holds itself"])
         if self._values > MAX_VALUES:
             raise InvalidManifest([f"{self.name}: has more than {MAX_VALUES:,} values once its aliases are expanded"])
         self.lines.setdefault(path, node.start_mark.line + 1)

@@ -53,7 +53,7 @@ class PolyRLJob(Spec):
     def _rules_hold(self) -> Self:
         faults = [
             InitErrorDetails(
-                type=PydanticCustomError(RULE_ERROR, "{sentence}", {"sentence": sentence, "rule": rule.id}),
+                type=PydanticCustomError(RULE_ERROR, "{sentence}", {"sentence": sentence}),
                 loc=("spec", *rule.field),
                 input=None,
             )

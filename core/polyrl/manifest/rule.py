@@ -18,6 +18,8 @@ from polyrl.manifest.recipe import Mode
 from polyrl.manifest.spec import JobSpec
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z.]+)\}")
+_FIELD: Final = re.compile(r"\bself((?:\.[a-zA-Z]+(?![a-zA-Z(]))+)")
+"""A path from self, without the method that is called on it."""
 
 SAMPLES: Final = "self.recipe.mode in ['rl', 'sft+rl']"
 """CEL for `samples`."""
@@ -70,7 +72,7 @@ class Rule(_Checked):
 
     def fields_read(self) -> set[tuple[str, ...]]:
         """Fields that the predicate looks at, as keys below spec."""
-        return {tuple(path.split(".")) for path in re.findall(r"\bself\.([a-zA-Z.]+)", self.cel)}
+        return {tuple(path[1:].split(".")) for path in _FIELD.findall(self.cel)}
 
 
 @dataclass(frozen=True)
