@@ -52,6 +52,7 @@ _HINTS: Final = (
     ("mapping values are not allowed", "a colon cannot stand here; check the indentation, or quote the text"),
     ("could not find expected ':'", "a key without its colon; write `key: value`"),
     ("undefined alias", "an alias (*) to an anchor (&) that is not there"),
+    ("<stream end>", "the file ends inside a bracket or brace"),
     ("expected ',' or", "a bracket or brace is not closed, or a comma is missing"),
     ("expected <block end>", "the indentation does not fit the lines above"),
     ("while scanning a quoted scalar", "a quote is not closed"),

@@ -161,13 +161,14 @@ TEXTS = [
     (b"a: b: c\n", ":1 is not valid YAML: a colon cannot stand here"),
     (b"a: [1, 2\nb: 3\n", ":2 is not valid YAML: a bracket or brace is not closed"),
     (b"a:\n  b: 1\n c: 2\n", ":3 is not valid YAML: the indentation does not fit"),
+    (b"a: [", ":1 is not valid YAML: the file ends inside a bracket or brace"),
     (b"a: *nothing\n", ":1 is not valid YAML: an alias (*) to an anchor (&) that is not there"),
     (b"a: 'x\n", ":2 is not valid YAML: a quote is not closed"),
     (b"a: 1\n---\na: 2\n", ":2 is not valid YAML: a second document starts here"),
     (b"\xff\xfe\x00\x01binary", ": is not text in UTF-8 (byte 0"),
     (b"a: \x01\n", ": holds the character #x0001"),
     (b"a: &x [*x]\n", ": is nested deeper than 64, or an alias holds itself"),
-    (b"[" * 500, ": is nested too deeply"),
+    (b"[" * 2000, ": is nested too deeply"),
     (b"a: 1\n" * 300_000, ": has 1,500,000 bytes; a manifest has at most 1,048,576"),
     (b"a: &a [1,1,1,1,1,1,1,1,1,1]\n" + b"".join(
         b"%c: &%c [%s]\n" % (k + 1, k + 1, b",".join([b"*%c" % k] * 10)) for k in range(97, 105)
