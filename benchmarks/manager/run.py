@@ -86,6 +86,7 @@ async def manager(folder: Path) -> AsyncIterator[tuple[psutil.Process, Endpoints
     file = folder / "manager.json"
     command = [sys.executable, "-m", "polyrl_rollout.manager", "--job", str(folder / "job.json"), "--epoch", str(EPOCH)]
     command += ["--keys", str(folder / "keys/manager.key"), "--endpoints", str(file)]
+    command += ["--journal", str(folder / "journal.sqlite")]
     process = await asyncio.create_subprocess_exec(*command, env={**os.environ, PARENT_PID: str(os.getpid())})
     try:
         async with asyncio.timeout(START_S):

@@ -120,6 +120,7 @@ def num_rollouts(spec: JobSpec) -> int:
 
 def _manager(place: Place) -> Worker:
     argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag="--endpoints")
+    argv += ("--journal", f"{place.run}/journal.sqlite")
     return Worker("manager", Role.MANAGER, argv, _threads(1), MANAGER_GRACE_S)
 
 

@@ -13,7 +13,7 @@ from polyrl.ledger.agents import hear_agent
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.decision import Decision, Outcome
 from polyrl.ledger.discards import discard_unservable
-from polyrl.ledger.facts import Effect
+from polyrl.ledger.facts import Effect, LeasesRenewed
 from polyrl.ledger.leases import drain_engine
 from polyrl.ledger.leases import tick as look_through
 from polyrl.ledger.packing import answer_pending
@@ -50,6 +50,12 @@ class Ledger:
         """To be called at `next_due()` or soon after; too early is harmless."""
         decision = Decision(self.state, now)
         look_through(decision)
+        return _settled(decision)
+
+    def resume(self, now: float) -> Outcome:
+        """To be called once after a restart: nobody's silence counts while this ledger was not running."""
+        decision = Decision(self.state, now)
+        decision.record(LeasesRenewed(now))
         return _settled(decision)
 
     def next_due(self) -> float | None:

@@ -23,15 +23,17 @@ from polyrl.errors import InvalidData, PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
+from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 
 log = structlog.get_logger(__name__)
 
 
-def main(
+def main(  # noqa: PLR0913 - one argument per flag
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
     keys: Annotated[Path, typer.Option(help="The manager's key file.")],
     endpoints: Annotated[Path, typer.Option(help="Written once everything is bound.")],
+    journal: Annotated[Path, typer.Option(help="Kept here; an existing one of this epoch is gone on with.")],
     epoch: Annotated[int, typer.Option(help="Peers of another epoch are fenced.")],
     bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     agents_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
@@ -43,12 +45,11 @@ def main(
     _log_json()
     _allow_many_connections()
     try:
-        manager = Manager(
-            Ledger(_ledger_config(job, epoch)),
-            read_keys(ManagerKeys, keys),
-            epoch,
-            Listen(bind, agents_port, trainer_port, http_port),
-        )
+        config = _ledger_config(job, epoch)
+        kept = Journal(journal, epoch)
+        state, clock_s = kept.restore()
+        listen = Listen(bind, agents_port, trainer_port, http_port)
+        manager = Manager(Ledger(config, state), read_keys(ManagerKeys, keys), epoch, listen, kept, clock_s)
         asyncio.run(_serve(manager, endpoints))
     except PolyRLError as error:
         log.error("manager failed", error=str(error))

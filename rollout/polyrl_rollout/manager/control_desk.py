@@ -28,20 +28,22 @@ class ControlDesk:
         epoch: int,
         deliver: Callable[[Outcome], None],
         complete: Callable[[ManagerStatus], ManagerStatus],
+        now: Callable[[], float],
     ) -> None:
-        """`complete` adds to a status what only the shell knows."""
+        """`complete` adds to a status what only the shell knows; `now` is the ledger's clock."""
         self.feed = StatusFeed()
         self._ledger = ledger
         self._epoch = epoch
         self._deliver = deliver
         self._complete = complete
+        self._now = now
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._final_read = asyncio.Event()
 
     def status(self) -> ManagerStatus:
         """The whole run now."""
-        return self._complete(view_of(self._ledger.status(self._loop.time()), self.feed.seq))
+        return self._complete(view_of(self._ledger.status(self._now()), self.feed.seq))
 
     async def watch_status(self, since: int, timeout_s: float) -> ManagerStatus:
         """The status, once it is newer than `since` or `timeout_s` is over."""
@@ -53,15 +55,14 @@ class ControlDesk:
 
     def waits(self) -> Waits:
         """Who waits for whom."""
-        now = self._loop.time()
+        now = self._now()
         return Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now)))
 
     def drain(self, request: DrainRequest) -> DrainAnswer:
         """Drains an engine; again is harmless."""
         known = any(engine.engine == request.engine for engine in self.status().engines)
         if known:
-            now = self._loop.time()
-            self._deliver(self._ledger.drain(request.engine, request.deadline_seconds, request.reason, now))
+            self._deliver(self._ledger.drain(request.engine, request.deadline_seconds, request.reason, self._now()))
         return DrainAnswer(engine=request.engine, known=known)
 
     def health(self) -> Health:

@@ -1,9 +1,10 @@
 """The manager itself: two ROUTERs, the HTTP API and one timer around the ledger.
 
-    frame -> desk -> ledger -> facts to consumers, then messages out
+    frames -> desks -> ledger -> facts to the journal, messages to the outbox
+    end of a batch of frames -> journal commits -> outbox leaves
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
-Facts reach the consumers before the messages that depend on them leave. The run ends after the trainer's Finish: once
+No message leaves before the facts that it depends on are safe. The run ends after the trainer's Finish: once
 all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later. A bug in a callback ends the
 process: a ledger that half-took a message must not go on.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -29,13 +30,14 @@ from aiohttp import web
 from polyrl.control import Endpoints
 from polyrl.errors import RunFailed
 from polyrl.keys import ManagerKeys
-from polyrl.ledger import Fact, Ledger, Outcome
+from polyrl.ledger import Ledger, Outcome
 from polyrl.status import ManagerStatus
-from polyrl.wire import Finish, FromAgent, FromTrainer, ToTrainer
+from polyrl.wire import Finish, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
 from polyrl_rollout.manager.admission import Admission
 from polyrl_rollout.manager.agents import AgentsDesk
 from polyrl_rollout.manager.control_desk import ControlDesk
 from polyrl_rollout.manager.http_api import make_app
+from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.metrics import ManagerCollector
 from polyrl_rollout.manager.sockets import Router, RouterKeys
 from polyrl_rollout.manager.trainer_desk import TrainerDesk
@@ -48,9 +50,6 @@ LINGER_S: Final = 1.0
 
 HTTP_SHUTDOWN_S: Final = 2.0
 """Time that open HTTP requests get to end."""
-
-FactConsumer = Callable[[Sequence[Fact]], None]
-"""Takes the facts of one outcome; when it returns they are kept, and what depends on them may leave."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,17 +68,29 @@ class Manager:
     """One running manager: `async with Manager(...) as manager: await manager.run()`."""
 
     def __init__(
-        self, ledger: Ledger, keys: ManagerKeys, epoch: int, listen: Listen, consumers: Iterable[FactConsumer] = ()
+        self,
+        ledger: Ledger,
+        keys: ManagerKeys,
+        epoch: int,
+        listen: Listen,
+        journal: Journal | None = None,
+        clock_s: float = 0.0,
     ) -> None:
+        """`clock_s` is where the ledger's clock stood when its journal ended; without a journal nothing outlives us."""
         self._ledger = ledger
         self._keys = keys
         self._epoch = epoch
         self._listen = listen
-        self._consumers = tuple(consumers)
+        self._journal = journal
+        self._clock_s = clock_s
+        self._resumes = clock_s > 0
+        self._to_agents: list[tuple[str, ToAgent]] = []
+        self._to_trainer: list[ToTrainer] = []
 
     async def __aenter__(self) -> Self:
         """Binds everything. Raises RunFailed naming the port that is taken."""
         self._loop = asyncio.get_running_loop()
+        self._clock_s -= self._loop.time()
         self._loop.set_exception_handler(self._on_broken_callback)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -93,7 +104,7 @@ class Manager:
         self._trainer_router = self._bind("trainer", self._listen.trainer_port)
         self._agents = AgentsDesk(self._agents_router, self._from_agent)
         self._trainer = TrainerDesk(self._trainer_router, self._from_trainer)
-        self._control = ControlDesk(self._ledger, self._epoch, self._deliver_and_rearm, self._complete)
+        self._control = ControlDesk(self._ledger, self._epoch, self._deliver_and_settle, self._complete, self._now)
         await self._open_http()
         return self
 
@@ -108,6 +119,8 @@ class Manager:
         self._trainer_router.close(LINGER_S)
         self._admission.stop()
         await asyncio.to_thread(self._context.term)
+        if self._journal is not None:
+            self._journal.close()
 
     @property
     def endpoints(self) -> Endpoints:
@@ -140,8 +153,12 @@ class Manager:
 
     async def run(self) -> None:
         """Serves until the run is over or `stop` is called. Raises RunFailed when a callback broke."""
-        self._agents_router.start(self._agents.on_frame, self._rearm)
-        self._trainer_router.start(self._trainer.on_frame, self._rearm)
+        if self._journal is not None:
+            self._journal.begin(self._ledger.state, self._now())
+        if self._resumes:
+            self._deliver_and_settle(self._ledger.resume(self._now()))
+        self._agents_router.start(self._agents.on_frame, self._settle)
+        self._trainer_router.start(self._trainer.on_frame, self._settle)
         log.info("manager listens", **msgspec.structs.asdict(self.endpoints))
         await self._ended
 
@@ -150,48 +167,74 @@ class Manager:
         if not self._ended.done():
             self._ended.set_result(None)
 
+    def _now(self) -> float:
+        """The ledger's clock: goes on where the journal ended, stands still while no manager runs."""
+        return self._clock_s + self._loop.time()
+
     def _from_agent(self, engine: str, message: FromAgent) -> None:
-        self._deliver(self._ledger.from_agent(engine, message, self._loop.time()))
+        self._deliver(self._ledger.from_agent(engine, message, self._now()))
 
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
-        outcome = self._ledger.from_trainer(message, self._loop.time())
-        self._keep(outcome)
-        self._send_to_agents(outcome)
+        """Gives the answers to a greeting, safe to be sent; all other answers leave with the batch."""
+        outcome = self._ledger.from_trainer(message, self._now())
         if isinstance(message, Finish) and self._finish_task is None:
             self._finish_task = asyncio.create_task(self._finish())
+        if not isinstance(message, TrainerHello):
+            self._deliver(outcome)
+            return ()
+        self._keep(outcome)
+        self._to_agents += outcome.to_agents
+        self._flush()
         return outcome.to_trainer
 
     def _deliver(self, outcome: Outcome) -> None:
         self._keep(outcome)
-        self._send_to_agents(outcome)
-        self._trainer.send(outcome.to_trainer)
+        self._to_agents += outcome.to_agents
+        self._to_trainer += outcome.to_trainer
 
-    def _deliver_and_rearm(self, outcome: Outcome) -> None:
+    def _deliver_and_settle(self, outcome: Outcome) -> None:
         self._deliver(outcome)
-        self._rearm()
+        self._settle()
 
     def _keep(self, outcome: Outcome) -> None:
         if outcome.facts:
-            for consumer in self._consumers:
-                consumer(outcome.facts)
+            if self._journal is not None:
+                self._journal.append(outcome.facts, self._ledger.state)
             self._control.feed.note_change()
 
-    def _send_to_agents(self, outcome: Outcome) -> None:
-        for engine, message in outcome.to_agents:
-            self._agents.send(engine, message)
+    def _settle(self) -> None:
+        """Ends a batch: facts are made safe, messages leave, the next tick is planned."""
+        self._flush()
+        self._rearm()
+
+    def _flush(self) -> None:
+        """Repeats while sending itself makes facts: an agent whose queue is full is given up."""
+        while True:
+            if self._journal is not None:
+                self._journal.commit(self._ledger.state, self._now())
+            if not self._to_agents and not self._to_trainer:
+                return
+            agents, self._to_agents = self._to_agents, []
+            trainer, self._to_trainer = self._to_trainer, []
+            self._trainer.send(trainer)
+            for engine, message in agents:
+                self._agents.send(engine, message)
 
     def _rearm(self) -> None:
         """Plans the next tick. A later due time leaves the timer: an early tick does nothing and plans anew."""
         due = self._ledger.next_due()
-        if due is None or (self._timer is not None and self._timer.when() <= due):
+        if due is None:
             return
+        when = due - self._clock_s
         if self._timer is not None:
+            if self._timer.when() <= when:
+                return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._tick)
+        self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._deliver_and_rearm(self._ledger.tick(self._loop.time()))
+        self._deliver_and_settle(self._ledger.tick(self._now()))
 
     async def _finish(self) -> None:
         seen_off = await self._control.see_off(FINISH_DEADLINE_S)

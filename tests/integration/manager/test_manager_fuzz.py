@@ -127,6 +127,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Path, Endpoints]]:
     file = tmp_path / "manager.json"
     command = [sys.executable, "-m", "polyrl_rollout.manager", "--job", f"{tmp_path}/job.json", "--epoch", str(EPOCH)]
     command += ["--keys", f"{tmp_path}/keys/manager.key", "--endpoints", str(file)]
+    command += ["--journal", f"{tmp_path}/journal.sqlite"]
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stderr=log)
     async with asyncio.timeout(DEADLINE_S):

@@ -45,6 +45,7 @@ def run(tmp_path: Path) -> Path:
 
 def command(run: Path, keys: str = "manager.key") -> list[str]:
     places = ["--job", f"{run}/job.json", "--keys", f"{run}/keys/{keys}", "--endpoints", f"{run}/run/manager.json"]
+    places += ["--journal", f"{run}/journal.sqlite"]
     return [sys.executable, "-m", "polyrl_rollout.manager", *places, "--epoch", "3"]
 
 
