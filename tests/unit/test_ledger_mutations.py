@@ -24,6 +24,7 @@ from polyrl.ledger import (
 from polyrl.ledger import facts as f
 from polyrl.sample import Finish, Purpose
 from polyrl.simulation import Violation, draw_schedule, run_schedule
+from polyrl.wire import Acknowledge
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch
@@ -145,7 +146,7 @@ def acknowledged_twice(patch: Patch) -> None:
             if batch <= message.batch + 1:
                 d.record(f.BatchAcknowledged(batch, d.now))
 
-    patch.setitem(trainer._HANDLERS, trainer.Acknowledge, acknowledge)
+    patch.setitem(trainer._HANDLERS, Acknowledge, acknowledge)
 
 
 def last_is_said_too_early(patch: Patch) -> None:

@@ -135,5 +135,8 @@ def _draw_engine(rng: Random, *, reserved: bool) -> EnginePlan:
 def _draw_fault(rng: Random) -> Fault:
     kind = rng.choice(ENGINE_FAULTS) if rng.random() < 0.85 else rng.choice(OTHER_FAULTS)
     return Fault(
-        rng.uniform(0.0, HORIZON_S) * rng.choice((0.05, 0.2, 1.0)), kind, rng.randrange(8), rng.uniform(0.1, 12.0)
+        rng.uniform(0.0, HORIZON_S) * rng.choice((0.05, 0.2, 1.0)),
+        kind,
+        rng.randrange(8),
+        rng.uniform(0.1, 12.0) * rng.choice((0.1, 1.0)),
     )

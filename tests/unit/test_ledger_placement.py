@@ -1,0 +1,191 @@
+"""Where work goes: placement, the reserved window, rebalancing, speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrl.ledger import speed
+from polyrl.ledger.rebalance import gain
+from polyrl.ledger.state import Engine
+from polyrl.sample import DiscardReason, Pool
+from polyrl.simulation.stage import Stage, said
+from polyrl.wire import Assign, Cancel, GroupDropped, ReservedWindow, Returned, Serving
+
+
+def engine(scale: float) -> Engine:
+    made = Engine("x", Pool.SPOT, 8, 1000, 1000, 0, 0.0, 0.0, [0])
+    made.step_scale = scale
+    return made
+
+
+def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
+    stage = Stage()
+    stage.engine("a")
+    (assign,) = said(stage.submit(), Assign)
+    assert (assign.sample, assign.attempt, assign.offset, assign.max_new_tokens) == ("0.0", 1, 0, 100)
+    assert len(assign.input_ids) == 40
+
+
+def test_equal_engines_get_equal_shares() -> None:
+    stage = Stage()
+    for name in "abcd":
+        stage.engine(name)
+    stage.submit(16)
+    assert sorted(map(len, stage.placed().values())) == [4, 4, 4, 4]
+
+
+def test_a_faster_engine_gets_more() -> None:
+    stage = Stage()
+    stage.engine("slow", max_running=64)
+    stage.engine("fast", max_running=64)
+    stage.ledger.state.engines["slow"].step_scale = 0.04
+    stage.ledger.state.engines["fast"].step_scale = 0.02
+    stage.submit(60)
+    shares = {name: len(samples) for name, samples in stage.placed().items()}
+    assert shares["fast"] > shares["slow"]
+
+
+def test_siblings_gather_where_their_long_prompt_is_read() -> None:
+    stage = Stage()
+    for name in "ab":
+        stage.engine(name, max_context=100_000)
+    stage.submit(1, n=4, prompt_ids=bytes(4 * 20_000))
+    assert sorted(map(len, stage.placed().values())) == [0, 4]
+
+
+def test_credit_kv_and_order() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(3)
+    stage.submit(1, priority=5)
+    assert stage.placed()["a"] == ["0.0", "1.0"]
+    outcome = stage.tokens("a", stage.number("0.0"), [2], "stop")
+    assert [assign.sample for assign in said(outcome, Assign)] == ["3.0"]
+
+
+def test_kv_room_is_set_aside_but_an_empty_engine_takes_anything() -> None:
+    stage = Stage()
+    stage.engine("a", kv_tokens=150)
+    stage.submit(2)
+    assert stage.placed()["a"] == ["0.0"]
+    stage.engine("b", kv_tokens=50)
+    assert stage.placed()["b"] == ["1.0"]
+
+
+@pytest.mark.parametrize(("served", "expected"), [(-1, False), (0, False), (1, True), (2, True), (3, False)])
+def test_only_verified_fitting_versions_generate(served: int, expected: bool) -> None:
+    stage = Stage()
+    stage.publish(3)
+    stage.engine("other", version=0)
+    stage.engine("a", version=served)
+    stage.submit(min_version=1, max_version=2)
+    assert bool(stage.placed()["a"]) is expected
+
+
+def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(1, n=2)
+    stage.publish(1)
+    assert not said(stage.pass_time(0.1), GroupDropped)
+    dropped = said(stage.agent("a", Serving(1, 0.1, 0.1, 1)), GroupDropped)
+    assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
+
+
+def test_a_prompt_longer_than_every_context_is_discarded_with_the_numbers() -> None:
+    stage = Stage()
+    stage.engine("a", max_context=100)
+    (dropped,) = said(stage.submit(), GroupDropped)
+    assert dropped.reason is DiscardReason.PROMPT_TOO_LONG
+    assert "110" in dropped.detail
+
+
+def test_an_engine_that_failed_pauses_then_proves_itself_with_one_sample() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(3)
+    stage.agent("a", Returned(1, "engineError"))
+    assert len(stage.placed()["a"]) == 2
+    stage.pass_time(1.1)
+    assert len(stage.placed()["a"]) == 2
+    stage.tokens("a", 2, [5])
+    stage.tokens("a", 2, [2], "stop")
+    assert len(stage.placed()["a"]) == 2
+
+
+def test_the_engine_that_failed_a_sample_gets_it_only_when_alone() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    stage.engine("b", max_running=1)
+    stage.agent("a", Returned(1, "rejected"))
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+
+
+def test_reserved_engines_wait_for_the_window_unless_they_are_alone() -> None:
+    stage = Stage()
+    stage.trainer(ReservedWindow(stage.request(), False))
+    stage.engine("r", Pool.RESERVED)
+    stage.submit()
+    assert stage.placed()["r"] == ["0.0"]
+    stage.engine("s", version=-1)
+    stage.submit()
+    assert stage.placed()["r"] == ["0.0", "1.0"], "an engine without weights is no help"
+    outcome = stage.agent("s", Serving(0, 0.1, 0.1, 1))
+    assert len(said(outcome, Cancel)) == 2
+    assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
+
+
+def test_a_closing_window_hands_over_and_an_open_one_does_not() -> None:
+    stage = Stage()
+    stage.engine("r", Pool.RESERVED)
+    stage.submit(2)
+    stage.engine("s")
+    assert stage.placed()["r"] == ["0.0", "1.0"]
+    stage.tokens("r", 1, [5, 6])
+    outcome = stage.trainer(ReservedWindow(stage.request(), False))
+    (moved,) = [assign for assign in said(outcome, Assign) if assign.sample == "0.0"]
+    assert (moved.offset, moved.max_new_tokens, moved.attempt) == (2, 98, 2)
+    assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
+
+
+@pytest.mark.parametrize(
+    ("victim", "victim_running", "thief", "context", "moves"),
+    [
+        (0.02, 2, 0.02, 100, False),
+        (0.20, 2, 0.02, 100, True),
+        (0.02, 60, 0.02, 100, True),
+        (0.02, 60, 0.02, 100_000, False),
+        (0.02, 10, 0.02, 100, False),
+    ],
+)
+def test_moving_must_pay(victim: float, victim_running: int, thief: float, context: int, moves: bool) -> None:
+    assert gain(500, context, (engine(victim), victim_running), (engine(thief), 0), 0.02, 0.03) is moves
+
+
+def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
+    stage = Stage()
+    stage.engine("slow")
+    stage.submit(4)
+    stage.ledger.state.engines["slow"].step_scale = 0.5
+    stage.pass_time(2.0)
+    stage.engine("fast")
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage.pass_time(0.5)
+    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 2, "fast": 2}
+    before = stage.placed()
+    stage.pass_time_heard(10)
+    assert stage.placed() == before
+
+
+def test_speed_is_measured_from_tokens() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(2)
+    for _ in range(12):
+        stage.now += 0.1
+        stage.tokens("a", 1, [5] * 4)
+        stage.tokens("a", 2, [5] * 4)
+    measured = stage.ledger.state.engines["a"]
+    assert measured.tokens_per_s == pytest.approx(80, rel=0.1)
+    assert speed.step_seconds(measured.step_scale, 2) == pytest.approx(0.025, rel=0.1)
