@@ -2,19 +2,21 @@
 
 Traps handled here: a request id must never be reused (SGLang aborts whatever runs under the id of a finished stream two
 seconds later) nor be another's prefix (aborts match by prefix); an abort that overtakes its request does nothing, so a
-stream that is not wanted any more is aborted again when it shows itself; budgets that do not fit are cut silently, so
-the context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
+stream that is not wanted any more is aborted again when it shows itself; a load under requests that are aborted but not
+yet forgotten leaves their keys and values in the cache, so it waits for an idle scheduler; budgets that do not fit are
+cut silently, so the context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from asyncio import get_running_loop
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from polyrl.manifest.rollout import Engine as EngineSpec
 from polyrl_rollout.engine import (
@@ -44,8 +46,18 @@ CONTEXT_SLACK: Final = 8
 CONTROL_DEADLINE_S: Final = 10.0
 """Aborts are answered at once; this bounds a server that hangs."""
 
+QUIESCE_DEADLINE_S: Final = 5.0
+"""An aborted request is gone after the current forward pass."""
+
+HALF_UPDATED: Final = "Weights were updated, but"
+"""How SGLang says that a load went through but its cache still holds the old weights' keys and values."""
+
 LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
+
+
+class _Refused(EngineFailed):
+    """The server is well, and did not do what it was told."""
 
 
 class SGLangEngine:
@@ -61,6 +73,8 @@ class SGLangEngine:
         self._session: aiohttp.ClientSession | None = None
         self._running: set[str] = set()
         self._unwanted: set[str] = set()
+        self._idle = asyncio.Event()
+        self._switching = asyncio.Lock()
         self._loaded: Shapes = {}
 
     @property
@@ -70,7 +84,8 @@ class SGLangEngine:
 
     async def start(self, model_folder: Path) -> EngineInfo:
         self._limits = read_limits(model_folder)
-        self._silence = Silence(get_running_loop().time)
+        self._silence = Silence(asyncio.get_running_loop().time)
+        self._idle.set()
         context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
         port = free_port()
         self._child = await Child.start(command_line(self._spec, self._seed, model_folder, port, context))
@@ -92,9 +107,11 @@ class SGLangEngine:
         check_request(request, self._limits.vocab_size, self._max_context)
         if self.version == NO_VERSION:
             raise EngineFailed("the engine has no weights yet")
-        if not self._running:
-            self._silence.broken()
-        self._running.add(request.rid)
+        async with self._switching:
+            if not self._running:
+                self._silence.broken()
+            self._running.add(request.rid)
+            self._idle.clear()
         finished = False
         try:
             async for chunk in self._stream(request):
@@ -107,12 +124,11 @@ class SGLangEngine:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineFailed(f"the connection to SGLang broke: {error!r}") from error
         finally:
-            self._running.discard(request.rid)
-            self._unwanted.discard(request.rid)
             if not finished:
                 # The consumer went away early, or the abort overtook the request.
                 with contextlib.suppress(EngineFailed):
-                    await self._post_abort(request.rid)
+                    await self._post_abort({"rid": request.rid})
+            self._forget(request.rid)
 
     async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         decoder, splitter = StreamDecoder(request), EventSplitter()
@@ -135,21 +151,39 @@ class SGLangEngine:
     async def abort(self, rid: str) -> None:
         if rid in self._running:
             self._unwanted.add(rid)
-            await self._post_abort(rid)
+            await self._post_abort({"rid": rid})
 
     async def load_weights(self, version: int, folder: Path) -> None:
-        self._unwanted |= self._running
         try:
             shapes = read_shapes(folder)
             check_same(shapes, self._loaded or shapes)
-            answer = await self._control(
-                "POST", "/update_weights_from_disk", _load_body(version, folder), LOAD_DEADLINE_S
-            )
-            if not answer.get("success"):
-                raise EngineFailed(str(answer.get("message")))
+            async with self._switching:
+                await self._quiesce()
+                await self._update(version, folder)
         except EngineFailed as error:
             raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
         self._loaded = shapes
+
+    async def _quiesce(self) -> None:
+        """Ends all requests and waits until the scheduler has forgotten them and their keys and values."""
+        self._unwanted |= self._running
+        await self._post_abort({"abort_all": True})
+        # A request that is still on its way would arrive behind the abort; a consumer that rests is not waited for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIESCE_DEADLINE_S):
+                await self._idle.wait()
+        path = f"/flush_cache?timeout={QUIESCE_DEADLINE_S}"
+        await self._control("POST", path, None, QUIESCE_DEADLINE_S + CONTROL_DEADLINE_S)
+
+    async def _update(self, version: int, folder: Path) -> None:
+        body = _load_body(version, folder)
+        try:
+            await self._control("POST", "/update_weights_from_disk", body, LOAD_DEADLINE_S)
+        except EngineFailed as error:
+            if not isinstance(error, _Refused) or HALF_UPDATED in str(error):
+                # Nobody knows which weights it would serve, and under which version's name.
+                await self._server().kill()
+            raise
         self.version = version
 
     async def health(self) -> None:
@@ -162,24 +196,29 @@ class SGLangEngine:
             # It holds nothing worth saving, and a killed launcher takes its children along in under a second.
             await self._child.kill()
 
-    async def _post_abort(self, rid: str) -> None:
-        await self._control("POST", "/abort_request", {"rid": rid}, CONTROL_DEADLINE_S)
+    async def _post_abort(self, which: dict[str, Any]) -> None:
+        await self._control("POST", "/abort_request", which, CONTROL_DEADLINE_S)
+
+    def _forget(self, rid: str) -> None:
+        self._running.discard(rid)
+        self._unwanted.discard(rid)
+        if not self._running:
+            self._idle.set()
 
     async def _control(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> dict[str, Any]:
-        """One control call's JSON answer, {} for none. Raises EngineFailed for anything but 200 or a reasoned 400."""
+        """One control call's JSON answer, {} for none. Raises EngineFailed, as _Refused for a reasoned 400."""
         self._server()
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:
             async with self._http().request(method, path, json=body, timeout=timeout) as response:
-                if response.status not in (200, 400):
-                    raise EngineFailed(
-                        f"SGLang answered {path} with {response.status}: {(await response.text())[:500]}"
-                    )
-                raw = await response.read()
-                answer: dict[str, Any] = (await response.json()) if raw.startswith(b"{") else {}
-                return answer
+                text = await response.text()
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise EngineFailed(f"SGLang did not answer {path}: {error!r}") from error
+        if response.status != 200:
+            kind = _Refused if response.status == 400 else EngineFailed
+            raise kind(f"SGLang answered {path} with {response.status}: {text[:500]}")
+        answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith("{") else {}
+        return answer
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -220,6 +259,5 @@ def _load_body(version: int, folder: Path) -> dict[str, Any]:
         "model_path": child_path(folder),
         "load_format": "auto",
         "weight_version": str(version),
-        "abort_all_requests": True,
         "flush_cache": True,
     }
