@@ -176,3 +176,15 @@ def test_waits_name_everyone() -> None:
     text = "\n".join(wait.sentence(1.0) for wait in stage.ledger.waits(1.0))
     for part in ("any engine that serves version 0 (there is none)", "sign of life from a", "weight version 0 from a"):
         assert part in text
+
+
+def test_a_drained_sample_that_no_version_may_go_on_with_is_stale_at_once() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.engine("b", version=-1)
+    stage.submit()
+    stage.publish(1)
+    stage.agent("b", Serving(1, 0.1, 0.1, 1))
+    stage.drain("a", 1.0)
+    (dropped,) = said(stage.agent("a", Returned(1, "draining")), GroupDropped)
+    assert dropped.reason is DiscardReason.STALE

@@ -36,7 +36,7 @@ def ready(**fields: object) -> Stage:
 
 
 def ids(stage: Stage, sample: str = "0.0") -> list[int]:
-    return unpack_ids(bytes(stage.ledger.state.samples[sample].ids)).tolist()
+    return list(unpack_ids(bytes(stage.ledger.state.samples[sample].ids)))
 
 
 def test_tokens_are_kept_and_answered() -> None:

@@ -82,6 +82,8 @@ def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpos
         (1, 64, 1, 2, [0]),
         (1, 64, 48, 2, [0, 1]),
         (64, 64, 10**6, 3, [0, 1, 2]),
+        (64, 4, 10**6, 2, [0, 1]),
+        (0, 64, 10**6, 0, None),
         (1, 64, 10**6, 0, None),
     ],
 )
@@ -146,7 +148,7 @@ def test_late_names_who_is_awaited() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"least": 0}, {"least": 5, "most": 4}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
+    "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
 )
 def test_an_impossible_next_is_refused(fields: dict[str, float]) -> None:
     assert said(ready().ask(**fields), Refused)  # type: ignore[arg-type]
@@ -248,7 +250,7 @@ def test_submissions_are_idempotent_in_any_order() -> None:
     ],
 )
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:
-    (refused,) = said(Stage().submit(**({"count": 1} | fields)), Refused)  # type: ignore[arg-type]
+    (refused,) = said(Stage().submit(**({"count": 1} | fields)), Refused)
     assert word in refused.reason
 
 

@@ -29,13 +29,15 @@ class Outcome:
 class Decision:
     """The state to read, the moment, and the outcome that grows."""
 
-    __slots__ = ("effects", "now", "outcome", "state")
+    __slots__ = ("effects", "now", "outcome", "requeued", "state")
 
     def __init__(self, state: State, now: float) -> None:
         self.state = state
         self.now = now
         self.outcome = Outcome()
         self.effects = Effect.NONE
+        self.requeued: list[int] = []
+        """Groups of which a sample waits again."""
 
     @property
     def config(self) -> LedgerConfig:

@@ -5,9 +5,12 @@ Refuses to hold: which groups (see `filters`, `trainer`, `moves`). Read next: `p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.facts import GroupDiscarded
-from polyrl.ledger.state import GroupState
+from polyrl.ledger.state import GroupState, State
 from polyrl.sample import DiscardReason, sample_id
 from polyrl.wire import Cancel, GroupDropped
 
@@ -26,35 +29,47 @@ def discard_group(
         d.answer(GroupDropped(number, entry.group.step, entry.group.purpose, reason, detail))
 
 
-def discard_unservable(d: Decision) -> None:
-    """Discards waiting groups that no engine can ever take: too old for every version that is left, or too long."""
-    state = d.state
-    for _, number in tuple(state.queue):
-        entry = state.groups[number]
-        reason, detail = _unservable(d, entry)
-        if reason is not None:
-            discard_group(d, number, reason, "", detail)
+def discard_unservable(d: Decision, groups: Sequence[int]) -> None:
+    """Discards those with waiting samples that no engine can ever take: too old for every version, or too long."""
+    serving: dict[tuple[int, int], _Serving] = {}
+    for number in groups:
+        entry = d.state.groups.get(number)
+        if entry is None or not entry.waiting:
+            continue
+        versions = (entry.group.min_version, entry.group.max_version)
+        if versions not in serving:
+            serving[versions] = _serving(d.state, *versions)
+        if serving[versions].never:
+            newest = d.state.version.version
+            text = f"weights are at version {newest}, it may use at most {entry.group.max_version}"
+            discard_group(d, number, DiscardReason.STALE, "", text)
+        elif serving[versions].context:
+            _discard_if_longer(d, entry, serving[versions].context)
 
 
-def _unservable(d: Decision, entry: GroupState) -> tuple[DiscardReason | None, str]:
-    group, engines = entry.group, d.state.engines.values()
-    fitting = [e for e in engines if group.min_version <= e.version <= group.max_version and not e.draining]
-    if not fitting:
-        # Versions only grow, so an engine that serves none of the range now will never serve one of it again.
-        newest = d.state.version.version
-        if newest > group.max_version and all(e.version > group.max_version or e.draining for e in engines):
-            return DiscardReason.STALE, f"weights are at version {newest}, it may use at most {group.max_version}"
-        return None, ""
-    longest = max(e.max_context for e in fitting)
-    needed = max(needed_context(d, entry, index) for index in entry.waiting)
-    if needed <= longest:
-        return None, ""
-    text = f"prompt, response so far and what is left of max_new_tokens are {needed} tokens; engines hold {longest}"
-    return DiscardReason.PROMPT_TOO_LONG, text
+class _Serving(NamedTuple):
+    context: int
+    """Longest context among engines that may generate; 0: there is no such engine."""
+    never: bool
+    """There will be none: versions only grow, and all are past the newest that may generate."""
 
 
-def needed_context(d: Decision, entry: GroupState, index: int) -> int:
+def _serving(state: State, low: int, high: int) -> _Serving:
+    engines = state.engines.values()
+    context = max((e.max_context for e in engines if low <= e.version <= high and not e.draining), default=0)
+    past = state.version.version > high and all(e.version > high or e.draining for e in engines)
+    return _Serving(context, past and not context)
+
+
+def _discard_if_longer(d: Decision, entry: GroupState, context: int) -> None:
+    needed = max(needed_context(d.state, entry, index) for index in entry.waiting)
+    if needed > context:
+        text = f"prompt, response so far and what is left of max_new_tokens are {needed} tokens; engines hold {context}"
+        discard_group(d, entry.group.group, DiscardReason.PROMPT_TOO_LONG, "", text)
+
+
+def needed_context(state: State, entry: GroupState, index: int) -> int:
     """Context that a sample can grow to, in tokens."""
     group = entry.group
-    sample = d.state.samples[sample_id(group.group, index)]
+    sample = state.samples[sample_id(group.group, index)]
     return len(group.prompt_ids) // 4 + sample.length + group.sampling.max_new_tokens - sample.generated

@@ -81,7 +81,7 @@ class Moved(_Fact, frozen=True):
     cause: str
     """One of `moves.CAUSES`."""
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE | Effect.FIT
+    effect: ClassVar[Effect] = Effect.PLACE
 
 
 class TurnEnded(_Fact, frozen=True):

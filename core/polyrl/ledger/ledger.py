@@ -81,7 +81,9 @@ def _settled(d: Decision) -> Outcome:
     if d.effects:
         if Effect.FIT in d.effects:
             hand_over(d)
-            discard_unservable(d)
+            discard_unservable(d, [number for _, number in d.state.queue])
+        elif d.requeued:
+            discard_unservable(d, d.requeued)
         if Effect.PLACE in d.effects:
             place(d)
             rebalance(d)

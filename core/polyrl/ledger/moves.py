@@ -45,6 +45,7 @@ def move(d: Decision, number: int, cause: str, *, cancel: bool = True, detail: s
         d.tell(assignment.engine, Cancel(number))
     d.record(Moved(number, cause, d.now))
     sample = d.state.samples[assignment.sample]
+    d.requeued.append(sample.group)
     if sample.rejections >= d.config.max_rejections:
         text = f"engines refused it {sample.rejections} times: {detail or 'no reason given'}"
         discard_group(d, sample.group, DiscardReason.ENGINE_REJECTED, assignment.sample, text)

@@ -44,7 +44,8 @@ def pack(state: State, request: Next) -> Packing | None:
         samples += size
         tokens += weight
     exhausted = not step.open
-    if (samples >= request.min_samples and groups) or full or exhausted:
+    enough = groups and samples >= min(request.min_samples, request.max_samples)
+    if enough or full or exhausted:
         return Packing(groups, exhausted and len(groups) == len(step.ready))
     return None
 

@@ -78,7 +78,7 @@ def choose(
     """The engine with the least cost among those with room; the one that just failed the sample only if it is alone."""
     prompt = len(entry.group.prompt_ids) // 4
     tokens = speed.expected_tokens(d.state, sample)
-    context = needed_context(d, entry, sample.index)
+    context = needed_context(d.state, entry, sample.index)
     need = prompt + sample.length + tokens
     best, least = None, (True, 0.0, 0.0)
     for engine in engines:

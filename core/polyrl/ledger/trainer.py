@@ -197,8 +197,8 @@ def _next(d: Decision, message: Next) -> None:
             return
     if message.request in d.state.pending:
         d.record(NextClosed(message.request))
-    if not 1 <= message.min_samples <= message.max_samples:
-        d.answer(Refused(message.request, f"minSamples {message.min_samples} is not in 1 .. {message.max_samples}"))
+    if message.max_samples < 1:
+        d.answer(Refused(message.request, f"a batch of at most {message.max_samples} samples holds nothing"))
     elif not (isfinite(message.deadline_s) and message.deadline_s >= 0):
         d.answer(Refused(message.request, f"deadline {message.deadline_s} is not a number of seconds"))
     else:

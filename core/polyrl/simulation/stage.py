@@ -82,8 +82,8 @@ class Stage:
 
     def engine(self, name: str, pool: Pool = Pool.SPOT, version: int = 0, **room: int) -> Outcome:
         """An engine greets and serves `version`; -1: it only greets. `room`: max_running, kv_tokens, max_context."""
-        size = {"max_running": 8, "kv_tokens": 100_000, "max_context": 4096} | room
-        outcome = self.agent(name, Hello(1, name, pool, **size, weight_version=-1))
+        size = (room.get("max_running", 8), room.get("kv_tokens", 100_000), room.get("max_context", 4096))
+        outcome = self.agent(name, Hello(1, name, pool, *size, -1))
         return outcome if version < 0 else self.agent(name, Serving(version, 0.1, 0.1, 100))
 
     def publish(self, version: int) -> Outcome:
@@ -93,7 +93,13 @@ class Stage:
     def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Outcome:
         """The trainer submits `count` groups; `fields` are those of Group, and max_new_tokens, stop_token_ids."""
         sampling = SamplingParams(fields.pop("max_new_tokens", 100), stop_token_ids=fields.pop("stop_token_ids", (2,)))
-        default = {"step": 0, "purpose": Purpose.TRAIN, "prompt_ids": pack_ids([9] * 10), "n": n, "sampling": sampling}
+        default: dict[str, Any] = {
+            "step": 0,
+            "purpose": Purpose.TRAIN,
+            "prompt_ids": pack_ids([9] * 10),
+            "n": n,
+            "sampling": sampling,
+        }
         default |= {"min_version": 0, "max_version": 0} | fields
         groups = tuple(Group(**({"group": self._group + index} | default)) for index in range(count))
         self._group += count
@@ -125,14 +131,9 @@ class Stage:
 
     def ask(self, least: int = 1, most: int = 64, **fields: Any) -> Outcome:
         """The trainer asks for a batch; `fields` are those of Next."""
-        default = {
-            "request": self.request(),
-            "step": 0,
-            "purpose": Purpose.TRAIN,
-            "max_tokens": 10**6,
-            "deadline_s": 60.0,
-        }
-        return self.trainer(Next(min_samples=least, max_samples=most, **(default | fields)))
+        default: dict[str, Any] = {"step": 0, "purpose": Purpose.TRAIN, "max_tokens": 10**6, "deadline_s": 60.0}
+        default |= {"request": self.request()} | fields
+        return self.trainer(Next(min_samples=least, max_samples=most, **default))
 
     def acknowledge(self, batch: int) -> Outcome:
         """The trainer's acknowledgement."""
