@@ -33,7 +33,8 @@ from polyrl_trainer.loop_host import LoopHost
 from polyrl_trainer.metrics import JSONLLogger
 from polyrl_trainer.publishing import PolicyVersions
 from polyrl_trainer.rewards import Failures, RewardFunction
-from polyrl_trainer.rl_loop import RlParts, run_rl_training
+from polyrl_trainer.rl_loop import run_rl_training
+from polyrl_trainer.rl_step import RlParts
 from polyrl_trainer.session import Session
 from polyrl_trainer.stages import greedy_sampling
 from polyrl_trainer.state import Stage, TrainerState
@@ -118,7 +119,8 @@ def reward_of_length(sample):
 def recipe(**changes):
     algorithm = {"steps": 3, "prompts_per_step": 4, "min_micro_batch_samples": 2, **changes}
     return Recipe(
-        model={"config": {"model_type": "qwen2"}}, algorithm=algorithm, sampling={"samples_per_prompt": 3, "max_new_tokens": 30},
+        model={"config": {"model_type": "qwen2"}}, algorithm=algorithm,
+        sampling={"samples_per_prompt": 3, "max_new_tokens": 30},
         reward={"function": "r:score"}, evaluation={"every_steps": 0},
     )  # fmt: skip
 
@@ -302,7 +304,7 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
 
 
 async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr("polyrl_trainer.rl_loop.NEXT_DEADLINE_S", 0.2)
+    monkeypatch.setattr("polyrl_trainer.rl_step.NEXT_DEADLINE_S", 0.2)
     run = Run.make(tmp_path, FakeRollouts(echo), spec := recipe())
 
     async def silent():

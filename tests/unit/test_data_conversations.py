@@ -64,7 +64,7 @@ def test_a_chat_prompt_ends_where_the_assistant_begins(words):
 
 
 def test_unknown_words_are_refused(words):
-    with pytest.raises(InvalidData, match="f:3: .*does not know"):
+    with pytest.raises(InvalidData, match=r"f:3: .*does not know"):
         prepare_conversation(Row("f:3", {"prompt": "one", "response": "seven"}), words, 100)
 
 

@@ -51,7 +51,7 @@ def test_bad_code_is_refused(tmp_path, monkeypatch, reference, source, sentence)
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(InvalidCode, match="recipe.code.path .*nowhere is no folder"):
+    with pytest.raises(InvalidCode, match=r"recipe.code.path .*nowhere is no folder"):
         load_function("reward:score", tmp_path / "nowhere")
 
 

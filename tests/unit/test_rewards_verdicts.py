@@ -50,8 +50,8 @@ def test_numbers_of_every_kind_are_rewards(returned, reward):
 @pytest.mark.parametrize(
     "returned",
     [
-        None, "1.0", float("nan"), float("inf"), 10**400, 1j, [1.0], (1.0,), np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]),
-        np.complex64(1), {}, {"score": 1.0}, {"reward": None}, {"reward": 1.0, "why": "text"}, object(),
+        None, "1.0", float("nan"), float("inf"), 10**400, 1j, [1.0], (1.0,), np.array([1.0, 2.0]),
+        torch.tensor([1.0, 2.0]), np.complex64(1), {}, {"score": 1.0}, {"reward": None}, {"reward": 1.0, "why": "text"}, object(),
     ],
     ids=repr,
 )  # fmt: skip
@@ -112,7 +112,7 @@ async def test_a_hanging_function_times_out_and_holds_nobody_up():
     assert (await score(lambda sample: 1.0, calls))[0] == Reward(1.0)
     release.set()
     async with asyncio.timeout(10):
-        while calls.lost_threads:
+        while calls.lost_threads:  # noqa: ASYNC110 - threads that end have no event
             await asyncio.sleep(0.01)
 
 

@@ -20,8 +20,8 @@ from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.finished_samples import FinishedGroup
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
-from polyrl_trainer.rl_loop import Reference
 from polyrl_trainer.rl_metrics import learning_metrics
+from polyrl_trainer.rl_step import Reference
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session, result_of
 from polyrl_trainer.state import Stage

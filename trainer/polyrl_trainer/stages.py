@@ -26,7 +26,8 @@ from polyrl_trainer.offline_loop import run_offline_training
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
 from polyrl_trainer.publishing import PolicyVersions
 from polyrl_trainer.reference_policy import ReferencePolicy
-from polyrl_trainer.rl_loop import RlParts, run_rl_training
+from polyrl_trainer.rl_loop import run_rl_training
+from polyrl_trainer.rl_step import RlParts
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
 from polyrl_trainer.sft_loop import run_sft_training
