@@ -18,7 +18,7 @@ import signal
 from typing import Final, Protocol
 
 from polyrl.fleet import Fleet, Observed, Phase, SpotMarket
-from polyrl.planner import Action, End, Facts, Start, Stop, conditions, next_due, plan
+from polyrl.planner import ENGINE_ROLES, Action, End, Facts, Start, Stop, conditions, next_due, plan
 from polyrl.status import EngineState, ManagerStatus
 from polyrl.worker import Workers
 from polyrl_operator.control_client import ControlClient
@@ -55,6 +55,7 @@ class LocalRun:
         self._served: set[str] = set()
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[bool]] = set()
 
     async def run(self, drill: FaultDrill) -> End:
         """Returns when the planner says the end and every process is gone."""
@@ -71,7 +72,7 @@ class LocalRun:
         finally:
             if self._watcher is not None:
                 self._watcher.cancel()
-                await asyncio.gather(self._watcher, return_exceptions=True)
+                await asyncio.gather(self._watcher, *self._telling, return_exceptions=True)
             await self._fleet.close()
             for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
@@ -119,6 +120,14 @@ class LocalRun:
         else:
             text = f"{seen.name} has ended with exit code {seen.exit_code}"
         self._timeline.note("exited", seen.name, text)
+        if seen.role in ENGINE_ROLES and self._manager_ready and not self.status.finished:
+            self._report_loss(seen.name)
+
+    def _report_loss(self, engine: str) -> None:
+        """Tells the manager what it would learn from the engine's silence only a lease later."""
+        telling = asyncio.create_task(self._client.drain(engine, 0.0, "its process has ended"))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
 
     async def _act(self, action: Action) -> None:
         if isinstance(action, Start):
