@@ -51,7 +51,8 @@ def test_numbers_of_every_kind_are_rewards(returned, reward):
     "returned",
     [
         None, "1.0", float("nan"), float("inf"), 10**400, 1j, [1.0], (1.0,), np.array([1.0, 2.0]),
-        torch.tensor([1.0, 2.0]), np.complex64(1), {}, {"score": 1.0}, {"reward": None}, {"reward": 1.0, "why": "text"}, object(),
+        torch.tensor([1.0, 2.0]), np.complex64(1), {}, {"score": 1.0}, {"reward": None},
+        {"reward": 1.0, "why": "text"}, object(),
     ],
     ids=repr,
 )  # fmt: skip

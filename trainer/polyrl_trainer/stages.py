@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import Mode, Optimizer, Recipe
 from polyrl.sample import SamplingParams
 from polyrl_trainer.backend_configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
@@ -155,8 +156,14 @@ class Stages:
 
     def _rl_start(self) -> ModelPlace:
         """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""
+        if self._recipe.mode is not Mode.SFT_RL or self._recipe.sft.steps == 0:
+            return model_source(self._recipe, self._manifest_dir)
         final = self._session.checkpoints.stage_final(Stage.SFT)
-        return model_source(self._recipe, self._manifest_dir) if final is None else final / MODEL
+        if final is None:
+            raise InvalidData(
+                f"{self._session.checkpoints.folder}: lacks the last checkpoint of stage sft, where RL starts"
+            )
+        return final / MODEL
 
     def _backend(self, source: ModelPlace, optimizer: Optimizer, total_steps: int) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
