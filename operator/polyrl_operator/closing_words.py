@@ -62,7 +62,10 @@ def _facts(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("steps", ", ".join(f"{count} {STAGES.get(stage, stage)}" for stage, count in summary.steps.items()))
+    if summary.steps:
+        table.add_row(
+            "steps", ", ".join(f"{count} {STAGES.get(stage, stage)}" for stage, count in summary.steps.items())
+        )
     table.add_row("time", ", ".join(f"{STAGES[stage]} {seconds:.0f} s" for stage, seconds in summary.seconds.items()))
     if summary.step_time_ratio is not None:
         table.add_row("RL step", _step_words(summary))
@@ -77,7 +80,7 @@ def _facts(summary: Summary) -> Table:
 
 def _step_words(summary: Summary) -> str:
     parts = summary.step_parts
-    named = (("generate", "generate"), ("train", "train"), ("weights", "updateWeights"), ("reward tail", "rewardTail"))
+    named = (("generate", "generate"), ("train", "train"), ("weights", "updateWeights"), ("tail", "rewardTail"))
     seconds = ", ".join(f"{words} {parts.get(part, 0):.0f} s" for words, part in named)
     ratio = f"{summary.step_time_ratio:.2f} × the longer of generating and training"
     return f"{ratio}\n({seconds}, other {parts.get('other', 0):.0f} s)"

@@ -1,7 +1,7 @@
 """Where a run keeps what it writes: one folder, its paths by name, one runner at a time.
 
     job.json  keys/  run/endpoints/  logs/          what the workers need and say
-    fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  summary.json  run.html  run.png
+    fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  journal.sqlite  summary.json  run.png
 
 Refuses to write into a folder that holds something else, and to continue a run that another runner still drives.
 Read next: `run`.
@@ -110,13 +110,17 @@ def prepare(folder: RunFolder, job: PolyRLJob) -> int:
     if not folder.keys.exists():
         write_run_keys(folder.keys)
     folder.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n")
-    return _next_epoch(folder.root / "run" / "epoch")
+    return _next_epoch(folder)
 
 
-def _next_epoch(file: Path) -> int:
-    epoch = 1 + (int(file.read_text()) if file.exists() else 0)
-    file.write_text(f"{epoch}\n")
-    return epoch
+def _next_epoch(folder: RunFolder) -> int:
+    """Counts the epoch, and sets the journal of the one before aside: its samples are fenced, its history is kept."""
+    file = folder.root / "run" / "epoch"
+    last = int(file.read_text()) if file.exists() else 0
+    for part in folder.root.glob("journal.sqlite*"):
+        part.rename(part.with_name(part.name.replace("journal", f"journal-of-epoch-{last}", 1)))
+    file.write_text(f"{last + 1}\n")
+    return last + 1
 
 
 TAIL_BYTES: Final = 16384
