@@ -188,3 +188,16 @@ def test_a_drained_sample_that_no_version_may_go_on_with_is_stale_at_once() -> N
     stage.drain("a", 1.0)
     (dropped,) = said(stage.agent("a", Returned(1, "draining")), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
+
+
+def test_an_engine_that_switches_versions_waits_for_its_word_and_is_not_suspect() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(max_version=1)
+    stage.publish(1)
+    stage.agent("a", Returned(1, "versionChanged"))
+    assert stage.placed() == {"a": []}
+    stage.agent("a", Serving(1, 0.1, 0.1, 1))
+    assert stage.placed() == {"a": ["0.0"]}
+    stage.submit(4, max_version=1)
+    assert len(stage.placed()["a"]) == 5

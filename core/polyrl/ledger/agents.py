@@ -117,7 +117,11 @@ def _returned(d: Decision, engine: Engine, returned: Returned) -> None:
         d.ignore("returnedTooLate")
         return
     cause = returned.reason if returned.reason in RETURN_REASONS else "engineError"
-    if cause != "rejected" and not engine.draining:
+    if cause == "versionChanged":
+        if assignment.low <= engine.version <= assignment.high:
+            # It is about to load another version: Serving or WeightsFailed will say which.
+            d.record(EngineServing(engine.name, -1, d.now))
+    elif cause != "rejected" and not engine.draining:
         # Whatever it was, handing the same sample straight back would only repeat it.
         strike(d, engine.name, cause)
     move(d, returned.assignment, cause, cancel=False, detail=returned.detail)

@@ -77,7 +77,7 @@ class SimulatedEngine:
         self._welcome = False
         self._loading = False
         self._lost = False
-        """Whether a frame of this process was ever lost on a link that held."""
+        """Whether a frame of this process may ever have been lost."""
         self._connect()
         world.after(1.0, self._beat)
         world.after(FRAME_S, self._frame)
@@ -89,7 +89,7 @@ class SimulatedEngine:
         if self._link is not None:
             self._link.up = False
             self._link = None
-            self._welcome = False
+            self._welcome, self._lost = False, True
             self.world.agents.pop(self.name, None)
             self.world.after(self.world.rng.uniform(*RECONNECT_S), self._connect)
 

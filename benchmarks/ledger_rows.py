@@ -1,0 +1,88 @@
+"""What the ledger itself costs: CPU seconds per 1M tokens, and the time to place a step. Figures, no judgement.
+
+    python benchmarks/ledger_rows.py [--tokens 1000000] [--engines 8] [--samples 1024] [--row 10]
+
+The rows are decoded, judged, folded and answered; sockets and journal are not in it (see `benchmarks/manager`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from polyrl.ledger import Ledger, LedgerConfig, Outcome
+from polyrl.ledger.columns import pack_rows
+from polyrl.sample import Group, Pool, Purpose, SamplingParams
+from polyrl.wire import Assign, Deltas, Hello, PublishVersion, Serving, Submit, TrainerHello, pack_ids
+
+GROUP = 8
+"""Samples per group."""
+PROMPT = 200
+"""Tokens per prompt."""
+DELTA_S = 0.03
+
+
+def fleet(engines: int, samples: int) -> Ledger:
+    """A ledger whose engines serve version 0 and have room for all samples."""
+    ledger = Ledger(LedgerConfig(epoch=1))
+    ledger.from_trainer(TrainerHello(1, -1), 0.0)
+    ledger.from_trainer(PublishVersion(1, 0, "tcp://publisher", "key", b"hash"), 0.0)
+    for index in range(engines):
+        name = f"engine-{index}"
+        ledger.from_agent(name, Hello(1, name, Pool.SPOT, samples, 10**9, 10**9, -1), 0.0)
+        ledger.from_agent(name, Serving(0, 1.0, 1.0, 1), 0.0)
+    return ledger
+
+
+def place(ledger: Ledger, samples: int, budget: int) -> tuple[Outcome, float]:
+    """Submits a step at once; the outcome and its seconds."""
+    sampling = SamplingParams(budget)
+    prompt = pack_ids(range(PROMPT))
+    groups = tuple(Group(g, 0, Purpose.TRAIN, prompt, GROUP, sampling, 0, 0) for g in range(samples // GROUP))
+    begin = time.perf_counter()
+    outcome = ledger.from_trainer(Submit(2, groups), 0.0)
+    return outcome, time.perf_counter() - begin
+
+
+def feed(ledger: Ledger, placed: Outcome, tokens: int, row: int) -> float:
+    """Streams at least `tokens` tokens in frames of one row per running sample; CPU seconds of the ledger alone."""
+    numbers: dict[str, list[int]] = {}
+    for engine, message in placed.to_agents:
+        if isinstance(message, Assign):
+            numbers.setdefault(engine, []).append(message.assignment)
+    column, done, position, cpu = bytes(4 * row), 0, 0, 0.0
+    while done < tokens:
+        for engine, mine in numbers.items():
+            rows = pack_rows([(number, position, row, 0) for number in mine])
+            frame = Deltas(1, 0, rows, column * len(mine), column * len(mine))
+            begin = time.process_time()
+            ledger.from_agent(engine, frame, position / row * DELTA_S)
+            cpu += time.process_time() - begin
+            done += row * len(mine)
+        position += row
+    return cpu / done * 1e6
+
+
+def main() -> None:
+    """Prints one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--row", type=int, default=10, help="tokens per row")
+    arguments = parser.parse_args()
+    ledger = fleet(arguments.engines, arguments.samples)
+    placed, seconds = place(ledger, arguments.samples, arguments.tokens)
+    cpu = feed(ledger, placed, arguments.tokens, arguments.row)
+    status = ledger.status(0.0)
+    figures = {
+        "cpuSecondsPerMillionTokens": round(cpu, 3),
+        "placeSeconds": round(seconds, 4),
+        "bytesPerToken": round(status.delta_bytes / status.tokens.generated, 2),
+    }
+    print(json.dumps(vars(arguments) | figures))
+
+
+if __name__ == "__main__":
+    main()
