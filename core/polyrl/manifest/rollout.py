@@ -15,7 +15,7 @@ class EngineType(StrEnum):
     """Which engine generates."""
 
     EMBEDDED = "embedded"
-    """transformers' continuous batching, in a process of its own; CPU or one GPU; for tiny and small models."""
+    """transformers' continuous batching, in a process of its own, on the CPU; for tiny and small models."""
     SGLANG = "sglang"
     """Stock SGLang over HTTP."""
 
