@@ -14,7 +14,7 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger.facts import Fact
 from polyrl.ledger.state import State
 
-JOURNAL_SCHEMA: Final = 1
+JOURNAL_SCHEMA: Final = 2
 """Changes with any change to facts or state that old bytes would not survive; another one is refused."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,102 +1,199 @@
-"""The lives of samples, told from facts: what `polyrl explain` prints and what outlives the tokens.
+"""The historian: facts in, records out (see `records`). What it tells outlives the tokens.
 
-A journal forgets tokens once a batch is acknowledged; these events stay, a few hundred bytes per sample: which engines,
-attempts and versions, which turns, which reward, which batch, which end and why.
+A journal forgets facts once a snapshot holds what still matters of them; records stay, a few hundred bytes per sample.
+They are told from facts alone. The ledger's state is read once, when an incarnation begins, for what is under way then:
+so an audit of the records can find a fault of the ledger's fold.
 
-Refuses to hold: tokens, files (see whoever keeps the journal). Read next: `codec`.
+Refuses to hold: tokens, files (see whoever keeps the journal), judgement (see `audit`). Read next: `audit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final
 
 from polyrl.ledger import facts as f
-from polyrl.ledger.state import State
-from polyrl.sample import DiscardReason, sample_id
+from polyrl.ledger import records as r
+from polyrl.ledger.columns import row_columns
+from polyrl.ledger.state import ENVIRONMENT_VERSION, State
+from polyrl.sample import sample_id
+
+BYTES_PER_TOKEN: Final = 4
+"""Of a uint32 token id."""
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened to one sample, at `at` on the ledger's clock."""
+@dataclass
+class _Stream:
+    """What one running assignment has brought so far."""
 
     sample: str
-    at: float
-    kind: str
-    """`submitted`, `assigned`, `moved`, `turnEnded`, `extended`, `scored`, `packed`, `acknowledged` or `discarded`."""
-    data: dict[str, Any]
+    engine: str
+    pieces: list[r.Piece] = field(default_factory=list)
+
+    def take(self, offset: int, count: int, version: int) -> None:
+        if self.pieces:
+            start, end, made_by = self.pieces[-1]
+            if end == offset and made_by == version:
+                self.pieces[-1] = (start, offset + count, version)
+                return
+        self.pieces.append((offset, offset + count, version))
 
 
 class Historian:
-    """Turns facts into events. Holds only what facts leave unsaid: whose an assignment is, how large a group is."""
+    """Turns facts into records. Holds what is under way: running assignments, group sizes, who was heard when."""
 
     def __init__(self, state: State) -> None:
         """`state`: the ledger's, as it is before the first fact that will be told."""
         self._sizes = {number: entry.group.n for number, entry in state.groups.items()}
-        self._samples = {number: a.sample for number, a in state.assignments.items()}
-        self._batches = {number: list(batch.groups) for number, batch in state.batches.items()}
+        self._streams = {number: _under_way(state, number) for number in state.assignments}
+        self._assignments = {stream.sample: number for number, stream in self._streams.items()}
+        self._versions = {name: engine.version for name, engine in state.engines.items()}
+        self._heard = {name: engine.heard_at for name, engine in state.engines.items()}
+        self._asked = {number: (entry.since, entry.due) for number, entry in state.pending.items()}
+        self._at = -inf
+        """The newest moment that a fact told; facts without one happened then or a little later."""
 
-    def tell(self, fact: f.Fact, state: State) -> Iterator[Event]:
-        """The events of one fact; `state` is the ledger's after it, or after later facts of the same outcome."""
-        match fact:
-            case f.GroupSubmitted():
-                yield from self._submitted(fact)
-            case f.Assigned():
-                self._samples[fact.assignment] = fact.sample
-                engine = state.engines.get(fact.engine)
-                data = {"engine": fact.engine, "version": -1 if engine is None else engine.version}
-                yield Event(fact.sample, fact.at, "assigned", {"assignment": fact.assignment, **data})
-            case f.Moved():
-                name = self._samples.pop(fact.assignment)
-                yield Event(name, fact.at, "moved", {"cause": fact.cause, "tokens": _length(state, name)})
-            case f.TurnEnded():
-                yield Event(fact.sample, fact.at, "turnEnded", {"finish": fact.finish, **_origin(state, fact.sample)})
-            case f.TurnExtended():
-                yield Event(fact.sample, fact.at, "extended", {"tokens": len(fact.ids) // 4})
-            case f.SampleScored():
-                yield Event(fact.sample, fact.at, "scored", {"reward": fact.reward, "metrics": fact.metrics})
-            case f.BatchPacked():
-                self._batches[fact.batch] = list(fact.groups)
-                yield from self._each(fact.groups, fact.at, "packed", {"batch": fact.batch, "step": fact.request.step})
-            case f.BatchAcknowledged():
-                groups = self._batches.pop(fact.batch, [])
-                yield from self._each(groups, fact.at, "acknowledged", {"batch": fact.batch})
-                self._forget(groups)
-            case f.GroupDiscarded():
-                yield from self._discarded(fact)
-                self._forget([fact.group])
+    def tell(self, fact: f.Fact) -> Iterable[r.AnyRecord]:
+        """The records of the next fact, durable or not; mostly none."""
+        teller = _TELLERS.get(type(fact))
+        return () if teller is None else teller(self, fact)
 
-    def _submitted(self, fact: f.GroupSubmitted) -> Iterator[Event]:
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def _renewed(self, fact: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
+        self._heard = dict.fromkeys(self._heard, fact.at)
+        return (r.Renewed(fact.at),)
+
+    def _asked_for(self, fact: f.NextAsked) -> Iterable[r.AnyRecord]:
+        self._at = fact.at
+        self._asked[fact.request.request] = (fact.at, fact.at + fact.request.deadline_s)
+        return ()
+
+    def _closed(self, fact: f.NextClosed) -> Iterable[r.AnyRecord]:
+        since, due = self._asked.pop(fact.request, (self._at, inf))
+        return (r.Unanswered(self._at, fact.request, since, due),)
+
+    def _trainer_heard(self, fact: f.TrainerHeard) -> Iterable[r.AnyRecord]:
+        self._at = fact.at
+        return ()
+
+    # --- engines ------------------------------------------------------------------------------------------------------
+
+    def _greeted(self, fact: f.EngineGreeted) -> Iterable[r.AnyRecord]:
+        self._heard[fact.engine] = fact.at
+        self._versions[fact.engine] = fact.version
+        return (r.Greeted(fact.at, fact.engine, fact.pool, fact.max_running, fact.version),)
+
+    def _heard_of(self, fact: f.EngineHeard) -> Iterable[r.AnyRecord]:
+        self._heard[fact.engine] = self._at = fact.at
+        return ()
+
+    def _serving(self, fact: f.EngineServing) -> Iterable[r.AnyRecord]:
+        self._versions[fact.engine] = fact.version
+        return (r.Serving(fact.at, fact.engine, fact.version),)
+
+    def _gone(self, fact: f.EngineGone) -> Iterable[r.AnyRecord]:
+        self._versions.pop(fact.engine, None)
+        return (r.Gone(fact.at, fact.engine, fact.cause, self._heard.pop(fact.engine, -inf)),)
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _tokens(self, fact: f.TokensTaken) -> Iterable[r.AnyRecord]:
+        self._heard[fact.engine] = self._at = fact.at
+        numbers, offsets, counts, _ = row_columns(fact.rows)
+        streams, version, strays = self._streams, fact.version, []
+        for number, offset, count in zip(numbers, offsets, counts, strict=True):
+            if not count:
+                continue
+            stream = streams.get(number)
+            if stream is None:
+                strays.append(r.Stray(fact.at, number, count))
+            else:
+                stream.take(offset, count, version)
+        return strays
+
+    def _assigned(self, fact: f.Assigned) -> Iterable[r.AnyRecord]:
+        self._streams[fact.assignment] = _Stream(fact.sample, fact.engine)
+        self._assignments[fact.sample] = fact.assignment
+        version = self._versions.get(fact.engine, ENVIRONMENT_VERSION)
+        return (r.Assigned(fact.at, fact.sample, fact.assignment, fact.engine, version),)
+
+    def _moved(self, fact: f.Moved) -> Iterable[r.AnyRecord]:
+        stream = self._ended(fact.assignment)
+        return (r.Moved(fact.at, stream.sample, fact.assignment, stream.engine, stream.pieces, fact.cause),)
+
+    def _turn_ended(self, fact: f.TurnEnded) -> Iterable[r.AnyRecord]:
+        number = self._assignments.get(fact.sample, 0)
+        stream = self._ended(number)
+        return (r.TurnEnded(fact.at, fact.sample, number, stream.engine, stream.pieces, fact.finish),)
+
+    def _ended(self, number: int) -> _Stream:
+        stream = self._streams.pop(number, None) or _Stream("", "")
+        self._assignments.pop(stream.sample, None)
+        return stream
+
+    # --- groups and batches -------------------------------------------------------------------------------------------
+
+    def _submitted(self, fact: f.GroupSubmitted) -> Iterable[r.AnyRecord]:
         group = fact.group
         self._sizes[group.group] = group.n
-        data = {"step": group.step, "purpose": group.purpose, "promptTokens": len(group.prompt_ids) // 4}
-        yield from self._each([group.group], fact.at, "submitted", data)
+        prompt = len(group.prompt_ids) // BYTES_PER_TOKEN
+        budget, versions = group.sampling.max_new_tokens, (group.min_version, group.max_version)
+        return (r.Submitted(fact.at, group.group, group.n, group.step, group.purpose, prompt, budget, *versions),)
 
-    def _discarded(self, fact: f.GroupDiscarded) -> Iterator[Event]:
-        for event in self._each([fact.group], fact.at, "discarded", {}):
-            sibling = bool(fact.culprit) and event.sample != fact.culprit
-            reason = DiscardReason.GROUP_INCOMPLETE if sibling else fact.reason
-            yield Event(event.sample, fact.at, "discarded", {"reason": reason, "detail": fact.detail})
+    def _discarded(self, fact: f.GroupDiscarded) -> Iterable[r.AnyRecord]:
+        told: list[r.AnyRecord] = []
+        for index in range(self._sizes.pop(fact.group, 0)):
+            name = sample_id(fact.group, index)
+            number = self._assignments.get(name)
+            if number is not None:
+                stream = self._ended(number)
+                told.append(r.Cut(fact.at, name, number, stream.engine, stream.pieces))
+        told.append(r.Discarded(fact.at, fact.group, fact.culprit, fact.reason, fact.detail))
+        return told
 
-    def _each(self, groups: list[int], at: float, kind: str, data: dict[str, Any]) -> Iterator[Event]:
-        for number in groups:
-            for index in range(self._sizes.get(number, 0)):
-                yield Event(sample_id(number, index), at, kind, data)
-
-    def _forget(self, groups: list[int]) -> None:
-        for number in groups:
+    def _packed(self, fact: f.BatchPacked) -> Iterable[r.AnyRecord]:
+        request = fact.request
+        since, due = self._asked.pop(request.request, (fact.at, inf))
+        for number in fact.groups:
             self._sizes.pop(number, None)
+        asked = (request.request, request.step, request.purpose, request.min_samples, request.max_samples)
+        told: list[r.AnyRecord] = [r.Batched(fact.at, fact.batch, *asked, fact.groups, fact.last, since, due)]
+        told.extend(r.Packed(fact.at, number, fact.batch) for number in fact.groups)
+        return told
 
 
-def _length(state: State, name: str) -> int:
-    sample = state.samples.get(name)
-    return 0 if sample is None else sample.length
+def _under_way(state: State, number: int) -> _Stream:
+    assignment = state.assignments[number]
+    sample = state.samples[assignment.sample]
+    ours = [s for s in sample.spans if s.attempt == sample.attempt and s.version != ENVIRONMENT_VERSION]
+    return _Stream(assignment.sample, assignment.engine, [(s.start, s.end, s.version) for s in ours])
 
 
-def _origin(state: State, name: str) -> dict[str, Any]:
-    sample = state.samples.get(name)
-    if sample is None:
-        return {}
-    spans = [[s.start, s.end, s.version, s.engine, s.attempt] for s in sample.spans]
-    return {"turn": sample.turn, "tokens": sample.length, "spans": spans}
+_TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] = {
+    f.LeasesRenewed: Historian._renewed,
+    f.NextAsked: Historian._asked_for,
+    f.NextClosed: Historian._closed,
+    f.TrainerHeard: Historian._trainer_heard,
+    f.EngineGreeted: Historian._greeted,
+    f.EngineHeard: Historian._heard_of,
+    f.EngineServing: Historian._serving,
+    f.EngineGone: Historian._gone,
+    f.TokensTaken: Historian._tokens,
+    f.Assigned: Historian._assigned,
+    f.Moved: Historian._moved,
+    f.TurnEnded: Historian._turn_ended,
+    f.GroupSubmitted: Historian._submitted,
+    f.GroupDiscarded: Historian._discarded,
+    f.BatchPacked: Historian._packed,
+    f.GroupCompleted: lambda _, fact: (r.Completed(fact.at, fact.group),),
+    f.BatchAcknowledged: lambda _, fact: (r.Acknowledged(fact.at, fact.batch),),
+    f.TurnExtended: lambda _, fact: (r.Extended(fact.at, fact.sample, len(fact.ids) // BYTES_PER_TOKEN),),
+    f.SampleScored: lambda _, fact: (r.Scored(fact.at, fact.sample, fact.reward, fact.metrics),),
+    f.VersionPublished: lambda _, fact: (r.Published(fact.at, fact.version),),
+    f.EngineStruck: lambda _, fact: (r.Struck(fact.at, fact.engine, fact.cause),),
+    f.EngineDraining: lambda _, fact: (r.Draining(fact.at, fact.engine, fact.reason, fact.drain_at),),
+    f.RunFinished: lambda _, fact: (r.Finished(fact.at, fact.ok, fact.message),),
+}

@@ -199,7 +199,7 @@ class Manager:
     def _keep(self, outcome: Outcome) -> None:
         if outcome.facts:
             if self._journal is not None:
-                self._journal.append(outcome.facts, self._ledger.state)
+                self._journal.append(outcome.facts)
             self._control.feed.note_change()
 
     def _settle(self) -> None:

@@ -1,0 +1,301 @@
+"""What a run's history is made of: small typed records without a token in them, kept for the whole run.
+
+Each record is about one thing (`about`): a sample `12.3`, a group `12`, `batch 5`, `engine rollout-0`, or the `run`.
+Tokens appear as pieces, (first position, end, version) per unbroken stretch, once per assignment: so their number
+follows assignments, not tokens, and a gap or an overlap still shows. As JSON an object with a `kind`.
+
+Refuses to hold: how records come about (see `history`), what they must fulfil (see `audit`). Read next: `history`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from polyrl.ledger.config import LedgerConfig
+from polyrl.sample import DiscardReason, Finish, Pool, Purpose, split_sample_id
+
+RUN: Final = "run"
+"""What records are about that are about nothing smaller."""
+
+Piece: TypeAlias = tuple[int, int, int]
+"""Response positions start <= p < end, and the weight version that made them."""
+
+
+class Record(
+    msgspec.Struct, frozen=True, tag_field="kind", tag=lambda name: name[0].lower() + name[1:], rename="camel"
+):
+    """One thing that happened, at `at` on the ledger's clock."""
+
+    at: float
+
+    @property
+    def about(self) -> str:
+        """What it is filed under."""
+        return RUN
+
+
+class _OfSample(Record, frozen=True):
+    sample: str
+
+    @property
+    def about(self) -> str:
+        return self.sample
+
+
+class _OfGroup(Record, frozen=True):
+    group: int
+
+    @property
+    def about(self) -> str:
+        return str(self.group)
+
+
+class _OfBatch(Record, frozen=True):
+    batch: int
+
+    @property
+    def about(self) -> str:
+        return about_batch(self.batch)
+
+
+class _OfEngine(Record, frozen=True):
+    engine: str
+
+    @property
+    def about(self) -> str:
+        return f"engine {self.engine}"
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+class Began(Record, frozen=True):
+    """A manager took the run up, at the beginning or again."""
+
+    wall: float
+    """Unix seconds."""
+    config: LedgerConfig
+
+
+class Renewed(Record, frozen=True):
+    """The manager had been away; silence and lateness before this moment count against nobody."""
+
+
+class Published(Record, frozen=True):
+    """A weight version can be pulled."""
+
+    version: int
+
+
+class Stray(Record, frozen=True):
+    """Tokens were taken for an assignment that was not running. A correct ledger never writes this."""
+
+    assignment: int
+    tokens: int
+
+
+class Unanswered(Record, frozen=True):
+    """A request for a batch ended without one: late, refused, or asked anew."""
+
+    request: int
+    asked_at: float
+    due: float
+
+
+class Finished(Record, frozen=True):
+    """The trainer's last words."""
+
+    ok: bool
+    message: str
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+class Greeted(_OfEngine, frozen=True):
+    """It joined, or greeted again."""
+
+    pool: Pool
+    max_running: int
+    version: int
+
+
+class Serving(_OfEngine, frozen=True):
+    """It serves `version`, verified; -1: nothing."""
+
+    version: int
+
+
+class Struck(_OfEngine, frozen=True):
+    """It failed and pauses."""
+
+    cause: str
+
+
+class Draining(_OfEngine, frozen=True):
+    """It gets nothing new."""
+
+    reason: str
+    drain_at: float
+
+
+class Gone(_OfEngine, frozen=True):
+    """Its lease is over."""
+
+    cause: str
+    heard_at: float
+    """Its last sign of life."""
+
+
+# --- groups and batches -----------------------------------------------------------------------------------------------
+
+
+class Submitted(_OfGroup, frozen=True):
+    """The trainer wants n samples."""
+
+    n: int
+    step: int
+    purpose: Purpose
+    prompt_tokens: int
+    max_new_tokens: int
+    min_version: int
+    max_version: int
+
+
+class Completed(_OfGroup, frozen=True):
+    """All its samples are scored, and it passed the filter."""
+
+
+class Packed(_OfGroup, frozen=True):
+    """It is part of a batch."""
+
+    batch: int
+
+
+class Discarded(_OfGroup, frozen=True):
+    """None of its samples will be trained: `culprit` for `reason`, its siblings as groupIncomplete; without a culprit
+    all for `reason`."""
+
+    culprit: str
+    reason: DiscardReason
+    detail: str
+
+
+class Batched(_OfBatch, frozen=True):
+    """A request was answered with these groups."""
+
+    request: int
+    step: int
+    purpose: Purpose
+    min_samples: int
+    max_samples: int
+    groups: list[int]
+    last: bool
+    asked_at: float
+    due: float
+
+
+class Acknowledged(_OfBatch, frozen=True):
+    """It is part of the trainer's state."""
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+class Assigned(_OfSample, frozen=True):
+    """It goes to an engine, which serves `version`."""
+
+    assignment: int
+    engine: str
+    version: int
+
+
+class _OfAssignment(_OfSample, frozen=True):
+    assignment: int
+    """0: none was running, the turn was found to be over."""
+    engine: str
+    pieces: list[Piece]
+    """The tokens that this assignment brought."""
+
+
+class Moved(_OfAssignment, frozen=True):
+    """The assignment ended unfinished; the sample waits again."""
+
+    cause: str
+
+
+class TurnEnded(_OfAssignment, frozen=True):
+    """The engine's part of a turn is over."""
+
+    finish: Finish
+
+
+class Cut(_OfAssignment, frozen=True):
+    """The assignment ended because its group was discarded."""
+
+
+class Extended(_OfSample, frozen=True):
+    """An environment wrote this many tokens; another turn begins."""
+
+    tokens: int
+
+
+class Scored(_OfSample, frozen=True):
+    """The verdict."""
+
+    reward: float
+    metrics: dict[str, float]
+
+
+OfAssignment: TypeAlias = Moved | TurnEnded | Cut
+AnyRecord: TypeAlias = (
+    Began
+    | Renewed
+    | Published
+    | Stray
+    | Unanswered
+    | Finished
+    | Greeted
+    | Serving
+    | Struck
+    | Draining
+    | Gone
+    | Submitted
+    | Completed
+    | Packed
+    | Discarded
+    | Batched
+    | Acknowledged
+    | Assigned
+    | Moved
+    | TurnEnded
+    | Cut
+    | Extended
+    | Scored
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+
+
+def about_batch(batch: int) -> str:
+    """What records of a batch are filed under."""
+    return f"batch {batch}"
+
+
+def abouts_of(sample: str) -> tuple[str, str]:
+    """What records that concern a sample are filed under; its batch comes on top. Raises ValueError for no sample."""
+    group, _ = split_sample_id(sample)
+    return sample, str(group)
+
+
+def encode_record(record: Record) -> bytes:
+    """As a JSON object."""
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> AnyRecord:
+    """Raises ValueError when it is none."""
+    return _decoder.decode(data)
