@@ -56,6 +56,8 @@ class Watcher:
     def __init__(self, ledger: Ledger, model: Model, schedule: Schedule) -> None:
         self.published = -1
         """Newest version, for engines that look for it."""
+        self.progress_at = 0.0
+        """When something was last decided that brings the run nearer to its end."""
         self._ledger, self._model, self._schedule = ledger, model, schedule
         self._mirror = State(ledger.state.config)
         self._groups: dict[int, Group] = {}
@@ -160,6 +162,8 @@ class Watcher:
         """The ledger has decided something."""
         for fact in outcome.facts:
             fold(self._mirror, _facts.decode(msgspec.msgpack.encode(fact)))
+            if _is_progress(fact):
+                self.progress_at = now
             check = _CHECKS.get(type(fact))
             if check is not None:
                 check(self, fact, now)
@@ -288,6 +292,14 @@ class Watcher:
         if fact.engine not in self._bye and silence < self._ledger.state.config.lease_s - 1e-9:
             raise Violation(now, "I7", f"{fact.engine} is given up after {silence:.2f} s of silence")
         self._draining.discard(fact.engine)
+
+
+def _is_progress(fact: Fact) -> bool:
+    if isinstance(fact, f.TokensTaken):
+        return bool(fact.ids)
+    if isinstance(fact, f.BatchPacked):
+        return bool(fact.groups)
+    return isinstance(fact, f.TurnEnded | f.SampleScored | f.GroupSubmitted | f.GroupDiscarded | f.BatchAcknowledged)
 
 
 _CHECKS: Final[dict[type, Any]] = {

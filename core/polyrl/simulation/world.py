@@ -79,15 +79,15 @@ class World:
         """Does `action` in `seconds`."""
         self.at(self.now + seconds, action)
 
-    def run(self, done: Callable[[], bool], limit_s: float) -> None:
-        """Goes on until `done`. Raises Violation when that takes over `limit_s`, or nothing is left to happen."""
+    def run(self, done: Callable[[], bool], quiet_s: float) -> None:
+        """Goes on until `done`. Raises Violation when it gets nowhere for `quiet_s`, or nothing is left to happen."""
         while not done():
             if not self._heap:
                 raise Violation(self.now, "I5", "nothing is left to happen, and the run has not ended")
             self.now, _, action = heapq.heappop(self._heap)
-            if self.now > limit_s:
+            if self.now > self.watcher.progress_at + quiet_s:
                 waits = "; ".join(wait.sentence(self.now) for wait in self.ledger.waits(self.now))
-                raise Violation(self.now, "I5", f"the run has not ended: {waits}")
+                raise Violation(self.now, "I5", f"the run gets nowhere: {waits}")
             action()
 
     def send_manager_away(self, seconds: float) -> None:
