@@ -87,7 +87,7 @@ class Journal:
         self.tokens: dict[str, list[tuple[float, int]]] = {}
         """Per sample: when tokens were accepted, and of which assignment."""
         self.seen: dict[str, list[float]] = {}
-        """Per sample: when it was submitted, got tokens, ended its turn."""
+        """Per sample: when it was first placed, got tokens, ended its turn."""
         self.taken: list[TokensTaken] = []
         self.accepted: Counter[str] = Counter()
         """Tokens per engine."""
@@ -107,7 +107,7 @@ class Journal:
         return Aftermath([self.moved[n].at - at for n in lost], [when - at for when in flowing if when is not None])
 
     def longest_silences(self) -> Iterable[float]:
-        """Per sample: its longest time between two accepted tokens, from submission to the end of its turn."""
+        """Per sample: its longest time between two accepted tokens, from its first placement to the end of its turn."""
         return (max(later - earlier for earlier, later in pairwise(times)) for times in self.seen.values())
 
     def _next_token(self, number: int) -> float | None:
@@ -119,9 +119,9 @@ class Journal:
         match fact:
             case GroupSubmitted():
                 self._sizes[fact.group.group] = fact.group.n
-                self.seen.update({name: [fact.at] for name in self._members(fact.group.group)})
             case Assigned():
                 self._samples[fact.assignment], self._engines[fact.assignment] = fact.sample, fact.engine
+                self.seen.setdefault(fact.sample, [fact.at])
             case Moved():
                 self.moved[fact.assignment] = fact
             case TurnEnded():
@@ -166,6 +166,8 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
     moved: dict[str, int]
     """Samples by the cause of the move."""
     moved_by_kill: dict[str, float]
+    lost_by_kill: dict[str, float]
+    """Tokens that the victim's agent had from its engine and the manager never took."""
     kill_to_moved: dict[str, float]
     kill_to_first_tokens: dict[str, float]
     """Per kill: the first of its samples flows elsewhere."""
@@ -214,6 +216,7 @@ def judge(
         bytes_per_token=round(sum(fact.frame_bytes for fact in journal.taken) / kept, 2),
         moved=dict(Counter(moved.cause for moved in journal.moved.values())),
         moved_by_kill=quantiles([float(len(aftermath.detected)) for aftermath in aftermaths]),
+        lost_by_kill=quantiles([float(counted[kill.victim] - journal.accepted[kill.victim]) for kill in kills]),
         kill_to_moved=quantiles([max(aftermath.detected) for aftermath in aftermaths if aftermath.detected]),
         kill_to_first_tokens=quantiles([min(flowing) for flowing in flows]),
         kill_to_all_tokens=quantiles([max(flowing) for flowing in flows]),

@@ -40,14 +40,18 @@ ROLLOUTS: Final = 3
 PROMPTS, PROMPT_TOKENS, TOKENS = 32, 12, 240
 GROUPS_IN_FLIGHT, SAMPLES_PER_GROUP = 12, 2
 
-LONGEST_PAUSE_S: Final = 3.0
-"""Upper end of the random time between enough rollouts being at work and the next kill."""
+TOKENS_BETWEEN: Final = (8_000, 24_000)
+"""Accepted tokens between two kills, drawn evenly: twenty seconds on two busy cores. Real markets leave hours; what is
+lost is a moment's tokens per kill, so the share lost says how often there are kills before it says anything else."""
+
+JITTER_S: Final = 0.5
+"""Upper end of a further random pause: the status comes five times a second, a kill at any moment."""
 
 LOOK_S: Final = 0.05
-"""Between two looks for rollouts at work; `LocalRun` keeps the newest status and announces it to nobody."""
+"""Between two looks at the status; `LocalRun` keeps the newest one and announces it to nobody."""
 
-SECONDS_PER_KILL: Final = 60.0
-"""Longest time until rollouts are at work again: each start costs several seconds of a core."""
+SECONDS_PER_KILL: Final = 120.0
+"""Longest time from one kill to the next: a start costs several seconds of a core, and cores may be shared."""
 
 ENDING_S: Final = 120.0
 """For what is in flight after the last kill."""
@@ -128,13 +132,17 @@ class Killer:
         """Raises TimeoutError when rollouts do not come back."""
         for number in range(count):
             async with asyncio.timeout(SECONDS_PER_KILL):
-                await self._at_work(self._random.randint(2, ROLLOUTS))
-            await asyncio.sleep(self._random.uniform(0.0, LONGEST_PAUSE_S))  # the moment is random
-            async with asyncio.timeout(SECONDS_PER_KILL):
+                await self._generated(self._random.randint(*TOKENS_BETWEEN))
+                await asyncio.sleep(self._random.uniform(0.0, JITTER_S))
                 victim = self._random.choice(await self._at_work(2))
             self.kills.append(Kill(victim, time.time()))
             await self._fleet.kill(victim)
             print(f"kill {number + 1}: {victim}", file=sys.stderr, flush=True)
+
+    async def _generated(self, tokens: int) -> None:
+        goal = self._run.status.tokens.generated + tokens
+        while self._run.status.tokens.generated < goal:
+            await asyncio.sleep(LOOK_S)
 
     async def _at_work(self, least: int) -> list[str]:
         """Rollouts that generate; waits until there are so many, so that one is left."""
