@@ -1,9 +1,9 @@
 """From what is wanted and what is seen to what to do next: a pure function, the same for processes and for pods.
 
     nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
-    a rollout is gone or going     -> another, under a new name; after a failed start only once its back-off is over
-    it failed at start three times -> no more rollouts; the run goes on with the engines it has, and says so
-    manager or trainer is gone     -> the run ends, naming it
+    manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
+    engines fail at start again and again  -> no more of them; the run goes on with the others, and says so
+    managers do, or the trainer is gone    -> the run ends, naming it
     asked to stop                  -> the trainer first, then all others
 
 Refuses to hold: processes, pods, the clock. Read next: `worker` (what is wanted), `fleet` (what is seen).
@@ -19,7 +19,10 @@ from polyrl.fleet import Observed
 from polyrl.worker import Role, Worker, Workers
 
 FAILED_STARTS_LIMIT: Final = 3
-"""Failures at start in a row after which rollouts are given up: a wrong setting fails every time, bad luck does not."""
+"""Failures at start in a row after which a role is given up: a wrong setting fails every time, bad luck does not."""
+
+MANAGER_PROVED_S: Final = 5.0
+"""A manager that lived that long had bound, read its journal and spoken: its end is no failure at start."""
 
 FIRST_BACKOFF_S: Final = 1.0
 """Wait after an exit that nobody asked for; it doubles with each further failed start in a row."""
@@ -28,6 +31,9 @@ MANAGER_START_S: Final = 120.0
 """Longest time until the manager's endpoints are known: a second on an idle machine, far more on one that swaps."""
 
 ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
+
+SINGLE_ROLES: Final = (Role.MANAGER, Role.RESERVED)
+"""Of which one runs at a time, and another takes its place when it is gone."""
 
 USER_ERROR_EXIT: Final = 2
 """Exit code by which a trainer says that the user's input is wrong."""
@@ -99,15 +105,25 @@ def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
     return list(_start_missing(wanted, facts, now))
 
 
-def failed_starts(facts: Facts) -> list[Observed]:
-    """The newest rollouts that ended before they served, and that nobody took away, oldest first."""
+def failed_starts(facts: Facts, role: Role = Role.ROLLOUT) -> list[Observed]:
+    """The newest of a role that ended before they were of use, and that nobody took away, oldest first."""
     failures: list[Observed] = []
-    for rollout in sorted(_of_role(facts.observed, Role.ROLLOUT), key=lambda seen: seen.started_at):
-        if rollout.name in facts.served:
+    for worker in sorted(_of_role(facts.observed, role), key=lambda seen: seen.started_at):
+        if _was_of_use(facts, worker):
             failures.clear()
-        elif not rollout.lives and rollout.reclaim is None:
-            failures.append(rollout)
+        elif not worker.lives and worker.reclaim is None:
+            failures.append(worker)
     return failures
+
+
+def _was_of_use(facts: Facts, worker: Observed) -> bool:
+    if worker.role is not Role.MANAGER:
+        return worker.name in facts.served
+    return worker.exited_at is not None and worker.exited_at - worker.started_at >= MANAGER_PROVED_S
+
+
+def _given_up(facts: Facts, role: Role) -> bool:
+    return len(failed_starts(facts, role)) >= FAILED_STARTS_LIMIT
 
 
 def conditions(wanted: Workers, facts: Facts) -> list[str]:
@@ -121,15 +137,19 @@ def conditions(wanted: Workers, facts: Facts) -> list[str]:
             f"rollouts given up: the last {len(failures)} ended before they served "
             f"(newest {failures[-1].name}, exit code {failures[-1].exit_code})"
         )
-    if wanted.reserved is not None and any(not seen.lives for seen in _of_role(facts.observed, Role.RESERVED)):
-        sentences.append("the reserved engine has ended; rollouts generate alone")
+    if wanted.reserved is not None and _given_up(facts, Role.RESERVED):
+        sentences.append("the reserved engine is given up; rollouts generate alone")
     return sentences
 
 
 def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
     """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
-    due = _may_start_at(facts)
-    return due if due is not None and due > now and _missing_rollouts(wanted, facts) else None
+    missing = {Role.ROLLOUT: _missing_rollouts(wanted, facts)}
+    for role in SINGLE_ROLES:
+        seen = _of_role(facts.observed, role)
+        missing[role] = bool(seen) and not any(one.lives for one in seen)
+    dues = [_may_start_at(facts, role) for role, some in missing.items() if some]
+    return min((due for due in dues if due is not None and due > now), default=None)
 
 
 def _ending(wanted: Workers, facts: Facts, now: float) -> End | None:
@@ -138,14 +158,21 @@ def _ending(wanted: Workers, facts: Facts, now: float) -> End | None:
     for trainer in _of_role(facts.observed, Role.TRAINER):
         if not trainer.lives:
             return _trainer_ended(trainer)
-    for manager in _of_role(facts.observed, Role.MANAGER):
-        if not manager.lives and not (facts.finishing and manager.exit_code == 0):
+    if facts.finishing:
+        return None
+    return _manager_ended(facts, now) or _without_engines(wanted, facts)
+
+
+def _manager_ended(facts: Facts, now: float) -> End | None:
+    for manager in _of_role(facts.observed, Role.MANAGER)[-1:]:
+        useless = manager.exit_code == USER_ERROR_EXIT or _given_up(facts, Role.MANAGER)
+        if not manager.lives and useless:
             why = f"the manager ended with exit code {manager.exit_code} before the trainer was done"
             return End(ok=False, why=why, worker=manager.name)
-        if not facts.manager_ready and now - manager.started_at > MANAGER_START_S:
+        if manager.lives and not facts.manager_ready and now - manager.started_at > MANAGER_START_S:
             why = f"the manager did not say where it listens within {MANAGER_START_S:g} s"
             return End(ok=False, why=why, worker=manager.name)
-    return None if facts.finishing else _without_engines(wanted, facts)
+    return None
 
 
 def _trainer_ended(trainer: Observed) -> End:
@@ -160,8 +187,8 @@ def _without_engines(wanted: Workers, facts: Facts) -> End | None:
     if wanted.manager is None or any(seen.lives for role in ENGINE_ROLES for seen in _of_role(facts.observed, role)):
         return None
     failures = failed_starts(facts)
-    reserved_gone = wanted.reserved is None or bool(_of_role(facts.observed, Role.RESERVED))
-    rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or len(failures) >= FAILED_STARTS_LIMIT
+    reserved_gone = wanted.reserved is None or _given_up(facts, Role.RESERVED)
+    rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or _given_up(facts, Role.ROLLOUT)
     if not (reserved_gone and rollouts_gone):
         return None
     last = failures[-1] if failures else _of_role(facts.observed, Role.RESERVED)[-1]
@@ -180,20 +207,33 @@ def _stop_all(wanted: Workers, observed: Sequence[Observed]) -> Iterable[Action]
 
 
 def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
-    names = {seen.name for seen in facts.observed}
-    if wanted.manager is not None and wanted.manager.name not in names:
-        yield Start(wanted.manager, "the run begins")
-    if facts.finishing or (wanted.manager is not None and not facts.manager_ready):
+    if facts.finishing:
         return
-    for single in (wanted.trainer, wanted.reserved):
-        if single is not None and single.name not in names:
-            yield Start(single, "the run begins")
+    if wanted.manager is not None:
+        yield from _start_single(wanted.manager, facts, now)
+        if not facts.manager_ready:
+            return
+    if not _of_role(facts.observed, Role.TRAINER):
+        yield Start(wanted.trainer, "the run begins")
+    if wanted.reserved is not None:
+        yield from _start_single(wanted.reserved, facts, now)
     yield from _start_rollouts(wanted, facts, now)
 
 
+def _start_single(template: Worker, facts: Facts, now: float) -> Iterable[Action]:
+    seen = _of_role(facts.observed, template.role)
+    if not seen:
+        yield Start(template.named(template.name), "the run begins")
+        return
+    due = _may_start_at(facts, template.role)
+    if any(one.lives for one in seen) or _given_up(facts, template.role) or (due is not None and now < due):
+        return
+    yield Start(template.named(f"{template.name}-{len(seen)}"), f"{seen[-1].name} is gone")
+
+
 def _start_rollouts(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
-    may_start_at = _may_start_at(facts)
-    if wanted.rollout is None or len(failed_starts(facts)) >= FAILED_STARTS_LIMIT:
+    may_start_at = _may_start_at(facts, Role.ROLLOUT)
+    if wanted.rollout is None or _given_up(facts, Role.ROLLOUT):
         return
     if may_start_at is not None and now < may_start_at:
         return
@@ -207,13 +247,14 @@ def _missing_rollouts(wanted: Workers, facts: Facts) -> int:
     return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(facts.observed, Role.ROLLOUT)))
 
 
-def _may_start_at(facts: Facts) -> float | None:
+def _may_start_at(facts: Facts, role: Role) -> float | None:
     """When the back-off of the newest exit that nobody asked for is over; None when there was none."""
-    rollouts = _of_role(facts.observed, Role.ROLLOUT)
-    exits = [seen.exited_at for seen in rollouts if seen.exited_at is not None and seen.reclaim is None]
+    those = _of_role(facts.observed, role)
+    exits = [seen.exited_at for seen in those if seen.exited_at is not None and seen.reclaim is None]
     if not exits:
         return None
-    return max(exits) + FIRST_BACKOFF_S * 2.0 ** max(0, len(failed_starts(facts)) - 1)
+    failures = len(failed_starts(facts, role))
+    return max(exits) + (FIRST_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
 
 
 def _of_role(observed: Sequence[Observed], role: Role) -> list[Observed]:

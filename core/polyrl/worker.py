@@ -135,8 +135,7 @@ def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
 def _agent(spec: JobSpec, place: Place, role: Role, pool: Pool) -> Worker:
     argv = _module(place, "polyrl_rollout.agent", "agent", endpoints_flag="--manager-endpoints")
     argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
-    worker = Worker(role.value, role, argv, _threads(spec.rollout.engine.threads), float(spec.rollout.drain_seconds))
-    return worker.named(role.value) if role is Role.RESERVED else worker
+    return Worker(role.value, role, argv, _threads(spec.rollout.engine.threads), float(spec.rollout.drain_seconds))
 
 
 def _module(place: Place, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:

@@ -72,7 +72,10 @@ class ControlClient:
         while True:
             status = await self._status(seq)
             if status is None:
+                # A successor listens elsewhere and counts anew.
+                seq = -1
                 await asyncio.sleep(RETRY_S)
+                await self.find()
             elif status.seq != seq:
                 seq = status.seq
                 yield status

@@ -35,6 +35,14 @@ def rollout(number: int) -> Worker:
     return ROLLOUT.named(f"rollout-{number}")
 
 
+def manager(number: int) -> Worker:
+    return MANAGER.named(f"manager-{number}")
+
+
+def reserved_failures() -> list[Observed]:
+    return [exited(RESERVED.named(f"reserved-{n}"), started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT)]
+
+
 ALL = [seen(worker) for worker in (MANAGER, TRAINER, RESERVED, rollout(0), rollout(1))]
 
 
@@ -75,18 +83,30 @@ ROWS = [
         ["start rollout-2: another one is gone or going"],
     ),
     (
-        "one that crashed waits its back-off",
-        [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S / 2)],
+        "and one that served and crashed",
+        [*without("rollout-0"), exited(rollout(0), ago=0)],
         {},
+        ["start rollout-2: another one is gone or going"],
+    ),
+    (
+        "one that failed at its start waits its back-off",
+        [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S / 2)],
+        {"served": frozenset({"rollout-1"})},
         [],
     ),
     (
         "and not a moment longer",
         [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S)],
-        {},
+        {"served": frozenset()},
         ["start rollout-2: another one is gone or going"],
     ),
-    ("the reserved engine is not replaced", [*without("reserved"), exited(RESERVED)], {}, []),
+    (
+        "the reserved engine is replaced too",
+        [*without("reserved"), exited(RESERVED)],
+        {},
+        ["start reserved-1: reserved is gone"],
+    ),
+    ("until it is given up", [*without("reserved"), *reserved_failures()], {}, []),
     (
         "no rollout is replaced once the job is over",
         [*without("rollout-0"), exited(rollout(0), 0)],
@@ -106,10 +126,22 @@ ROWS = [
         ["end: the trainer ended with exit code -9"],
     ),
     (
-        "no manager, no run",
-        [*without("manager"), exited(MANAGER, -9)],
+        "a manager that was killed has a successor, which goes on with its journal",
+        [*without("manager"), exited(MANAGER, -9, ago=0)],
         {},
-        ["end: the manager ended with exit code -9 before the trainer was done"],
+        ["start manager-1: manager is gone"],
+    ),
+    (
+        "one that cannot use its input has none",
+        [*without("manager"), exited(MANAGER, 2)],
+        {},
+        ["end: the manager ended with exit code 2 before the trainer was done"],
+    ),
+    (
+        "nor have managers that fail at start again and again",
+        [*without("manager"), *(exited(manager(n), 1, started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT))],
+        {},
+        ["end: the manager ended with exit code 1 before the trainer was done"],
     ),
     ("unless the job is over", [*without("manager"), exited(MANAGER, 0)], {"finishing": True}, []),
     (
@@ -177,7 +209,7 @@ def test_the_back_off_doubles() -> None:
 
 def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:
     gone = [failed(n) for n in range(FAILED_STARTS_LIMIT)]
-    (end,) = plan(WANTED, Facts([*ALL[:2], exited(RESERVED), *gone], True), NOW)
+    (end,) = plan(WANTED, Facts([*ALL[:2], *reserved_failures(), *gone], True), NOW)
     assert isinstance(end, End)
     assert (end.ok, end.worker) == (False, "rollout-2")
     assert str(end) == "end: no engine is left: rollout-2 ended with exit code 1"
