@@ -1,0 +1,65 @@
+"""What an audit has looked at and what it found broken, by invariant. Part of `audit`.
+
+Refuses to hold: checks. Read next: `audit_engines`, `audit_samples`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+TITLES: Final = {
+    "I1": "every sample ends once: acknowledged, or discarded for a reason",
+    "I2": "no step is silently short: whole groups, packed once, as many as were asked for",
+    "I3": "a batch is trained once",
+    "I4": "no token after the end of a turn, none doubled, none missing, none over the budget",
+    "I5": "no request waits beyond its deadline",
+    "I6": "every token is of a version that its engine had verified and its sample may use",
+    "I7": "an engine works, serves and leaves only under its lease",
+    "I8": "a silent engine leaves within one lease",
+    "I9": "the reserved window is bounded by the work left",
+    "I10": "replayed facts give what the records tell",
+    "I11": "bytes are linear in tokens",
+}
+"""Of the invariants that a journal can speak about, and I9, of which it holds no more than the windows themselves."""
+
+NOT_SHOWN: Final = {"I9": "the planned length of a window is not in a journal"}
+
+
+class Verdict(NamedTuple):
+    """One line of an audit."""
+
+    invariant: str
+    title: str
+    looked: dict[str, int]
+    """What was looked at, and how much of it; empty when the journal does not show this invariant."""
+    broken: int
+    first: str
+    """The first broken fact; or, when nothing was looked at, why not."""
+
+
+class Findings:
+    """The books of an audit."""
+
+    def __init__(self) -> None:
+        self._looked: dict[str, Counter[str]] = {invariant: Counter() for invariant in TITLES}
+        self._broken: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def saw(self, invariant: str, what: str, count: int = 1) -> None:
+        """`count` more of `what` were looked at."""
+        self._looked[invariant][what] += count
+
+    def broke(self, invariant: str, at: float, text: str) -> None:
+        """A fact that cannot be; the first one is kept."""
+        self._broken[invariant] += 1
+        self._first.setdefault(invariant, f"at {at:.3f} s: {text}")
+
+    def verdicts(self) -> list[Verdict]:
+        """One per invariant, in order."""
+        return [self._verdict(invariant) for invariant in TITLES]
+
+    def _verdict(self, invariant: str) -> Verdict:
+        looked = dict(self._looked[invariant])
+        first = self._first.get(invariant, "" if looked else NOT_SHOWN.get(invariant, "nothing of it happened"))
+        return Verdict(invariant, TITLES[invariant], looked, self._broken[invariant], first)
