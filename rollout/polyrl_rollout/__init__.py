@@ -1,1 +1,1 @@
-"""Generates: the manager that moves samples, the agent beside each engine, the engines. Read next: `manager`, then `agent`."""
+"""Generates: the manager that moves samples, the agent beside each engine, the engines. Read next: `manager`."""

@@ -1,7 +1,7 @@
 """Every command that README, docs and examples show in a `sh` block is executed here, or by the test named beside it.
 
-A block runs as one script in a copy of the repository's root, as a reader would run it. Blocks that are not meant to be run
-as they stand carry another fence (`text`, `console`, `python`).
+A block runs as one script in a copy of the repository's root, as a reader would run it. Blocks that are not meant to
+be run as they stand carry another fence (`text`, `console`, `python`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+)
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK_DEADLINE_S = 240
 """Longest block: a short run with its processes' start on two busy cores."""
@@ -70,7 +72,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tracked and not ignored files, without what runs have left behind."""
     target = tmp_path_factory.mktemp("docs") / "polyrl"
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     for name in listed.stdout.splitlines():
         if (ROOT / name).is_file():

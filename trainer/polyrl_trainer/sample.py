@@ -1,6 +1,7 @@
 """A training example as the learner sees it: numpy arrays, the field's names, no tensors.
 
-Refuses to hold: where it came from on the wire (see `client`), how it is batched (see `sequence_packing`). Read next: `backend`.
+Refuses to hold: where it came from on the wire (see `client`), how it is batched (see `sequence_packing`).
+Read next: `backend`.
 """
 
 from __future__ import annotations
