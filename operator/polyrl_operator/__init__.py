@@ -1,1 +1,1 @@
-"""Provides: turns one PolyRLJob into workers, local processes or pods, and reports. Holds no torch. Read next: `cli`."""
+"""Provides: turns one PolyRLJob into workers (processes or pods), and reports. Holds no torch. Read next: `cli`."""
