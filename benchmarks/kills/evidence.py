@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ import msgspec
 from reference import Reference
 
 from polyrl.ledger import LedgerConfig
+from polyrl.ledger import journal_format as form
 from polyrl.ledger.codec import decode_facts
 from polyrl.ledger.columns import row_columns
 from polyrl.ledger.facts import (
@@ -34,6 +36,7 @@ from polyrl.ledger.facts import (
     TurnEnded,
 )
 from polyrl.ledger.leases import TICK_RESOLUTION_S
+from polyrl.ledger.records import RUN, Began, decode_record
 from polyrl.sample import sample_id
 
 TOLERANCE: Final = 2e-4
@@ -69,14 +72,16 @@ class Journal:
     """A finished run's journal. Raises ValueError when a snapshot has replaced the facts: take fewer kills."""
 
     def __init__(self, path: Path) -> None:
-        with sqlite3.connect(path) as db:
-            (snapshot,) = db.execute("SELECT seq FROM snapshot").fetchone()
-            ((wall, at),) = db.execute("SELECT wall, at FROM incarnations").fetchall()
-            bodies = db.execute("SELECT body FROM facts ORDER BY seq").fetchall()
-        db.close()
+        with closing(sqlite3.connect(path)) as db:
+            (snapshot, *_) = db.execute(form.SELECT_SNAPSHOT).fetchone()
+            rows = db.execute(form.SELECT_FACTS).fetchall()
+            ((first,),) = db.execute(f"{form.SELECT_RECORDS_ABOUT} LIMIT 1", (RUN,)).fetchall()
         if snapshot:
             raise ValueError(f"{path}: facts up to {snapshot} are gone")
-        self._ahead: float = wall - at
+        began = decode_record(first)
+        assert isinstance(began, Began), "a journal opens with the beginning of its run"
+        self.config = began.config
+        self._ahead = began.wall - began.at
         self._samples: dict[int, str] = {}
         self._engines: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
@@ -91,7 +96,7 @@ class Journal:
         self.taken: list[TokensTaken] = []
         self.accepted: Counter[str] = Counter()
         """Tokens per engine."""
-        for (body,) in bodies:
+        for _, _, body, _ in rows:
             for fact in decode_facts(body):
                 self._read(fact)
 
@@ -228,7 +233,7 @@ def judge(
     report.violations = [
         *ends_wrong(journal, client, in_group),
         *samples_wrong(client, differences, reference),
-        *figures_wrong(report, client),
+        *figures_wrong(report, client, journal.config),
     ]
     return report
 
@@ -272,9 +277,8 @@ def samples_wrong(client: Client, differences: list[float | None], reference: Re
             yield f"sample {sample['sample']}: its spans {sample['spans']} name wrong attempts or versions"
 
 
-def figures_wrong(report: Report, client: Client) -> Iterable[str]:
+def figures_wrong(report: Report, client: Client, config: LedgerConfig) -> Iterable[str]:
     """Tokens kept, and every wait within its stated deadline."""
-    config = LedgerConfig(epoch=0)
     lease_s = config.lease_s + TICK_RESOLUTION_S + LATE_S
     limits = {
         "from a kill to the move of its samples": (report.kill_to_moved["max"], lease_s),

@@ -80,6 +80,16 @@ def is_up(root: Path, engines: int = 0) -> Callable[[], bool]:
     return lambda: len(processes_of(root)) >= 6 + engines
 
 
+def come_up(run: subprocess.Popen[str], root: Path, engines: int = 0) -> None:
+    """Waits until all is there; a run that ends meanwhile shows what it said."""
+
+    def there() -> bool:
+        assert run.poll() is None, run.communicate()[0]
+        return is_up(root, engines)()
+
+    wait_until(there, "the whole run")
+
+
 def the_worker(root: Path, name: str) -> psutil.Process:
     return next(
         process
@@ -104,7 +114,7 @@ def test_a_good_end(root: Path, start: Run) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_asked_to_stop_once_it_stops_and_sums_up(root: Path, start: Run, number: signal.Signals, code: int) -> None:
     run = start(root)
-    wait_until(is_up(root), "the whole run")
+    come_up(run, root)
     run.send_signal(number)
     output = output_of(run)
     assert run.returncode == code, output
@@ -114,7 +124,7 @@ def test_asked_to_stop_once_it_stops_and_sums_up(root: Path, start: Run, number:
 
 def test_workers_that_do_not_listen_end_all_the_same(root: Path, start: Run) -> None:
     run = start(root, trainer=DEAF, agent=DEAF)
-    wait_until(is_up(root), "the whole run")
+    come_up(run, root)
     run.send_signal(signal.SIGINT)
     output_of(run)
     assert run.returncode == 130
@@ -123,14 +133,14 @@ def test_workers_that_do_not_listen_end_all_the_same(root: Path, start: Run) -> 
 
 def test_nothing_survives_a_killed_runner_not_even_engines(root: Path, start: Run) -> None:
     run = start(root, agent=WITH_CHILD)
-    wait_until(is_up(root, engines=3), "the whole run with its engines")
+    come_up(run, root, engines=3)
     run.kill()
     wait_until(lambda: processes_of(root) == [], "an empty process table")
 
 
 def test_a_killed_agent_takes_its_engine_along_and_is_replaced(root: Path, start: Run) -> None:
     run = start(root, agent=WITH_CHILD)
-    wait_until(is_up(root, engines=3), "the whole run with its engines")
+    come_up(run, root, engines=3)
     victim = the_worker(root, "rollout-0")
     engine = victim.children()[0]
     victim.kill()
@@ -150,7 +160,7 @@ def test_without_manager_or_trainer_the_run_ends_and_names_it(
     root: Path, start: Run, victim: str, sentence: str
 ) -> None:
     run = start(root, trainer="print('the last words', flush=True); " + SLEEPS)
-    wait_until(is_up(root), "the whole run")
+    come_up(run, root)
     wait_until(lambda: "last words" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
     the_worker(root, victim).kill()
     output = output_of(run)
@@ -190,8 +200,8 @@ def test_two_runs_live_side_by_side(tmp_path: Path, start: Run) -> None:
     for root in roots:
         root.mkdir()
     runs = [start(root) for root in roots]
-    for root in roots:
-        wait_until(is_up(root), "both runs")
+    for run, root in zip(runs, roots, strict=True):
+        come_up(run, root)
     ports = [json.loads((root / "run" / "endpoints" / "manager.json").read_text())["http"] for root in roots]
     assert len(set(ports)) == 2
     runs[0].send_signal(signal.SIGINT)
@@ -205,7 +215,7 @@ def test_two_runs_live_side_by_side(tmp_path: Path, start: Run) -> None:
 
 def test_a_folder_has_one_runner(root: Path, start: Run) -> None:
     first = start(root)
-    wait_until(is_up(root), "the first run")
+    come_up(first, root)
     second = start(root)
     assert "another `polyrl run` is at work in this folder" in output_of(second)
     assert second.returncode != 0
