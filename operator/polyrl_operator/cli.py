@@ -48,6 +48,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a field, as spec.rollout.maxReplicas=4; repeatable."),
 ]
+NewestRun = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/.", show_default=False),
+]
 
 
 @app.command()
@@ -72,6 +76,39 @@ def run(
     from polyrl_operator.run import run_command
 
     raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
+
+
+@app.command()
+def why(run: NewestRun = None) -> None:
+    """Print who waits for whom in a run, for what, since when and until when."""
+    from polyrl_operator.why import why_lines
+
+    for line in why_lines(run):
+        typer.echo(line)
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    sample: Annotated[str, typer.Argument(metavar="SAMPLE", help="A sample's name, as 12.3.")],
+) -> None:
+    """Print one sample's whole life: engines, versions, tokens, reward, batch, reasons."""
+    from polyrl_operator.explain import explain_lines
+
+    for line in explain_lines(run, sample):
+        typer.echo(line)
+
+
+@app.command()
+def check(run: NewestRun = None) -> None:
+    """Verify a run's invariants from its journal; exit status 1 when one is broken."""
+    from polyrl_operator.check import check_lines
+
+    lines, holds = check_lines(run)
+    for line in lines:
+        typer.echo(line)
+    if not holds:
+        raise typer.Exit(RUN_FAILED)
 
 
 @app.command()

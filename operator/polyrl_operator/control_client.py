@@ -1,4 +1,4 @@
-"""The runner's side of the manager's HTTP API: finds it, follows its status, asks it to drain.
+"""The runner's side of the manager's HTTP API: finds it, follows its status, asks who waits, asks it to drain.
 
 Watching is a long-poll: the manager answers when something changes. A manager that does not answer is asked again until
 the watcher is cancelled; whether it is dead is the fleet's to say, not a timeout's.
@@ -17,7 +17,16 @@ from typing import Final, Self
 import aiohttp
 import msgspec
 
-from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest, Endpoints, parse_endpoints
+from polyrl.control import (
+    DRAIN_PATH,
+    STATUS_PATH,
+    WAITS_PATH,
+    DrainAnswer,
+    DrainRequest,
+    Endpoints,
+    Waits,
+    parse_endpoints,
+)
 from polyrl.errors import ProtocolError
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
@@ -85,6 +94,11 @@ class ControlClient:
         body = msgspec.json.encode(DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason))
         answer = await self._ask("POST", DRAIN_PATH, body=body)
         return answer is not None and msgspec.json.decode(answer, type=DrainAnswer).known
+
+    async def waits(self) -> Waits | None:
+        """Who waits for whom at this moment; None when the manager does not answer."""
+        answer = await self._ask("GET", WAITS_PATH)
+        return None if answer is None else msgspec.json.decode(answer, type=Waits)
 
     async def _status(self, since: int) -> ManagerStatus | None:
         answer = await self._ask("GET", f"{STATUS_PATH}?since={since}&waitSeconds={STATUS_WAIT_S:g}")
