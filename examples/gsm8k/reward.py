@@ -2,7 +2,7 @@
 
 import re
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?:(?<![\d)])-)?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")  # "-3" is negative, but "5-3" ends in 3
 
 
 def score(sample):
