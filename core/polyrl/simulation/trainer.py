@@ -204,8 +204,9 @@ class SimulatedTrainer:
         self._ask(lambda r: Submit(r, tuple(groups)))
 
     def _replace(self, dropped: GroupDropped) -> None:
-        """Another prompt in its place, unless surplus groups stand in for it."""
-        if dropped.group in self._dropped or (dropped.step, dropped.purpose) != (self._step, self._purpose):
+        """Another prompt in its place, unless the step has all that it wants."""
+        ours = (dropped.step, dropped.purpose) == (self._step, self._purpose)
+        if dropped.group in self._dropped or not ours or not self._missing:
             return
         self._dropped.add(dropped.group)
         self._replaced += 1
