@@ -1,14 +1,19 @@
-"""The reward of grade-school maths: the last number of the response is the answer (Cobbe et al. 2021)."""
+"""The reward of grade-school maths: 1 for the right answer, 0.1 for a wrong one that ends in a line "#### <number>".
+
+The last number is the answer (Cobbe et al. 2021). The tenth is for a policy that is never right yet: without it all
+rewards of its groups are equal, and teach nothing. It is no part of `exact_match`.
+"""
 
 import re
 
-NUMBER = re.compile(r"(?:(?<![\d)])-)?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")  # "-3" is negative, but "5-3" ends in 3
+NUMBER = r"(?:(?<![\d)])-)?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?"  # "-3" is negative, but "5-3" ends in 3
 
 
 def score(sample):
-    numbers = NUMBER.findall(sample.response)
-    right = bool(numbers) and value(numbers[-1]) == value(str(sample.metadata["final"]))
-    return {"reward": float(right), "exact_match": float(right), "has_number": float(bool(numbers))}
+    answer, numbers = value(str(sample.metadata["final"])), re.findall(NUMBER, sample.response)
+    right = float(bool(numbers) and value(numbers[-1]) == answer)
+    form = float(bool(re.search(rf"^#### {NUMBER}\s*\Z", sample.response, re.MULTILINE)))
+    return {"reward": max(right, 0.1 * form), "exact_match": right, "final_line": form}
 
 
 def value(number):

@@ -155,7 +155,7 @@ def test_worked_examples_earn_the_reward(prepared: Prepared) -> None:
     assert prepared.conversations is not None
     for row in (draw.item for draw in prepared.conversations.get(48)):
         row.metadata["final"] = row.response.split()[-1]
-        assert prepared.reward(row)["exact_match"] == 1.0
+        assert prepared.reward(row) == {"reward": 1.0, "exact_match": 1.0, "final_line": 1.0}
 
 
 def test_the_model_has_room_for_the_tokenizer_and_the_longest_row(example: Path, prepared: Prepared) -> None:
