@@ -1,0 +1,71 @@
+"""Kills rollouts at work (SIGKILL to the whole process group) at random moments, one after the other.
+
+Refuses to hold: what a kill did (see `journal`). Read next: `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from typing import Final
+
+from journal import Kill
+from plan import Plan
+
+from polyrl.status import EngineState
+from polyrl_operator.control_client import ControlClient
+from polyrl_operator.local_run import LocalRun
+from polyrl_operator.process_fleet import ProcessFleet
+
+JITTER_S: Final = 0.5
+"""Upper end of a further random pause: the status comes five times a second, a kill at any moment."""
+
+LOOK_S: Final = 0.05
+"""Between two looks at the status; `LocalRun` keeps the newest one and announces it to nobody."""
+
+SECONDS_PER_KILL: Final = 120.0
+"""Longest time from one kill to the next: a start costs several seconds of a core, and cores may be shared."""
+
+
+class LeaseOnly(ControlClient):
+    """A runner that does not tell the manager whose process has ended: what a machine that vanishes looks like."""
+
+    async def drain(self, engine: str, deadline_s: float, reason: str) -> bool:
+        """Says nothing."""
+        return True
+
+
+class Killer:
+    """Kills as often as the plan says."""
+
+    def __init__(self, run: LocalRun, fleet: ProcessFleet, plan: Plan) -> None:
+        self.kills: list[Kill] = []
+        self._run, self._fleet, self._plan, self._random = run, fleet, plan, random.Random(plan.seed)
+
+    async def kill(self) -> None:
+        """Raises TimeoutError when rollouts do not come back."""
+        for number in range(self._plan.kills):
+            async with asyncio.timeout(SECONDS_PER_KILL):
+                await self._generated(self._random.randint(*self._plan.tokens_between))
+                await asyncio.sleep(self._random.uniform(0.0, JITTER_S))
+                victim = self._random.choice(await self._at_work(2))
+            self.kills.append(Kill(victim, time.time()))
+            await self._fleet.kill(victim)
+            print(f"kill {number + 1}: {victim}", file=sys.stderr, flush=True)
+
+    async def _generated(self, tokens: int) -> None:
+        goal = self._run.status.tokens.generated + tokens
+        while self._run.status.tokens.generated < goal:  # noqa: ASYNC110 - the status has no event of its own
+            await asyncio.sleep(LOOK_S)
+
+    async def _at_work(self, least: int) -> list[str]:
+        """Rollouts that generate; waits until there are so many, so that one is left."""
+        gone = {kill.victim for kill in self.kills}
+        while True:
+            serving = [engine for engine in self._run.status.engines if engine.state is EngineState.SERVING]
+            busy = [engine.engine for engine in serving if engine.running and engine.engine not in gone]
+            if len(busy) >= least:
+                return busy
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,92 @@
+"""What one measurement is: how many kills, how often, of which engines, on responses how long.
+
+Refuses to hold: processes. Read next: `run`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from polyrl.manifest.job import PolyRLJob
+
+PROMPTS, PROMPT_TOKENS = 32, 12
+GROUPS_IN_FLIGHT, SAMPLES_PER_GROUP = 12, 2
+
+MODEL: Final[dict[str, Any]] = {
+    "model_type": "qwen2",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.15,
+}
+
+SGLANG_ON_CPU: Final = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--sampling-backend", "pytorch"),
+    *("--grammar-backend", "none", "--skip-server-warmup", "--disable-overlap-schedule", "--max-total-tokens", "32768"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement; all of its randomness follows from `seed`."""
+
+    kills: int
+    seed: int
+    tokens: int
+    """Of each response."""
+    tokens_between: tuple[int, int]
+    """Accepted tokens from one kill to the next: bounds of an even draw."""
+    rollouts: int = 3
+    engine: str = "embedded"
+    told: bool = True
+    """The runner tells the manager that a process has ended; else the manager learns it from silence alone."""
+
+    def job(self) -> PolyRLJob:
+        """The manifest of the run."""
+        return PolyRLJob.model_validate(
+            {
+                "apiVersion": "polyrl.dev/v1alpha1",
+                "kind": "PolyRLJob",
+                "metadata": {"name": "kills"},
+                "spec": {"recipe": self._recipe(), "trainer": {"reservedEngine": False}, "rollout": self._rollout()},
+            }
+        )
+
+    def workload(self, prompts: list[list[int]]) -> dict[str, Any]:
+        """What the trainer's stand-in submits."""
+        return {
+            "config": MODEL,
+            "seed": self.seed,
+            "prompts": prompts,
+            "tokens": self.tokens,
+            "groupsInFlight": GROUPS_IN_FLIGHT,
+            "samplesPerGroup": SAMPLES_PER_GROUP,
+        }
+
+    def _recipe(self) -> dict[str, Any]:
+        return {
+            "mode": "rl",
+            "model": {"config": MODEL, "tokenizer": {"type": "characters", "alphabet": "0123456789"}},
+            "data": {"rl": [{"path": "rl.jsonl"}]},
+            "reward": {"function": "reward:score"},
+            "algorithm": {"steps": 1},
+            "sampling": {"maxNewTokens": self.tokens},
+        }
+
+    def _rollout(self) -> dict[str, Any]:
+        context = PROMPT_TOKENS + self.tokens
+        engine: dict[str, Any] = {
+            "type": self.engine,
+            "maxRunning": 32,
+            "maxContext": context,
+            "kvTokens": 32 * context,
+        }
+        if self.engine == "sglang":
+            engine["args"] = list(SGLANG_ON_CPU)
+        return {"replicas": self.rollouts, "maxReplicas": self.rollouts, "engine": engine}
