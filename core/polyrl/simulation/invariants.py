@@ -6,7 +6,7 @@
     I6   every token's version was verified by the engine that made it, and may be used by the sample
     I7   an engine leaves the pool by Bye or by silence for its lease, and by nothing else
     I8   a silent engine leaves within one lease
-    I10  facts fold to the live state, at any cut, also after a journey through bytes
+    I10  facts fold to the live state, at any cut, also after a journey through bytes; a restart loses nothing accepted
     I11  bytes are linear in tokens
 
 Refuses to hold: what peers do. Read next: `run`.
@@ -23,10 +23,12 @@ import numpy as np
 
 from polyrl.ledger import Fact, Ledger, Outcome
 from polyrl.ledger import facts as f
+from polyrl.ledger.codec import decode_state, encode_state
 from polyrl.ledger.fold import fold
 from polyrl.ledger.state import State
 from polyrl.sample import Group, Response, Scored, sample_id
 from polyrl.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
+from polyrl.simulation.restarts import lost_by_restart
 from polyrl.simulation.schedule import Schedule
 from polyrl.wire import Assign, Batch, Bye, Deltas, FromAgent, FromTrainer, Hello, Next, Serving, Submit, TurnDone
 
@@ -171,6 +173,14 @@ class Watcher:
         if self._events % CUT_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
+
+    def restarted(self, before: State, ledger: Ledger, now: float) -> None:
+        """The manager has read its journal, and goes on with another ledger; `before` is what the old one knew."""
+        lost = lost_by_restart(before, ledger.state)
+        if lost:
+            raise Violation(now, "I10", f"the restarted manager has other {', '.join(lost)} than the killed one")
+        self._ledger = ledger
+        self._mirror = decode_state(encode_state(ledger.state))
 
     def at_end(self, now: float) -> None:
         """The run is over."""

@@ -113,7 +113,8 @@ def run_schedule(schedule: Schedule) -> Result:
         world.at(fault.at, lambda fault=fault: _befall(world, fleet, trainer, fault))  # type: ignore[misc]
     world.run(lambda: trainer.done, QUIET_S)
     world.watcher.at_end(world.now)
-    return Result(world.ledger.status(world.now), world.now, world.events)
+    status = world.manager.ledger.status(world.manager.clock(world.now))
+    return Result(status, world.now, world.events)
 
 
 def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:
@@ -125,6 +126,10 @@ def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault
         trainer.lose_next = Accepted
     elif fault.kind == "managerAway":
         world.send_manager_away(fault.seconds)
+    elif fault.kind == "managerKill":
+        world.kill_manager(fault.seconds)
+    elif fault.kind == "managerKillMidway":
+        world.dies_midway = fault.seconds
     elif fault.kind in ("closeWindow", "openWindow"):
         trainer.set_window(open_=fault.kind == "openWindow")
     else:

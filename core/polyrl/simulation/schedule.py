@@ -35,9 +35,19 @@ loses its connection, once or repeatedly; loses or doubles a frame; lies about i
 not its own, about its budget, about tokens sent before, about having ended; cannot load weights; hands back; calls a
 sample impossible; is drained by the operator; says Bye."""
 
-OTHER_FAULTS: Final = ("trainerBreak", "loseBatch", "loseAnswer", "managerAway", "closeWindow", "openWindow")
+OTHER_FAULTS: Final = (
+    "trainerBreak",
+    "loseBatch",
+    "loseAnswer",
+    "managerAway",
+    "managerKill",
+    "managerKillMidway",
+    "closeWindow",
+    "openWindow",
+)
 """What can happen to the others: the trainer loses its connection, at any moment, or with a batch or an answer under
-way; the manager's process is stopped; the reserved window is moved."""
+way; the manager's process is stopped, or killed at any moment, or killed between a commit and the messages that wait
+for it; the reserved window is moved."""
 
 HORIZON_S: Final = 25.0
 """Faults happen within the first so many seconds; after them the run must end."""
@@ -133,7 +143,7 @@ def _draw_engine(rng: Random, *, reserved: bool) -> EnginePlan:
 
 
 def _draw_fault(rng: Random) -> Fault:
-    kind = rng.choice(ENGINE_FAULTS) if rng.random() < 0.85 else rng.choice(OTHER_FAULTS)
+    kind = rng.choice(ENGINE_FAULTS) if rng.random() < 0.75 else rng.choice(OTHER_FAULTS)
     return Fault(
         rng.uniform(0.0, HORIZON_S) * rng.choice((0.05, 0.2, 1.0)),
         kind,

@@ -72,6 +72,7 @@ class SimulatedTrainer:
         self._replaced = 0
         self._unacknowledged = 0
         world.to_trainer = self._send_back
+        world.cut_trainer = self.cut
         self._connect()
         self._next_step()
 

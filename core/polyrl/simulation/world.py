@@ -1,4 +1,4 @@
-"""Virtual time and the wires: an event heap, ordered links that can break, and the ledger in the middle.
+"""Virtual time and the wires: an event heap, ordered links that can break, and the manager in the middle.
 
 A link keeps order while it lasts, as ZeroMQ does; when it breaks, whatever is on it in either direction is lost.
 
@@ -15,8 +15,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from polyrl.ledger import Ledger, LedgerConfig, Outcome
+from polyrl.ledger import LedgerConfig, Outcome
 from polyrl.simulation.invariants import Violation, Watcher
+from polyrl.simulation.manager import SimulatedManager
 from polyrl.simulation.model import Model
 from polyrl.simulation.schedule import Schedule
 from polyrl.wire import FromAgent, FromTrainer, ToAgent, ToTrainer
@@ -34,6 +35,8 @@ class AgentPeer(Protocol):
     """An engine's side of its link."""
 
     def hear(self, message: ToAgent) -> None: ...
+
+    def cut(self) -> None: ...
 
 
 class Link:
@@ -60,12 +63,17 @@ class World:
         self.now = 0.0
         longest = 8 + schedule.max_new_tokens + 8 * schedule.max_turns
         self.model = Model(schedule.seed, longest, schedule.mean_turn)
-        self.ledger = Ledger(msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter))
-        self.watcher = Watcher(self.ledger, self.model, schedule)
+        self.manager = SimulatedManager(msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter))
+        self.watcher = Watcher(self.manager.ledger, self.model, schedule)
         self.agents: dict[str, tuple[Link, AgentPeer]] = {}
         """By engine name, while a link is up."""
         self.to_trainer: Callable[[ToTrainer], None] = lambda message: None
-        self.away_until = 0.0
+        self.cut_trainer: Callable[[], None] = lambda: None
+        self._away_until = 0.0
+        self._sockets: list[Callable[[], None]] = []
+        """What came while the manager was away, in order."""
+        self.dies_midway: float | None = None
+        """The manager is killed between its next commit and the messages that wait for it, and begun so much later."""
         self.events = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._tick_at = inf
@@ -86,54 +94,85 @@ class World:
                 raise Violation(self.now, "I5", "nothing is left to happen, and the run has not ended")
             self.now, _, action = heapq.heappop(self._heap)
             if self.now > self.watcher.progress_at + quiet_s:
-                waits = "; ".join(wait.sentence(self.now) for wait in self.ledger.waits(self.now))
+                clock = self.manager.clock(self.now)
+                waits = "; ".join(wait.sentence(clock) for wait in self.manager.ledger.waits(clock))
                 raise Violation(self.now, "I5", f"the run gets nowhere: {waits}")
             action()
 
     def send_manager_away(self, seconds: float) -> None:
         """The manager hears nothing for a while, as when its process is stopped; the sockets keep what comes."""
-        self.away_until = max(self.away_until, self.now + seconds)
-        self.watcher.deaf_until(self.away_until)
+        self._away_until = max(self._away_until, self.now + seconds)
+        self.watcher.deaf_until(self._away_until)
+        self.at(self._away_until, self._empty_sockets)
+
+    def kill_manager(self, seconds: float) -> None:
+        """kill -9: every connection breaks, what was on the wires is lost; `seconds` later another process goes on."""
+        self._sockets = [self._restart_manager]
+        self._tick_at = inf
+        for _, peer in tuple(self.agents.values()):
+            peer.cut()
+        self.cut_trainer()
+        self.send_manager_away(seconds)
+
+    def _restart_manager(self) -> None:
+        before = self.manager.ledger.state
+        self.manager.restart(self.now)
+        self.watcher.restarted(before, self.manager.ledger, self.now)
+        self._act(self.manager.ledger.resume(self.manager.clock(self.now)))
+
+    def _wait_in_socket(self, again: Callable[[], None]) -> bool:
+        """Whether the manager is away: then `again` is called when it looks into its sockets, if it still lives."""
+        away = self.now < self._away_until
+        if away:
+            self._sockets.append(again)
+        return away
+
+    def _empty_sockets(self) -> None:
+        while self._sockets and self.now >= self._away_until:
+            self._sockets.pop(0)()
 
     def agent_says(self, engine: str, message: FromAgent) -> None:
         """A message arrives at the ledger."""
-        if self.now < self.away_until:
-            self.at(self.away_until, lambda: self.agent_says(engine, message))
+        if self._wait_in_socket(lambda: self.agent_says(engine, message)):
             return
         self.watcher.before_agent(engine, message, self.now)
-        self._act(self.ledger.from_agent(engine, message, self.now))
+        self._act(self.manager.ledger.from_agent(engine, message, self.manager.clock(self.now)))
 
     def trainer_says(self, message: FromTrainer) -> None:
         """A message of the trainer arrives at the ledger."""
-        if self.now < self.away_until:
-            self.at(self.away_until, lambda: self.trainer_says(message))
+        if self._wait_in_socket(lambda: self.trainer_says(message)):
             return
         self.watcher.before_trainer(message)
-        self._act(self.ledger.from_trainer(message, self.now))
+        self._act(self.manager.ledger.from_trainer(message, self.manager.clock(self.now)))
 
     def operator_drains(self, engine: str, seconds: float) -> None:
         """The operator asks for a drain, twice, as it may."""
+        if self._wait_in_socket(lambda: self.operator_drains(engine, seconds)):
+            return
         for _ in range(2):
-            self._act(self.ledger.drain(engine, seconds, "told by the operator", self.now))
+            ledger, clock = self.manager.ledger, self.manager.clock(self.now)
+            self._act(ledger.drain(engine, seconds, "told by the operator", clock))
 
     def _act(self, outcome: Outcome) -> None:
+        self.manager.keep(outcome.facts, self.now)
         self.watcher.after(outcome, self.now)
+        if self.dies_midway is not None and (outcome.to_agents or outcome.to_trainer):
+            seconds, self.dies_midway = self.dies_midway, None
+            self.kill_manager(seconds)
+            return
         for engine, message in outcome.to_agents:
             if engine in self.agents:
                 link, peer = self.agents[engine]
                 link.carry(1, lambda peer=peer, message=message: peer.hear(message))  # type: ignore[misc]
         for answer in outcome.to_trainer:
             self.to_trainer(answer)
-        due = self.ledger.next_due()
+        due = self.manager.due()
         if due is not None and due < self._tick_at:
             self._tick_at = due
             self.at(due, self._tick)
 
     def _tick(self) -> None:
-        if self.now < self.away_until:
-            self.at(self.away_until + 1e-6, self._tick)
-            return
-        if self.now < self._tick_at:
+        if self._wait_in_socket(self._tick) or self.now < self._tick_at:
             return
         self._tick_at = inf
-        self._act(self.ledger.tick(self.now))
+        self._act(self.manager.ledger.tick(self.manager.clock(self.now)))
