@@ -41,8 +41,10 @@ class Strike:
 class FaultDrill:
     """Remembers which declared faults are still to come; each strikes once, in the order of their steps."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self.pending = sorted(faults, key=lambda fault: fault.at_step)
+    def __init__(self, faults: Sequence[Fault], done_steps: int = 0) -> None:
+        """`done_steps`: RL steps that a resumed run does not repeat; their faults have struck before."""
+        coming = [fault for fault in faults if fault.at_step > done_steps]
+        self.pending = sorted(coming, key=lambda fault: fault.at_step)
 
     def due(self, status: ManagerStatus, observed: Sequence[Observed]) -> Strike | None:
         """The next strike, taken off the list; None while its step has not begun or no victim is at work.

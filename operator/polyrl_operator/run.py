@@ -34,7 +34,16 @@ from polyrl_operator.plot import draw_run
 from polyrl_operator.process_fleet import ProcessFleet
 from polyrl_operator.progress import Progress, View, open_view
 from polyrl_operator.reports import ReportTail, read_reports
-from polyrl_operator.run_folder import RunFolder, end_of_log, held, last_words, new_folder, old_folder, prepare
+from polyrl_operator.run_folder import (
+    RunFolder,
+    end_of_log,
+    held,
+    last_words,
+    new_folder,
+    old_folder,
+    prepare,
+    rl_steps_kept,
+)
 from polyrl_operator.summary import (
     Summary,
     bytes_per_token,
@@ -118,7 +127,7 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, c
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
     showing = asyncio.create_task(_show(run, progress, view, ReportTail(folder.metrics)))
     try:
-        end = await run.run(FaultDrill(job.spec.fault_injection))
+        end = await run.run(FaultDrill(job.spec.fault_injection, rl_steps_kept(folder)))
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)

@@ -17,6 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl_operator.keygen import write_run_keys
@@ -59,6 +61,10 @@ class RunFolder:
     @property
     def summary(self) -> Path:
         return self.root / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
 
     @property
     def plot(self) -> Path:
@@ -121,6 +127,27 @@ def _next_epoch(folder: RunFolder) -> int:
         part.rename(part.with_name(part.name.replace("journal", f"journal-of-epoch-{last}", 1)))
     file.write_text(f"{last + 1}\n")
     return last + 1
+
+
+class _Kept(msgspec.Struct):
+    """What a runner reads of a checkpoint's state.json."""
+
+    stage: str
+    step: int
+
+
+def rl_steps_kept(folder: RunFolder) -> int:
+    """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from; 0 without one.
+    Raises UserError naming a checkpoint that cannot be read."""
+    seals = sorted(folder.checkpoints.glob("[!.]*/COMPLETE.json"), key=lambda seal: seal.stat().st_mtime_ns)
+    if not seals:
+        return 0
+    state = seals[-1].with_name("state.json")
+    try:
+        kept = msgspec.json.decode(state.read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UserError(f"{state}: not a trainer's state: {error}") from error
+    return kept.step if kept.stage == "rl" else 0
 
 
 TAIL_BYTES: Final = 16384

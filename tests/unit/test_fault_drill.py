@@ -73,3 +73,9 @@ def test_each_strikes_once_in_the_order_of_steps() -> None:
     strikes = [drill.due(status(step), FLEET) for step in (5, 5, 6, 9)]
     assert [strike and strike.notice_s for strike in strikes] == [0.0, None, 3.0, None]
     assert str(strikes[2]) == "drill: rollout-0 preempted with 3 s notice at step 7"
+
+
+@pytest.mark.parametrize(("done_steps", "strikes"), [(4, True), (5, False), (9, False)])
+def test_a_resumed_run_repeats_no_fault_of_the_steps_it_has(done_steps: int, strikes: bool) -> None:
+    drill = FaultDrill([Fault.model_validate(KILL)], done_steps)
+    assert (drill.due(status(max(5, done_steps + 1)), FLEET) is not None) == strikes
