@@ -69,7 +69,7 @@ def test_the_named_test_does_run_it(command: str) -> None:
 
 @pytest.fixture(scope="session")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked and not ignored files, without what runs have left behind."""
+    """The tracked and not ignored files, without what runs left behind, and this interpreter's `.venv`."""
     target = tmp_path_factory.mktemp("docs") / "polyrl"
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
@@ -83,6 +83,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
+    (target / ".venv").symlink_to(sys.prefix)
     return target
 
 
