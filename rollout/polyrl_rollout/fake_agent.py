@@ -1,14 +1,18 @@
 """An agent without an engine: the whole agent protocol over a real socket, with made-up tokens that can be checked.
 
 The token at a response position depends on the sample and the position only (`made_tokens`), so a response that went
-through any number of agents is still known to the last token. For tests and benchmarks; no run uses it.
+through any number of agents is still known to the last token. It sends as fast as the manager keeps what it sent, or
+at a real engine's pace. For tests and benchmarks; no run uses it.
 
 Refuses to hold: a model, weights, faults of its own (a test ends or freezes it from outside). Read next: `agent`.
 """
 
 from __future__ import annotations
 
+import math
+import time
 import zlib
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,12 +59,20 @@ IDLE_S: Final = 0.2
 
 def made_tokens(sample: str, start: int, end: int) -> npt.NDArray[np.uint32]:
     """uint32[end - start], the response tokens of `sample` from position `start`."""
-    return ((np.arange(start, end) * 31 + zlib.crc32(sample.encode())) % VOCABULARY).astype("<u4")
+    return _made(np.arange(start, end), _key(sample))
+
+
+def _key(sample: str) -> int:
+    return zlib.crc32(sample.encode())
+
+
+def _made(positions: npt.NDArray[np.int64], keys: npt.NDArray[np.int64] | int) -> npt.NDArray[np.uint32]:
+    return ((positions * 31 + keys) % VOCABULARY).astype("<u4")
 
 
 @dataclass
 class _Running:
-    sample: str
+    key: int
     position: int
     end: int
 
@@ -69,11 +81,20 @@ class FakeAgent:
     """One agent; `run` until drained or cancelled."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, endpoint: str, keys: AgentKeys, hello: Hello, tokens_per_delta: int = 10
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str,
+        keys: AgentKeys,
+        hello: Hello,
+        tokens_per_delta: int = 10,
+        tokens_per_s: float = math.inf,
     ) -> None:
-        """`tokens_per_delta`: of each running sample, in each Deltas."""
+        """`tokens_per_delta`: of each running sample, in each Deltas; `tokens_per_s`: of each running sample."""
         self._hello = hello
         self._chunk = tokens_per_delta
+        self._period = tokens_per_delta / tokens_per_s
+        self._due = 0.0
+        self._unanswered: deque[tuple[int, float]] = deque()
         self._running: dict[int, _Running] = {}
         self._version = hello.weight_version
         self._welcome: Welcome | None = None
@@ -83,6 +104,8 @@ class FakeAgent:
         """Every assignment received."""
         self.bytes_sent = 0
         self.tokens_made = 0
+        self.accept_s: list[float] = []
+        """Per Deltas, seconds from when its tokens were due until its TokensKept was read here."""
         self._socket = context.socket(zmq.DEALER)
         self._socket.curve_publickey = keys.public_key.encode()
         self._socket.curve_secretkey = keys.secret_key.encode()
@@ -109,25 +132,27 @@ class FakeAgent:
 
     async def _step(self) -> None:
         busy = bool(self._running) and self._seq - self._kept < IN_FLIGHT
-        pause = self._welcome.delta_s if busy and self._welcome else IDLE_S
-        if await self._socket.poll(int(pause * 1000)):
+        if await self._socket.poll(math.ceil(self._pause(busy) * 1000)):
             await self._hear(decode_to_agent(await self._socket.recv()))
         elif not self._running:
             await self.send(Beat(0, 0, self._hello.kv_tokens))
-        if busy:
+        if busy and self._running and time.monotonic() >= self._due:
             await self._send_tokens()
+
+    def _pause(self, busy: bool) -> float:
+        if not busy or self._welcome is None:
+            return IDLE_S
+        return max(0.0, self._due - time.monotonic()) if self._period else self._welcome.delta_s
 
     async def _hear(self, message: ToAgent) -> None:
         if isinstance(message, Welcome):
             self._welcome = message
         elif isinstance(message, Assign):
-            self.assigned.append(message)
-            end = message.offset + message.max_new_tokens
-            self._running[message.assignment] = _Running(message.sample, message.offset, end)
+            self._begin(message)
         elif isinstance(message, Cancel):
             self._running.pop(message.assignment, None)
         elif isinstance(message, TokensKept):
-            self._kept = max(self._kept, message.seq)
+            self._keep(message.seq)
         elif isinstance(message, Resend):
             if message.assignment in self._running:
                 self._running[message.assignment].position = message.offset
@@ -139,6 +164,20 @@ class FakeAgent:
         elif isinstance(message, Fenced):
             await self._start_over()
 
+    def _begin(self, assign: Assign) -> None:
+        self.assigned.append(assign)
+        if not self._running:
+            # A fleet whose engines all send at the same instant is no fleet.
+            phase = _key(self._hello.engine) % VOCABULARY / VOCABULARY
+            self._due = time.monotonic() + phase * self._period
+        end = assign.offset + assign.max_new_tokens
+        self._running[assign.assignment] = _Running(_key(assign.sample), assign.offset, end)
+
+    def _keep(self, seq: int) -> None:
+        self._kept = max(self._kept, seq)
+        while self._unanswered and self._unanswered[0][0] <= seq:
+            self.accept_s.append(time.monotonic() - self._unanswered.popleft()[1])
+
     async def _leave(self, reason: str) -> None:
         for assignment in self._running:
             await self.send(Returned(assignment, "draining"))
@@ -147,24 +186,30 @@ class FakeAgent:
 
     async def _start_over(self) -> None:
         self._running.clear()
+        self._unanswered.clear()
         self._seq = self._kept = 0
         await self.send(self._hello)
 
     async def _send_tokens(self) -> None:
-        rows = np.zeros(len(self._running), dtype=ROW_DTYPE)
-        made = [self._advance(row, number) for row, number in zip(rows, list(self._running), strict=True)]
-        ids = np.concatenate(made) if made else np.zeros(0, dtype="<u4")
+        rows, ids = self._advance()
         self._seq += 1
         self.tokens_made += len(ids)
+        self._unanswered.append((self._seq, self._due if self._period else time.monotonic()))
+        self._due += self._period
         logprobs = np.full(len(ids), -0.5, dtype="<f4")
         await self.send(Deltas(self._seq, self._version, rows.tobytes(), ids.tobytes(), logprobs.tobytes()))
 
-    def _advance(self, row: np.void, number: int) -> npt.NDArray[np.uint32]:
-        """Makes the next tokens of one assignment, and fills its row."""
-        running = self._running[number]
-        start, running.position = running.position, min(running.position + self._chunk, running.end)
-        row["assignment"], row["offset"], row["count"] = number, start, running.position - start
-        if running.position == running.end:
-            row["finish"] = LENGTH_CODE
-            del self._running[number]
-        return made_tokens(running.sample, start, running.position)
+    def _advance(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]]:
+        """Makes the next tokens of all running assignments: ROW_DTYPE[R], uint32[sum of counts]."""
+        running = tuple(self._running.values())
+        keys, starts, ends = np.array([(one.key, one.position, one.end) for one in running]).T
+        counts = np.minimum(ends - starts, self._chunk)
+        rows = np.zeros(len(running), dtype=ROW_DTYPE)
+        rows["assignment"], rows["offset"], rows["count"] = list(self._running), starts, counts
+        rows["finish"] = np.where(starts + counts == ends, LENGTH_CODE, 0)
+        steps = np.arange(self._chunk)
+        ids = _made(starts[:, None] + steps, keys[:, None])[steps < counts[:, None]]
+        for one in running:
+            one.position += self._chunk
+        self._running = {number: one for number, one in self._running.items() if one.position < one.end}
+        return rows, ids
