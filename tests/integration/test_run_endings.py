@@ -152,21 +152,29 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(root: Path, start
     assert processes_of(root) == []
 
 
-@pytest.mark.parametrize(
-    ("victim", "sentence"),
-    [("manager", "the manager ended with exit code -9"), ("trainer", "the trainer ended with exit code -9")],
-)
-def test_without_manager_or_trainer_the_run_ends_and_names_it(
-    root: Path, start: Run, victim: str, sentence: str
-) -> None:
+def test_without_its_trainer_the_run_ends_and_shows_its_last_words(root: Path, start: Run) -> None:
     run = start(root, trainer="print('the last words', flush=True); " + SLEEPS)
     come_up(run, root)
     wait_until(lambda: "last words" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
-    the_worker(root, victim).kill()
+    the_worker(root, "trainer").kill()
     output = output_of(run)
     assert run.returncode == 1
-    assert sentence in output
-    assert victim == "manager" or "the last words" in output
+    assert "the trainer ended with exit code -9" in output
+    assert "the last words" in output
+    assert processes_of(root) == []
+
+
+def test_a_killed_manager_has_a_successor_and_the_others_stay(root: Path, start: Run) -> None:
+    run = start(root)
+    come_up(run, root)
+    before = set(processes_of(root))
+    manager = the_worker(root, "manager")
+    manager.kill()
+    psutil.wait_procs([manager], timeout=DEADLINE_S)
+    wait_until(lambda: len(processes_of(root)) == len(before), "its successor")
+    assert before - {manager} < set(processes_of(root))
+    run.send_signal(signal.SIGINT)
+    assert "start manager-1: manager is gone" in output_of(run)
     assert processes_of(root) == []
 
 
