@@ -12,12 +12,22 @@ from pathlib import Path
 import pytest
 
 from polyrl_operator.manifest_file import load_manifest
-from polyrl_trainer.preparation import Prepared, check_vocabulary, prepare
+from polyrl_trainer.model_factory import load_model
+from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source, prepare
 from polyrl_trainer.tokenizers import HuggingFaceTokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gsm8k"
 DEADLINE_S = 120
 VOCABULARY = 400
+TINY_MODEL = {
+    "model_type": "qwen2",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 GOOD = {"question": "How many are 6 times 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"}
 
 
@@ -163,6 +173,22 @@ def test_the_model_has_room_for_the_tokenizer_and_the_longest_row(example: Path,
     assert spec.recipe.model.config is not None
     check_vocabulary(prepared.tokenizer, spec.recipe.model.config["vocab_size"])
     assert spec.recipe.model.config["max_position_embeddings"] >= spec.rollout.engine.max_context
+
+
+def test_the_cluster_manifest_takes_a_hugging_face_folder_and_the_same_rows(example: Path, tmp_path: Path) -> None:
+    """The volume's content, laid out elsewhere: all that job.yaml reads before a pod could start."""
+    volume = tmp_path / "volume"
+    shutil.copytree(example / "prepared" / "data", volume / "data")
+    shutil.copytree(example / "prepared" / "tokenizer", volume / "model")
+    load_model(TINY_MODEL, 0, "float32").save_pretrained(volume / "model")
+    sets = [f"spec.recipe.data.{name}[0].path={volume}/data/{name}.jsonl" for name in ("sft", "rl", "eval")]
+    spec = load_manifest(EXAMPLE / "job.yaml", [*sets, f"spec.recipe.model.path={volume}/model"]).spec
+    ready = prepare(spec, EXAMPLE)
+    assert ready.conversations is not None
+    assert (ready.conversations.get(1)[0].item.tokens[-1], len(ready.evaluation)) == (ready.tokenizer.eos_id, 16)
+    folder = model_source(spec.recipe, EXAMPLE)
+    assert isinstance(folder, Path)
+    check_vocabulary(ready.tokenizer, load_model(folder, 0, "float32").config.vocab_size)
 
 
 def test_both_manifests_validate(example: Path) -> None:
