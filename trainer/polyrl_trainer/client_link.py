@@ -6,9 +6,10 @@ Pattern: DEALER; the manager binds, we dial. CURVE client with the trainer's pai
     send        none              what waits is what callers still await, so they bound it
     receive     RECEIVE_HWM       libzmq stops reading; the manager's own queue for us fills
 
-All runs on the caller's loop, so a caller that computes must do so in another thread. After silence of a lease, or when
-the manager says Fenced, a fresh socket dials the endpoint that the endpoints file names by then, and greets again; the
-owner then sends what is unanswered. Only a greeting that fails for `patience_s` ends the link.
+All runs on the caller's loop, so a caller that computes must do so in another thread. When the connection breaks, or
+after silence of a lease, or when the manager says Fenced, a fresh socket dials the endpoint that the endpoints file
+names by then, and greets again; the owner then sends what is unanswered. Only a greeting that fails for `patience_s`
+ends the link.
 
 Refuses to hold: requests (see `client_requests`). Read next: `client`.
 """
@@ -45,11 +46,24 @@ GREETING_S: Final = 1.0
 REDIAL_S: Final = 3.0
 """A dial without a welcome is given up after this long: the manager may have come back at another port."""
 
+REFUSED_PAUSE_S: Final = 0.2
+"""Pause after a dial that nobody took: the manager is on its way back, and will say where it listens."""
+
 FENCED_AGAIN_S: Final = 3.0
 """A manager that fences fresh greetings for so long means them, not the frames that were under way before."""
 
 FRAMES_PER_LOOK: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
+
+
+_BROKEN: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+"""Events after which a connection is of no use: libzmq would dial the same endpoint again, where nobody may be."""
 
 
 class ManagerLink:
@@ -69,8 +83,11 @@ class ManagerLink:
         self._patience_s = patience_s
         self._identity = f"trainer-{secrets.token_hex(8)}".encode()
         self._loop = asyncio.get_running_loop()
+        self._descriptors: tuple[int, ...] = ()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._broken = False
         self._look_planned = False
         self._welcome: TrainerWelcome | None = None
         self._fenced: Fenced | None = None
@@ -96,6 +113,7 @@ class ManagerLink:
                     self._absent_since = self._loop.time()
             finally:
                 self._hang_up()
+            await asyncio.sleep(REFUSED_PAUSE_S if self._broken else 0)
 
     def send(self, message: FromTrainer) -> None:
         """Queues a message; between connections it is dropped, for the owner sends again what is unanswered."""
@@ -111,7 +129,7 @@ class ManagerLink:
     async def _greet(self) -> TrainerWelcome | None:
         """The manager's welcome; None when this dial brought none."""
         dialed = self._loop.time()
-        while self._welcome is None and self._loop.time() - dialed < REDIAL_S:
+        while self._welcome is None and not self._broken and self._loop.time() - dialed < REDIAL_S:
             self._put(self._hello())
             await self._turn_or(GREETING_S)
             absent = self._loop.time() - self._absent_since
@@ -124,7 +142,7 @@ class ManagerLink:
 
     async def _stay(self, welcome: TrainerWelcome) -> None:
         """Returns when this connection is of no use any more."""
-        while self._fenced is None:
+        while self._fenced is None and not self._broken:
             await self._turn_or(welcome.beat_s)
             self._look()
             if self._loop.time() - self._heard_at > welcome.lease_s:
@@ -137,7 +155,7 @@ class ManagerLink:
             self._plan_look()
 
     async def _turn_or(self, timeout_s: float) -> None:
-        """Waits for Welcome or Fenced, at most `timeout_s`."""
+        """Waits for Welcome, Fenced or the connection's end, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._turned.wait()
@@ -155,20 +173,35 @@ class ManagerLink:
         socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
+        monitor = socket.get_monitor_socket(_BROKEN)
+        self._socket, self._monitor, self._welcome, self._fenced, self._broken = socket, monitor, None, None, False
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            socket.close()
             raise RunFailed(f"cannot dial the manager at {endpoint!r}: {error}") from error
-        self._socket, self._welcome, self._fenced = socket, None, None
-        self._descriptor = int(socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._descriptor, self._look)
+        self._descriptors = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
+        for descriptor, look in zip(self._descriptors, (self._look, self._watch), strict=True):
+            self._loop.add_reader(descriptor, look)
+            # The descriptor signals what comes after a look that found nothing, so there has to be a first one.
+            self._loop.call_soon(look)
 
     def _hang_up(self, linger_s: float = 0.0) -> None:
-        if self._socket is not None:
-            self._loop.remove_reader(self._descriptor)
+        if self._socket is not None and self._monitor is not None:
+            for descriptor in self._descriptors:
+                self._loop.remove_reader(descriptor)
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
             self._socket.close(linger=int(linger_s * 1000))
-        self._socket, self._welcome = None, None
+        self._socket, self._monitor, self._welcome = None, None, None
+
+    def _watch(self) -> None:
+        while self._monitor is not None:
+            try:
+                self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._broken = True
+            self._turned.set()
 
     def _plan_look(self) -> None:
         """libzmq's descriptor is edge-triggered, and a send may swallow its signal: so look once more after each."""

@@ -61,7 +61,7 @@ def main(
     def address() -> ManagerAddress | None:
         if manager is not None:
             return ManagerAddress(manager, agent_keys.manager_public_key)
-        return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys)
+        return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys, epoch)
 
     settings = AgentSettings(address, agent_keys, epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
     engine_spec = spec.spec.rollout.engine
@@ -98,13 +98,13 @@ def read_job(path: Path) -> PolyRLJob:
         raise InvalidData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def read_address(path: Path, keys: AgentKeys) -> ManagerAddress | None:
-    """Where the manager listens; None as long as the file is not there. Only the key file's key counts."""
+def read_address(path: Path, keys: AgentKeys, epoch: int) -> ManagerAddress | None:
+    """Where this epoch's manager listens; None as long as it has not said so. Only the key file's key counts."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except (OSError, ValueError):
         return None
-    return ManagerAddress(endpoints.agents, keys.manager_public_key)
+    return ManagerAddress(endpoints.agents, keys.manager_public_key) if endpoints.epoch == epoch else None
 
 
 def _on_notice(agent: Agent) -> None:

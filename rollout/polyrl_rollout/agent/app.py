@@ -55,8 +55,8 @@ WELCOME_S: Final = 5.0
 """Longest wait for the answer to Hello."""
 ANSWER_S: Final = 10.0
 """A frame of tokens without its TokensKept for this long: the connection is given up and made anew."""
-BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses between greetings; the last one repeats."""
+BACKOFF_S: Final = (0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.5, 1.0, 2.0)
+"""Pauses between greetings; the last one repeats. A manager that was killed is back within the first three seconds."""
 MANAGER_LOST_S: Final = 600.0
 """Without a word of the manager for this long the agent ends: the run is over and nobody told it."""
 MAX_FENCED: Final = 3

@@ -4,6 +4,7 @@ Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the e
 an old connection can arrive after a new greeting. Unreadable frames are counted and dropped.
 
     what                                     when            then
+    nobody listens, or refuses our key       at once         LinkDown
     TCP or CURVE handshake                   HANDSHAKE_S     LinkDown
     no answer to ZMTP heartbeats             HEARTBEAT_LOST  LinkDown
     the manager closed, died or was killed   at once         LinkDown
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -40,6 +41,7 @@ _LOST: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_CONNECT_RETRIED
 )
 
 
@@ -61,7 +63,8 @@ class Link:
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self._socket, self._monitor = socket, monitor
         self._inbox: asyncio.Queue[ToAgent | None] = asyncio.Queue()
-        self._up = asyncio.Event()
+        self._up = False
+        self._answered = asyncio.Event()
         self._down = ""
         self.dropped_frames = 0
         self._loop = asyncio.get_running_loop()
@@ -73,22 +76,28 @@ class Link:
             self._loop.call_soon(look)
 
     @classmethod
-    async def open(cls, context: ZmqContext, address: ManagerAddress, keys: AgentKeys, engine: str) -> Link:
-        """A connection whose handshake is over. Raises LinkDown."""
+    async def open(cls, context: ZmqContext, address: ManagerAddress, keys: AgentKeys, engine: str) -> Self:
+        """A connection whose handshake is over. Raises LinkDown, at once when there is nobody: a manager that started
+        again listens elsewhere, and only who dials anew asks where."""
         socket = context.socket(zmq.DEALER)
         _configure(socket, address, keys, engine)
         link = cls(socket, socket.get_monitor_socket(_LOST | zmq.EVENT_HANDSHAKE_SUCCEEDED))
         try:
-            socket.connect(address.endpoint)
-            async with asyncio.timeout(HANDSHAKE_S):
-                await link._up.wait()
-        except (TimeoutError, zmq.ZMQError):
-            link.close()
-            raise LinkDown(f"no handshake with the manager at {address.endpoint}") from None
-        except asyncio.CancelledError:
+            await link._shake_hands(address.endpoint)
+        except BaseException:
             link.close()
             raise
         return link
+
+    async def _shake_hands(self, endpoint: str) -> None:
+        try:
+            self._socket.connect(endpoint)
+            async with asyncio.timeout(HANDSHAKE_S):
+                await self._answered.wait()
+        except (TimeoutError, zmq.ZMQError):
+            raise LinkDown(f"no handshake with the manager at {endpoint}") from None
+        if not self._up:
+            raise LinkDown(f"no manager at {endpoint}")
 
     def send(self, message: FromAgent) -> int:
         """Queues a message; returns its bytes. Raises LinkDown when the queue is full."""
@@ -146,9 +155,10 @@ class Link:
             except zmq.Again:
                 return
             if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._up.set()
-            elif self._up.is_set():
+                self._up = True
+            else:
                 self.fail("the manager is gone")
+            self._answered.set()
 
 
 def _configure(socket: zmq.Socket[bytes], address: ManagerAddress, keys: AgentKeys, engine: str) -> None:
