@@ -201,3 +201,15 @@ def test_an_engine_that_switches_versions_waits_for_its_word_and_is_not_suspect(
     assert stage.placed() == {"a": ["0.0"]}
     stage.submit(4, max_version=1)
     assert len(stage.placed()["a"]) == 5
+
+
+def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
+    stage = two_engines()
+    stage.now = 60.0
+    stage.ledger.resume(stage.now)
+    stage.pass_time(0.0)
+    stage.pass_time(stage.ledger.state.config.return_s - 0.1)
+    assert sorted(stage.ledger.state.engines) == ["a", "b"]
+    stage.agent("b", Beat(0, 0, 100))
+    stage.pass_time(0.1)
+    assert sorted(stage.ledger.state.engines) == ["b"]

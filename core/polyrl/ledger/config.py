@@ -12,6 +12,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     """Peers that greet with another one are fenced."""
     lease_s: float = 3.0
     """Silence after which an engine is gone: three missed beats, so that a lost one and a busy moment are forgiven."""
+    return_s: float = 10.0
+    """Silence after our own restart by which an engine is gone: agents dial anew every two seconds at the slowest."""
     beat_s: float = 1.0
     """Longest silence of a healthy agent."""
     delta_s: float = 0.03

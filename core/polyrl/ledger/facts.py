@@ -334,7 +334,7 @@ class GapSeen(_Fact, frozen=True):
 
 
 class LeasesRenewed(_Fact, frozen=True):
-    """We ourselves were away; nobody's silence counts."""
+    """We ourselves were away; nobody's silence before `at` counts, which may be in the future."""
 
     at: float
     effect: ClassVar[Effect] = Effect.PLACE

@@ -120,9 +120,9 @@ def gap_seen(state: State, fact: f.GapSeen) -> None:
 
 def leases_renewed(state: State, fact: f.LeasesRenewed) -> None:
     for engine in state.engines.values():
-        engine.heard_at = fact.at
+        engine.heard_at = max(engine.heard_at, fact.at)
     for assignment in state.assignments.values():
-        assignment.progress_at = fact.at
+        assignment.progress_at = max(assignment.progress_at, fact.at)
 
 
 def ticked(state: State, fact: f.Ticked) -> None:

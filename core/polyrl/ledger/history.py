@@ -63,7 +63,7 @@ class Historian:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def _renewed(self, fact: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
-        self._heard = dict.fromkeys(self._heard, fact.at)
+        self._heard = {name: max(at, fact.at) for name, at in self._heard.items()}
         return (r.Renewed(fact.at),)
 
     def _asked_for(self, fact: f.NextAsked) -> Iterable[r.AnyRecord]:

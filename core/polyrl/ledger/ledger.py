@@ -53,9 +53,11 @@ class Ledger:
         return _settled(decision)
 
     def resume(self, now: float) -> Outcome:
-        """To be called once after a restart: nobody's silence counts while this ledger was not running."""
+        """To be called once after a restart: nobody's silence counts while this ledger was not running, and engines get
+        `return_s` to find it again, since what they hold need not be generated twice."""
         decision = Decision(self.state, now)
-        decision.record(LeasesRenewed(now))
+        config = decision.config
+        decision.record(LeasesRenewed(now + max(0.0, config.return_s - config.lease_s)))
         return _settled(decision)
 
     def next_due(self) -> float | None:

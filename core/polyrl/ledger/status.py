@@ -164,7 +164,7 @@ def _engine_view(engine: Engine, now: float) -> EngineView:
         version=engine.version,
         tokens=engine.tokens,
         tokens_per_s=engine.tokens_per_s if engine.running else 0.0,
-        last_heard_s=now - engine.heard_at,
+        last_heard_s=max(0.0, now - engine.heard_at),
         queued=engine.load[1],
         kv_free_tokens=engine.load[2],
     )

@@ -85,7 +85,7 @@ class Watcher:
 
     def deaf_until(self, time: float) -> None:
         """The manager cannot hear until then: nobody's silence counts before."""
-        self._deaf_until = time
+        self._deaf_until = max(self._deaf_until, time)
 
     def poisoned(self, sample: str) -> bool:
         """Whether engines call this sample impossible."""

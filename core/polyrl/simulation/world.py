@@ -118,6 +118,8 @@ class World:
         before = self.manager.ledger.state
         self.manager.restart(self.now)
         self.watcher.restarted(before, self.manager.ledger, self.now)
+        config = self.manager.ledger.state.config
+        self.watcher.deaf_until(self.now + config.return_s - config.lease_s)
         self._act(self.manager.ledger.resume(self.manager.clock(self.now)))
 
     def _wait_in_socket(self, again: Callable[[], None]) -> bool:
