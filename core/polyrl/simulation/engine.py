@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Pool
 from polyrl.simulation.invariants import Violation
-from polyrl.simulation.model import STOP_TOKEN, logprobs_of
+from polyrl.simulation.model import Text
 from polyrl.simulation.schedule import EnginePlan
 from polyrl.simulation.world import Link, World
 from polyrl.wire import (
@@ -47,8 +45,9 @@ RECONNECT_S: Final = (0.05, 1.0)
 class Run:
     """One assignment as the agent sees it."""
 
-    def __init__(self, assign: Assign) -> None:
+    def __init__(self, assign: Assign, text: Text) -> None:
         self.assign = assign
+        self.text = text
         self.position = assign.offset
         """After the last generated token."""
         self.sent = assign.offset
@@ -76,11 +75,12 @@ class SimulatedEngine:
         self._draining = False
         self._welcome = False
         self._loading = False
+        self._framing = False
+        """Whether the next frame is planned; without runs there is none."""
         self._lost = False
         """Whether a frame of this process may ever have been lost."""
         self._connect()
         world.after(1.0, self._beat)
-        world.after(FRAME_S, self._frame)
 
     # --- connection ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,10 @@ class SimulatedEngine:
         elif self._lie("engineError"):
             self._say(Returned(number, "engineError"))
         else:
-            self.runs[number] = Run(assign)
+            self.runs[number] = Run(assign, self.world.model.text(assign.sample))
+            if not self._framing:
+                self._framing = True
+                self.world.after(max(FRAME_S, self.plan.step_s), self._frame)
 
     def hear_cancel(self, cancel: Cancel) -> None:
         if not self._lie("lieForeign"):
@@ -240,16 +243,17 @@ class SimulatedEngine:
             for run in self.runs.values():
                 self._generate(run)
         self._send_rows(flush=False)
-        self.world.after(max(FRAME_S, self.plan.step_s) if self.runs else 0.1, self._frame)
+        self._framing = bool(self.runs)
+        if self._framing:
+            self.world.after(max(FRAME_S, self.plan.step_s), self._frame)
 
     def _generate(self, run: Run) -> None:
         if run.finish:
             return
         count = max(1, int(FRAME_S / self.plan.step_s))
-        sample, model = run.assign.sample, self.world.model
-        end = model.until_stop(sample, run.position, min(run.position + count, run.limit))
+        end = run.text.until_stop(run.position, min(run.position + count, run.limit))
         run.position = end
-        if int(model.tokens(sample)[end - 1]) == STOP_TOKEN:
+        if run.text.stops_before(end):
             run.finish = 1
         elif end >= run.limit:
             run.finish = 2
@@ -261,7 +265,7 @@ class SimulatedEngine:
     def _send_rows(self, *, flush: bool) -> None:
         if self._link is None or not self._welcome or (not flush and self.world.now < self.stalled_until):
             return
-        rows, ids = [], bytearray()
+        rows, ids, logprobs = [], bytearray(), bytearray()
         for number, run in self.runs.items():
             if run.position == run.sent and (not run.finish or run.finish_sent):
                 continue
@@ -270,20 +274,18 @@ class SimulatedEngine:
             finish = 0 if late else run.finish
             # Only a token that the manager has can be told otherwise; one that was lost on the way is told first.
             begin = max(run.assign.offset, run.sent - 1) if not self._lost and self._lie("lieTokens") else run.sent
-            tokens = self.world.model.tokens(run.assign.sample)[begin : run.position].copy()
-            if begin < run.sent:
-                tokens[0] += 1
+            new = run.text.ids[4 * begin : 4 * run.position]
             rows.append((number, begin, run.position - begin, finish))
-            ids += tokens.tobytes()
+            ids += _next_id(new) if begin < run.sent else new
+            logprobs += run.text.logprobs[4 * begin : 4 * run.position]
             run.sent, run.finish_sent = run.position, bool(finish)
         if rows:
-            self._send(rows, bytes(ids))
+            self._send(rows, bytes(ids), bytes(logprobs))
 
-    def _send(self, rows: list[tuple[int, int, int, int]], ids: bytes) -> None:
+    def _send(self, rows: list[tuple[int, int, int, int]], ids: bytes, logprobs: bytes) -> None:
         self._seq += 1
         self._frames[self._seq] = [(number, begin + count, finish) for number, begin, count, finish in rows]
         version = self.version + 1 if self._lie("lieVersion") else self.version
-        logprobs = logprobs_of(np.frombuffer(ids, dtype="<u4"))
         message = Deltas(self._seq, version, pack_rows(rows), ids, logprobs)
         if self._lie("loseFrame"):
             self._lost = True
@@ -297,6 +299,11 @@ class SimulatedEngine:
         if left:
             self.lies[kind] = left - 1
         return left > 0
+
+
+def _next_id(ids: bytes) -> bytes:
+    """The same tokens, but for the first."""
+    return (int.from_bytes(ids[:4], "little") + 1).to_bytes(4, "little") + ids[4:]
 
 
 _HEARD: Final[dict[type, Callable[[SimulatedEngine, Any], None]]] = {

@@ -89,7 +89,8 @@ class Watcher:
 
     def poisoned(self, sample: str) -> bool:
         """Whether engines call this sample impossible."""
-        return Random(f"{self._schedule.seed}/poison/{sample}").random() < self._schedule.poison_share
+        share = self._schedule.poison_share
+        return share > 0 and Random(f"{self._schedule.seed}/poison/{sample}").random() < share
 
     def before_agent(self, engine: str, message: FromAgent, now: float) -> None:
         """A message of an agent is about to be heard."""
@@ -121,7 +122,7 @@ class Watcher:
         if assign.input_ids[: len(prompt)] != prompt or len(response) != assign.offset:
             raise Violation(now, "I4", f"{assign.sample} is assigned with another prompt or offset")
         generated = response[response < ENVIRONMENT_BASE]
-        if not np.array_equal(response % ENVIRONMENT_BASE, self._model.tokens(assign.sample)[: len(response)]):
+        if not np.array_equal(response % ENVIRONMENT_BASE, self._model.text(assign.sample).tokens[: len(response)]):
             raise Violation(now, "I4", f"{assign.sample} is assigned with other tokens than were generated")
         if assign.max_new_tokens != group.sampling.max_new_tokens - len(generated) or assign.max_new_tokens < 1:
             raise Violation(now, "I4", f"{assign.sample} is assigned with budget {assign.max_new_tokens}")
@@ -217,7 +218,8 @@ class Watcher:
     def _check_response(self, response: Response, group: Group, now: float) -> None:
         ids = np.frombuffer(response.ids, dtype="<u4")
         mask = np.frombuffer(response.loss_mask, dtype=np.uint8)
-        expected = self._model.tokens(response.sample)[: len(ids)] + np.where(mask == 0, np.uint32(ENVIRONMENT_BASE), 0)
+        written = np.where(mask == 0, np.uint32(ENVIRONMENT_BASE), 0)
+        expected = self._model.text(response.sample).tokens[: len(ids)] + written
         if not np.array_equal(ids, expected) or len(mask) != len(ids):
             raise Violation(now, "I4", f"{response.sample} has other tokens than the model gives")
         logprobs = np.where(mask == 1, np.frombuffer(logprobs_of(ids), dtype="<f4"), 0).astype("<f4")

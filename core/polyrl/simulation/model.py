@@ -7,8 +7,9 @@ Refuses to hold: time. Read next: `engine`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,39 +22,62 @@ ENVIRONMENT_BASE: Final = 1_000_000
 PROMPT_BASE: Final = 2_000_000
 
 
+class Text(NamedTuple):
+    """What one sample becomes, if engines write all of it."""
+
+    tokens: npt.NDArray[np.uint32]
+    """uint32[length], stop tokens among them."""
+    ids: bytes
+    """The same, as an engine sends it."""
+    logprobs: bytes
+    """float32[length]"""
+    stops: list[int]
+    """Positions of stop tokens, ascending."""
+
+    def until_stop(self, begin: int, end: int) -> int:
+        """The position after the first stop token in [begin, end), else `end`."""
+        place = bisect_left(self.stops, begin)
+        return self.stops[place] + 1 if place < len(self.stops) and self.stops[place] < end else end
+
+    def stops_before(self, end: int) -> bool:
+        """Whether the token before `end` is a stop token."""
+        place = bisect_left(self.stops, end - 1)
+        return place < len(self.stops) and self.stops[place] == end - 1
+
+
 class Model:
-    """Tokens of every sample of one schedule."""
+    """Texts of every sample of one schedule."""
 
     def __init__(self, seed: int, length: int, mean_turn: int) -> None:
         self._seed = seed
         self._length = length
         self._mean_turn = mean_turn
-        self._tokens: dict[str, npt.NDArray[np.uint32]] = {}
+        self._texts: dict[str, Text] = {}
+        self._prompts: dict[int, bytes] = {}
 
-    def tokens(self, sample: str) -> npt.NDArray[np.uint32]:
-        """uint32[length]: what an engine generates at each response position; stop tokens among them."""
-        known = self._tokens.get(sample)
+    def text(self, sample: str) -> Text:
+        """What engines generate at each response position of `sample`."""
+        known = self._texts.get(sample)
         if known is None:
             rng = np.random.default_rng([self._seed, *split_sample_id(sample)])
-            known = rng.integers(100, 100_000, self._length).astype("<u4")
-            known[rng.random(self._length) < 1 / self._mean_turn] = STOP_TOKEN
-            self._tokens[sample] = known
+            tokens = rng.integers(100, 100_000, self._length).astype("<u4")
+            tokens[rng.random(self._length) < 1 / self._mean_turn] = STOP_TOKEN
+            stops = np.flatnonzero(tokens == STOP_TOKEN).tolist()
+            known = self._texts[sample] = Text(tokens, tokens.tobytes(), logprobs_of(tokens), stops)
         return known
-
-    def until_stop(self, sample: str, begin: int, end: int) -> int:
-        """The position after the first stop token in [begin, end), else `end`."""
-        stops = np.flatnonzero(self.tokens(sample)[begin:end] == STOP_TOKEN)
-        return begin + int(stops[0]) + 1 if stops.size else end
 
     def environment(self, sample: str, begin: int, count: int) -> bytes:
         """uint32[count]: what an environment writes at [begin, begin + count)."""
-        return (self.tokens(sample)[begin : begin + count] + np.uint32(ENVIRONMENT_BASE)).astype("<u4").tobytes()
+        return (self.text(sample).tokens[begin : begin + count] + np.uint32(ENVIRONMENT_BASE)).astype("<u4").tobytes()
 
     def prompt(self, group: int) -> bytes:
         """uint32[1..6]"""
-        rng = Random(f"{self._seed}/{group}")
-        count = rng.randint(1, 6)
-        return np.array([PROMPT_BASE + rng.randrange(1000) for _ in range(count)], dtype="<u4").tobytes()
+        known = self._prompts.get(group)
+        if known is None:
+            rng = Random(f"{self._seed}/{group}")
+            tokens = [PROMPT_BASE + rng.randrange(1000) for _ in range(rng.randint(1, 6))]
+            known = self._prompts[group] = np.array(tokens, dtype="<u4").tobytes()
+        return known
 
 
 def logprobs_of(ids: npt.NDArray[np.uint32]) -> bytes:

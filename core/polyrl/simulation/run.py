@@ -111,7 +111,10 @@ def run_schedule(schedule: Schedule) -> Result:
     trainer = SimulatedTrainer(world)
     for fault in schedule.faults:
         world.at(fault.at, lambda fault=fault: _befall(world, fleet, trainer, fault))  # type: ignore[misc]
-    world.run(lambda: trainer.done, QUIET_S)
+    try:
+        world.run(lambda: trainer.done, QUIET_S)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise Violation(world.now, "total", f"the ledger raises {error!r}") from error
     world.watcher.at_end(world.now)
     status = world.manager.ledger.status(world.manager.clock(world.now))
     return Result(status, world.now, world.events)
