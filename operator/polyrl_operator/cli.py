@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from polyrl_operator.fault_kinds import MAX_SECONDS, Action, Target
+
 RUN_FAILED: Final = 1
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -109,6 +111,26 @@ def check(run: NewestRun = None) -> None:
         typer.echo(line)
     if not holds:
         raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
+def chaos(
+    action: Annotated[Action, typer.Argument(help="What is done.", show_default=False)],
+    run: NewestRun = None,
+    role: Annotated[Target, typer.Option(help="To what; an agent comes with its engine.")] = Target.AGENT,
+    worker: Annotated[str, typer.Option(metavar="NAME", help="To this one, as rollout-1; default: one is drawn.")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; default: a new one, which is printed.")] = None,
+    lasts: Annotated[
+        float, typer.Option("--for", metavar="SECONDS", min=0.1, max=MAX_SECONDS, help="How long; preempt: the notice.")
+    ] = 5.0,
+    speed: Annotated[float, typer.Option(min=0.01, max=0.99, help="Of slow: the share of time it runs.")] = 0.1,
+) -> None:
+    """Inflict a fault on a live run of this machine; nothing of it should be lost."""
+    from polyrl_operator.chaos import chaos_line
+    from polyrl_operator.faults import Wish
+
+    wish = Wish(action=action, target=role, worker=worker, seconds=lasts, speed=speed)
+    typer.echo(chaos_line(run, wish, seed))
 
 
 @app.command()

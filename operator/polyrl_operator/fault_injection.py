@@ -1,9 +1,8 @@
 """The faults that a manifest declares for its own run: which are due, and on whom. A drill, never a default.
 
-Kill is SIGKILL without notice to the agent and its engine; Preempt is a notice, then the end `noticeSeconds` later. The
-planner replaces what they take exactly as it would after a real loss.
+The planner replaces what they take exactly as it would after a real loss.
 
-Refuses to hold: how a worker is ended (see the fleet's `reclaim`). Read next: `run`.
+Refuses to hold: how a fault is inflicted (see `inflicting`). Read next: `faults`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from polyrl.fleet import Observed
 from polyrl.manifest.rollout import Fault, FaultAction
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
+from polyrl_operator.fault_kinds import Action, Target
+from polyrl_operator.faults import Infliction
 
 RL_PHASE: Final = "rl"
 """The trainer's name of the phase whose steps faults count. It reports whole steps, so the next one has begun then."""
@@ -23,19 +24,24 @@ RL_PHASE: Final = "rl"
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault and its victim."""
+    """A declared fault and its victim."""
 
     fault: Fault
     victim: str
 
     @property
-    def notice_s(self) -> float:
-        return 0.0 if self.fault.action is FaultAction.KILL else float(self.fault.notice_seconds)
+    def infliction(self) -> Infliction:
+        kills = self.fault.action is FaultAction.KILL
+        return Infliction(
+            action=Action.KILL if kills else Action.PREEMPT,
+            target=Target.AGENT,
+            victim=self.victim,
+            role=Role.ROLLOUT,
+            seconds=0.0 if kills else float(self.fault.notice_seconds),
+        )
 
     def __str__(self) -> str:
-        if self.fault.action is FaultAction.KILL:
-            return f"drill: {self.victim} killed without notice at step {self.fault.at_step}"
-        return f"drill: {self.victim} preempted with {self.notice_s:g} s notice at step {self.fault.at_step}"
+        return f"drill: {self.infliction} at step {self.fault.at_step}"
 
 
 class FaultDrill:

@@ -17,13 +17,16 @@ import asyncio
 import signal
 from typing import Final, Protocol
 
+from polyrl.errors import UserError
 from polyrl.fleet import Fleet, Observed, Phase, SpotMarket
 from polyrl.planner import ENGINE_ROLES, Action, End, Facts, Start, Stop, conditions, next_due, plan
 from polyrl.status import EngineState, ManagerStatus
 from polyrl.worker import Workers
 from polyrl_operator.control_client import ControlClient
 from polyrl_operator.fault_injection import FaultDrill, Strike
-from polyrl_operator.timeline import RECLAIMED, Timeline
+from polyrl_operator.faults import Infliction, Wish, aim
+from polyrl_operator.inflicting import Inflictor, Victims
+from polyrl_operator.timeline import FAULT, RECLAIMED, Timeline
 
 LONGEST_SLEEP_S: Final = 30.0
 """Between two looks when nothing happens at all; a belt, every change wakes the loop."""
@@ -34,8 +37,8 @@ LAST_GRACE_S: Final = 5.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class LocalFleet(Fleet, SpotMarket, Protocol):
-    """A fleet that can also play the spot market, and ends everything when closed."""
+class LocalFleet(Fleet, SpotMarket, Victims, Protocol):
+    """A fleet whose workers can be hit by faults, and which ends everything when closed."""
 
     async def close(self) -> None:
         """Returns when nothing of it runs any more."""
@@ -51,6 +54,7 @@ class LocalRun:
         self.conditions: list[str] = []
         self.stopped_by: signal.Signals | None = None
         self._wanted, self._fleet, self._client, self._timeline = wanted, fleet, client, timeline
+        self._inflictor = Inflictor(fleet)
         self._manager_ready = False
         self._served: set[str] = set()
         self._wake = asyncio.Event()
@@ -67,15 +71,23 @@ class LocalRun:
             self._watcher.add_done_callback(lambda _: self._wake.set())
         try:
             end = await self._reconcile(drill)
+            await self._inflictor.close()
             await self._stop_rest()
             return end
         finally:
             if self._watcher is not None:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, *self._telling, return_exceptions=True)
+            await self._inflictor.close()
             await self._fleet.close()
             for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
+
+    async def inflict(self, wish: Wish) -> str:
+        """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
+        fault = aim(wish, self.observed, self.status)
+        await self._strike(fault, f"chaos: {fault}")
+        return str(fault)
 
     async def _reconcile(self, drill: FaultDrill) -> End:
         while True:
@@ -86,7 +98,7 @@ class LocalRun:
                 await self._act(action)
             strike = drill.due(self.status, self.observed)
             if strike is not None:
-                await self._strike(strike)
+                await self._drill(strike)
             await self._next_event(facts)
             if self._watcher is not None and self._watcher.done():
                 self._watcher.result()  # a refusal of the manager to its own runner ends the run
@@ -139,9 +151,16 @@ class LocalRun:
                 self._timeline.note("stopped", action.name, str(action))
             await self._fleet.stop(action.name, action.grace_s)
 
-    async def _strike(self, strike: Strike) -> None:
-        self._timeline.note(RECLAIMED, strike.victim, str(strike))
-        await self._fleet.reclaim(strike.victim, strike.notice_s)
+    async def _drill(self, strike: Strike) -> None:
+        try:
+            await self._strike(strike.infliction, str(strike))
+        except UserError as error:
+            self._timeline.note("condition", strike.victim, f"{strike}: not done: {error}")
+
+    async def _strike(self, fault: Infliction, text: str) -> None:
+        self._inflictor.check(fault)
+        self._timeline.note(RECLAIMED if fault.takes_capacity else FAULT, fault.victim, text)
+        await self._inflictor.inflict(fault)
 
     async def _next_event(self, facts: Facts) -> None:
         now = self._fleet.now()

@@ -17,8 +17,11 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from polyrl.fleet import Observed, Phase, Reclaim
 from polyrl.leash import PARENT_PID
@@ -34,10 +37,22 @@ KILL_WAIT_S: Final = 10.0
 """How long the kernel may take to reap a killed process on a machine that swaps."""
 
 
+class Part(StrEnum):
+    """Of a worker's processes."""
+
+    WORKER = "worker"
+    """The one that the fleet started."""
+    BELOW = "below"
+    """Those that it has started, and theirs."""
+    ALL = "all"
+
+
 @dataclass
 class _Child:
     seen: Observed
     process: asyncio.subprocess.Process | None = None
+    tree: psutil.Process | None = None
+    """Knows the moment of the process's start, so that nobody who got its id later is signalled."""
     waiter: asyncio.Task[None] | None = None
     force: asyncio.TimerHandle | None = None
     """Ends it when its grace is over."""
@@ -66,6 +81,7 @@ class ProcessFleet:
         self._change.set()
         try:
             child.process = await self._spawn(worker)
+            child.tree = _tree_of(child.process)
         except OSError as error:
             self._log_path(worker.name).write_text(f"cannot start {worker.argv[0]}: {error}\n")
             self._exited(child, CANNOT_START)
@@ -99,6 +115,12 @@ class ProcessFleet:
             return
         self._update(child, reclaim=Reclaim(self.now() + notice_s))
         await (self.stop(name, notice_s) if notice_s > 0 else self.kill(name))
+
+    def signal(self, name: str, part: Part, number: int) -> int:
+        """Signals a part of a worker; 0 as `number` only looks. Returns how many processes there are; 0 also when the
+        worker is gone or was never there."""
+        child = self._living(name)
+        return 0 if child is None else sum(_signal_one(process, number) for process in _members(child, part))
 
     async def changed(self, deadline_s: float) -> bool:
         try:
@@ -148,6 +170,32 @@ class ProcessFleet:
 
     def _log_path(self, name: str) -> Path:
         return self._logs / f"{name}.log"
+
+
+def _tree_of(process: asyncio.subprocess.Process) -> psutil.Process | None:
+    try:
+        return psutil.Process(process.pid)
+    except psutil.NoSuchProcess:
+        return None  # over already, and reaped
+
+
+def _members(child: _Child, part: Part) -> list[psutil.Process]:
+    """The worker first, so that it cannot see what happens to the others before it happens to itself."""
+    if child.tree is None:
+        return []
+    try:
+        below = [] if part is Part.WORKER else child.tree.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return below if part is Part.BELOW else [child.tree, *below]
+
+
+def _signal_one(process: psutil.Process, number: int) -> bool:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:

@@ -44,6 +44,7 @@ from polyrl_operator.run_folder import (
     prepare,
     rl_steps_kept,
 )
+from polyrl_operator.runner_desk import listening
 from polyrl_operator.summary import (
     Summary,
     bytes_per_token,
@@ -127,7 +128,8 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, c
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
     showing = asyncio.create_task(_show(run, progress, view, ReportTail(folder.metrics)))
     try:
-        end = await run.run(FaultDrill(job.spec.fault_injection, rl_steps_kept(folder)))
+        async with listening(folder.control, run.inflict):
+            end = await run.run(FaultDrill(job.spec.fault_injection, rl_steps_kept(folder)))
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)

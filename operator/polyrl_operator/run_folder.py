@@ -1,6 +1,6 @@
 """Where a run keeps what it writes: one folder, its paths by name, one runner at a time.
 
-    job.json  keys/  run/endpoints/  logs/          what the workers need and say
+    job.json  keys/  run/endpoints/  run/control.sock  logs/   what the workers need and say, the runner's ear
     fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  journal.sqlite  summary.json  run.png
 
 Refuses to write into a folder that holds something else, and to continue a run that another runner still drives.
@@ -41,6 +41,11 @@ class RunFolder:
     @property
     def endpoints(self) -> Path:
         return self.root / "run" / "endpoints" / "manager.json"
+
+    @property
+    def control(self) -> Path:
+        """The runner's socket, there while it is at work."""
+        return self.root / "run" / "control.sock"
 
     @property
     def logs(self) -> Path:

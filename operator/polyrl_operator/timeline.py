@@ -27,7 +27,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     t: float
     """Seconds since this start of the run."""
     event: str
-    """started, serving, reclaimed, stopped, exited, condition or fleet."""
+    """started, serving, reclaimed, fault, stopped, exited, condition or fleet."""
     worker: str = ""
     text: str = ""
     engines: int = -1
@@ -35,6 +35,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 RECLAIMED: Final = "reclaimed"
+"""A rollout was taken away, with or without notice."""
+FAULT: Final = "fault"
+"""Something else was inflicted."""
 FLEET: Final = "fleet"
 
 

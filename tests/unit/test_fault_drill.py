@@ -71,7 +71,7 @@ def test_one_that_is_going_or_unknown_to_the_manager_is_spared() -> None:
 def test_each_strikes_once_in_the_order_of_steps() -> None:
     drill = FaultDrill([Fault.model_validate({**PREEMPT, "atStep": 7}), Fault.model_validate(KILL)])
     strikes = [drill.due(status(step), FLEET) for step in (5, 5, 6, 9)]
-    assert [strike and strike.notice_s for strike in strikes] == [0.0, None, 3.0, None]
+    assert [strike and strike.infliction.seconds for strike in strikes] == [0.0, None, 3.0, None]
     assert str(strikes[2]) == "drill: rollout-0 preempted with 3 s notice at step 7"
 
 

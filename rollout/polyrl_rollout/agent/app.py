@@ -6,6 +6,7 @@
     drain       finish what can be finished, hand back the rest, wait until the manager has everything, Bye, exit 0
     notice      SIGTERM: Leaving; the manager's Drain follows, or the agent drains itself
     fenced      abort and forget everything, greet anew; MAX_FENCED times in a row: exit 1
+    cut off     a drill (see `cut`): as if the manager could not be reached, until let back
     engine      broken: hand everything back, Bye, exit 1. Nothing is restarted here: replacing workers is the fleet's
 
 Every wait has its deadline in this file, in `link`, in `generating` or in `puller`. Read next: `tokens`, `draining`.
@@ -14,6 +15,7 @@ Every wait has its deadline in this file, in `link`, in `generating` or in `pull
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,9 +44,10 @@ from polyrl.wire import (
     WeightsFailed,
     Welcome,
 )
+from polyrl_rollout.agent.cut import CuttableLink
 from polyrl_rollout.agent.draining import Work, plan_drain, reserve_of
 from polyrl_rollout.agent.generating import Generation, Listener
-from polyrl_rollout.agent.link import Link, LinkDown, ManagerAddress
+from polyrl_rollout.agent.link import HANDSHAKE_S, LinkDown, ManagerAddress
 from polyrl_rollout.agent.tokens import TokenBook
 from polyrl_rollout.agent.versions import Versions
 from polyrl_rollout.engine import NO_VERSION, Engine, EngineFailed, EngineInfo
@@ -103,7 +106,9 @@ class Agent:
         self._generation = Generation(engine, self.book, listener)
         puller = Puller(settings.keys, staging)
         self._versions = Versions(engine, puller, staging, self._switch, self._tell)
-        self._link: Link | None = None
+        self._link: CuttableLink | None = None
+        self._reachable = asyncio.Event()
+        self._reachable.set()
         self._welcome: Welcome | None = None
         self._fresh = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -134,6 +139,21 @@ class Agent:
         patience = min(DRAIN_ANSWER_S, self._settings.drain_s / 2) if self._welcome else 0.0
         self._loop.call_later(patience, self._drain, Drain(self._settings.drain_s - patience, "SIGTERM"))
 
+    def cut_off(self) -> None:
+        """A drill: from here on the manager cannot be reached, and does not reach us."""
+        log.info("cut off from the manager, for a drill")
+        self._reachable.clear()
+        if self._link is not None:
+            self._link.cut()
+
+    def let_back(self) -> None:
+        """The end of that drill."""
+        log.info("let back")
+        self._reachable.set()
+        if self._link is not None:
+            with contextlib.suppress(LinkDown):  # then `receive` says so too
+                self._link.mend()
+
     # --- the link -----------------------------------------------------------------------------------------------------
 
     async def _stay_linked(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -142,7 +162,7 @@ class Agent:
             address = self._settings.manager()
             try:
                 if address is not None:
-                    self._link = await Link.open(context, address, self._settings.keys, self._settings.engine)
+                    self._link = await self._dial(context, address)
                     await self._greet(self._link)
                     failures = 0
                     await self._listen(self._link)
@@ -155,7 +175,16 @@ class Agent:
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
             failures += 1
 
-    async def _greet(self, link: Link) -> None:
+    async def _dial(self, context: zmq.Context[zmq.Socket[bytes]], address: ManagerAddress) -> CuttableLink:
+        """Raises LinkDown."""
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await self._reachable.wait()
+        except TimeoutError:
+            raise LinkDown("cut off from the manager, for a drill") from None
+        return await CuttableLink.open(context, address, self._settings.keys, self._settings.engine)
+
+    async def _greet(self, link: CuttableLink) -> None:
         """Raises LinkDown when the manager does not welcome us."""
         link.send(self._hello())
         try:
@@ -171,7 +200,7 @@ class Agent:
         else:
             self._enter(answer)
 
-    async def _listen(self, link: Link) -> None:
+    async def _listen(self, link: CuttableLink) -> None:
         while True:
             message = await link.receive()
             self._heard_at = self._loop.time()

@@ -1,0 +1,93 @@
+"""Inflicts faults on the processes of a live run: the manifest's own drill and `polyrl chaos` alike.
+
+The runner does it, since it started the processes: what it signals is what it started, never a stranger that got the
+same process id. A fault that lasts is undone by the runner, at its end or at the run's; if the runner itself dies, all
+its processes die with it, frozen or not.
+
+Refuses to hold: who is hit (see `faults`). Read next: `process_fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Final, Protocol
+
+from polyrl.drill_signals import CUT_OFF, LET_BACK
+from polyrl.errors import UserError
+from polyrl_operator.fault_kinds import Action, Target
+from polyrl_operator.faults import Infliction
+from polyrl_operator.process_fleet import Part
+
+SLOW_PERIOD_S: Final = 0.5
+"""A slow victim is stopped once in this time: often beside a lease of 3 s, rarely beside a token."""
+
+_CUT: Final = (CUT_OFF, LET_BACK)
+_STOP: Final = (signal.SIGSTOP, signal.SIGCONT)
+
+
+class Victims(Protocol):
+    """What is needed of a fleet; `ProcessFleet` fits it."""
+
+    async def kill(self, name: str) -> None: ...
+
+    async def reclaim(self, name: str, notice_s: float) -> None: ...
+
+    def signal(self, name: str, part: Part, number: int) -> int: ...
+
+
+class Inflictor:
+    """Holds what is under way. Must be closed while the loop still runs."""
+
+    def __init__(self, fleet: Victims) -> None:
+        self._fleet = fleet
+        self._lasting: dict[str, asyncio.Task[None]] = {}
+
+    def check(self, fault: Infliction) -> None:
+        """Raises UserError when there is no process to hit, or when another fault lasts there."""
+        if not self._fleet.signal(fault.victim, _part(fault), 0):
+            raise UserError(f"{fault.victim}: no {fault.target} process lives there")
+        if fault.victim in self._lasting:
+            raise UserError(f"{fault.victim}: another fault lasts there; wait for its end")
+
+    async def inflict(self, fault: Infliction) -> None:
+        """Begins; what lasts goes on in the background. A victim that has gone meanwhile is fine."""
+        if fault.takes_capacity:
+            await self._fleet.reclaim(fault.victim, fault.seconds if fault.action is Action.PREEMPT else 0.0)
+        elif fault.action is Action.KILL and fault.target is Target.ENGINE:
+            self._fleet.signal(fault.victim, Part.BELOW, signal.SIGKILL)
+        elif fault.action is Action.KILL:
+            await self._fleet.kill(fault.victim)
+        else:
+            task = asyncio.create_task(self._last(fault), name=f"fault of {fault.victim}")
+            self._lasting[fault.victim] = task
+            task.add_done_callback(lambda _: self._lasting.pop(fault.victim, None))
+
+    async def close(self) -> None:
+        """Undoes what still lasts."""
+        tasks = list(self._lasting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _last(self, fault: Infliction) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + fault.seconds
+        part = _part(fault)
+        begin, undo = _CUT if fault.action is Action.PARTITION else _STOP
+        stopped_s, running_s = fault.seconds, 0.0
+        if fault.action is Action.SLOW:
+            stopped_s, running_s = SLOW_PERIOD_S * (1 - fault.speed), SLOW_PERIOD_S * fault.speed
+        try:
+            while (left := end - loop.time()) > 0 and self._fleet.signal(fault.victim, part, begin):
+                await asyncio.sleep(min(stopped_s, left))
+                self._fleet.signal(fault.victim, part, undo)
+                await asyncio.sleep(running_s)
+        finally:
+            self._fleet.signal(fault.victim, part, undo)
+
+
+def _part(fault: Infliction) -> Part:
+    if fault.action is Action.PARTITION:
+        return Part.WORKER
+    return Part.BELOW if fault.target is Target.ENGINE else Part.ALL

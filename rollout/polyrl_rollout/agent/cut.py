@@ -1,0 +1,71 @@
+"""A link that a drill can cut: nothing passes in either direction, and nobody tells either end.
+
+As when packets are lost on the way, what is said meanwhile arrives later, in its order. If the cut outlasts the time in
+which heartbeats must be answered, the link is down and what it held is lost, as with a TCP connection that breaks.
+
+Refuses to hold: when it is cut (the agent obeys signals, see `polyrl.drill_signals`). Read next: `link`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+
+from polyrl.wire import FromAgent, ToAgent
+from polyrl_rollout.agent.link import HEARTBEAT_LOST_MS, Link, LinkDown
+
+
+class CuttableLink(Link):
+    """A `Link`; also made by `open`."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        super().__init__(socket, monitor)
+        self._passable = asyncio.Event()
+        self._passable.set()
+        self._held: list[FromAgent] = []
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._broken = False
+
+    def cut(self) -> None:
+        """Nothing passes until `mend`. Idempotent."""
+        if self._passable.is_set():
+            self._passable.clear()
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(HEARTBEAT_LOST_MS / 1000, self._break)
+
+    def mend(self) -> None:
+        """What was held passes. Raises LinkDown when that is too much at once. Idempotent."""
+        self._forget_giving_up()
+        self._passable.set()
+        held, self._held = self._held, []
+        for message in held:
+            self.send(message)
+
+    def send(self, message: FromAgent) -> int:
+        if self._passable.is_set():
+            return super().send(message)
+        self._held.append(message)
+        return 0
+
+    async def receive(self) -> ToAgent:
+        message = await super().receive()
+        await self._passable.wait()
+        if self._broken:
+            raise LinkDown("no answer to heartbeats, in a drill")
+        return message
+
+    def close(self, linger_s: float = 0.0) -> None:
+        self._forget_giving_up()
+        super().close(linger_s)
+
+    def _break(self) -> None:
+        self._broken = True
+        self._held.clear()
+        self._passable.set()
+        self.fail("no answer to heartbeats, in a drill")
+
+    def _forget_giving_up(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
