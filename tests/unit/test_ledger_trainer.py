@@ -147,6 +147,26 @@ def test_late_names_who_is_awaited() -> None:
     assert any("trainer" in wait.sentence(stage.now) for wait in stage.ledger.waits(stage.now))
 
 
+@pytest.mark.parametrize("fields", [{"deadline_s": 2.0}, {"most": 2, "least": 2}, {"step": 9}])
+def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> None:
+    """The trainer takes the first answer to a request; a batch for a second one would be trained by nobody."""
+    stage = ready(2, n=3)
+    stage.tokens("a", stage.number("0.0"), [2], "stop")
+    if "most" in fields:
+        stage.finish_all()
+        stage.score("0.0")
+    outcomes = [stage.ask(request=500, **fields), stage.pass_time(2.0)]  # type: ignore[arg-type]
+    first = [answer for outcome in outcomes for answer in said(outcome, (Late, Refused, Batch))]
+    assert len(first) == 1
+    stage.finish_all()
+    stage.submit(step=9)
+    again = stage.ask(request=500, **fields)  # type: ignore[arg-type]
+    assert said(again, (Late, Refused, Batch)) == first
+    assert not stage.ledger.state.batches
+    assert said(stage.ask(step=9, least=9), Batch) == []
+    assert len(stage.ledger.state.pending) == 1
+
+
 @pytest.mark.parametrize(
     "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
 )

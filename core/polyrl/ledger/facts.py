@@ -218,6 +218,7 @@ class RequestDone(_Fact, frozen=True):
 
     request: int
     digest: bytes
+    """Of the request; for a Next its answer follows, in the wire's form."""
 
 
 class TrainerHeard(_Fact, frozen=True):

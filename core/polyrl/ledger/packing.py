@@ -1,6 +1,9 @@
 """Which complete groups answer a Next: whole groups in order of completion, up to the limits, at least the minimum
 unless nothing more can come.
 
+An answer without samples (late, refused, nothing left) is remembered for as long as a repeated request may ask for it:
+the trainer takes the first answer to a request, so a second one with samples would be trained by nobody.
+
 The order is never bent: a group that does not fit ends the batch, even if a later one would fit. So batches depend on
 the order of completion alone, and a large group cannot be overtaken for ever.
 
@@ -9,14 +12,15 @@ Refuses to hold: mini-batch boundaries (the trainer asks for at most what is mis
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 from polyrl.ledger.decision import Decision
-from polyrl.ledger.facts import BatchPacked, NextClosed
+from polyrl.ledger.facts import BatchPacked, NextClosed, RequestDone
 from polyrl.ledger.responses import group_tokens, scored_group
 from polyrl.ledger.state import State, step_key
 from polyrl.ledger.status import awaited
-from polyrl.wire import Batch, Late, Next, Refused
+from polyrl.wire import Batch, FromTrainer, Late, Next, Refused, decode_to_trainer, encode
 
 
 class Packing(NamedTuple):
@@ -59,11 +63,14 @@ def answer_pending(d: Decision) -> None:
             continue
         if not packing.groups and not packing.last:
             d.record(NextClosed(request.request))
-            d.answer(Refused(request.request, _too_large(d.state, request)))
+            _answer_empty(d, request, Refused(request.request, _too_large(d.state, request)))
             continue
         batch = d.state.next_batch
         d.record(BatchPacked(batch, request, packing.groups, packing.last, d.now))
-        send_batch(d, batch, request, packing)
+        if packing.groups:
+            send_batch(d, batch, request, packing)
+        else:
+            _answer_empty(d, request, Batch(request.request, batch, request.step, (), packing.last))
 
 
 def send_batch(d: Decision, batch: int, request: Next, packing: Packing) -> None:
@@ -76,9 +83,32 @@ def close_late(d: Decision) -> None:
     """Answers Late to every Next whose deadline has passed."""
     for pending in tuple(d.state.pending.values()):
         if pending.due <= d.now:
-            d.record(NextClosed(pending.request.request))
-            text = awaited(d.state, pending.request.step, pending.request.purpose, d.now)
-            d.answer(Late(pending.request.request, text))
+            request = pending.request
+            d.record(NextClosed(request.request))
+            _answer_empty(d, request, Late(request.request, awaited(d.state, request.step, request.purpose, d.now)))
+
+
+def answer_again(d: Decision, request: Next) -> bool:
+    """Repeats the answer to a request that was answered before; False if it was not, or was forgotten since."""
+    for number, batch in d.state.batches.items():
+        same = (batch.request.request, batch.request.step, batch.request.purpose)
+        if same == (request.request, request.step, request.purpose):
+            send_batch(d, number, batch.request, Packing(batch.groups, batch.last))
+            return True
+    digest, kept = digest_of(request), d.state.answered.get(request.request, b"")
+    if kept.startswith(digest):
+        d.answer(decode_to_trainer(kept[len(digest) :]))
+    return kept.startswith(digest)
+
+
+def digest_of(message: FromTrainer) -> bytes:
+    """Tells a repeated request from another under the same number."""
+    return hashlib.blake2b(encode(message), digest_size=16).digest()
+
+
+def _answer_empty(d: Decision, request: Next, answer: Refused | Late | Batch) -> None:
+    d.record(RequestDone(request.request, digest_of(request) + encode(answer)))
+    d.answer(answer)
 
 
 def _too_large(state: State, request: Next) -> str:

@@ -245,7 +245,7 @@ class State(msgspec.Struct):
     asked: dict[str, None] = msgspec.field(default_factory=dict)
     """Samples whose verdict is awaited, oldest first."""
     answered: dict[int, bytes] = msgspec.field(default_factory=dict)
-    """Digests of the newest requests whose repetition would not be harmless."""
+    """The newest requests whose repetition would not be harmless: digest, and for a Next its answer without samples."""
     version: Version = msgspec.field(default_factory=Version)
     window_open: bool = True
     """Reserved engines may generate."""

@@ -8,7 +8,6 @@ Refuses to hold: what a batch contains (see `packing`). Read next: `packing`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from math import isfinite
 from typing import Any, Final
@@ -35,7 +34,7 @@ from polyrl.ledger.facts import (
 from polyrl.ledger.filters import passes
 from polyrl.ledger.leases import announce, drain_engine
 from polyrl.ledger.moves import already_over, end_turn
-from polyrl.ledger.packing import Packing, send_batch
+from polyrl.ledger.packing import answer_again, digest_of
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.seen import was_seen
 from polyrl.ledger.state import Phase, SampleState
@@ -59,7 +58,6 @@ from polyrl.wire import (
     TrainerBeat,
     TrainerHello,
     TrainerWelcome,
-    encode,
 )
 
 Verdict = str | None
@@ -190,11 +188,8 @@ def _reject(d: Decision, message: Reject) -> Verdict:
 
 
 def _next(d: Decision, message: Next) -> None:
-    for number, batch in d.state.batches.items():
-        same = (batch.request.request, batch.request.step, batch.request.purpose)
-        if same == (message.request, message.step, message.purpose):
-            send_batch(d, number, batch.request, Packing(batch.groups, batch.last))
-            return
+    if answer_again(d, message):
+        return
     if message.request in d.state.pending:
         d.record(NextClosed(message.request))
     if message.max_samples < 1:
@@ -217,7 +212,7 @@ def _once(handler: Callable[[Decision, Any], Verdict]) -> Callable[[Decision, An
     """For requests that a repetition would do again to a state that has moved on."""
 
     def handle(d: Decision, message: Any) -> Verdict:
-        digest = hashlib.blake2b(encode(message), digest_size=16).digest()
+        digest = digest_of(message)
         if d.state.answered.get(message.request) == digest:
             return None
         verdict = handler(d, message)

@@ -166,8 +166,8 @@ class Stage:
         return outcome
 
 
-def said(outcome: Outcome, kind: type[M]) -> list[M]:
-    """The messages of one kind, to whomever."""
+def said(outcome: Outcome, kind: type[M] | tuple[type[M], ...]) -> list[M]:
+    """The messages of one kind or of several, to whomever."""
     messages = [*(message for _, message in outcome.to_agents), *outcome.to_trainer]
     return [message for message in messages if isinstance(message, kind)]
 
