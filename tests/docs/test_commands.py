@@ -32,7 +32,7 @@ EXECUTED_ELSEWHERE = {
     "make test-sglang": ".ci/run",
     ".ci/run": ".ci/run",
 }
-"""Commands too long to run twice, and who runs them."""
+"""Commands too long to run twice, and who runs them; the one that runs itself is the one that runs this test."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def test_the_pages_show_commands() -> None:
     assert any(block.page.name == "README.md" and "make run" in block.commands for block in blocks())
 
 
-@pytest.mark.parametrize("command", EXECUTED_ELSEWHERE)
+@pytest.mark.parametrize("command", [command for command, by in EXECUTED_ELSEWHERE.items() if command != by])
 def test_the_named_test_does_run_it(command: str) -> None:
     assert command in (ROOT / EXECUTED_ELSEWHERE[command]).read_text()
 
