@@ -2,7 +2,9 @@
 
     I1   every submitted sample ends acknowledged or discarded, once
     I2   a step trains exactly the samples it asked for, in whole groups, none twice
+    I3   a step takes exactly its optimizer steps: no batch reaches beyond the mini-batch that it was asked for
     I4   every response is the model's, token for token: none doubled, missing, foreign, past a stop or over the budget
+    I5   a run gets on: nothing waits for ever (looked at by `world`)
     I6   every token's version was verified by the engine that made it, and may be used by the sample
     I7   an engine leaves the pool by Bye or by silence for its lease, and by nothing else
     I8   a silent engine leaves within one lease
@@ -26,7 +28,7 @@ from polyrl.ledger import facts as f
 from polyrl.ledger.codec import decode_state, encode_state
 from polyrl.ledger.fold import fold
 from polyrl.ledger.state import State
-from polyrl.sample import Group, Response, Scored, sample_id
+from polyrl.sample import Group, Purpose, Response, Scored, sample_id
 from polyrl.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
 from polyrl.simulation.restarts import lost_by_restart
 from polyrl.simulation.schedule import Schedule
@@ -156,8 +158,18 @@ class Watcher:
                     raise Violation(now, "I2", f"sample {scored.response.sample} is trained twice")
                 self._trained.add(scored.response.sample)
         if len(batch.samples) > request.max_samples:
-            raise Violation(now, "I2", f"{len(batch.samples)} samples where {request.max_samples} were asked for")
+            text = f"{len(batch.samples)} samples where {request.max_samples} were missing to a mini-batch"
+            raise Violation(now, "I3", text)
         self._samples_trained[(request.step, request.purpose)] += len(batch.samples)
+
+    def step_ended(self, step: int, purpose: Purpose, optimized: int, now: float) -> None:
+        """The trainer is through with a step after `optimized` optimizer steps, and did not give up on it."""
+        wanted, got = self._schedule.groups * self._schedule.n, self._samples_trained[(step, purpose)]
+        if got != wanted:
+            raise Violation(now, "I2", f"step {step} ({purpose}) has trained {got} samples, it wanted {wanted}")
+        if optimized != self._schedule.mini_batches:
+            text = f"step {step} ({purpose}) took {optimized} optimizer steps, not {self._schedule.mini_batches}"
+            raise Violation(now, "I3", text)
 
     # --- after every event --------------------------------------------------------------------------------------------
 
@@ -200,6 +212,8 @@ class Watcher:
         if status.delta_bytes > MAX_BYTES_PER_TOKEN * self._tokens_in + 11 * self._bare_rows:
             raise Violation(now, "I11", f"{status.delta_bytes} bytes for {self._tokens_in} tokens")
         tokens = status.tokens
+        if tokens.repeated and not self._schedule.faults:
+            raise Violation(now, "I11", f"{tokens.repeated} tokens came twice, although nothing was lost")
         if tokens.kept + tokens.regenerated + tokens.repeated != self._tokens_in:
             raise Violation(now, "I11", f"{self._tokens_in} tokens came in, the ledger counts {tokens}")
 

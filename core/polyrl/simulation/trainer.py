@@ -69,7 +69,9 @@ class SimulatedTrainer:
         self._step, self._purpose = -1, Purpose.TRAIN
         self._missing = 0
         self._to_boundary = 0
-        self._replaced = 0
+        self._replaced = self._optimized = 0
+        self._gave_up = False
+        """The filters left too little; a user would be told."""
         self._unacknowledged = 0
         world.to_trainer = self._send_back
         world.cut_trainer = self.cut
@@ -173,7 +175,7 @@ class SimulatedTrainer:
         step, self._purpose = self._plan.pop(0)
         groups = self.schedule.groups
         fresh = step != self._step
-        self._step, self._replaced = step, 0
+        self._step, self._replaced, self._optimized, self._gave_up = step, 0, 0, False
         self._missing = groups * self.schedule.n
         self._mini = self._to_boundary = self._missing // self.schedule.mini_batches
         if fresh:
@@ -225,7 +227,7 @@ class SimulatedTrainer:
             if answer.samples:
                 self._train(answer)
             elif answer.last and self._replaced > REPLACEMENTS:
-                self._missing = 0
+                self._missing, self._gave_up = 0, True
             elif answer.last:
                 self.world.after(0.1, self._ask_batch)  # a notice of a dropped group is on its way
                 return
@@ -233,6 +235,8 @@ class SimulatedTrainer:
             self._ask_batch()
         else:
             step, purpose = self._step, self._purpose
+            if not self._gave_up:
+                self.world.watcher.step_ended(step, purpose, self._optimized, self.world.now)
             self._ask(lambda r: EndStep(r, step, purpose), lambda _: self._next_step())
 
     def _train(self, batch: Batch) -> None:
@@ -241,6 +245,7 @@ class SimulatedTrainer:
         self._to_boundary -= len(batch.samples)
         if self._to_boundary == 0:
             self._to_boundary = self._mini
+            self._optimized += 1
         self.acknowledged = batch.batch
         self._unacknowledged += 1
         self.world.after(self.rng.choice((0.0, 0.1)), lambda: self._acknowledge(batch.batch))
