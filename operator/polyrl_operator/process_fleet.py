@@ -27,8 +27,12 @@ from polyrl.fleet import Observed, Phase, Reclaim
 from polyrl.leash import PARENT_PID
 from polyrl.worker import Worker
 
-PASSED_ON: Final = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
-"""All that a worker inherits: where programs, libraries and devices are, and how people here write text."""
+PASSED_ON: Final = (
+    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+)
+"""All that a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is,
+and that it finds no GPU or no network here."""
 
 CANNOT_START: Final = 127
 """Exit code of a worker whose program could not be started; as in a shell."""

@@ -1,5 +1,6 @@
 """What every fleet must do, asked of the fake and of real processes alike."""
 
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -216,3 +217,15 @@ async def test_workers_inherit_no_secrets(
     assert "SOME_API_TOKEN" not in printed
     assert '"OMP_NUM_THREADS": "1"' in printed
     assert '"PYTHONSAFEPATH": "1"' in printed
+
+
+async def test_workers_inherit_where_sglang_is_and_what_is_set_for_it(
+    processes: ProcessFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meant = {"POLYRL_SGLANG_PYTHON": "/opt/sglang/bin/python", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
+    for name, value in meant.items():
+        monkeypatch.setenv(name, value)
+    code = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
+    await processes.start(Worker("rollout-0", Role.ROLLOUT, (sys.executable, "-c", code)))
+    printed = await log_line((tmp_path / "rollout-0.log").read_text, processes)
+    assert meant.items() <= json.loads(printed).items()
