@@ -41,6 +41,7 @@ from polyrl.wire import (
     pack_ids,
     unpack_ids,
 )
+from polyrl_rollout.agent import cut
 from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent, AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engine import EngineInfo
@@ -406,3 +407,52 @@ async def test_a_broken_engine_returns_everything_and_ends_the_agent(rig: Rig) -
     assert await rig.exit_code() == EXIT_FAILED
     await rig.manager.hear(Bye)
     assert {(r.assignment, r.reason) for r in rig.manager.all_of(Returned)} == {(n, "engineError") for n in range(3)}
+
+
+async def test_an_engine_that_died_idle_is_noticed_at_the_next_version(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.engine.broken = True
+    await rig.manager.say(rig.announcement(1))
+    assert await rig.exit_code() == EXIT_FAILED
+    assert (await rig.manager.hear(WeightsFailed)).version == 1
+    await rig.manager.hear(Bye)
+
+
+async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=200)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
+    greetings = len(rig.manager.all_of(Hello))
+    rig.agent.cut_off()
+    await rig.assign(2)
+    await asyncio.sleep(0.1)  # what had left before arrives
+    heard = len(rig.manager.heard)
+    await asyncio.sleep(0.5)
+    assert len(rig.manager.heard) == heard
+    assert 2 not in rig.agent.book.streams
+    rig.agent.let_back()
+    await rig.finished(range(1, 3))
+    assert rig.manager.tokens == {1: undisturbed(1, 200), 2: undisturbed(2, 40)}
+    assert len(rig.manager.all_of(Hello)) == greetings
+
+
+async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut, "HEARTBEAT_LOST_MS", 200)
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=300)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
+    greetings = len(rig.manager.all_of(Hello))
+    rig.agent.cut_off()
+    await rig.assign(2)  # lost with the connection
+    await asyncio.sleep(0.6)
+    assert len(rig.manager.all_of(Hello)) == greetings
+    rig.agent.let_back()
+    await rig.manager.hear(Hello, greetings + 1)
+    await rig.manager.say(Resend(1, len(rig.manager.tokens[1])))
+    await rig.finished(range(1, 2))
+    assert rig.manager.tokens == {1: undisturbed(1, 300)}
+    assert 2 not in rig.agent.book.streams

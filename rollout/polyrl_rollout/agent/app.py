@@ -349,6 +349,8 @@ class Agent:
             self._tell(WeightsFailed(version, self._engine.version, str(error)))
             if self._engine.version == NO_VERSION:
                 self._engine_broke(str(error))
+            else:
+                await self._check_engine()
             return False
         else:
             if changed:
@@ -427,10 +429,13 @@ class Agent:
             await asyncio.sleep(HEALTH_S)
             if not self._started or self._switching or self._loop.time() - self._generation.tokens_at < HEALTH_S:
                 continue
-            try:
-                await self._engine.health()
-            except EngineFailed as error:
-                self._engine_broke(str(error))
+            await self._check_engine()
+
+    async def _check_engine(self) -> None:
+        try:
+            await self._engine.health()
+        except EngineFailed as error:
+            self._engine_broke(str(error))
 
     def _engine_broke(self, why: str) -> None:
         for stream in self.book.unfinished():
