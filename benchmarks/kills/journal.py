@@ -18,7 +18,6 @@ from pathlib import Path
 
 from polyrl.ledger import journal_format as form
 from polyrl.ledger.codec import decode_facts
-from polyrl.ledger.columns import row_columns
 from polyrl.ledger.facts import (
     Assigned,
     BatchAcknowledged,
@@ -32,6 +31,7 @@ from polyrl.ledger.facts import (
 )
 from polyrl.ledger.records import RUN, Began, decode_record
 from polyrl.sample import sample_id
+from polyrl.wire import row_columns
 
 
 @dataclass(frozen=True)

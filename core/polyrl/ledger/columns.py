@@ -1,4 +1,4 @@
-"""A Deltas' rows as plain Python numbers, decoded once per frame: four lists instead of a call per row."""
+"""A Deltas' rows made of plain numbers, and what a frame weighs. The way back is `wire.row_columns`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyrl.wire import ROW_DTYPE, Deltas
-
-
-def row_columns(rows: bytes) -> tuple[list[int], list[int], list[int], list[int]]:
-    """assignment[R], offset[R], count[R], finish[R] of ROW_DTYPE[R]."""
-    table = np.frombuffer(rows, dtype=ROW_DTYPE)
-    return (
-        table["assignment"].tolist(),
-        table["offset"].tolist(),
-        table["count"].tolist(),
-        table["finish"].tolist(),
-    )
 
 
 def pack_rows(rows: Sequence[tuple[int, int, int, int]]) -> bytes:

@@ -12,15 +12,13 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from polyrl.ledger.columns import frame_bytes, pack_rows, row_columns
+from polyrl.ledger.columns import frame_bytes, pack_rows
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.facts import GapSeen, TokensTaken
 from polyrl.ledger.moves import already_over, end_turn, move, strike
 from polyrl.ledger.state import Assignment, Engine
 from polyrl.sample import Finish
-from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, TokensKept
-
-Columns = tuple[list[int], list[int], list[int], list[int]]
+from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, RowColumns, TokensKept, row_columns
 
 STOP: Final = FINISH_CODES.index("stop")
 LENGTH: Final = FINISH_CODES.index("length")
@@ -53,7 +51,7 @@ def take_deltas(d: Decision, engine: Engine, message: Deltas) -> None:
         d.tell(engine.name, TokensKept(message.seq))
 
 
-def _checked_columns(message: Deltas) -> Columns | None:
+def _checked_columns(message: Deltas) -> RowColumns | None:
     if len(message.rows) % ROW_DTYPE.itemsize:
         return None
     columns = row_columns(message.rows)
@@ -69,7 +67,7 @@ def _taken(
     return TokensTaken(engine.name, message.seq, message.version, *kept, frame_bytes(message), *refused, d.now)
 
 
-def _ends_if_in_order(d: Decision, engine: Engine, version: int, columns: Columns) -> list[tuple[int, int]] | None:
+def _ends_if_in_order(d: Decision, engine: Engine, version: int, columns: RowColumns) -> list[tuple[int, int]] | None:
     """The (assignment, finish code) that end with this frame; None if any row is not exactly what was expected."""
     numbers, offsets, counts, finishes = columns
     if version not in engine.served or len(set(numbers)) != len(numbers):

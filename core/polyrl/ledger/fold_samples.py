@@ -9,7 +9,6 @@ from bisect import bisect_left, insort
 
 from polyrl.ledger import facts as f
 from polyrl.ledger import speed
-from polyrl.ledger.columns import row_columns
 from polyrl.ledger.counting import count, wake
 from polyrl.ledger.state import (
     ENVIRONMENT_VERSION,
@@ -25,7 +24,7 @@ from polyrl.ledger.state import (
     step_key,
 )
 from polyrl.sample import DiscardReason, Group, sample_id
-from polyrl.wire import GroupDropped
+from polyrl.wire import GroupDropped, row_columns
 
 
 def _enter(sample: SampleState, phase: Phase, at: float) -> None:
@@ -150,11 +149,11 @@ def tokens_taken(state: State, fact: f.TokensTaken) -> None:
         position = assignment.length
         assignment.length = position + size
         assignment.progress_at = at
-        spans = sample.spans
-        if spans and spans[-1].attempt == sample.attempt and spans[-1].version == version:
-            spans[-1].end = position + size
+        last = sample.spans[-1] if sample.spans else None
+        if last is not None and last.attempt == sample.attempt and last.version == version:
+            last.end = position + size
         else:
-            spans.append(OpenSpan(position, position + size, version, fact.engine, sample.attempt))
+            sample.spans.append(OpenSpan(position, position + size, version, fact.engine, sample.attempt))
         begin = end
     _count_deltas(state, fact, len(numbers), begin >> 2)
     gaps = state.engines[fact.engine].gaps

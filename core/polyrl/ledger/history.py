@@ -16,29 +16,34 @@ from typing import Any, Final
 
 from polyrl.ledger import facts as f
 from polyrl.ledger import records as r
-from polyrl.ledger.columns import row_columns
 from polyrl.ledger.state import ENVIRONMENT_VERSION, State
 from polyrl.sample import sample_id
+from polyrl.wire import row_columns
 
 BYTES_PER_TOKEN: Final = 4
 """Of a uint32 token id."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Stream:
     """What one running assignment has brought so far."""
 
     sample: str
     engine: str
-    pieces: list[r.Piece] = field(default_factory=list)
+    closed: list[r.Piece] = field(default_factory=list)
+    start: int = 0
+    end: int = -1
+    """Of the piece that may still grow; -1: there is none."""
+    version: int = ENVIRONMENT_VERSION
 
-    def take(self, offset: int, count: int, version: int) -> None:
-        if self.pieces:
-            start, end, made_by = self.pieces[-1]
-            if end == offset and made_by == version:
-                self.pieces[-1] = (start, offset + count, version)
-                return
-        self.pieces.append((offset, offset + count, version))
+    def begin_piece(self, offset: int, count: int, version: int) -> None:
+        """What comes does not go on where we are, or is of another version."""
+        self.closed = self.pieces
+        self.start, self.end, self.version = offset, offset + count, version
+
+    @property
+    def pieces(self) -> list[r.Piece]:
+        return self.closed if self.end < 0 else [*self.closed, (self.start, self.end, self.version)]
 
 
 class Historian:
@@ -110,8 +115,10 @@ class Historian:
             stream = streams.get(number)
             if stream is None:
                 strays.append(r.Stray(fact.at, number, count))
+            elif stream.end == offset and stream.version == version:
+                stream.end += count
             else:
-                stream.take(offset, count, version)
+                stream.begin_piece(offset, count, version)
         return strays
 
     def _assigned(self, fact: f.Assigned) -> Iterable[r.AnyRecord]:
@@ -169,7 +176,10 @@ def _under_way(state: State, number: int) -> _Stream:
     assignment = state.assignments[number]
     sample = state.samples[assignment.sample]
     ours = [s for s in sample.spans if s.attempt == sample.attempt and s.version != ENVIRONMENT_VERSION]
-    return _Stream(assignment.sample, assignment.engine, [(s.start, s.end, s.version) for s in ours])
+    stream = _Stream(assignment.sample, assignment.engine)
+    for span in ours:
+        stream.begin_piece(span.start, span.end - span.start, span.version)
+    return stream
 
 
 _TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] = {

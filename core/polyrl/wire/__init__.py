@@ -40,6 +40,7 @@ from polyrl.wire.agent import (
 from polyrl.wire.frames import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
+    RowColumns,
     check_deltas,
     decode_from_agent,
     decode_from_puller,
@@ -50,6 +51,7 @@ from polyrl.wire.frames import (
     delta_rows,
     encode,
     pack_ids,
+    row_columns,
     unpack_ids,
 )
 from polyrl.wire.publisher import (
@@ -125,6 +127,7 @@ __all__ = [
     "Resend",
     "ReservedWindow",
     "Returned",
+    "RowColumns",
     "Score",
     "Serving",
     "Submit",
@@ -148,5 +151,6 @@ __all__ = [
     "delta_rows",
     "encode",
     "pack_ids",
+    "row_columns",
     "unpack_ids",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -91,16 +92,34 @@ def check_deltas(deltas: Deltas) -> None:
     """Column lengths agree and finish codes exist. Raises ProtocolError."""
     if len(deltas.rows) % ROW_DTYPE.itemsize or len(deltas.ids) % 4 or len(deltas.ids) != len(deltas.logprobs):
         raise ProtocolError("delta columns have impossible lengths")
-    rows = delta_rows(deltas)
-    if int(rows["count"].sum(dtype=np.int64)) * 4 != len(deltas.ids):
+    _, _, counts, finishes = row_columns(deltas.rows)
+    if sum(counts) * 4 != len(deltas.ids):
         raise ProtocolError("delta rows count other tokens than the columns hold")
-    if rows.size and int(rows["finish"].max()) >= len(FINISH_CODES):
+    if max(finishes, default=0) >= len(FINISH_CODES):
         raise ProtocolError("unknown finish code in a delta row")
 
 
 def delta_rows(deltas: Deltas) -> npt.NDArray[np.void]:
     """ROW_DTYPE[R], a view."""
     return np.frombuffer(deltas.rows, dtype=ROW_DTYPE)
+
+
+RowColumns: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
+
+
+@lru_cache(maxsize=1)
+def row_columns(rows: bytes) -> RowColumns:
+    """assignment[R], offset[R], count[R], finish[R] of ROW_DTYPE[R]: plain numbers, to be read only.
+
+    The newest answer is remembered: whoever looks at a frame on its way through a process shares one decoding of it.
+    """
+    table = np.frombuffer(rows, dtype=ROW_DTYPE)
+    return (
+        table["assignment"].tolist(),
+        table["offset"].tolist(),
+        table["count"].tolist(),
+        table["finish"].tolist(),
+    )
 
 
 def pack_ids(ids: npt.ArrayLike) -> bytes:
