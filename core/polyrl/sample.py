@@ -8,7 +8,9 @@ Refuses to hold: behaviour (see `ledger`), tensors, text. Read next: `wire`.
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -65,11 +67,23 @@ class DiscardReason(StrEnum):
     """The trainer withdrew it, or the run ended."""
     EPOCH_FENCED = "epochFenced"
     """It belonged to an earlier run epoch whose results can no longer be used."""
+    JOURNAL_LOST = "journalLost"
+    """The manager lost its journal, and the sample with it; its prompt is generated anew under another name."""
 
     @property
     def is_infrastructure(self) -> bool:
         """True when neither the user's code nor the algorithm chose this end."""
-        return self in (DiscardReason.ENGINE_REJECTED, DiscardReason.CANCELLED, DiscardReason.EPOCH_FENCED)
+        return self in _INFRASTRUCTURE
+
+
+_INFRASTRUCTURE: Final = frozenset(
+    (
+        DiscardReason.ENGINE_REJECTED,
+        DiscardReason.CANCELLED,
+        DiscardReason.EPOCH_FENCED,
+        DiscardReason.JOURNAL_LOST,
+    )
+)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -147,6 +161,12 @@ class Scored(msgspec.Struct, frozen=True, array_like=True):
     reward: float
     metrics: dict[str, float]
     """Named components of the reward, for the log."""
+
+
+def group_digest(group: Group) -> bytes:
+    """bytes[16]: the same for two groups that ask for the same samples of the same step, whatever their numbers."""
+    asked = (group.step, group.purpose, group.prompt_ids, group.n, group.sampling)
+    return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()
 
 
 def sample_id(group: int, index: int) -> str:

@@ -119,8 +119,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.TrainerHello(1, 5),
-        "0193a67468656c6c6f0105",
+        wire.TrainerHello(1, 5, "t1", 9, 6),
+        "0196a67468656c6c6f0105a274310906",
     ),
     (
         TRAINER,
@@ -187,8 +187,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.TrainerWelcome(1, 3.0, 1.0),
-        "0194a87477656c636f6d6501cb4008000000000000cb3ff0000000000000",
+        wire.TrainerWelcome(1, 3.0, 1.0, "j1", 9, 4, b"hash", (wire.HeldGroup(7, b"digest", 3, 4, 1, 0),)),
+        (
+            "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c40468617368919607c40664696765"
+            "737403040100"
+        ),
     ),
     (
         TO_TRAINER,

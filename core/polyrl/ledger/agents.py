@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.deltas import take_deltas
-from polyrl.ledger.facts import EngineGreeted, EngineHeard, EngineLoad, EngineServing, WeightsAwaited
+from polyrl.ledger.facts import (
+    EngineGreeted,
+    EngineHeard,
+    EngineLoad,
+    EngineServing,
+    NumbersTaken,
+    WeightsAwaited,
+)
 from polyrl.ledger.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.moves import move, strike
 from polyrl.ledger.state import Engine
@@ -32,6 +39,10 @@ from polyrl.wire import (
     WeightsFailed,
     Welcome,
 )
+
+
+MAX_ASSIGNMENT: Final = 1 << 31
+"""Half of what a row can name: a peer that claims to hold more must not use the numbers up."""
 
 
 def hear_agent(d: Decision, name: str, message: FromAgent) -> None:
@@ -64,6 +75,9 @@ def _greet(d: Decision, name: str, hello: Hello) -> None:
     d.record(EngineGreeted(name, hello.pool, *room, hello.weight_version, d.now))
     d.tell(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
     engine = d.state.engines[name]
+    taken = max((held.assignment + 1 for held in hello.held if held.assignment < MAX_ASSIGNMENT), default=0)
+    if taken > d.state.next_assignment:
+        d.record(NumbersTaken(0, 0, taken, d.now))
     _reconcile_held(d, engine, hello)
     if engine.draining:
         d.tell(name, Drain(max(0.0, engine.drain_at - d.now), engine.draining))

@@ -60,6 +60,10 @@ class Audit:
     def _finished_run(self, record: r.Finished) -> None:
         self._finished = True
 
+    def _numbers_taken(self, record: r.NumbersTaken) -> None:
+        self.samples.last_assignment = max(self.samples.last_assignment, record.assignment - 1)
+        self.batches.last_batch = max(self.batches.last_batch, record.batch - 1)
+
     def _submitted(self, record: r.Submitted) -> None:
         self.samples.submit(record)
         self.batches.submitted(record)
@@ -84,6 +88,7 @@ class Audit:
 _HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
     r.Began: Audit._began,
     r.Finished: Audit._finished_run,
+    r.NumbersTaken: Audit._numbers_taken,
     r.Submitted: Audit._submitted,
     r.Discarded: Audit._discarded,
     r.Assigned: Audit._assigned,
@@ -98,6 +103,7 @@ _HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
     r.Completed: lambda audit, record: audit.batches.completed(record),
     r.Batched: lambda audit, record: audit.batches.batched(record),
     r.Acknowledged: lambda audit, record: audit.batches.acknowledged(record),
+    r.Unpacked: lambda audit, record: audit.batches.unpacked(record),
     r.Greeted: lambda audit, record: audit.engines.greeted(record),
     r.Serving: lambda audit, record: audit.engines.serving(record),
     r.Struck: lambda audit, record: audit.engines.struck(record),

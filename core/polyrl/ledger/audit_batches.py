@@ -111,6 +111,16 @@ class BatchBooks:
             if group is not None:
                 self._samples.acknowledged += group.submitted.n
 
+    def unpacked(self, record: r.Unpacked) -> None:
+        groups = self.unacknowledged.pop(record.batch, None)
+        if groups is None:
+            self._findings.broke("I3", record.at, f"batch {record.batch} is offered again, but it is not out")
+            return
+        for number in groups:
+            group = self._samples.live[number]
+            group.batch = -1
+            self._unpacked[(group.submitted.step, group.submitted.purpose)].add(number)
+
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def renewed(self, record: r.Renewed) -> None:

@@ -10,6 +10,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
 
     epoch: int
     """Peers that greet with another one are fenced."""
+    journal: str = ""
+    """Names the journal that keeps this ledger: trainers learn by it that an earlier one is lost."""
     lease_s: float = 3.0
     """Silence after which an engine is gone: three missed beats, so that a lost one and a busy moment are forgiven."""
     return_s: float = 10.0
@@ -28,6 +30,9 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     """First repetition of an unanswered TurnDone; doubles each time. Rewards mostly take less."""
     turn_resend_max_s: float = 60.0
     """Longest pause between repetitions."""
+    verdict_deadline_s: float = 3600.0
+    """Longest wait for a verdict of a trainer that lives; then the group is discarded as rewardTimedOut. Far above any
+    reward's own timeout: a custom filter holds verdicts back until the slowest sibling is done."""
     gap_resend_s: float = 1.0
     """Pause before the same gap is asked for again: several round trips."""
     suspect_s: float = 1.0

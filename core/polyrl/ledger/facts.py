@@ -176,6 +176,14 @@ class BatchAcknowledged(_Fact, frozen=True):
     at: float
 
 
+class BatchReturned(_Fact, frozen=True):
+    """The trainer that got the batch is gone without having acknowledged it: its groups can be packed again."""
+
+    batch: int
+    at: float
+    effect: ClassVar[Effect] = Effect.PACK
+
+
 class StepEnded(_Fact, frozen=True):
     """The trainer wants nothing more of this step and purpose."""
 
@@ -226,6 +234,23 @@ class TrainerHeard(_Fact, frozen=True):
 
     at: float
     durable: ClassVar[bool] = False
+
+
+class TrainerGreeted(_Fact, frozen=True):
+    """A trainer's process came, or came back."""
+
+    trainer: str
+    at: float
+
+
+class NumbersTaken(_Fact, frozen=True):
+    """Peers know of numbers that this ledger does not: its journal is younger than they are. None of them is used."""
+
+    group: int
+    batch: int
+    assignment: int
+    """Each: all numbers below it are taken."""
+    at: float
 
 
 class RunFinished(_Fact, frozen=True):
@@ -372,12 +397,15 @@ Fact: TypeAlias = (
     | NextClosed
     | BatchPacked
     | BatchAcknowledged
+    | BatchReturned
     | StepEnded
     | VersionPublished
     | WindowSet
     | Reported
     | RequestDone
     | TrainerHeard
+    | TrainerGreeted
+    | NumbersTaken
     | RunFinished
     | EngineGreeted
     | EngineHeard

@@ -15,6 +15,9 @@ from polyrl.ledger.state import Engine, State, Version, step_key
 ANSWERED_MEMORY: Final = 1024
 """Requests remembered by digest: far more than a trainer can have unanswered."""
 
+REPLACED_MEMORY: Final = 64
+"""Replaced trainers remembered: each restart of a trainer makes one."""
+
 SERVED_MEMORY: Final = 128
 """Verified versions remembered per engine: twice the largest allowed staleness."""
 
@@ -45,6 +48,13 @@ def request_done(state: State, fact: f.RequestDone) -> None:
 
 def trainer_heard(state: State, fact: f.TrainerHeard) -> None:
     state.trainer_at = fact.at
+
+
+def trainer_greeted(state: State, fact: f.TrainerGreeted) -> None:
+    if state.trainer and fact.trainer != state.trainer:
+        state.replaced.append(state.trainer)
+        del state.replaced[:-REPLACED_MEMORY]
+    state.trainer, state.trainer_since = fact.trainer, fact.at
 
 
 def run_finished(state: State, fact: f.RunFinished) -> None:

@@ -94,6 +94,15 @@ def _mark_seen(state: State, number: int) -> None:
     ranges.insert(place, (start, end))
 
 
+def numbers_taken(state: State, fact: f.NumbersTaken) -> None:
+    state.next_batch = max(state.next_batch, fact.batch)
+    state.next_assignment = max(state.next_assignment, fact.assignment)
+    if fact.group:
+        beyond = [(start, end) for start, end in state.seen if end > fact.group]
+        joined = beyond and beyond[0][0] <= fact.group
+        state.seen = [(0, beyond[0][1]), *beyond[1:]] if joined else [(0, fact.group), *beyond]
+
+
 def _forget_old_steps(state: State, newcomer: Group) -> None:
     done = [
         key
@@ -309,6 +318,18 @@ def batch_packed(state: State, fact: f.BatchPacked) -> None:
         step.packed += 1
         for index in range(entry.group.n):
             _enter(state.samples[sample_id(number, index)], Phase.PACKED, fact.at)
+
+
+def batch_returned(state: State, fact: f.BatchReturned) -> None:
+    numbers = state.batches.pop(fact.batch).groups
+    for number in reversed(numbers):
+        entry = state.groups[number]
+        entry.batch = -1
+        step = _step_of(state, entry.group)
+        step.packed -= 1
+        step.ready.insert(0, number)
+        for index in range(entry.group.n):
+            _enter(state.samples[sample_id(number, index)], Phase.SCORED, fact.at)
 
 
 def batch_acknowledged(state: State, fact: f.BatchAcknowledged) -> None:

@@ -13,6 +13,7 @@ from math import inf, isfinite
 from typing import Final
 
 from polyrl.ledger.decision import Decision
+from polyrl.ledger.discards import discard_group
 from polyrl.ledger.facts import (
     DrainExpired,
     EngineDraining,
@@ -26,6 +27,7 @@ from polyrl.ledger.moves import move, strike
 from polyrl.ledger.packing import close_late
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.state import State
+from polyrl.sample import DiscardReason
 from polyrl.wire import Announce, Drain
 
 TICK_RESOLUTION_S: Final = 0.1
@@ -108,12 +110,19 @@ def _announce_again(d: Decision) -> None:
 def _ask_again(d: Decision) -> None:
     if not isfinite(d.state.trainer_at):
         return  # its greeting asks for everything that is open
-    for name in d.state.asked:
-        sample = d.state.samples[name]
-        if sample.ask_due <= d.now:
-            pause = min(d.config.turn_resend_s * 2.0 ** min(sample.asks, 16), d.config.turn_resend_max_s)
-            d.record(TurnAsked(name, d.now + pause))
-            d.answer(turn_done(d.state, name))
+    listens = d.now - d.state.trainer_at <= d.config.lease_s
+    for name in tuple(d.state.asked):
+        sample = d.state.samples.get(name)
+        if sample is None or sample.ask_due > d.now:
+            continue  # a sibling took it along, or it is not its time
+        waited = d.now - max(sample.since, d.state.trainer_since)
+        if listens and waited >= d.config.verdict_deadline_s:
+            text = f"the trainer gave no verdict on turn {sample.turn} within {waited:.0f} s, asked {sample.asks} times"
+            discard_group(d, sample.group, DiscardReason.REWARD_TIMED_OUT, name, text)
+            continue
+        pause = min(d.config.turn_resend_s * 2.0 ** min(sample.asks, 16), d.config.turn_resend_max_s)
+        d.record(TurnAsked(name, d.now + pause))
+        d.answer(turn_done(d.state, name))
 
 
 def _deadlines(state: State, now: float) -> Iterator[float]:

@@ -104,6 +104,20 @@ class Unanswered(Record, frozen=True):
     due: float
 
 
+class NumbersTaken(Record, frozen=True):
+    """Peers knew of groups, batches and assignments below these numbers, of which this journal knows nothing."""
+
+    group: int
+    batch: int
+    assignment: int
+
+
+class TrainerCame(Record, frozen=True):
+    """A trainer's process greeted, for the first time or again."""
+
+    trainer: str
+
+
 class Finished(Record, frozen=True):
     """The trainer's last words."""
 
@@ -201,6 +215,10 @@ class Acknowledged(_OfBatch, frozen=True):
     """It is part of the trainer's state."""
 
 
+class Unpacked(_OfBatch, frozen=True):
+    """The trainer that got it ended before it acknowledged it; its groups are offered again."""
+
+
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +274,8 @@ AnyRecord: TypeAlias = (
     | Published
     | Stray
     | Unanswered
+    | NumbersTaken
+    | TrainerCame
     | Finished
     | Greeted
     | Serving
@@ -268,6 +288,7 @@ AnyRecord: TypeAlias = (
     | Discarded
     | Batched
     | Acknowledged
+    | Unpacked
     | Assigned
     | Moved
     | TurnEnded

@@ -1,4 +1,4 @@
-"""Whether a group number was ever submitted, in memory that does not grow with the run."""
+"""Which group numbers were ever submitted, in memory that does not grow with the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from bisect import bisect_right
 from math import inf
 
 from polyrl.ledger.state import State
+
+
+def next_number(state: State) -> int:
+    """The first number above all that were submitted."""
+    return state.seen[-1][1] if state.seen else 0
 
 
 def was_seen(state: State, number: int) -> bool:

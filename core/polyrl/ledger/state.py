@@ -251,6 +251,12 @@ class State(msgspec.Struct):
     """Reserved engines may generate."""
     trainer_at: float = -inf
     """When the trainer was last heard; -inf: never greeted."""
+    trainer: str = ""
+    """The process that greeted last."""
+    trainer_since: float = -inf
+    """When it greeted last."""
+    replaced: list[str] = msgspec.field(default_factory=list)
+    """Trainers whose place another one has taken, newest last."""
     phase: str = ""
     step: int = 0
     values: dict[str, float] = msgspec.field(default_factory=dict)

@@ -32,13 +32,13 @@ from polyrl.ledger.facts import (
     WindowSet,
 )
 from polyrl.ledger.filters import passes
+from polyrl.ledger.greeting import greet_trainer
 from polyrl.ledger.leases import announce, drain_engine
 from polyrl.ledger.moves import already_over, end_turn
 from polyrl.ledger.packing import answer_again, digest_of
-from polyrl.ledger.responses import turn_done
 from polyrl.ledger.seen import was_seen
 from polyrl.ledger.state import Phase, SampleState
-from polyrl.sample import DiscardReason, Purpose, sample_id, split_sample_id
+from polyrl.sample import DiscardReason, Purpose, group_digest, sample_id, split_sample_id
 from polyrl.wire import (
     Accepted,
     Acknowledge,
@@ -57,7 +57,6 @@ from polyrl.wire import (
     Submit,
     TrainerBeat,
     TrainerHello,
-    TrainerWelcome,
 )
 
 Verdict = str | None
@@ -67,7 +66,7 @@ Verdict = str | None
 def hear_trainer(d: Decision, message: FromTrainer) -> None:
     """Decides one message of the trainer."""
     if isinstance(message, TrainerHello):
-        _greet(d, message)
+        greet_trainer(d, message)
         return
     if not isfinite(d.state.trainer_at):
         d.ignore("unknownTrainer")
@@ -83,29 +82,16 @@ def hear_trainer(d: Decision, message: FromTrainer) -> None:
         d.answer(Accepted(message.request) if verdict is None else Refused(message.request, verdict))
 
 
-def _greet(d: Decision, hello: TrainerHello) -> None:
-    if hello.epoch != d.config.epoch:
-        d.ignore("fencedTrainer")
-        d.answer(Fenced(f"this is epoch {d.config.epoch}, not {hello.epoch}"))
-        return
-    d.record(TrainerHeard(d.now))
-    d.answer(TrainerWelcome(d.config.epoch, d.config.lease_s, d.config.beat_s))
-    for batch in tuple(d.state.batches):
-        if batch <= hello.acknowledged:
-            d.record(BatchAcknowledged(batch, d.now))
-    for step in d.state.steps.values():
-        for notice in step.notices:
-            d.answer(notice)
-    for name in d.state.asked:
-        d.answer(turn_done(d.state, name))
-
-
 def _submit(d: Decision, message: Submit) -> Verdict:
     if d.state.finished:
         return "the run is over"
     fault = submission_fault(message.groups)
     if fault is not None:
         return fault
+    for group in message.groups:
+        known = d.state.groups.get(group.group)
+        if known is not None and group_digest(known.group) != group_digest(group):
+            return f"group {group.group} was submitted before, as another one"
     for group in message.groups:
         if not was_seen(d.state, group.group):
             d.record(GroupSubmitted(group, d.now))
@@ -235,10 +221,11 @@ def _end_step(d: Decision, message: EndStep) -> Verdict:
 def _publish(d: Decision, message: PublishVersion) -> Verdict:
     version = d.state.version
     if message.version <= version.version:
-        same = (version.endpoint, version.public_key, version.manifest_hash)
-        if message.version < version.version or same == (message.endpoint, message.public_key, message.manifest_hash):
+        if message.version == version.version and message.manifest_hash != version.manifest_hash:
+            return f"version {message.version} was published before, with other contents"
+        place = (version.endpoint, version.public_key)
+        if message.version < version.version or place == (message.endpoint, message.public_key):
             return None
-        return f"version {message.version} was published before, with other contents"
     d.record(VersionPublished(message.version, message.endpoint, message.public_key, message.manifest_hash, d.now))
     for name in d.state.engines:
         announce(d, name)

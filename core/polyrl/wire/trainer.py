@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import msgspec
+
 from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored
 from polyrl.wire.agent import Fenced
 from polyrl.wire.message import Message
@@ -15,6 +17,12 @@ class TrainerHello(Message, frozen=True, tag="thello"):
     epoch: int
     acknowledged: int
     """Newest batch number that the trainer's state contains; -1 for none."""
+    trainer: str = ""
+    """Names the trainer's process; a new name says that it has started again, from a checkpoint or from nothing."""
+    next_group: int = 0
+    """Groups below it were accepted before, by this manager or by one whose journal is lost."""
+    next_batch: int = 0
+    """Batches below it came to this trainer before."""
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -119,12 +127,36 @@ class Finish(Message, frozen=True, tag="finish"):
     message: str
 
 
+class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A live group of an earlier trainer. A trainer that would submit the same one takes this instead."""
+
+    group: int
+    digest: bytes
+    """`sample.group_digest`"""
+    min_version: int
+    max_version: int
+    scored: int
+    """Samples that have their verdict."""
+    turn: int
+    """Newest turn of any of its samples."""
+
+
 class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     """The trainer is in; requests it still holds unanswered must be sent again."""
 
     epoch: int
     lease_s: float
     beat_s: float
+    journal: str = ""
+    """Names the journal; another name than before says that the old one is lost, and with it what was open."""
+    next_group: int = 0
+    """Numbers below it are taken."""
+    version: int = -1
+    """Newest published; -1 for none."""
+    manifest_hash: bytes = b""
+    """Of that version."""
+    held: tuple[HeldGroup, ...] = ()
+    """To a trainer that has started again: what its predecessor submitted and did not acknowledge."""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
