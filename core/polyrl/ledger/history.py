@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any, Final
 
 from polyrl.ledger import facts as f
@@ -57,7 +57,7 @@ class Historian:
         self._versions = {name: engine.version for name, engine in state.engines.items()}
         self._heard = {name: engine.heard_at for name, engine in state.engines.items()}
         self._asked = {number: (entry.since, entry.due) for number, entry in state.pending.items()}
-        self._at = -inf
+        self._at = _newest(state)
         """The newest moment that a fact told; facts without one happened then or a little later."""
 
     def tell(self, fact: f.Fact) -> Iterable[r.AnyRecord]:
@@ -68,6 +68,7 @@ class Historian:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def _renewed(self, fact: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
+        self._at = fact.at
         self._heard = {name: max(at, fact.at) for name, at in self._heard.items()}
         return (r.Renewed(fact.at),)
 
@@ -170,6 +171,13 @@ class Historian:
         told: list[r.AnyRecord] = [r.Batched(fact.at, fact.batch, *asked, fact.groups, fact.last, since, due)]
         told.extend(r.Packed(fact.at, number, fact.batch) for number in fact.groups)
         return told
+
+
+def _newest(state: State) -> float:
+    """The newest moment that a state tells of; 0 for one in which nothing has happened."""
+    moments = [pending.since for pending in state.pending.values()]
+    moments += [engine.heard_at for engine in state.engines.values()]
+    return max((moment for moment in moments if isfinite(moment)), default=0.0)
 
 
 def _under_way(state: State, number: int) -> _Stream:

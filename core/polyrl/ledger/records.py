@@ -2,7 +2,8 @@
 
 Each record is about one thing (`about`): a sample `12.3`, a group `12`, `batch 5`, `engine rollout-0`, or the `run`.
 Tokens appear as pieces, (first position, end, version) per unbroken stretch, once per assignment: so their number
-follows assignments, not tokens, and a gap or an overlap still shows. As JSON an object with a `kind`.
+follows assignments, not tokens, and a gap or an overlap still shows. In bytes a MessagePack map with a `kind`: JSON has
+no word for a metric that is not a number.
 
 Refuses to hold: how records come about (see `history`), what they must fulfil (see `audit`). Read next: `history`.
 """
@@ -297,8 +298,8 @@ AnyRecord: TypeAlias = (
     | Scored
 )
 
-_encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 
 
 def about_batch(batch: int) -> str:
@@ -313,7 +314,7 @@ def abouts_of(sample: str) -> tuple[str, str]:
 
 
 def encode_record(record: Record) -> bytes:
-    """As a JSON object."""
+    """As a MessagePack map."""
     return _encoder.encode(record)
 
 
