@@ -2,8 +2,9 @@
 
     nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
     manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
+    the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
     engines fail at start again and again  -> no more of them; the run goes on with the others, and says so
-    managers do, or the trainer is gone    -> the run ends, naming it
+    managers do, or a trainer says why it cannot go on  -> the run ends, naming it
     asked to stop                  -> the trainer first, then all others
 
 Refuses to hold: processes, pods, the clock. Read next: `worker` (what is wanted), `fleet` (what is seen).
@@ -37,6 +38,9 @@ SINGLE_ROLES: Final = (Role.MANAGER, Role.RESERVED)
 
 USER_ERROR_EXIT: Final = 2
 """Exit code by which a trainer says that the user's input is wrong."""
+
+SAID_WHY_EXITS: Final = (1, USER_ERROR_EXIT)
+"""Exit codes of a trainer that said why it ended, and would end so again; one that was killed says nothing."""
 
 
 @dataclass(frozen=True)
@@ -149,17 +153,18 @@ def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
         seen = _of_role(facts.observed, role)
         missing[role] = bool(seen) and not any(one.lives for one in seen)
     dues = [_may_start_at(facts, role) for role, some in missing.items() if some]
+    trainers = _of_role(facts.observed, Role.TRAINER)
+    if trainers and not trainers[-1].lives:
+        dues.append(_trainer_due(trainers))
     return min((due for due in dues if due is not None and due > now), default=None)
 
 
 def _ending(wanted: Workers, facts: Facts, now: float) -> End | None:
     if facts.stopping:
         return None if any(seen.lives for seen in facts.observed) else End(ok=False, why="the run was asked to stop")
-    for trainer in _of_role(facts.observed, Role.TRAINER):
-        if not trainer.lives:
-            return _trainer_ended(trainer)
-    if facts.finishing:
-        return None
+    trainer_ended = _trainer_ended(wanted, facts)
+    if trainer_ended is not None or facts.finishing:
+        return trainer_ended
     return _manager_ended(facts, now) or _without_engines(wanted, facts)
 
 
@@ -175,11 +180,24 @@ def _manager_ended(facts: Facts, now: float) -> End | None:
     return None
 
 
-def _trainer_ended(trainer: Observed) -> End:
-    if trainer.exit_code == 0:
-        return End(ok=True, why="the trainer is done", worker=trainer.name)
-    why = f"the trainer ended with exit code {trainer.exit_code}"
-    return End(ok=False, why=why, worker=trainer.name, user_error=trainer.exit_code == USER_ERROR_EXIT)
+def _trainer_ended(wanted: Workers, facts: Facts) -> End | None:
+    """None as well when another trainer takes its place."""
+    trainers = _of_role(facts.observed, Role.TRAINER)
+    if not trainers or trainers[-1].lives:
+        return None
+    last, restarts = trainers[-1], len(trainers) - 1
+    if last.exit_code == 0:
+        return End(ok=True, why="the trainer is done", worker=last.name)
+    said_why = facts.finishing or last.exit_code in SAID_WHY_EXITS
+    if not said_why and _own_faults(trainers) <= wanted.trainer_restarts:
+        return None
+    why = f"the trainer ended with exit code {last.exit_code}" + (f", after {restarts} restarts" if restarts else "")
+    return End(ok=False, why=why, worker=last.name, user_error=last.exit_code == USER_ERROR_EXIT)
+
+
+def _own_faults(trainers: Sequence[Observed]) -> int:
+    """Those that ended although nobody took them away."""
+    return sum(not trainer.lives and trainer.reclaim is None for trainer in trainers)
 
 
 def _without_engines(wanted: Workers, facts: Facts) -> End | None:
@@ -197,8 +215,10 @@ def _without_engines(wanted: Workers, facts: Facts) -> End | None:
 
 def _stop_all(wanted: Workers, observed: Sequence[Observed]) -> Iterable[Action]:
     why = "the run was asked to stop"
-    if any(seen.lives for seen in _of_role(observed, Role.TRAINER)):
-        yield Stop(wanted.trainer.name, wanted.trainer.grace_s, why)
+    trainers = [seen for seen in _of_role(observed, Role.TRAINER) if seen.lives]
+    for trainer in trainers:
+        yield Stop(trainer.name, wanted.trainer.grace_s, why)
+    if trainers:
         return
     templates = {w.role: w for w in (wanted.manager, wanted.reserved, wanted.rollout) if w is not None}
     for seen in observed:
@@ -213,11 +233,25 @@ def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action
         yield from _start_single(wanted.manager, facts, now)
         if not facts.manager_ready:
             return
-    if not _of_role(facts.observed, Role.TRAINER):
-        yield Start(wanted.trainer, "the run begins")
+    yield from _start_trainer(wanted.trainer, facts, now)
     if wanted.reserved is not None:
         yield from _start_single(wanted.reserved, facts, now)
     yield from _start_rollouts(wanted, facts, now)
+
+
+def _start_trainer(template: Worker, facts: Facts, now: float) -> Iterable[Action]:
+    seen = _of_role(facts.observed, Role.TRAINER)
+    if not seen:
+        yield Start(template, "the run begins")
+    elif not seen[-1].lives and now >= _trainer_due(seen):
+        why = f"{seen[-1].name} is gone; this one goes on from the newest checkpoint"
+        yield Start(template.named(f"{template.name}-{len(seen)}"), why)
+
+
+def _trainer_due(trainers: Sequence[Observed]) -> float:
+    """When another may follow the newest one, which has ended."""
+    faults = _own_faults(trainers)
+    return (trainers[-1].exited_at or 0.0) + (FIRST_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
 
 
 def _start_single(template: Worker, facts: Facts, now: float) -> Iterable[Action]:

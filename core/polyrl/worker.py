@@ -83,6 +83,8 @@ class Workers:
     reserved: Worker | None
     rollout: Worker | None
     rollouts: int
+    trainer_restarts: int = 0
+    """How often the trainer is started again by its own fault."""
 
 
 def wants_engines(spec: JobSpec) -> bool:
@@ -98,7 +100,7 @@ def samples_to_train(spec: JobSpec) -> bool:
 def workers_of(spec: JobSpec, place: Place) -> Workers:
     """Every worker of the job. Modes that only evaluate get the reserved engine and no rollouts."""
     if not wants_engines(spec):
-        return Workers(_trainer(spec, place, managed=False), None, None, None, 0)
+        return Workers(_trainer(spec, place, managed=False), None, None, None, 0, spec.backoff_limit)
     trains = samples_to_train(spec)
     reserved = spec.trainer.reserved_engine or not trains
     return Workers(
@@ -107,6 +109,7 @@ def workers_of(spec: JobSpec, place: Place) -> Workers:
         reserved=_agent(spec, place, Role.RESERVED, Pool.RESERVED) if reserved else None,
         rollout=_agent(spec, place, Role.ROLLOUT, Pool.SPOT) if trains else None,
         rollouts=num_rollouts(spec) if trains else 0,
+        trainer_restarts=spec.backoff_limit,
     )
 
 

@@ -30,6 +30,7 @@ MANIFEST = {
             "reward": {"function": "reward:score"},
             "algorithm": {"steps": 1},
         },
+        "backoffLimit": 0,
         "rollout": {"engine": {"type": "embedded"}, "replicas": 2, "maxReplicas": 2},
     },
 }

@@ -21,6 +21,7 @@ TRAINER = Worker("trainer", Role.TRAINER, ("trainer",), grace_s=20)
 RESERVED = Worker("reserved", Role.RESERVED, ("agent",), grace_s=5)
 ROLLOUT = Worker("rollout", Role.ROLLOUT, ("agent", NAME_SLOT), grace_s=5)
 WANTED = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2)
+RESTARTING = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2, trainer_restarts=2)
 
 
 def seen(worker: Worker, phase: Phase = Phase.RUNNING, **facts: object) -> Observed:
@@ -37,6 +38,10 @@ def rollout(number: int) -> Worker:
 
 def manager(number: int) -> Worker:
     return MANAGER.named(f"manager-{number}")
+
+
+def trainer(number: int) -> Worker:
+    return TRAINER.named(f"trainer-{number}")
 
 
 def reserved_failures() -> list[Observed]:
@@ -126,6 +131,44 @@ ROWS = [
         ["end: the trainer ended with exit code -9"],
     ),
     (
+        "a killed trainer has a successor after a pause",
+        [*without("trainer"), exited(TRAINER, -9, ago=FIRST_BACKOFF_S)],
+        {"wanted": RESTARTING},
+        ["start trainer-1: trainer is gone; this one goes on from the newest checkpoint"],
+    ),
+    ("not before", [*without("trainer"), exited(TRAINER, -9, ago=FIRST_BACKOFF_S / 2)], {"wanted": RESTARTING}, []),
+    ("nor beside it", [*ALL, exited(TRAINER, -9), seen(trainer(1))], {"wanted": RESTARTING}, []),
+    (
+        "nor one more than backoffLimit",
+        [*without("trainer"), *(exited(trainer(n), -9) for n in range(3))],
+        {"wanted": RESTARTING},
+        ["end: the trainer ended with exit code -9, after 2 restarts"],
+    ),
+    (
+        "but one that was taken away does not count",
+        [*without("trainer"), *(exited(trainer(n), -9, reclaim=Reclaim(NOW - 20)) for n in range(3))],
+        {"wanted": RESTARTING},
+        ["start trainer-3: trainer-2 is gone; this one goes on from the newest checkpoint"],
+    ),
+    (
+        "a trainer that said why it cannot go on has none",
+        [*without("trainer"), exited(TRAINER, 1)],
+        {"wanted": RESTARTING},
+        ["end: the trainer ended with exit code 1"],
+    ),
+    (
+        "nor one that fell after its last words",
+        [*without("trainer"), exited(TRAINER, -9)],
+        {"wanted": RESTARTING, "finishing": True},
+        ["end: the trainer ended with exit code -9"],
+    ),
+    (
+        "asked to stop, the successor is stopped first",
+        [*without("trainer"), exited(TRAINER, -9), seen(trainer(1))],
+        {"wanted": RESTARTING, "stopping": True},
+        ["stop trainer-1 within 20 s: the run was asked to stop"],
+    ),
+    (
         "a manager that was killed has a successor, which goes on with its journal",
         [*without("manager"), exited(MANAGER, -9, ago=0)],
         {},
@@ -205,6 +248,11 @@ def test_the_back_off_doubles() -> None:
     observed = [*ALL[:3], failed(0, ago=50), failed(1, ago=0)]
     assert next_due(WANTED, Facts(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
     assert next_due(WANTED, Facts(ALL, True), NOW) is None
+
+
+def test_the_trainers_back_off_doubles_too() -> None:
+    observed = [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -11, ago=0)]
+    assert next_due(RESTARTING, Facts(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
 
 
 def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:

@@ -40,8 +40,9 @@ class JobSpec(Spec):
     """Seconds the job may run, time suspended left out; default: no limit. May be set once, or lowered."""
     ttl_seconds_after_finished: Annotated[Count, CLUSTER_ONLY] | None = None
     """Seconds a finished job's object stays; default: for ever. Its rollouts go at once in any case."""
-    backoff_limit: Annotated[int, Field(ge=0, le=100), CLUSTER_ONLY] = 3
-    """Restarts of the trainer by its own fault before the job fails; disruptions never count."""
+    backoff_limit: Annotated[int, Field(ge=0, le=100)] = 3
+    """Restarts of the trainer by its own fault before the job fails, each from the newest checkpoint; disruptions never
+    count, and a trainer that says why it cannot go on is not restarted."""
     failure_policy: Annotated[FailurePolicy, CLUSTER_ONLY] = FailurePolicy()
     """Which ends of a trainer pod count."""
     network_policy: Annotated[NetworkPolicy, CLUSTER_ONLY] = NetworkPolicy()
