@@ -2,20 +2,23 @@
 
 Each record is about one thing (`about`): a sample `12.3`, a group `12`, `batch 5`, `engine rollout-0`, or the `run`.
 Tokens appear as pieces, (first position, end, version) per unbroken stretch, once per assignment: so their number
-follows assignments, not tokens, and a gap or an overlap still shows. In bytes a MessagePack map with a `kind`: JSON has
-no word for a metric that is not a number.
+follows assignments, not tokens, and a gap or an overlap still shows. In bytes a MessagePack map with a `kind` (JSON
+has no word for a metric that is not a number) and its checksum: SQLite would hand on a flipped bit as history.
 
 Refuses to hold: how records come about (see `history`), what they must fulfil (see `audit`). Read next: `history`.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Final, TypeAlias
 
 import msgspec
 
 from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import DiscardReason, Finish, Pool, Purpose, split_sample_id
+
+CHECKSUM_BYTES: Final = 4
 
 RUN: Final = "run"
 """What records are about that are about nothing smaller."""
@@ -314,10 +317,14 @@ def abouts_of(sample: str) -> tuple[str, str]:
 
 
 def encode_record(record: Record) -> bytes:
-    """As a MessagePack map."""
-    return _encoder.encode(record)
+    """As a MessagePack map and its CRC-32."""
+    body = _encoder.encode(record)
+    return body + zlib.crc32(body).to_bytes(CHECKSUM_BYTES)
 
 
 def decode_record(data: bytes) -> AnyRecord:
     """Raises ValueError when it is none."""
-    return _decoder.decode(data)
+    body, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    if zlib.crc32(body).to_bytes(CHECKSUM_BYTES) != checksum:
+        raise ValueError("the checksum of a record does not match")
+    return _decoder.decode(body)
