@@ -19,8 +19,8 @@ help: ## List the targets
 run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 	$(BIN)/polyrl run $(JOB) $(ARGS)
 
-test: install ## Pass all tests but those that need SGLang
-	$(BIN)/python -m pytest -m "not sglang" -q
+test: install ## Pass all tests but those that need SGLang (and the docs' commands, which verify runs)
+	$(BIN)/python -m pytest -m "not sglang" -q --ignore=tests/docs
 
 ##@ Develop
 install: $(STAMP) ## Make .venv with everything pinned by constraints.txt
@@ -57,7 +57,7 @@ test-unit: install ## Milliseconds each, no I/O
 	$(BIN)/python -m pytest tests/unit -q
 
 test-integration: install ## Real sockets, processes and engines
-	$(BIN)/python -m pytest tests/integration -m "not sglang" -q
+	$(BIN)/python -m pytest tests/integration -m "not sglang" -q --ignore=tests/docs
 
 verify: lint types contracts ## What must hold before a merge: style, types, contracts, generated files, docs commands
 	$(BIN)/python -m pytest -q tests/unit/test_house.py tests/unit/test_crd_current.py tests/docs
