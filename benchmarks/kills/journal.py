@@ -8,6 +8,7 @@ Refuses to hold: judgement (see `promises`). Read next: `evidence`.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
@@ -60,7 +61,7 @@ class Journal:
         with closing(sqlite3.connect(path)) as db:
             (snapshot, *_) = db.execute(form.SELECT_SNAPSHOT).fetchone()
             rows = db.execute(form.SELECT_FACTS).fetchall()
-            ((first,),) = db.execute(f"{form.SELECT_RECORDS_ABOUT} LIMIT 1", (RUN,)).fetchall()
+            ((first,),) = db.execute(f"{form.SELECT_RECORDS_ABOUT} LIMIT 1", (json.dumps([RUN]),)).fetchall()
         if snapshot:
             raise ValueError(f"{path}: facts up to {snapshot} are gone")
         began = decode_record(first)

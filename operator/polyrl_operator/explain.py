@@ -42,16 +42,8 @@ def _life_of(journal: JournalReader, sample: str) -> list[r.AnyRecord]:
     index = int(sample.partition(".")[2])
     if not of_group or not isinstance(of_group[0], r.Submitted) or not 0 <= index < of_group[0].n:
         raise UserError(f"this run has no sample {sample}; {_examples(journal)}")
-    batches = [record.batch for record in of_group if isinstance(record, r.Packed)]
-    ends = [record for batch in batches for record in journal.records_about(r.about_batch(batch))]
-    mine = [record for record in ends if isinstance(record, r.Acknowledged)]
-    return sorted([*of_group, *journal.records_about(own), *mine], key=_order)
-
-
-def _order(record: r.AnyRecord) -> tuple[float, int]:
-    """By time; at the same moment a group's end stands behind what led to it."""
-    kinds = (r.Submitted, r.Assigned, r.Moved, r.TurnEnded, r.Extended, r.Scored, r.Cut, r.Completed, r.Packed)
-    return record.at, next((place for place, kind in enumerate(kinds) if isinstance(record, kind)), len(kinds))
+    batches = [r.about_batch(record.batch) for record in of_group if isinstance(record, r.Packed)]
+    return journal.records_about(own, group, *batches)
 
 
 def _examples(journal: JournalReader) -> str:

@@ -9,6 +9,7 @@ Read next: `polyrl.ledger.journal_format`.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,12 +34,15 @@ class JournalReader:
         self._db = db
 
     def records(self) -> Iterator[r.AnyRecord]:
-        """The whole history, in order."""
+        """The whole history, in order; the file is looked through first, so that none can be missing."""
+        (state,) = next(self._rows("PRAGMA quick_check(1)"))
+        if state != "ok":
+            raise _damaged(self.path, ValueError(" ".join(state.split())))
         return map(self._decode, self._rows(form.SELECT_RECORDS))
 
-    def records_about(self, about: str) -> list[r.AnyRecord]:
-        """What is filed under a sample, a group, a batch, an engine or the run, in order."""
-        return [self._decode(row) for row in self._rows(form.SELECT_RECORDS_ABOUT, about)]
+    def records_about(self, *abouts: str) -> list[r.AnyRecord]:
+        """What is filed under samples, groups, batches, engines or the run, in order."""
+        return [self._decode(row) for row in self._rows(form.SELECT_RECORDS_ABOUT, json.dumps(abouts))]
 
     def some_samples(self, limit: int) -> list[str]:
         """Names of a few samples that exist."""
@@ -63,7 +67,9 @@ class JournalReader:
 
     def _rows(self, query: str, *values: object) -> Iterator[Any]:
         try:
-            yield from self._db.execute(query, values)
+            # Not `yield from`: it would close the cursor of a generator that nobody exhausts, after the database.
+            for row in self._db.execute(query, values):  # noqa: UP028
+                yield row
         except sqlite3.Error as error:
             raise _damaged(self.path, error) from error
 

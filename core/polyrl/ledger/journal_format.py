@@ -43,7 +43,9 @@ SELECT_EPOCH: Final = "SELECT value FROM meta WHERE key = 'epoch'"
 SELECT_SNAPSHOT: Final = "SELECT seq, at, body, checksum FROM snapshot"
 SELECT_FACTS: Final = "SELECT seq, at, body, checksum FROM facts ORDER BY seq"
 SELECT_RECORDS: Final = "SELECT record FROM records ORDER BY rowid"
-SELECT_RECORDS_ABOUT: Final = "SELECT record FROM records WHERE about = ? ORDER BY rowid"
+SELECT_RECORDS_ABOUT: Final = (
+    "SELECT record FROM records WHERE about IN (SELECT value FROM json_each(?)) ORDER BY rowid"  # a JSON list of names
+)
 SELECT_SOME_SAMPLES: Final = "SELECT DISTINCT about FROM records WHERE about GLOB '[0-9]*.[0-9]*' LIMIT ?"
 
 INSERT_FACTS: Final = "INSERT INTO facts VALUES (?, ?, ?, ?)"
