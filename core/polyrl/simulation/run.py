@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from polyrl.errors import PolyRLError
 from polyrl.ledger import LedgerStatus
 from polyrl.simulation.engine import SimulatedEngine
 from polyrl.simulation.invariants import Violation
@@ -113,7 +114,7 @@ def run_schedule(schedule: Schedule) -> Result:
         world.at(fault.at, lambda fault=fault: _befall(world, fleet, trainer, fault))  # type: ignore[misc]
     try:
         world.run(lambda: trainer.done, QUIET_S)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (PolyRLError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise Violation(world.now, "total", f"the ledger raises {error!r}") from error
     world.watcher.at_end(world.now)
     status = world.manager.ledger.status(world.manager.clock(world.now))
