@@ -6,13 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import Finish, SamplingParams
 from polyrl.wire import FINISH_CODES, Assign, Deltas, check_deltas, delta_rows, encode, pack_ids, unpack_ids
 from polyrl_rollout.agent.draining import Work, plan_drain, reserve_of
-from polyrl_rollout.agent.tokens import GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
+from polyrl_rollout.agent.tokens import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
 from polyrl_rollout.engine import TokenChunk
 
-DELTA_S = 0.03
+DELTA_S = LedgerConfig(epoch=1).delta_s
 SAMPLING = SamplingParams(max_new_tokens=1 << 20)
 
 
@@ -139,9 +140,11 @@ def test_a_lone_token_waits_for_company_but_not_for_long() -> None:
     book.add(1, chunk([10]), 0.0)
     assert book.pack(0.03, DELTA_S) == []
     assert book.has_unsent()
-    assert len(book.pack(0.09, DELTA_S)) == 1
-    book.add(1, chunk([11], finish=Finish.STOP), 0.1)
-    assert len(book.pack(0.1, DELTA_S)) == 1, "an end does not wait"
+    longest = GATHER_PERIODS * DELTA_S
+    assert len(book.pack(longest, DELTA_S)) == 1
+    assert longest < LedgerConfig(epoch=1).beat_s, "or waiting would look like silence"
+    book.add(1, chunk([11], finish=Finish.STOP), longest)
+    assert len(book.pack(longest, DELTA_S)) == 1, "an end does not wait"
 
 
 @given(st.integers(6, 64), st.integers(2, 8), st.integers(1, 40))
@@ -156,6 +159,23 @@ def test_bytes_per_token_stay_below_the_goal(streams: int, per_tick: int, ticks:
         sent += sum(len(encode(frame)) for frame in book.pack(now, DELTA_S))
     assert not book.has_unsent()
     assert sent <= GOAL_BYTES * streams * per_tick * ticks
+
+
+@given(st.integers(6, 64), st.integers(1, 10), st.booleans())
+def test_a_slow_engine_costs_no_more_bytes_per_token(streams: int, ticks_per_token: int, staggered: bool) -> None:
+    """A large model, or a small one on a busy core: down to three tokens of a sample in a second."""
+    book, sent, tokens = TokenBook(), 0, 0
+    for number in range(streams):
+        book.open(assign(number), 0.0)
+    for tick in range(20 * ticks_per_token):
+        for number in range(streams):
+            if (tick + staggered * number) % ticks_per_token == 0:
+                book.add(number, chunk([tick]), tick * DELTA_S)
+        for frame in book.pack(tick * DELTA_S, DELTA_S):
+            sent += len(encode(frame))
+            tokens += len(frame.ids) // 4
+    assert tokens >= 16 * streams, "what waits is a token or two of each"
+    assert sent <= GOAL_BYTES * tokens
 
 
 def test_a_row_holds_what_its_count_can_say() -> None:
