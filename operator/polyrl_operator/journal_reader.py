@@ -56,7 +56,7 @@ class JournalReader:
         """The ledger's state, from the newest snapshot and the facts after it; None before the first."""
         try:
             snapshot = next(self._rows(form.SELECT_SNAPSHOT), None)
-            return form.replay(snapshot, self._rows(form.SELECT_FACTS))
+            return form.replay(snapshot, self._rows(form.SELECT_FACTS), self._rows(form.SELECT_PAGES))
         except ProtocolError as error:
             raise _damaged(self.path, error) from error
 

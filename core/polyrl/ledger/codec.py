@@ -14,7 +14,7 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger.facts import Fact
 from polyrl.ledger.state import State
 
-JOURNAL_SCHEMA: Final = 2
+JOURNAL_SCHEMA: Final = 3
 """Changes with any change to facts or state that old bytes would not survive; another one is refused."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -37,7 +37,7 @@ def decode_facts(data: bytes) -> list[Fact]:
 
 
 def encode_state(state: State) -> bytes:
-    """A snapshot; its size follows the live samples."""
+    """A snapshot, with all that the state holds; a journal writes that of what is not in pages yet (see `pages`)."""
     return _encoder.encode(state)
 
 

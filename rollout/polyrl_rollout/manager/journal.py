@@ -3,7 +3,8 @@
     append(facts)  gathers; commit() makes them safe; restore() gives the state back: newest snapshot + facts after it
 
 Restart costs what lives: once the tail outgrows SNAPSHOT_TAIL_BYTES a snapshot of the state replaces it, and with it go
-the tokens of everything acknowledged. The records of each sample (`polyrl.ledger.records`) stay for `explain`, `check`.
+the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The records of each
+sample (`polyrl.ledger.records`) stay for `explain`, `check`.
 
 `synchronous=NORMAL`: a killed process loses nothing; a machine that loses power may lose the newest transactions, never
 half of one, and agents and trainer make that good (they repeat what was not answered). One writer: it holds a lock file
@@ -27,14 +28,18 @@ from polyrl.ledger import journal_format as form
 from polyrl.ledger.codec import JOURNAL_SCHEMA, encode_facts, encode_state
 from polyrl.ledger.facts import Fact
 from polyrl.ledger.history import Historian
+from polyrl.ledger.pages import PageBook, PageRow
 from polyrl.ledger.records import Began, Record, encode_record
 from polyrl.ledger.state import State
 
-SNAPSHOT_TAIL_BYTES: Final = 32 << 20
-"""Facts after the newest snapshot, at least; replaying 32 MiB takes well under a second."""
+SNAPSHOT_TAIL_BYTES: Final = 16 << 20
+"""Facts after the newest snapshot, at least; replaying 16 MiB takes about a second."""
 
 SNAPSHOT_RATIO: Final = 4
 """And at least this many times the last snapshot's size, so that snapshots stay a fraction of what is written."""
+
+PAGES_PER_COMMIT: Final = 256
+"""A few milliseconds, while frames wait."""
 
 LOCK_DEADLINE_S: Final = 5.0
 """A predecessor that was killed lets go of its lock at once; one that lives does not, and we must not wait for it."""
@@ -51,9 +56,11 @@ class Journal:
         RunFailed when the folder takes no file or another process writes the journal."""
         self._path = path
         self._epoch = epoch
-        self._pending: list[bytes] = []
+        self._pending: list[Fact] = []
         self._records: list[Record] = []
         self._historian: Historian | None = None
+        self._pages = PageBook()
+        self._in_round = False
         self._tail_bytes = 0
         self._snapshot_bytes = 0
         self._seq = 0
@@ -76,16 +83,20 @@ class Journal:
             if kept is None or int(kept[0]) != self._epoch:
                 raise InvalidData(f"{self._path}: holds run epoch {kept and kept[0]}, this is epoch {self._epoch}")
             snapshot = self._db.execute(form.SELECT_SNAPSHOT).fetchone()
-            replayed = form.replay(snapshot, self._db.execute(form.SELECT_FACTS))
+            facts, pages = (self._db.execute(query) for query in (form.SELECT_FACTS, form.SELECT_PAGES))
+            replayed = form.replay(snapshot, facts, pages)
         except (sqlite3.Error, ProtocolError, ValueError) as error:
             raise InvalidData(f"{self._path}: the journal is damaged and cannot be replayed: {error}") from error
         if replayed is None:
             return None, 0.0
         self._seq, self._snapshot_bytes, self._tail_bytes = replayed.seq, replayed.snapshot_bytes, replayed.tail_bytes
+        self._pages = replayed.pages
+        (self._pages.last,) = self._db.execute(form.SELECT_LAST_PAGE).fetchone()
         return replayed.state, replayed.at
 
     def begin(self, state: State, at: float) -> None:
         """Starts an incarnation: `state` is what the coming facts change, `at` the ledger's clock now."""
+        self._in_transaction(lambda: self._db.execute(form.DELETE_UNFINISHED_ROUND))
         self._historian = Historian(state)
         self._records.append(Began(at, time.time(), state.config))
         self.commit(state, at)
@@ -95,35 +106,44 @@ class Journal:
     def append(self, facts: Sequence[Fact]) -> None:
         """Gathers facts, and the records that they tell, for the next commit."""
         assert self._historian is not None, "begin() comes first"
-        body = encode_facts(facts)
-        if body:
-            self._pending.append(body)
+        self._pending.extend(facts)
         for fact in facts:
             self._records.extend(self._historian.tell(fact))
 
     def commit(self, state: State, at: float) -> None:
         """One transaction with all that was gathered; `state` is the ledger's, after it. Raises RunFailed when the disk
         does not take it."""
-        if not self._pending and not self._records:
-            return
-        rows = [form.row(self._seq + number, at, body) for number, body in enumerate(self._pending, 1)]
-        records = [(record.about, encode_record(record)) for record in self._records]
-        self._in_transaction(lambda: self._insert(rows, records))
-        self._seq += len(rows)
-        self._tail_bytes += sum(map(len, self._pending))
+        body = encode_facts(self._pending)
         self._pending.clear()
+        if not body and not self._records:
+            return
+        records = [(record.about, encode_record(record)) for record in self._records]
         self._records.clear()
-        if self._tail_bytes > max(SNAPSHOT_TAIL_BYTES, SNAPSHOT_RATIO * self._snapshot_bytes):
-            self._snapshot(state, at)
+        pages = self._pages.write(state, PAGES_PER_COMMIT)
+        self._in_transaction(lambda: self._insert(body, at, records, pages))
+        self._tail_bytes += len(body)
+        self._advance(state, at)
+
+    def _advance(self, state: State, at: float) -> None:
+        """A long tail begins a round of pages, the end of a round a snapshot."""
+        if self._in_round:
+            if not self._pages.under_way:
+                self._snapshot(state, at)
+        elif self._tail_bytes > max(SNAPSHOT_TAIL_BYTES, SNAPSHOT_RATIO * self._snapshot_bytes):
+            self._in_round = True
+            self._pages.begin_round(state)
 
     def close(self) -> None:
         """Lets go of the file. What was not committed is dropped: nobody has seen it."""
         self._db.close()
         self._lock.close()
 
-    def _insert(self, rows: list[form.Row], records: list[tuple[str, bytes]]) -> None:
-        self._db.executemany(form.INSERT_FACTS, rows)
+    def _insert(self, body: bytes, at: float, records: list[tuple[str, bytes]], pages: list[PageRow]) -> None:
+        if body:
+            self._seq += 1
+            self._db.execute(form.INSERT_FACTS, form.row(self._seq, at, body))
         self._db.executemany(form.INSERT_RECORD, records)
+        self._db.executemany(form.INSERT_PAGE, pages)
 
     def _in_transaction(self, write: Callable[[], object]) -> None:
         try:
@@ -136,14 +156,15 @@ class Journal:
             raise RunFailed(f"{self._path}: the journal cannot be written: {error}") from error
 
     def _snapshot(self, state: State, at: float) -> None:
-        snapshot = form.row(self._seq, at, encode_state(state))
+        snapshot = form.row(self._seq, at, encode_state(self._pages.rest(state)))
+        ended = self._pages.forget_ended(state)
+        self._in_transaction(lambda: self._replace((*snapshot, self._pages.last), ended))
+        self._tail_bytes, self._snapshot_bytes, self._in_round = 0, len(snapshot[2]), False
 
-        def write() -> None:
-            self._db.execute(form.REPLACE_SNAPSHOT, snapshot)
-            self._db.execute(form.DELETE_FACTS, (self._seq,))
-
-        self._in_transaction(write)
-        self._tail_bytes, self._snapshot_bytes = 0, len(snapshot[2])
+    def _replace(self, snapshot: tuple[int, float, bytes, int, int], ended: list[int]) -> None:
+        self._db.execute(form.REPLACE_SNAPSHOT, snapshot)
+        self._db.executemany(form.DELETE_PAGE, ((number,) for number in ended))
+        self._db.execute(form.DELETE_FACTS, (self._seq,))
 
     def _open(self) -> None:
         """A file without a table is new, or a creation that was killed: it is filled in one transaction, before WAL."""
@@ -154,6 +175,8 @@ class Journal:
             self._db.executescript(form.create_script(self._epoch, JOURNAL_SCHEMA))
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
+        # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.
+        self._db.execute("PRAGMA secure_delete=OFF")
 
     def _check_ours(self) -> None:
         (application,) = self._db.execute("PRAGMA application_id").fetchone()
