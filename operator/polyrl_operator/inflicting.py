@@ -78,13 +78,12 @@ class Inflictor:
         stopped_s, running_s = fault.seconds, 0.0
         if fault.action is Action.SLOW:
             stopped_s, running_s = SLOW_PERIOD_S * (1 - fault.speed), SLOW_PERIOD_S * fault.speed
-        try:
-            while (left := end - loop.time()) > 0 and self._fleet.signal(fault.victim, part, begin):
+        while (left := end - loop.time()) > 0 and self._fleet.signal(fault.victim, part, begin):
+            try:
                 await asyncio.sleep(min(stopped_s, left))
+            finally:
                 self._fleet.signal(fault.victim, part, undo)
-                await asyncio.sleep(running_s)
-        finally:
-            self._fleet.signal(fault.victim, part, undo)
+            await asyncio.sleep(running_s)
 
 
 def _part(fault: Infliction) -> Part:
