@@ -2,6 +2,7 @@
 # checkout between runs.
 SGLANG_ENV = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1
 
+##@ Test on the real SGLang
 test-sglang: install ## Pass the tests that need the real SGLang, on the CPU, confined to loopback
 	sglang=$$(tests/sglang/install.sh $(BIN)/uv $(BIN)/python); \
 	tests/sglang/confine.sh env $(SGLANG_ENV) POLYRL_SGLANG_PYTHON=$$sglang \

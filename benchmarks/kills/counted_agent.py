@@ -1,35 +1,41 @@
-"""The rollout agent, unchanged, on an engine whose tokens are counted where SIGKILL cannot reach: in a mapped file.
+"""The rollout agent, unchanged, with two counters where SIGKILL cannot reach: in a mapped file.
 
-python counted_agent.py COUNTERS --engine-name NAME ...   counts into COUNTERS/NAME, one uint64
+python counted_agent.py COUNTERS --engine-name NAME ...   counts into COUNTERS/NAME, two uint64
 
 So what a killed rollout took with it is known exactly: what its agent got from its engine, less what the manager took.
+And so are the bytes that it sent: every frame to the manager, whatever is in it.
 Refuses to hold: anything of the agent. Read next: `polyrl_rollout.agent`.
 """
 
 from __future__ import annotations
 
 import mmap
+import struct
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 from unittest.mock import patch
 
 import typer
 
 from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.wire import FromAgent
 from polyrl_rollout.agent import __main__ as agent
+from polyrl_rollout.agent.link import Link
 from polyrl_rollout.engine import Engine, EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.engines.choice import choose_engine
+
+FORMAT: Final = "=2Q"
+"""Tokens that the engine gave, bytes that the agent sent."""
+TOKENS, BYTES = 0, 1
 
 
 class CountedEngine:
     """An engine and a counter of the tokens that left it."""
 
-    def __init__(self, engine: Engine, counter: Path) -> None:
-        self._engine = engine
-        counter.write_bytes(bytes(8))
-        with counter.open("r+b") as file:
-            self._count = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+    def __init__(self, engine: Engine, counters: memoryview) -> None:
+        self._engine, self._counters = engine, counters
 
     @property
     def version(self) -> int:
@@ -44,7 +50,7 @@ class CountedEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         async for chunk in self._engine.generate(request):
-            self._count[0] += len(chunk.ids)
+            self._counters[TOKENS] += len(chunk.ids)
             yield chunk
 
     async def abort(self, rid: str) -> None:
@@ -60,11 +66,29 @@ class CountedEngine:
         await self._engine.close()
 
 
-if __name__ == "__main__":
-    file = Path(sys.argv.pop(1)) / sys.argv[sys.argv.index("--engine-name") + 1]
+def mapped(file: Path) -> memoryview:
+    """Two counters at zero, uint64 each, whose every change is in the file at once."""
+    file.write_bytes(struct.pack(FORMAT, 0, 0))
+    with file.open("r+b") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), struct.calcsize(FORMAT))).cast("Q")
 
-    def counted(spec: EngineSpec, seed: int) -> Engine:
-        return CountedEngine(choose_engine(spec, seed), file)
 
-    with patch.object(agent, "choose_engine", counted):
+def main(file: Path) -> None:
+    """The agent's own command line, counted into `file`."""
+    counters = mapped(file)
+    send = Link.send
+
+    def counted_send(link: Link, message: FromAgent) -> int:
+        size = send(link, message)
+        counters[BYTES] += size
+        return size
+
+    def counted_engine(spec: EngineSpec, seed: int) -> Engine:
+        return CountedEngine(choose_engine(spec, seed), counters)
+
+    with patch.object(agent, "choose_engine", counted_engine), patch.object(Link, "send", counted_send):
         typer.run(agent.main)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv.pop(1)) / sys.argv[sys.argv.index("--engine-name") + 1])

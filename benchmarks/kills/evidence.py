@@ -5,6 +5,7 @@ Refuses to hold: processes; what must be so (see `promises`). Read next: `journa
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final
 
 import msgspec
 from batches import Client
+from counted_agent import FORMAT
 from journal import Aftermath, Journal, Kill
 from plan import SAMPLES_PER_GROUP, Plan
 from promises import Wait, broken, difference, waits
@@ -38,7 +40,7 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
     tokens: dict[str, int]
     kept_share: float
     bytes_per_token: float
-    """From agents to the manager, frames whole."""
+    """All frames from agents to the manager, greetings and beats too, over the generated tokens."""
     moved: dict[str, int]
     """Samples by the cause of the move."""
     moved_by_kill: dict[str, float]
@@ -58,7 +60,8 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
 def judge(run: Path, kills: list[Kill], reference: Reference, plan: Plan, wall_seconds: float) -> Report:
     """Reads a finished run's folder."""
     journal, client = Journal(run / "journal.sqlite"), Client(run)
-    counted = {file.name: int.from_bytes(file.read_bytes(), "little") for file in (run / "counters").iterdir()}
+    counters = {file.name: struct.unpack(FORMAT, file.read_bytes()) for file in (run / "counters").iterdir()}
+    counted = {name: tokens for name, (tokens, _) in counters.items()}
     differences = [difference(sample, reference) for sample in client.samples]
     tokens = tokens_of(counted, journal)
     report = Report(
@@ -71,7 +74,7 @@ def judge(run: Path, kills: list[Kill], reference: Reference, plan: Plan, wall_s
         samples={"submitted": len(client.groups) * SAMPLES_PER_GROUP, **Counter(kind for _, kind in journal.ends)},
         tokens=tokens,
         kept_share=round(tokens["kept"] / tokens["generated"], 5),
-        bytes_per_token=round(sum(fact.frame_bytes for fact in journal.taken) / tokens["kept"], 2),
+        bytes_per_token=round(sum(sent for _, sent in counters.values()) / tokens["generated"], 2),
         moved=dict(Counter(moved.cause for moved in journal.moved.values())),
         lost_by_kill=quantiles([float(counted[kill.victim] - journal.accepted[kill.victim]) for kill in kills]),
         **after_kills([journal.aftermath(kill) for kill in kills]),
