@@ -10,13 +10,13 @@ Refuses to hold: decisions (the ledger's), connections (see `sockets`). Read nex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import Bye, Deltas, Fenced, FromAgent, Hello, ToAgent, decode_from_agent, encode
+from polyrl.wire import Bye, Deltas, Fenced, FromAgent, Hello, ToAgent, TokensKept, decode_from_agent, encode
 from polyrl_rollout.manager.sockets import Router, Sent
 
 ENGINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -54,6 +54,14 @@ class AgentsDesk:
         if isinstance(message, Deltas):
             self.delta_bytes += len(frame)
         self._say(engine, message)
+
+    def send_all(self, messages: Sequence[tuple[str, ToAgent]]) -> None:
+        """Queues messages, each for the engine named beside it. Of several TokensKept for one engine only the last is
+        sent: it covers the others, and a message costs more than the bookkeeping of the tokens that it answers."""
+        newest = {engine: message for engine, message in messages if isinstance(message, TokensKept)}
+        for engine, message in messages:
+            if not isinstance(message, TokensKept) or newest[engine] is message:
+                self.send(engine, message)
 
     def send(self, engine: str, message: ToAgent) -> None:
         """Queues a message for an agent. One that is not connected is left to its lease."""

@@ -217,8 +217,7 @@ class Manager:
             agents, self._to_agents = self._to_agents, []
             trainer, self._to_trainer = self._to_trainer, []
             self._trainer.send(trainer)
-            for engine, message in agents:
-                self._agents.send(engine, message)
+            self._agents.send_all(agents)
 
     def _rearm(self) -> None:
         """Plans the next tick. A later due time leaves the timer: an early tick does nothing and plans anew."""
