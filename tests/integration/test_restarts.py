@@ -56,13 +56,14 @@ class Run:
         lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return [line["step"] for line in lines if line["phase"] == "rl"]
 
-    def kill(self, worker: str) -> None:
-        """SIGKILL to the newest process of `worker` (a module's name), once there is one."""
+    def kill(self, worker: str, then: Callable[[], object] = lambda: None) -> None:
+        """SIGKILL to the newest process of `worker` (a module's name), once there is one; `then` comes right after."""
         self.until(lambda: self._newest(worker) is not None, f"a {worker}")
         victim = self._newest(worker)
         assert victim is not None
         victim.kill()
         victim.wait(DEADLINE_S)
+        then()
 
     def manager_listens(self) -> bool:
         """True when the endpoints file is that of a living manager."""
@@ -125,3 +126,31 @@ def test_a_manager_killed_three_times_costs_no_sample_and_no_step(start: Callabl
     started = [json.loads(line).get("worker") for line in (run.root / "fleet.jsonl").read_text().splitlines()]
     assert "manager-3" in started
     assert summary["losses"] == []
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_twice_goes_on_from_its_newest_checkpoint(start: Callable[..., Run]) -> None:
+    run = start(**{"spec.recipe.checkpoint.everySteps": 1})
+    for step in (2, 5):
+        run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
+        run.kill("trainer")
+    summary = run.summary()
+    assert summary["steps"] == {"sft": 4, "rl": 8}
+    assert sorted(set(run.steps())) == list(range(1, 9))
+    assert set(summary["samples"]["discarded"]) <= {"stale", "groupIncomplete", "surplus"}
+    every_sample_ended_once(run.root, summary)
+    started = [json.loads(line).get("worker") for line in (run.root / "fleet.jsonl").read_text().splitlines()]
+    assert "trainer-2" in started
+    assert "manager-1" not in started
+
+
+@pytest.mark.slow
+def test_a_lost_journal_is_made_good_from_the_trainers_cursor(start: Callable[..., Run]) -> None:
+    run = start()
+    run.until(lambda: len(run.steps()) >= 3, "step 3")
+    journal = run.root / "journal.sqlite"
+    run.kill("rollout.manager", then=lambda: [file.unlink() for file in run.root.glob(f"{journal.name}*")])
+    summary = run.summary()
+    assert summary["steps"] == {"sft": 4, "rl": 8}
+    assert run.steps() == list(range(1, 9))
+    every_sample_ended_once(run.root, summary)

@@ -32,8 +32,10 @@ from polyrl.wire import (
 )
 
 
-def hello(trainer: str, acknowledged: int = -1, next_group: int = 0, next_batch: int = 0) -> TrainerHello:
-    return TrainerHello(1, acknowledged, trainer, next_group, next_batch)
+def hello(
+    trainer: str, acknowledged: int = -1, next_group: int = 0, next_batch: int = 0, fresh: bool = False
+) -> TrainerHello:
+    return TrainerHello(1, acknowledged, trainer, next_group, next_batch, fresh)
 
 
 def at_work(groups: int = 3, n: int = 1) -> Stage:
@@ -118,7 +120,8 @@ def test_a_newcomer_is_told_what_is_held_and_is_asked_for_every_open_verdict() -
     stage = at_work(2, n=2)
     stage.tokens("a", stage.number("0.0"), [5, 2], "stop")
     complete(stage, "1.0")
-    outcome = stage.trainer(hello("second"))
+    stage.trainer(hello("second", fresh=True))
+    outcome = stage.trainer(hello("second", fresh=True))  # the first answer was lost with its connection
     (welcome,) = said(outcome, TrainerWelcome)
     assert (welcome.next_group, welcome.version, welcome.manifest_hash) == (2, 0, b"hash")
     assert [(held.group, held.scored, held.turn) for held in welcome.held] == [(0, 0, 0), (1, 1, 0)]

@@ -119,8 +119,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.TrainerHello(1, 5, "t1", 9, 6),
-        "0196a67468656c6c6f0105a274310906",
+        wire.TrainerHello(1, 5, "t1", 9, 6, True),
+        "0197a67468656c6c6f0105a274310906c3",
     ),
     (
         TRAINER,

@@ -2,6 +2,7 @@
 
     prepare (user's data and code) ─> session (fresh or resumed) ─> connect, publish ─> stages ─> Finish, result
 
+A process that starts in a folder with checkpoints of its own goes on from the newest: its predecessor was killed.
 SIGTERM asks the stages to stop: they finish what they compute, save, and the process ends with 0. A failure reaches
 the manager as Finish(ok=False), and the user as one sentence.
 Refuses to hold: learning (see `stages`), argument parsing (see `__main__`). Read next: `stages`.
@@ -30,6 +31,7 @@ from polyrl_trainer.episodes import Episodes
 from polyrl_trainer.evaluation import Evaluator
 from polyrl_trainer.group_gate import GroupGate
 from polyrl_trainer.group_supply import GroupSupply
+from polyrl_trainer.held_groups import HeldGroups
 from polyrl_trainer.loop_host import LoopHost
 from polyrl_trainer.metrics import open_metrics
 from polyrl_trainer.preparation import Prepared, prepare
@@ -109,9 +111,9 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
     recipe = job.spec.recipe
     checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep)
     checkpoints.start()
-    state, resumed_from = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode]), None
-    if arguments.resume is not None:
-        resumed_from = latest(arguments.resume)
+    state = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode])
+    resumed_from = checkpoints.newest() if arguments.resume is None else latest(arguments.resume)
+    if resumed_from is not None:
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
     metrics = open_metrics(arguments.run, recipe.logging.tensorboard)
@@ -156,7 +158,8 @@ async def _rollout_side(
     if prepared.reward is None or recipe.reward is None:
         raise InvalidData("recipe.reward: needed by every mode that generates")
     async with AsyncExitStack() as stack:
-        session.rollouts = client
+        session.rollouts, known = client, client.welcome
+        session.state.next_group = max(session.state.next_group, known.next_group)
         results, calls = session.state.results, UserCalls(recipe.reward.max_concurrency)
         stack.callback(calls.close)
         failures = Failures(results.user_code_failures, results.first_failures)
@@ -167,15 +170,17 @@ async def _rollout_side(
             episodes = Episodes(prepared.environment, recipe.environment, prepared.tokenizer)
         if prepared.group_filter is not None:
             gate = GroupGate(prepared.group_filter, calls, timeout_s, recipe.sampling.samples_per_prompt)
-        host = LoopHost(client, prepared.tokenizer, reward, episodes, gate)
-        supply = GroupSupply(client, host, session)
+        held = HeldGroups(known.held, gated=gate is not None, plays=episodes is not None)
+        host = LoopHost(client, prepared.tokenizer, reward, episodes, gate, held)
+        supply = GroupSupply(client, host, session, held)
         publisher = WeightPublisher(arguments.keys, keep=KEPT_VERSIONS + recipe.algorithm.max_staleness)
         stack.callback(publisher.close)
         evaluator = None
         if prepared.evaluation:
             sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
             evaluator = Evaluator(prepared.evaluation, sampling, client, supply, session)
-        yield RolloutSide(client, host, supply, PolicyVersions(publisher, client, session), evaluator)
+        versions = PolicyVersions(publisher, client, session, (known.version, known.manifest_hash))
+        yield RolloutSide(client, host, supply, versions, evaluator)
 
 
 async def _stop_in_time(session: Session) -> None:

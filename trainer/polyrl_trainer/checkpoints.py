@@ -59,6 +59,10 @@ class Checkpoints:
         for leftover in self.folder.glob(f"{UNFINISHED_PREFIX}*"):
             shutil.rmtree(leftover)
 
+    def newest(self) -> Path | None:
+        """The newest complete one of this run; None before the first."""
+        return next(reversed(complete_checkpoints(self.folder)), None)
+
     def save(self, state: TrainerState, backend: TrainingBackend) -> Path:
         """Writes one checkpoint and prunes older ones; blocks until it is on the disk."""
         final = self.folder / checkpoint_name(state.stage, state.step)

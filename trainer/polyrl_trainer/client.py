@@ -13,10 +13,11 @@ Refuses to hold: rewards, tensors, what to submit. Read next: `client_link`, `cl
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy.typing as npt
 
@@ -44,9 +45,11 @@ from polyrl.wire import (
     Submit,
     ToTrainer,
     TrainerHello,
+    TrainerWelcome,
     TurnDone,
     pack_ids,
 )
+from polyrl_trainer.client_cursor import Cursor
 from polyrl_trainer.client_link import ManagerLink
 from polyrl_trainer.client_requests import Requests
 from polyrl_trainer.client_streams import Dropped, Turns
@@ -73,12 +76,13 @@ class RolloutClient:
     def __init__(self, manager: str, keys: TrainerKeys, epoch: int, acknowledged: int) -> None:
         self._manager = manager
         self._epoch = epoch
-        self._acknowledged = acknowledged
+        self._name = secrets.token_hex(8)
+        self._cursor = Cursor(acknowledged)
         self._turns = Turns()
         self._dropped = Dropped()
         self._link = ManagerLink(self._locate, keys, self._hello, PATIENCE_S)
         self._requests = Requests(self._link.send)
-        self._welcomed = asyncio.Event()
+        self._first_welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
 
     @classmethod
     @asynccontextmanager
@@ -99,20 +103,33 @@ class RolloutClient:
         client = cls(str(manager), read_keys(TrainerKeys, Path(key_file)), epoch, acknowledged)
         link = asyncio.create_task(client._hold_link())
         try:
-            await client._first_welcome(link, connect_timeout_s)
+            await client._wait_for_welcome(link, connect_timeout_s)
             yield client
         finally:
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
             await client._link.close(LINGER_S)
 
+    @property
+    def welcome(self) -> TrainerWelcome:
+        """What the manager knew when it first welcomed this trainer: numbers taken, newest version, groups held."""
+        return self._first_welcome.result()
+
     async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
         """Announces a weight version; agents pull it from `endpoint`, whose CURVE server key is `public_key` (Z85)."""
-        await self._ask(lambda n: PublishVersion(n, version, endpoint, public_key, manifest_hash), f"version {version}")
+
+        def make(number: int) -> PublishVersion:
+            message = PublishVersion(number, version, endpoint, public_key, manifest_hash)
+            self._cursor.tell(message)
+            return message
+
+        await self._ask(make, f"version {version}")
 
     async def submit(self, groups: Sequence[Group]) -> None:
         """Asks for these groups; a number already known is ignored. Raises RequestRefused for groups that cannot be."""
+        self._cursor.submit(groups)
         await self._ask(lambda n: Submit(n, tuple(groups)), f"a submission of {len(groups)} groups")
+        self._cursor.accept(groups)
 
     def turns(self) -> AsyncIterator[TurnDone]:
         """Finished turns, each once; answer each with `score`, `extend` or `reject`."""
@@ -155,15 +172,22 @@ class RolloutClient:
     async def acknowledge(self, batch: int) -> None:
         """The batch is part of the trainer's state; the manager forgets its tokens."""
         await self._ask(lambda n: Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
-        self._acknowledged = max(self._acknowledged, batch)
+        self._cursor.acknowledged = max(self._cursor.acknowledged, batch)
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
         """What is left of `step` is cancelled as surplus."""
         await self._ask(lambda n: EndStep(n, step, purpose), f"the end of step {step}")
+        self._cursor.end_step(step, purpose)
 
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
         """Lets engines on the trainer's devices generate, or takes the devices back."""
-        await self._ask(lambda n: ReservedWindow(n, open), "the reserved window")
+
+        def make(number: int) -> ReservedWindow:
+            message = ReservedWindow(number, open)
+            self._cursor.tell(message)
+            return message
+
+        await self._ask(make, "the reserved window")
 
     def dropped(self) -> AsyncIterator[GroupDropped]:
         """Groups of which nothing will be trained, each once; submit another in the place of each."""
@@ -195,31 +219,38 @@ class RolloutClient:
             self._dropped.end(error)
             raise
 
-    async def _first_welcome(self, link: asyncio.Task[None], timeout_s: float) -> None:
-        welcomed = asyncio.create_task(self._welcomed.wait())
-        try:
-            done, _ = await asyncio.wait({link, welcomed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            welcomed.cancel()
+    async def _wait_for_welcome(self, link: asyncio.Task[None], timeout_s: float) -> None:
+        either: set[asyncio.Future[Any]] = {link, self._first_welcome}
+        done, _ = await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if link in done:
             link.result()
         if not done:
             raise DeadlineExceeded("a welcome", f"the manager at {self._manager}", timeout_s)
 
-    def _on_welcome(self) -> None:
-        self._welcomed.set()
+    def _on_welcome(self, welcome: TrainerWelcome) -> None:
+        if not self._first_welcome.done():
+            self._first_welcome.set_result(welcome)
+        lost, again = self._cursor.meet(welcome)
+        for dropped in lost:
+            self._dropped.hear(dropped)
+        for message in again:
+            self._link.send(message)
         self._requests.send_again()
 
     def _hear(self, message: ToTrainer) -> None:
         if isinstance(message, TurnDone):
             self._turns.hear(message)
         elif isinstance(message, GroupDropped):
+            self._cursor.drop(message)
             self._dropped.hear(message)
         elif isinstance(message, Accepted | Refused | Batch | Late):
+            if isinstance(message, Batch):
+                self._cursor.receive(message)
             self._requests.take(message)
 
     def _hello(self) -> TrainerHello:
-        return TrainerHello(self._epoch, self._acknowledged)
+        cursor, fresh = self._cursor, not self._first_welcome.done()
+        return TrainerHello(self._epoch, cursor.acknowledged, self._name, cursor.next_group, cursor.next_batch, fresh)
 
     async def _locate(self) -> str:
         """The manager's endpoint; waits for the file of this epoch's manager, at most PATIENCE_S."""

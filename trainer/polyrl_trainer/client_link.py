@@ -98,7 +98,7 @@ class ManagerLink:
         self.undecodable = 0
         """Frames that could not be decoded and were dropped."""
 
-    async def run(self, on_message: Callable[[ToTrainer], None], on_welcome: Callable[[], None]) -> None:
+    async def run(self, on_message: Callable[[ToTrainer], None], on_welcome: Callable[[TrainerWelcome], None]) -> None:
         """Holds the connection until cancelled. Raises DeadlineExceeded or RunFailed when it cannot be had."""
         self._on_message = on_message
         self._absent_since = self._loop.time()
@@ -108,7 +108,7 @@ class ManagerLink:
                 welcome = await self._greet()
                 if welcome is not None:
                     self._known = True
-                    on_welcome()
+                    on_welcome(welcome)
                     await self._stay(welcome)
                     self._absent_since = self._loop.time()
             finally:

@@ -4,7 +4,8 @@
                                        ^───GroupDropped──────┘   (a replacement, a count, or the end of the run)
 
 A step is never silently short: each dropped group that the step needs is replaced by another prompt, and when too
-many are, the run fails with the counts by reason and the first message of each.
+many are, the run fails with the counts by reason and the first message of each. What was dropped because the manager
+lost its journal is submitted again with the same prompt; that is nobody's fault and has no limit.
 Refuses to hold: which prompts (the caller's `replace` says), training. Read next: `rl_loop`.
 """
 
@@ -16,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyrl.errors import ProtocolError, RunFailed
-from polyrl.sample import Group, Purpose, SamplingParams
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, sample_id
 from polyrl.wire import GroupDropped, pack_ids
 from polyrl_trainer.data.buffer import Draw
 from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.held_groups import HeldGroups
 from polyrl_trainer.loop_host import LoopHost
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
@@ -57,10 +59,12 @@ class StepGroups:
 
     async def submit(self, draws: Sequence[Draw[Prompt]]) -> None:
         """Registers the prompts with the loop host, then asks for them."""
-        numbered = dict(zip(self._supply.take_numbers(len(draws)), draws, strict=True))
+        numbered = {self._supply.number_for(self._group(0, draw.item)): draw for draw in draws}
         self.live.update(numbered)
         await self._supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
         self._changed.set()
+        if self.plan.purpose is Purpose.TRAIN:
+            await self._supply.give_up_held(self.plan)
 
     def prompt_of(self, group: int) -> Prompt:
         """Raises ProtocolError for a group that this step does not wait for: trained already, dropped, or foreign."""
@@ -91,6 +95,9 @@ class StepGroups:
         self.dropped[dropped.reason.value] += 1
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
         self._supply.release([dropped.group])
+        if dropped.reason is DiscardReason.JOURNAL_LOST:
+            await self.submit([draw])
+            return
         replacement = self._replace(dropped, draw)
         if replacement is not None:
             self._count_replacement()
@@ -126,10 +133,12 @@ class StepGroups:
 class GroupSupply:
     """Hands out group numbers, and brings each dropped group to the step that waits for it."""
 
-    def __init__(self, rollouts: Rollouts, host: LoopHost, session: Session) -> None:
+    def __init__(self, rollouts: Rollouts, host: LoopHost, session: Session, held: HeldGroups | None = None) -> None:
+        """`held`: what a trainer that goes on from a checkpoint may take instead of having it generated."""
         self._rollouts = rollouts
         self._host = host
         self._session = session
+        self._held = held or HeldGroups()
         self._open: dict[tuple[Purpose, int], StepGroups] = {}
 
     def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:
@@ -149,15 +158,25 @@ class GroupSupply:
     async def run(self) -> None:
         """Consumes drops for as long as the run lives; raises what ends the run."""
         async for dropped in self._rollouts.dropped():
+            self._held.forget(dropped.group)
             groups = self._open.get((dropped.purpose, dropped.step))
             if groups is not None:
                 await groups.drop(dropped)
 
-    def take_numbers(self, count: int) -> list[int]:
-        """Never given out before in this run."""
-        first = self._session.state.next_group
-        self._session.state.next_group += count
-        return list(range(first, first + count))
+    def number_for(self, group: Group) -> int:
+        """That of a held group that is the same, else one that was never given out before in this run."""
+        held = self._held.take(group)
+        if held is not None:
+            return held
+        self._session.state.next_group += 1
+        return self._session.state.next_group - 1
+
+    async def give_up_held(self, plan: GroupPlan) -> None:
+        """Whatever is still held when training has begun is of another step, or of weights that are not these."""
+        left = self._held.leave()
+        self.release(left)
+        text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"
+        await asyncio.gather(*(self._rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))
 
     async def submit(self, groups: Mapping[Group, Prompt]) -> None:
         """Registers with the loop host first: a turn may be back before `submit` returns."""

@@ -22,6 +22,7 @@ from polyrl.wire import TurnDone
 from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.episodes import EpisodeFailed, Episodes
 from polyrl_trainer.group_gate import GroupGate, Judged
+from polyrl_trainer.held_groups import HeldGroups
 from polyrl_trainer.received import to_sample
 from polyrl_trainer.rewards import Failures, RewardFunction, Unscored
 from polyrl_trainer.rollouts import Rollouts
@@ -50,12 +51,18 @@ class LoopHost:
         reward: RewardFunction,
         episodes: Episodes | None = None,
         gate: GroupGate | None = None,
+        held: HeldGroups | None = None,
     ) -> None:
+        """`held`: groups of an earlier trainer, whose turns may come before they are registered."""
         self._rollouts = rollouts
         self._tokenizer = tokenizer
         self._reward = reward
         self._episodes = episodes
         self._gate = gate
+        self._held = held or HeldGroups()
+        self._early: dict[int, list[TurnDone]] = {}
+        """Turns of held groups that nobody has registered yet."""
+        self._judges: asyncio.TaskGroup | None = None
         self._groups: dict[int, GroupRecord] = {}
         self._scored_s = 0.0
         self._unknown: Counter[str] = Counter()
@@ -73,11 +80,14 @@ class LoopHost:
     def register(self, group: int, prompt: Prompt) -> None:
         """Before the group is submitted."""
         self._groups[group] = GroupRecord(prompt)
+        for turn in self._early.pop(group, ()):
+            self._take(turn)
 
     def release(self, groups: Iterable[int]) -> None:
         """These groups are trained or dropped."""
         for group in groups:
             self._groups.pop(group, None)
+            self._early.pop(group, None)
             if self._episodes is not None:
                 self._episodes.forget(group)
             if self._gate is not None:
@@ -89,16 +99,22 @@ class LoopHost:
 
     async def run(self) -> None:
         """Ends when the stream of turns ends; raises what ends the run."""
-        async with asyncio.TaskGroup() as judges:
+        async with asyncio.TaskGroup() as self._judges:
             async for turn in self._rollouts.turns():
-                record = self._groups.get(turn.group)
-                if record is None:
-                    # A group that was released while its last turns were on their way; its verdict matters to nobody.
-                    self._unknown[turn.purpose] += 1
-                elif (turn.index, turn.response.turn) not in record.answered:
-                    record.answered.add((turn.index, turn.response.turn))
-                    record.last_turn_at = time.monotonic()
-                    judges.create_task(self._judge(turn, record.prompt))
+                self._take(turn)
+
+    def _take(self, turn: TurnDone) -> None:
+        record = self._groups.get(turn.group)
+        if record is None and turn.group in self._held:
+            self._early.setdefault(turn.group, []).append(turn)
+        elif record is None:
+            # A group that was released while its last turns were on their way; its verdict matters to nobody.
+            self._unknown[turn.purpose] += 1
+        elif (turn.index, turn.response.turn) not in record.answered:
+            assert self._judges is not None, "turns come while the host runs"
+            record.answered.add((turn.index, turn.response.turn))
+            record.last_turn_at = time.monotonic()
+            self._judges.create_task(self._judge(turn, record.prompt))
 
     async def _judge(self, turn: TurnDone, prompt: Prompt) -> None:
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)

@@ -1,7 +1,8 @@
 """Gives each changed state of the policy a version number and makes it available to rollouts.
 
 Version 0 is the initial policy; each publication adds one. Nothing is published twice: unchanged weights keep their
-number.
+number, also when a trainer that has started again from a checkpoint finds them at the manager; other weights never get
+a number that was given out before.
 Refuses to hold: transfer (see `publisher`), the decision when to publish (see the loops). Read next: `publisher`.
 """
 
@@ -41,7 +42,11 @@ class Publisher(Protocol):
 class PolicyVersions:
     """The newest version, and how the next one comes to be."""
 
-    def __init__(self, publisher: Publisher, rollouts: Rollouts, session: Session) -> None:
+    def __init__(
+        self, publisher: Publisher, rollouts: Rollouts, session: Session, newest: tuple[int, bytes] = (-1, b"")
+    ) -> None:
+        """`newest`: the version, and its manifest's hash, that the manager knew when this trainer came."""
+        self._newest = newest
         self._publisher = publisher
         self._rollouts = rollouts
         self._session = session
@@ -56,11 +61,21 @@ class PolicyVersions:
         if self._served_here and not state.weights_changed:
             return 0.0
         started = time.monotonic()
-        version = state.version + 1
-        published = await asyncio.to_thread(self._publish, version, backend)
+        version, published = await asyncio.to_thread(self._publish_next, state.version, backend)
         await self._rollouts.publish(version, published.endpoint, published.public_key, published.manifest_hash)
         state.version, state.weights_changed, self._served_here = version, False, True
         return time.monotonic() - started
+
+    def _publish_next(self, last: int, backend: TrainingBackend) -> tuple[int, Published]:
+        """The number that these weights get, and where they are."""
+        newest, known = self._newest
+        self._newest = (-1, b"")
+        if newest >= 0:
+            published = self._publish(newest, backend)
+            if published.manifest_hash == known:
+                return newest, published
+        version = max(last, newest) + 1
+        return version, self._publish(version, backend)
 
     def _publish(self, version: int, backend: TrainingBackend) -> Published:
         return self._publisher.publish(version, backend.export_weights(), backend.serving_files())

@@ -2,7 +2,7 @@
 
     the same process     what it missed is said again; nothing changes
     another process      the one before is fenced for good; what that one asked for is closed, the batches that it did
-                         not acknowledge are offered again, and the newcomer is told what is held for it
+                         not acknowledge are offered again; a fresh one is told what is held for it
     knows more than we   our journal is lost: the numbers that it knows are taken, so nothing old is mistaken for new
 
 Refuses to hold: what the newcomer can still use of what is held (it says so, by Submit and Reject).
@@ -44,7 +44,7 @@ def greet_trainer(d: Decision, hello: TrainerHello) -> None:
         _take_back(d)
     if hello.next_group > next_number(d.state) or hello.next_batch > d.state.next_batch:
         d.record(NumbersTaken(hello.next_group, hello.next_batch, 0, d.now))
-    d.answer(_welcome(d.state, newcomer))
+    d.answer(_welcome(d.state, with_held=hello.fresh))
     _say_again(d)
 
 
@@ -62,9 +62,9 @@ def _take_back(d: Decision) -> None:
         d.record(BatchReturned(batch, d.now))
 
 
-def _welcome(state: State, newcomer: bool) -> TrainerWelcome:
+def _welcome(state: State, *, with_held: bool) -> TrainerWelcome:
     config, version = state.config, state.version
-    held = tuple(_held(state, entry) for entry in state.groups.values()) if newcomer else ()
+    held = tuple(_held(state, entry) for entry in state.groups.values()) if with_held else ()
     newest = (version.version, version.manifest_hash)
     return TrainerWelcome(
         config.epoch, config.lease_s, config.beat_s, config.journal, next_number(state), *newest, held

@@ -23,6 +23,8 @@ class TrainerHello(Message, frozen=True, tag="thello"):
     """Groups below it were accepted before, by this manager or by one whose journal is lost."""
     next_batch: int = 0
     """Batches below it came to this trainer before."""
+    fresh: bool = False
+    """It has not been welcomed yet: it wants to know what is held for it."""
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -156,7 +158,7 @@ class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     manifest_hash: bytes = b""
     """Of that version."""
     held: tuple[HeldGroup, ...] = ()
-    """To a trainer that has started again: what its predecessor submitted and did not acknowledge."""
+    """To a fresh trainer: what its predecessor submitted and did not acknowledge."""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import secrets
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import structlog
@@ -25,6 +26,9 @@ from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
+
+JOURNAL_NAME_BYTES: Final = 8
+"""Enough never to be drawn twice in a run."""
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +84,8 @@ def _ledger_config(path: Path, epoch: int) -> LedgerConfig:
         raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from None
     except ValueError as error:
         raise InvalidData(f"{path}: not a PolyRLJob: {error}") from None
-    return LedgerConfig(epoch=epoch, group_filter=job.spec.recipe.algorithm.group_filter.value)
+    group_filter = job.spec.recipe.algorithm.group_filter.value
+    return LedgerConfig(epoch=epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter)
 
 
 def _log_json() -> None:
