@@ -9,11 +9,11 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -25,7 +25,7 @@ EPOCH: Final = 1
 START_S: Final = 30.0
 LOOK_S: Final = 0.02
 
-JOB: Final = {
+JOB: Final[Mapping[str, Any]] = {
     "apiVersion": "polyrl.dev/v1alpha1",
     "kind": "PolyRLJob",
     "metadata": {"name": "manager-benchmark"},
@@ -67,10 +67,10 @@ class Stand:
 
 
 @asynccontextmanager
-async def standing(folder: Path, core: int | None) -> AsyncIterator[Stand]:
+async def standing(folder: Path, core: int | None, job: Mapping[str, Any] = JOB) -> AsyncIterator[Stand]:
     """A manager in `folder`, ready; on one core if `core` names it."""
     write_run_keys(folder / "keys")
-    (folder / "job.json").write_text(json.dumps(JOB))
+    (folder / "job.json").write_text(json.dumps(job))
     file = folder / "manager.json"
     command = [] if core is None else ["taskset", "-c", str(core)]
     command += [sys.executable, "-m", "polyrl_rollout.manager", "--job", str(folder / "job.json")]
