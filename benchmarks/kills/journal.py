@@ -8,7 +8,6 @@ Refuses to hold: judgement (see `promises`). Read next: `evidence`.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
@@ -30,9 +29,10 @@ from polyrl.ledger.facts import (
     TokensTaken,
     TurnEnded,
 )
-from polyrl.ledger.records import RUN, Began, decode_record
+from polyrl.ledger.records import RUN, Began
 from polyrl.sample import sample_id
 from polyrl.wire import row_columns
+from polyrl_operator.journal_reader import open_journal
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Journal:
         with closing(sqlite3.connect(path)) as db:
             (snapshot, *_) = db.execute(form.SELECT_SNAPSHOT).fetchone()
             rows = db.execute(form.SELECT_FACTS).fetchall()
-            ((first,),) = db.execute(f"{form.SELECT_RECORDS_ABOUT} LIMIT 1", (json.dumps([RUN]),)).fetchall()
         if snapshot:
             raise ValueError(f"{path}: facts up to {snapshot} are gone")
-        began = decode_record(first)
+        with open_journal(path) as journal:
+            began = journal.records_about(RUN)[0]
         assert isinstance(began, Began), "a journal opens with the beginning of its run"
         self.config = began.config
         self._ahead = began.wall - began.at
