@@ -1,0 +1,87 @@
+"""Many real agents in one process, on engines that give tokens at a fixed pace: what a restarted manager takes back.
+
+Started by `restart`: `python restart_fleet.py FOLDER ENGINES STREAMS PACE HEAD`. Each engine runs STREAMS samples; each
+gives HEAD tokens at once and then PACE tokens per second, for ever if its budget allows.
+
+Refuses to hold: a model, measurements. Read next: `restart`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from stand import EPOCH
+
+from polyrl import leash
+from polyrl.keys import AgentKeys, read_keys
+from polyrl.sample import Finish, Pool
+from polyrl_rollout.agent.__main__ import read_address
+from polyrl_rollout.agent.app import Agent, AgentSettings
+from polyrl_rollout.engine import NO_VERSION, EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.staging import Staging
+
+CHUNK: Final = 10
+"""Tokens per chunk of a stream."""
+TOKEN: Final = 12345
+CONTEXT: Final = 65_536
+NOTICE_S: Final = 1.0
+
+
+class PacedEngine:
+    """The port, with one token for everything."""
+
+    def __init__(self, streams: int, pace: float, head: int) -> None:
+        self.version = NO_VERSION
+        self._info = EngineInfo(streams, streams * CONTEXT, CONTEXT)
+        self._pause, self._head = CHUNK / pace, head
+        self._running: set[str] = set()
+
+    async def start(self, model_folder: Path) -> EngineInfo:
+        return self._info
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        left, count = request.max_new_tokens, self._head
+        self._running.add(request.rid)
+        # Streams that all give at the same instant are no fleet's.
+        await asyncio.sleep(self._pause * (zlib.crc32(request.rid.encode()) % 997) / 997)
+        while request.rid in self._running and left:
+            count = min(count, left)
+            left -= count
+            yield TokenChunk([TOKEN] * count, [-0.5] * count, self.version, None if left else Finish.LENGTH)
+            count = CHUNK
+            await asyncio.sleep(self._pause)
+
+    async def abort(self, rid: str) -> None:
+        self._running.discard(rid)
+
+    async def load_weights(self, version: int, folder: Path) -> None:
+        self.version = version
+
+    async def health(self) -> None:
+        return
+
+    async def close(self) -> None:
+        self._running.clear()
+
+
+async def run(folder: Path, engines: int, streams: int, pace: float, head: int) -> None:
+    """Until cancelled, or until every agent has ended."""
+    keys = read_keys(AgentKeys, folder / "keys/agent.key")
+    file, info = folder / "manager.json", EngineInfo(streams, streams * CONTEXT, CONTEXT)
+    async with asyncio.TaskGroup() as agents:
+        for number in range(engines):
+            name = f"paced-{number}"
+            settings = AgentSettings(lambda: read_address(file, keys, EPOCH), keys, EPOCH, name, Pool.SPOT, NOTICE_S)
+            staging = Staging("restart-benchmark", name)
+            agents.create_task(Agent(settings, PacedEngine(streams, pace, head), info, staging).run())
+
+
+if __name__ == "__main__":
+    leash.hold()
+    place, fleet_size, width, speed, first = sys.argv[1:]
+    asyncio.run(run(Path(place), int(fleet_size), int(width), float(speed), int(first)))
