@@ -68,7 +68,6 @@ class Historian:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def _renewed(self, fact: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
-        self._at = fact.at
         self._heard = {name: max(at, fact.at) for name, at in self._heard.items()}
         return (r.Renewed(fact.at),)
 
@@ -176,7 +175,7 @@ class Historian:
 def _newest(state: State) -> float:
     """The newest moment that a state tells of; 0 for one in which nothing has happened."""
     moments = [pending.since for pending in state.pending.values()]
-    moments += [engine.heard_at for engine in state.engines.values()]
+    moments += [sample.since for sample in state.samples.values()]
     return max((moment for moment in moments if isfinite(moment)), default=0.0)
 
 

@@ -26,8 +26,11 @@ class Wait(msgspec.Struct, frozen=True):
 
     def sentence(self, now: float) -> str:
         """For people."""
-        left = "" if self.until is None else f", at most {max(0.0, self.until - now):.1f} s more"
-        return f"{self.waiter} waits for {self.what} from {self.awaited} since {now - self.since:.1f} s{left}"
+        text = f"{self.waiter} waits for {self.what} from {self.awaited}, for {max(0.0, now - self.since):.1f} s so far"
+        if self.until is None:
+            return text
+        left = self.until - now
+        return f"{text}, at most {left:.1f} s more" if left >= 0 else f"{text}, {-left:.1f} s beyond its deadline"
 
 
 def waits_of(state: State, now: float) -> list[Wait]:
