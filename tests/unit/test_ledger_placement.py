@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from polyrl.ledger import speed
 from polyrl.ledger.rebalance import gain
 from polyrl.ledger.state import Engine
-from polyrl.sample import DiscardReason, Pool
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.simulation.stage import Stage, said
-from polyrl.wire import Assign, Cancel, GroupDropped, ReservedWindow, Returned, Serving
+from polyrl.wire import Assign, Cancel, GroupDropped, ReservedWindow, Returned, Serving, Submit, pack_ids
 
 
 def engine(scale: float) -> Engine:
@@ -61,6 +63,55 @@ def test_credit_kv_and_order() -> None:
     assert stage.placed()["a"] == ["0.0", "1.0"]
     outcome = stage.tokens("a", stage.number("0.0"), [2], "stop")
     assert [assign.sample for assign in said(outcome, Assign)] == ["3.0"]
+
+
+def test_groups_of_several_version_ranges_share_an_engines_slots() -> None:
+    stage = Stage()
+    stage.engine("fast", max_running=2)
+    stage.engine("slow", max_running=64)
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage.ledger.state.engines["slow"].step_scale = 1.0
+    groups = tuple(
+        Group(number, 0, Purpose.TRAIN, pack_ids([9]), 1, SamplingParams(100), 0, number % 2) for number in range(4)
+    )
+    stage.trainer(Submit(stage.request(), groups))
+    assert stage.placed() == {"fast": ["0.0", "1.0"], "slow": ["2.0", "3.0"]}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
+    """Each sample of a step in turn, against the formula of the module's docstring worked out engine by engine."""
+    draw = random.Random(seed)
+    stage = Stage()
+    state = stage.ledger.state
+    for index in range(draw.randint(2, 6)):
+        stage.engine(f"e{index}", max_running=draw.randint(1, 6), kv_tokens=draw.randint(300, 3000))
+        state.engines[f"e{index}"].step_scale = draw.choice((0.0, 0.02, 0.02, 0.05))
+    fleet = speed.fleet_scale(state)
+    running = dict.fromkeys(state.engines, 0)
+    kv = dict.fromkeys(state.engines, 0)
+    homes: dict[str, set[str]] = {}
+    for assign in said(stage.submit(6, n=3), Assign):
+        known = homes.setdefault(assign.sample.split(".")[0], set())
+
+        def cost(name: str, known: set[str] = known) -> tuple[float, float]:
+            engine = state.engines[name]
+            scale = speed.scale_of(engine, fleet)
+            seconds = 100 * speed.step_seconds(scale, running[name] + 1)
+            read = speed.prefill_seconds(scale, 0 if name in known else 10)
+            return seconds + read, running[name] / engine.max_running
+
+        open_ones = [
+            name
+            for name, engine in state.engines.items()
+            if running[name] < engine.max_running and (not running[name] or kv[name] + 110 <= engine.kv_tokens)
+        ]
+        chosen = min(open_ones, key=cost)
+        assert state.assignments[assign.assignment].engine == chosen
+        running[chosen] += 1
+        kv[chosen] += 110
+        known.add(chosen)
+    assert len(state.assignments) == sum(running.values())
 
 
 def test_kv_room_is_set_aside_but_an_empty_engine_takes_anything() -> None:

@@ -14,6 +14,9 @@ Refuses to hold: polling; moving what runs (see `rebalance`). Read next: `reserv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.discards import needed_context
@@ -36,33 +39,44 @@ def place(d: Decision) -> None:
     state = d.state
     if not state.queue:
         return
-    room = [engine for engine in state.engines.values() if has_slot(engine, d.now)]
-    fitting: dict[tuple[int, int], list[Engine]] = {}
+    room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, d.now)}
+    fitting: dict[tuple[int, int], list[str]] = {}
     for _, number in tuple(state.queue):
         if not room:
             return
         entry = state.groups[number]
         versions = (entry.group.min_version, entry.group.max_version)
         if versions not in fitting:
-            fitting[versions] = [e for e in room if may_generate(state, e, *versions, d.now)]
-        if fitting[versions] and not _place_group(d, entry, fitting[versions]):
+            fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, d.now)]
+        engines = {name: room[name] for name in fitting[versions] if name in room}
+        if engines and not _place_group(d, entry, engines, room):
             fitting[versions] = []
-        room = [engine for engine in room if has_slot(engine, d.now)]
 
 
-def _place_group(d: Decision, entry: GroupState, engines: list[Engine]) -> bool:
-    """Places the group's waiting samples; False when one found no room. Leaves in `engines` those with room."""
+def _place_group(d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine]) -> bool:
+    """Places the group's waiting samples on `engines`; False when one found none. Takes full ones out of `room`."""
     homes = _homes(d.state, entry.group)
     fleet = speed.fleet_scale(d.state)
+    asked, offers = None, _Offers()
     for index in tuple(entry.waiting):
         name = sample_id(entry.group.group, index)
-        engine = choose(d, entry, d.state.samples[name], engines, homes, fleet)
-        if engine is None:
+        need = _need(d, entry, d.state.samples[name])
+        if need != asked:
+            # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
+            asked, offers = need, _Offers()
+            for engine in engines.values():
+                if engine.name in room:
+                    offers.update(engine, need, engine.name in homes, fleet)
+        best = offers.best()
+        if best is None:
             return False
-        assign(d, name, engine)
-        homes.add(engine.name)
-        if not has_slot(engine, d.now):
-            engines.remove(engine)
+        assign(d, name, engines[best])
+        homes.add(best)
+        if has_slot(engines[best], d.now):
+            offers.update(engines[best], need, True, fleet)
+        else:
+            del room[best]
+            offers.withdraw(best)
     return True
 
 
@@ -72,25 +86,46 @@ def _homes(state: State, group: Group) -> set[str]:
     return {state.assignments[number].engine for number in numbers if number}
 
 
-def choose(
-    d: Decision, entry: GroupState, sample: SampleState, engines: list[Engine], homes: set[str], fleet: float
-) -> Engine | None:
-    """The engine with the least cost among those with room; the one that just failed the sample only if it is alone."""
+class _Need(NamedTuple):
+    """What placing a sample depends on, of the sample; all in tokens but the last."""
+
+    prompt: int
+    response: int
+    expected: int
+    context: int
+    avoid: str
+
+
+def _need(d: Decision, entry: GroupState, sample: SampleState) -> _Need:
     prompt = len(entry.group.prompt_ids) // 4
-    tokens = speed.expected_tokens(d.state, sample)
-    context = needed_context(d.state, entry, sample.index)
-    need = prompt + sample.length + tokens
-    best, least = None, (True, 0.0, 0.0)
-    for engine in engines:
-        if context > engine.max_context or (engine.running and engine.kv + need > engine.kv_tokens):
-            continue
-        scale = speed.scale_of(engine, fleet)
-        to_read = sample.length + (0 if engine.name in homes else prompt)
-        seconds = tokens * speed.step_seconds(scale, len(engine.running) + 1) + speed.prefill_seconds(scale, to_read)
-        cost = (engine.name == sample.avoid, seconds, len(engine.running) / engine.max_running)
-        if best is None or cost < least:
-            best, least = engine, cost
-    return best
+    expected = speed.expected_tokens(d.state, sample)
+    return _Need(prompt, sample.length, expected, needed_context(d.state, entry, sample.index), sample.avoid)
+
+
+class _Offers:
+    """Per engine with room for a sample: the cost, ending in what decides ties; one that failed it goes last."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str, tuple[bool, float, float]] = {}
+
+    def update(self, engine: Engine, need: _Need, is_home: bool, fleet: float) -> None:
+        """Asks an engine, anew if need be."""
+        size = need.prompt + need.response + need.expected
+        if need.context > engine.max_context or (engine.running and engine.kv + size > engine.kv_tokens):
+            self.withdraw(engine.name)
+            return
+        running, scale = len(engine.running), speed.scale_of(engine, fleet)
+        to_read = need.response + (0 if is_home else need.prompt)
+        seconds = need.expected * speed.step_seconds(scale, running + 1) + speed.prefill_seconds(scale, to_read)
+        self._costs[engine.name] = (engine.name == need.avoid, seconds, running / engine.max_running)
+
+    def withdraw(self, name: str) -> None:
+        """It has no room."""
+        self._costs.pop(name, None)
+
+    def best(self) -> str | None:
+        """The engine with the least cost, of equals the one that greeted first; None when nobody has room."""
+        return min(self._costs, key=self._costs.__getitem__, default=None)
 
 
 def assign(d: Decision, name: str, engine: Engine) -> None:
