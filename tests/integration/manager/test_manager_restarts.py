@@ -1,0 +1,282 @@
+"""The manager's process is killed under real agents and a real trainer's client; a trainer is replaced by another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyrl.control import parse_endpoints
+from polyrl.keys import AgentKeys, read_keys
+from polyrl.leash import PARENT_PID
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams, Scored
+from polyrl.status import ManagerStatus
+from polyrl.wire import GroupDropped, pack_ids, unpack_ids
+from polyrl_operator.check import audit_journal
+from polyrl_operator.control_client import ControlClient
+from polyrl_operator.keygen import write_run_keys
+from polyrl_rollout.agent.__main__ import read_address
+from polyrl_rollout.agent.app import Agent, AgentSettings
+from polyrl_rollout.engine import EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.fake_engine import FakeEngine, continuation
+from polyrl_rollout.staging import Staging
+from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.held_groups import HeldGroups
+from polyrl_trainer.publisher import WeightPublisher
+
+EPOCH = 3
+DEADLINE_S = 90.0
+LOOK_S = 0.02
+GROUPS, N, TOKENS = 6, 4, 300
+SPEED = 60.0
+"""Tokens per second of a sequence: five seconds each, so that a kill falls into the middle."""
+JOB = {
+    "apiVersion": "polyrl.dev/v1alpha1",
+    "kind": "PolyRLJob",
+    "metadata": {"name": "restarts"},
+    "spec": {
+        "recipe": {
+            "mode": "rl",
+            "model": {"path": "model"},
+            "data": {"rl": [{"path": "prompts.jsonl"}]},
+            "reward": {"function": "reward:score"},
+            "algorithm": {"steps": 1},
+        }
+    },
+}
+
+
+class CountingEngine(FakeEngine):
+    """Counts every token it gives."""
+
+    made = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        async for chunk in super().generate(request):
+            self.made += len(chunk.ids)
+            yield chunk
+
+
+class World:
+    """A manager that can be killed; agents, publisher and watcher that outlive it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        write_run_keys(root / "keys")
+        (root / "job.json").write_text(json.dumps(JOB))
+        self.file = root / "manager.json"
+        self.engines = [CountingEngine(EngineInfo(16, 1 << 16, 4096), SPEED) for _ in range(2)]
+        self.status = ManagerStatus(seq=-1, epoch=EPOCH)
+        self._manager: asyncio.subprocess.Process | None = None
+
+    @property
+    def made(self) -> int:
+        """Tokens that engines gave."""
+        return sum(engine.made for engine in self.engines)
+
+    async def start_manager(self) -> None:
+        command = ["-m", "polyrl_rollout.manager", "--job", str(self.root / "job.json"), "--epoch", str(EPOCH)]
+        command += ["--keys", str(self.root / "keys/manager.key"), "--endpoints", str(self.file)]
+        command += ["--journal", str(self.root / "journal.sqlite")]
+        with (self.root / "log").open("ab") as log:
+            environment = {**os.environ, PARENT_PID: str(os.getpid())}
+            self._manager = await asyncio.create_subprocess_exec(
+                sys.executable, *command, env=environment, stdout=log, stderr=log
+            )
+        pid = self._manager.pid
+        await self.until(lambda: self.file.exists() and parse_endpoints(self.file.read_bytes(), "").pid == pid)
+
+    async def kill_manager(self) -> None:
+        assert self._manager is not None
+        self._manager.send_signal(signal.SIGKILL)
+        await self._manager.wait()
+
+    async def until(self, holds: Any) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():  # noqa: ASYNC110 - any condition
+                await asyncio.sleep(LOOK_S)
+
+    async def run_agent(self, number: int) -> int:
+        keys = read_keys(AgentKeys, self.root / "keys/agent.key")
+        name, engine = f"engine-{number}", self.engines[number]
+        settings = AgentSettings(lambda: read_address(self.file, keys, EPOCH), keys, EPOCH, name, Pool.SPOT, 2.0)
+        staging = Staging("manager-restarts", name)
+        try:
+            return await Agent(settings, engine, engine.info, staging).run()
+        finally:
+            staging.close()
+
+    async def watch(self) -> None:
+        async with ControlClient(self.file, self.root / "keys/operator.key", EPOCH) as control:
+            await control.find()
+            async for status in control.watch():
+                self.status = status
+
+    def client(self) -> Any:
+        return RolloutClient.connect(self.file, self.root / "keys/trainer.key", EPOCH)
+
+
+async def publish(client: RolloutClient, publisher: WeightPublisher) -> None:
+    tensors = {"w": torch.zeros(8)}
+    told = await asyncio.to_thread(publisher.publish, 0, tensors.items(), {"config.json": b"{}"})
+    await client.publish(0, told.endpoint, told.public_key, told.manifest_hash)
+
+
+@asynccontextmanager
+async def at_work(root: Path) -> AsyncIterator[World]:
+    """Manager, two agents, and somebody who follows the status."""
+    world = World(root)
+    await world.start_manager()
+    tasks = [asyncio.create_task(world.run_agent(number)) for number in range(2)]
+    tasks.append(asyncio.create_task(world.watch()))
+    try:
+        yield world
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await world.kill_manager()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with at_work(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def publisher(world: World) -> Any:
+    made = WeightPublisher(world.root / "keys/trainer.key")
+    yield made
+    made.close()
+
+
+def prompt(number: int) -> list[int]:
+    return [7, 7, number]
+
+
+def group(number: int, of: int | None = None) -> Group:
+    """`of`: whose prompt it has; by default its own."""
+    ids = pack_ids(prompt(number if of is None else of))
+    return Group(number, 0, Purpose.TRAIN, ids, N, SamplingParams(TOKENS), 0, 0)
+
+
+async def judge(client: RolloutClient) -> None:
+    async for turn in client.turns():
+        await client.score(turn.response.sample, turn.response.turn, 1.0)
+
+
+async def take(client: RolloutClient, samples: int) -> list[Scored]:
+    """So many samples, acknowledged batch by batch."""
+    taken: list[Scored] = []
+    while len(taken) < samples:
+        batch = await client.next(
+            0, purpose=Purpose.TRAIN, min_samples=1, max_samples=999, max_tokens=10**6, deadline_s=DEADLINE_S
+        )
+        taken += batch.samples
+        await client.acknowledge(batch.batch)
+        if not batch.samples:
+            await asyncio.sleep(LOOK_S)
+    return taken
+
+
+def is_exact(scored: Scored, of: int) -> bool:
+    return unpack_ids(scored.response.ids).tolist() == continuation(prompt(of), TOKENS)
+
+
+def is_sound(journal: Path) -> bool:
+    broken = [verdict.first for verdict in audit_journal(journal) if verdict.broken]
+    assert broken == []
+    return True
+
+
+async def test_when_only_the_manager_dies_no_token_is_generated_twice(world: World, publisher: WeightPublisher) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    moments = random.Random(seed)
+    async with world.client() as client:
+        judging = asyncio.create_task(judge(client))
+        await publish(client, publisher)
+        await client.submit([group(number) for number in range(GROUPS)])
+        taking = asyncio.create_task(take(client, GROUPS * N))
+        for share in (0.2, 0.6):
+            goal = GROUPS * N * TOKENS * moments.uniform(share, share + 0.3)
+            await world.until(lambda: world.made >= goal)  # noqa: B023 - asked at once
+            await world.kill_manager()
+            await world.start_manager()
+        taken = await asyncio.wait_for(taking, DEADLINE_S)
+        await world.until(lambda: world.status.samples.acknowledged == GROUPS * N)
+        judging.cancel()
+    assert sorted((one.group, one.index) for one in taken) == [(g, i) for g in range(GROUPS) for i in range(N)]
+    assert all(is_exact(one, one.group) for one in taken)
+    assert world.made == GROUPS * N * TOKENS
+    tokens = world.status.tokens
+    assert (tokens.generated, tokens.kept, tokens.regenerated) == (world.made, world.made, 0)
+    assert world.status.engines_lost == 0
+    assert is_sound(world.root / "journal.sqlite")
+
+
+async def test_a_lost_journal_costs_what_was_open_and_nothing_else(world: World, publisher: WeightPublisher) -> None:
+    async with world.client() as client:
+        judging = asyncio.create_task(judge(client))
+        await publish(client, publisher)
+        await client.submit([group(number) for number in range(GROUPS)])
+        first = await client.next(
+            0, purpose=Purpose.TRAIN, min_samples=1, max_samples=N, max_tokens=10**6, deadline_s=DEADLINE_S
+        )
+        done = first.samples[0].group
+        await world.kill_manager()
+        for part in world.root.glob("journal.sqlite*"):
+            part.unlink()
+        await world.start_manager()
+        await client.acknowledge(first.batch)
+        lost: list[GroupDropped] = []
+        await world.until(lambda: lost.extend(client.take_dropped()) or len(lost) == GROUPS - 1)
+        assert {drop.reason for drop in lost} == {DiscardReason.JOURNAL_LOST}
+        assert sorted(drop.group for drop in lost) == [number for number in range(GROUPS) if number != done]
+        await client.submit([group(GROUPS + drop.group, of=drop.group) for drop in lost])
+        taken = await asyncio.wait_for(take(client, (GROUPS - 1) * N), DEADLINE_S)
+        await world.until(lambda: world.status.samples.acknowledged == (GROUPS - 1) * N)
+        judging.cancel()
+    assert all(is_exact(one, one.group % GROUPS) for one in [*first.samples, *taken])
+    assert sorted({one.group for one in taken}) == sorted(GROUPS + drop.group for drop in lost)
+    assert world.status.weight_version == 0
+    assert is_sound(world.root / "journal.sqlite")
+
+
+async def test_another_trainer_takes_what_the_first_one_left_and_nothing_is_generated_twice(
+    world: World, publisher: WeightPublisher
+) -> None:
+    async with world.client() as first:
+        judging = asyncio.create_task(judge(first))
+        await publish(first, publisher)
+        await first.submit([group(number) for number in range(GROUPS)])
+        one = {"purpose": Purpose.TRAIN, "min_samples": 1, "max_samples": N, "max_tokens": 10**6}
+        packed = await first.next(0, **one, deadline_s=DEADLINE_S)
+        asking = asyncio.create_task(first.next(0, purpose=Purpose.TRAIN, min_samples=999, max_samples=999,
+                                                max_tokens=10**6, deadline_s=DEADLINE_S))  # fmt: skip
+        await asyncio.sleep(LOOK_S)
+        judging.cancel()
+        asking.cancel()
+    async with world.client() as second:
+        held = HeldGroups(second.welcome.held)
+        assert second.welcome.next_group == GROUPS
+        assert [held.take(group(99, of=number)) for number in range(GROUPS)] == list(range(GROUPS))
+        judging = asyncio.create_task(judge(second))
+        taken = await asyncio.wait_for(take(second, GROUPS * N), DEADLINE_S)
+        await world.until(lambda: world.status.samples.acknowledged == GROUPS * N)
+        judging.cancel()
+    assert packed.samples[0].group in {one.group for one in taken}
+    assert all(is_exact(one, one.group) for one in taken)
+    assert world.made == GROUPS * N * TOKENS
+    assert is_sound(world.root / "journal.sqlite")
