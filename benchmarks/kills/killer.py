@@ -25,8 +25,13 @@ JITTER_S: Final = 0.5
 LOOK_S: Final = 0.05
 """Between two looks at the status; `LocalRun` keeps the newest one and announces it to nobody."""
 
-SECONDS_PER_KILL: Final = 120.0
-"""Longest time from one kill to the next: a start costs several seconds of a core, and cores may be shared."""
+BETWEEN_S: Final = 60.0
+"""Longest time from one kill to the next when no engine has to start."""
+
+
+def longest_s(plan: Plan) -> float:
+    """From one kill to the next."""
+    return plan.start_s + BETWEEN_S
 
 
 class LeaseOnly(ControlClient):
@@ -47,7 +52,7 @@ class Killer:
     async def kill(self) -> None:
         """Raises TimeoutError when rollouts do not come back."""
         for number in range(self._plan.kills):
-            async with asyncio.timeout(SECONDS_PER_KILL):
+            async with asyncio.timeout(longest_s(self._plan)):
                 await self._generated(self._random.randint(*self._plan.tokens_between))
                 await asyncio.sleep(self._random.uniform(0.0, JITTER_S))
                 victim = self._random.choice(await self._at_work(2))

@@ -31,6 +31,9 @@ SGLANG_ON_CPU: Final = (
     *("--grammar-backend", "none", "--skip-server-warmup", "--disable-overlap-schedule", "--max-total-tokens", "32768"),
 )
 
+START_S: Final = {"embedded": 60.0, "sglang": 300.0}
+"""Longest start of an engine on cores that are shared; an idle machine takes a tenth."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,6 +49,11 @@ class Plan:
     engine: str = "embedded"
     told: bool = True
     """The runner tells the manager that a process has ended; else the manager learns it from silence alone."""
+
+    @property
+    def start_s(self) -> float:
+        """Longest start of an engine."""
+        return START_S[self.engine]
 
     def job(self) -> PolyRLJob:
         """The manifest of the run."""
@@ -67,6 +75,7 @@ class Plan:
             "tokens": self.tokens,
             "groupsInFlight": GROUPS_IN_FLIGHT,
             "samplesPerGroup": SAMPLES_PER_GROUP,
+            "nextDeadlineSeconds": self.start_s,
         }
 
     def _recipe(self) -> dict[str, Any]:

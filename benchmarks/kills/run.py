@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from evidence import Report, judge
 from journal import Kill
-from killer import SECONDS_PER_KILL, Killer, LeaseOnly
+from killer import Killer, LeaseOnly, longest_s
 from plan import MODEL, PROMPT_TOKENS, PROMPTS, Plan
 from reference import decode
 
@@ -78,7 +78,7 @@ async def run(folder: RunFolder, epoch: int, plan: Plan) -> list[Kill]:
     killing = asyncio.create_task(killer.kill())
     killing.add_done_callback(lambda _: (folder.root / "enough").touch())
     try:
-        async with asyncio.timeout(plan.kills * SECONDS_PER_KILL + ENDING_S):
+        async with asyncio.timeout(plan.kills * longest_s(plan) + ENDING_S):
             end = await local.run(FaultDrill([]))
     finally:
         killing.cancel()

@@ -24,9 +24,6 @@ from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.model_factory import load_model, serving_files
 from polyrl_trainer.publisher import WeightPublisher
 
-NEXT_DEADLINE_S: Final = 60.0
-"""A group takes seconds; the rest is for a machine that starts three engines at once."""
-
 MAX_BATCH: Final = 10**6
 """Samples and tokens of a batch: everything that is there."""
 
@@ -60,13 +57,14 @@ class Workload:
                     min_samples=1,
                     max_samples=MAX_BATCH,
                     max_tokens=MAX_BATCH,
-                    deadline_s=NEXT_DEADLINE_S,
+                    deadline_s=self._plan["nextDeadlineSeconds"],
                 )
                 log.write(msgspec.json.encode(told(batch, time.monotonic() - asked)) + b"\n")
                 await self._client.acknowledge(batch.batch)
                 self._settle(batch)
                 await self._top_up()
-        client = {"groups": self._submitted, "dropped": self._dropped, "nextDeadlineSeconds": NEXT_DEADLINE_S}
+        client = {"groups": self._submitted, "dropped": self._dropped}
+        client["nextDeadlineSeconds"] = self._plan["nextDeadlineSeconds"]
         (self._run / "client.json").write_bytes(msgspec.json.encode(client))
 
     async def judge(self) -> None:
