@@ -49,6 +49,11 @@ class Infliction(msgspec.Struct, frozen=True, kw_only=True):
         ends = self.action in (Action.KILL, Action.PREEMPT) and self.target is Target.AGENT
         return ends and self.role is Role.ROLLOUT
 
+    @property
+    def lasts(self) -> bool:
+        """True when it is undone after `seconds`."""
+        return self.action not in (Action.KILL, Action.PREEMPT)
+
     def __str__(self) -> str:
         engine = f"the engine of {self.victim}"
         whom = engine if self.target is Target.ENGINE else self.victim

@@ -44,10 +44,10 @@ class Inflictor:
         self._lasting: dict[str, asyncio.Task[None]] = {}
 
     def check(self, fault: Infliction) -> None:
-        """Raises UserError when there is no process to hit, or when another fault lasts there."""
+        """Raises UserError when there is no process to hit, or when it would last where another one does."""
         if not self._fleet.signal(fault.victim, _part(fault), 0):
             raise UserError(f"{fault.victim}: no {fault.target} process lives there")
-        if fault.victim in self._lasting:
+        if fault.lasts and fault.victim in self._lasting:
             raise UserError(f"{fault.victim}: another fault lasts there; wait for its end")
 
     async def inflict(self, fault: Infliction) -> None:

@@ -142,10 +142,13 @@ async def test_a_partition_tells_the_agent_and_nobody_below(rig: Rig) -> None:
     assert rig.engine.is_running()
 
 
-async def test_two_faults_at_once_on_one_victim_are_refused(rig: Rig) -> None:
+async def test_a_frozen_one_cannot_be_slowed_too_but_killed(rig: Rig) -> None:
     await rig.inflict(Action.FREEZE, seconds=600.0)
+    await rig.until(lambda: rig.stopped() == (True, True), "the frost")
     with pytest.raises(UserError, match="another fault lasts there"):
         await rig.inflict(Action.SLOW)
+    await rig.inflict(Action.KILL)
+    assert await rig.gone() == -9
 
 
 async def test_what_lasts_is_undone_when_the_run_ends(rig: Rig) -> None:
