@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyrl.control import parse_endpoints
+from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.leash import PARENT_PID
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams, Scored
@@ -29,6 +29,7 @@ from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent, AgentSettings
 from polyrl_rollout.engine import EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.fake_engine import FakeEngine, continuation
+from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.staging import Staging
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.held_groups import HeldGroups
@@ -198,6 +199,15 @@ def is_sound(journal: Path) -> bool:
     broken = [verdict.first for verdict in audit_journal(journal) if verdict.broken]
     assert broken == []
     return True
+
+
+@pytest.mark.parametrize(("epoch", "found"), [(EPOCH, True), (EPOCH - 1, False), (EPOCH + 1, False)])
+def test_the_endpoints_of_another_epochs_manager_are_no_address(tmp_path: Path, epoch: int, found: bool) -> None:
+    write_run_keys(tmp_path / "keys")
+    keys = read_keys(AgentKeys, tmp_path / "keys/agent.key")
+    ends = Endpoints("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "http://127.0.0.1:3", 1, epoch, keys.manager_public_key)
+    write_endpoints(ends, tmp_path / "manager.json")
+    assert (read_address(tmp_path / "manager.json", keys, EPOCH) is not None) is found
 
 
 async def test_when_only_the_manager_dies_no_token_is_generated_twice(world: World, publisher: WeightPublisher) -> None:
