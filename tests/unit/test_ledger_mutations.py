@@ -15,6 +15,7 @@ from polyrl.ledger import (
     fold,
     fold_engines,
     fold_samples,
+    greeting,
     journal_format,
     leases,
     ledger,
@@ -305,6 +306,11 @@ def evaluation_never_complete(patch: Patch) -> None:
     patch.setattr(trainer, "_complete", complete)
 
 
+def dead_trainers_batches_kept(patch: Patch) -> None:
+    """What was packed for a trainer that is gone stays packed."""
+    patch.setattr(greeting, "_take_back", lambda d: None)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (no_overlap_trimming, "I4"),
     (gap_ignored, "I4"),
@@ -336,6 +342,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (everything_asked_for_again, "I11"),
     (refused_tokens_uncounted, "I11"),
     (evaluation_never_complete, "I5"),
+    (dead_trainers_batches_kept, "I5"),
 ]
 
 

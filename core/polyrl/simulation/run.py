@@ -124,6 +124,8 @@ def run_schedule(schedule: Schedule) -> Result:
 def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:
     if fault.kind == "trainerBreak":
         trainer.cut()
+    elif fault.kind == "trainerKill":
+        trainer.kill()
     elif fault.kind == "loseBatch":
         trainer.lose_next = Batch
     elif fault.kind == "loseAnswer":

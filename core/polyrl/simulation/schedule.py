@@ -37,6 +37,7 @@ sample impossible; is drained by the operator; says Bye."""
 
 OTHER_FAULTS: Final = (
     "trainerBreak",
+    "trainerKill",
     "loseBatch",
     "loseAnswer",
     "managerAway",
@@ -46,8 +47,8 @@ OTHER_FAULTS: Final = (
     "openWindow",
 )
 """What can happen to the others: the trainer loses its connection, at any moment, or with a batch or an answer under
-way; the manager's process is stopped, or killed at any moment, or killed between a commit and the messages that wait
-for it; the reserved window is moved."""
+way, or is killed and followed by another process; the manager's process is stopped, or killed at any moment, or killed
+between a commit and the messages that wait for it; the reserved window is moved."""
 
 HORIZON_S: Final = 25.0
 """Faults happen within the first so many seconds; after them the run must end."""

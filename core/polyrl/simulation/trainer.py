@@ -12,6 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
+import msgspec
+
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.simulation.invariants import Violation
 from polyrl.simulation.model import STOP_TOKEN
@@ -56,6 +58,7 @@ class SimulatedTrainer:
         self.lose_next: type[Accepted | Batch] | None = None
         """The connection breaks with the next such message under way."""
         self._link: Link | None = None
+        self._life = 0
         self._request = 0
         self._unanswered: dict[int, Any] = {}
         self._then: dict[int, Callable[[Any], None]] = {}
@@ -91,9 +94,23 @@ class SimulatedTrainer:
             self._link = None
             self.world.after(self.rng.uniform(0.05, 1.0), self._connect)
 
+    def kill(self) -> None:
+        """kill -9: another process goes on from a checkpoint that has each batch which this one trained. Verdicts under
+        way are forgotten, what else had no answer is asked for again under other numbers."""
+        self.cut()
+        self._life += 1
+        self._judging.clear()
+        unanswered, self._unanswered = self._unanswered, {}
+        for number, message in unanswered.items():
+            then = self._then.pop(number)
+            if not isinstance(message, Score | Extend | Reject):
+                self._request += 1
+                self._unanswered[self._request] = msgspec.structs.replace(message, request=self._request)
+                self._then[self._request] = then
+
     def _connect(self) -> None:
         self._link = Link(self.world)
-        self._say(TrainerHello(1, self.acknowledged))
+        self._say(TrainerHello(1, self.acknowledged, f"trainer-{self._life}"))
         for message in self._unanswered.values():
             self._say(message)
 
@@ -145,9 +162,12 @@ class SimulatedTrainer:
             # The loop host forgets one: the ledger asks again.
             self.world.after(1.0, lambda: self._judging.discard(key))
             return
-        self.world.after(self.rng.choice((0.001, 0.05, 0.5)), lambda: self._judge(turn))
+        life = self._life
+        self.world.after(self.rng.choice((0.001, 0.05, 0.5)), lambda: self._judge(turn, life))
 
-    def _judge(self, turn: TurnDone) -> None:
+    def _judge(self, turn: TurnDone, life: int) -> None:
+        if life != self._life:
+            return
         response, model = turn.response, self.world.model
         sample, number = response.sample, response.turn
         luck = Random(f"{self.schedule.seed}/{sample}/{number}").random()
