@@ -34,6 +34,9 @@ SGLANG_ON_CPU: Final = (
 START_S: Final = {"embedded": 60.0, "sglang": 300.0}
 """Longest start of an engine on cores that are shared; an idle machine takes a tenth."""
 
+MAX_RUNNING: Final = {"embedded": 32, "sglang": 16}
+"""Samples on one engine; of two that start minutes apart the first must not take all that is in flight."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -89,13 +92,9 @@ class Plan:
         }
 
     def _rollout(self) -> dict[str, Any]:
-        context = PROMPT_TOKENS + self.tokens
-        engine: dict[str, Any] = {
-            "type": self.engine,
-            "maxRunning": 32,
-            "maxContext": context,
-            "kvTokens": 32 * context,
-        }
+        context, running = PROMPT_TOKENS + self.tokens, MAX_RUNNING[self.engine]
+        engine: dict[str, Any] = {"type": self.engine, "maxRunning": running, "maxContext": context}
+        engine["kvTokens"] = running * context
         if self.engine == "sglang":
             engine["args"] = list(SGLANG_ON_CPU)
         return {"replicas": self.rollouts, "maxReplicas": self.rollouts, "engine": engine}
