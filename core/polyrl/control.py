@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from polyrl.errors import UNDECODABLE
 from polyrl.status import ManagerStatus
 
 STATUS_PATH: Final = "/v1/status"
@@ -100,5 +101,5 @@ def parse_endpoints(text: str | bytes, source: str) -> Endpoints:
     """The endpoints in a file's text. Raises ValueError naming `source` when it is not such a file."""
     try:
         return msgspec.json.decode(text, type=Endpoints)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise ValueError(f"{source}: not an endpoints file of a manager: {error}") from None

@@ -15,6 +15,13 @@ control flow, and a class for what a value can say (a discarded sample is a valu
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes that are not what was asked for: text that is no UTF-8 is not among its own errors."""
+
 
 class PolyRLError(Exception):
     """Root of the tree; catching it catches only what PolyRL raised on purpose."""

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from polyrl.errors import InvalidData
+from polyrl.errors import UNDECODABLE, InvalidData
 
 Z85_KEY_LENGTH: Final = 40
 """Characters of a 32-byte key in Z85: five for every four bytes."""
@@ -105,7 +105,7 @@ def parse_keys(kind: type[K], text: str | bytes, source: str) -> K:
     """The keys in `text`, each checked for its shape. Raises InvalidData naming `source` and the field."""
     try:
         keys = msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidData(f"{source}: not a key file of {_role(kind)}: {error}") from None
     for name in kind.__struct_fields__:
         _check_field(name, getattr(keys, name), source)

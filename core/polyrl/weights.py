@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from polyrl.errors import ProtocolError
+from polyrl.errors import UNDECODABLE, ProtocolError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -168,7 +168,7 @@ def decode_manifest(body: bytes, expected_hash: bytes) -> VersionManifest:
         raise ProtocolError("the manifest is not the announced one: its hash differs")
     try:
         manifest = _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise ProtocolError(f"the manifest cannot be read: {error}") from None
     check_manifest(manifest)
     return manifest

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from polyrl.errors import UNDECODABLE
+
 
 class Report(msgspec.Struct, frozen=True):
     """One line of metrics.jsonl."""
@@ -51,7 +53,7 @@ def parse_reports(text: bytes) -> list[Report]:
     for line in text.split(b"\n"):
         try:
             reports.append(_report(msgspec.json.decode(line, type=dict[str, Any])))
-        except (msgspec.MsgspecError, KeyError):
+        except (*UNDECODABLE, KeyError):
             continue
     return reports
 

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from polyrl.errors import UserError
+from polyrl.errors import UNDECODABLE, UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl_operator.keygen import write_run_keys
 
@@ -150,7 +150,7 @@ def rl_steps_kept(folder: RunFolder) -> int:
     state = seals[-1].with_name("state.json")
     try:
         kept = msgspec.json.decode(state.read_bytes(), type=_Kept)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise UserError(f"{state}: not a trainer's state: {error}") from error
     return kept.step if kept.stage == "rl" else 0
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from polyrl.errors import UNDECODABLE
 from polyrl.status import ManagerStatus, SampleCounts, TokenCounts
 from polyrl_operator.reports import Report
 from polyrl_operator.timeline import RECLAIMED, Event
@@ -93,7 +94,7 @@ def read_trainer_result(file: Path) -> TrainerResult:
     """What the trainer left behind; empty when it left nothing or something broken (it may have been killed)."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=TrainerResult)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return TrainerResult()
 
 

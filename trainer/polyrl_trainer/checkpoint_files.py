@@ -22,7 +22,7 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from polyrl.errors import InvalidData
+from polyrl.errors import UNDECODABLE, InvalidData
 
 FORMAT_VERSION = 1
 STATE_FILE = "training_state.json"
@@ -72,7 +72,7 @@ def read_state(folder: Path, verify: bool) -> TrainingState:
         state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
     except FileNotFoundError as error:
         raise InvalidData(f"{path}: missing, so this is no finished checkpoint") from error
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidData(f"{path}: {error}") from error
     if state.format_version != FORMAT_VERSION:
         raise InvalidData(f"{path}: format version {state.format_version}, this release reads {FORMAT_VERSION}")

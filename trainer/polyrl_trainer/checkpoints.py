@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from polyrl.errors import InvalidData
+from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.state import Stage, TrainerState
 
@@ -136,7 +136,7 @@ def read_checkpoint(path: Path) -> TrainerState:
         raise InvalidData(f"{path / COMPLETE}: does not list {STATE}")
     try:
         return msgspec.json.decode((path / STATE).read_bytes(), type=TrainerState)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise InvalidData(f"{path / STATE}: not a trainer's state: {error}") from error
 
 
@@ -146,7 +146,7 @@ def _read_seal(path: Path) -> Seal:
         raise InvalidData(f"{path}: not a complete checkpoint, {COMPLETE} is missing")
     try:
         return msgspec.json.decode(place.read_bytes(), type=Seal)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise InvalidData(f"{place}: not written by PolyRL: {error}") from error
 
 

@@ -28,6 +28,7 @@ from polyrl.control import (
     Problem,
     Waits,
 )
+from polyrl.errors import UNDECODABLE
 from polyrl.status import ManagerStatus
 
 MAX_BODY_BYTES: Final = 64 << 10
@@ -80,7 +81,7 @@ class _Api:
     async def drain(self, request: web.Request) -> web.Response:
         try:
             wanted = msgspec.json.decode(await request.read(), type=DrainRequest)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise _BadRequest(f"the body is not a drain request: {error}") from error
         return _json(self._source.drain(wanted))
 

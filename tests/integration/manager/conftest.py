@@ -1,8 +1,10 @@
-"""A manager in this process, on real sockets, with real keys: what all tests of this folder stand on."""
+"""A manager on real sockets, with real keys, in this process or in its own: what all tests of this folder stand on."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
@@ -26,6 +29,20 @@ from polyrl_trainer.client import RolloutClient
 EPOCH = 3
 DEADLINE_S = 20.0
 LOOK_S = 0.01
+JOB = {
+    "apiVersion": "polyrl.dev/v1alpha1",
+    "kind": "PolyRLJob",
+    "metadata": {"name": "fuzz"},
+    "spec": {
+        "recipe": {
+            "mode": "rl",
+            "model": {"path": "model"},
+            "data": {"rl": [{"path": "prompts.jsonl"}]},
+            "reward": {"function": "reward:score"},
+            "algorithm": {"steps": 1},
+        }
+    },
+}
 
 
 @dataclass
@@ -117,3 +134,22 @@ async def _open_site(folder: Path) -> AsyncIterator[Site]:
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with _open_site(tmp_path / "keys") as opened:
         yield opened
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[tuple[Path, Endpoints]]:
+    write_run_keys(tmp_path / "keys")
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    file = tmp_path / "manager.json"
+    command = [sys.executable, "-m", "polyrl_rollout.manager", "--job", f"{tmp_path}/job.json", "--epoch", str(EPOCH)]
+    command += ["--keys", f"{tmp_path}/keys/manager.key", "--endpoints", str(file)]
+    command += ["--journal", f"{tmp_path}/journal.sqlite"]
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stderr=log)
+    async with asyncio.timeout(DEADLINE_S):
+        while not file.exists():  # noqa: ASYNC110 - nothing announces a file
+            await asyncio.sleep(0.02)
+    yield tmp_path, parse_endpoints(file.read_bytes(), str(file))
+    assert process.returncode is None, (tmp_path / "log").read_text()[-4000:]
+    process.kill()
+    await process.wait()
