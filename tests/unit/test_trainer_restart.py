@@ -31,7 +31,13 @@ def group(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), **fie
 
 
 def held(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), scored: int = 0, turn: int = 0) -> HeldGroup:
-    return HeldGroup(number, group_digest(group(number, token)), *versions, scored, turn)
+    return HeldGroup(number, 4, Purpose.TRAIN, group_digest(group(number, token)), *versions, scored, turn)
+
+
+def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
+    """A held group of an evaluation."""
+    digest = group_digest(group(number, token, step=step, purpose=Purpose.EVAL))
+    return HeldGroup(number, step, Purpose.EVAL, digest, version, version, 0, 0)
 
 
 # --- held groups ------------------------------------------------------------------------------------------------------
@@ -53,14 +59,14 @@ def held(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), scored
 def test_only_the_very_same_group_of_allowed_versions_is_taken(wanted: Group, expected: int | None) -> None:
     groups = HeldGroups([held(7)])
     assert groups.take(wanted) == expected
-    assert groups.leave() == ([] if expected else [7])
+    assert groups.leave(4, Purpose.TRAIN) == ([] if expected else [7])
 
 
 def test_each_is_taken_once_and_two_of_the_same_prompt_one_after_the_other() -> None:
     groups = HeldGroups([held(7), held(8), held(9, token=6)])
     groups.forget(9)
     assert [groups.take(group(99)) for _ in range(3)] == [7, 8, None]
-    assert groups.leave() == []
+    assert groups.leave(4, Purpose.TRAIN) == []
 
 
 def test_what_has_lost_its_environment_or_half_of_its_verdicts_is_of_no_use() -> None:
@@ -69,7 +75,7 @@ def test_what_has_lost_its_environment_or_half_of_its_verdicts_is_of_no_use() ->
     assert [HeldGroups(left, plays=True).take(group(99)) for _ in range(1)] == [7]
     strict = HeldGroups(left, gated=True, plays=True)
     assert (strict.take(group(99)), strict.take(group(99))) == (9, None)
-    assert sorted(strict.leave()) == [7, 8]
+    assert sorted(strict.leave(4, Purpose.TRAIN)) == [7, 8]
 
 
 # --- supply and loop host ---------------------------------------------------------------------------------------------
@@ -159,9 +165,11 @@ async def test_held_groups_take_the_place_of_new_ones_and_the_rest_is_stale() ->
 
 
 async def test_an_evaluation_leaves_what_is_held_for_the_step_that_follows() -> None:
-    told, _, supply = site(held(7, token=1))
-    await step_of(supply, purpose=Purpose.EVAL).submit([draw(1)])
-    assert told.rejected == []
+    told, _, supply = site(held(7, token=1), measured(8, 1, version=3), measured(9, 1, version=2))
+    evaluation = step_of(supply, step=2, purpose=Purpose.EVAL)
+    await evaluation.submit([draw(1)])
+    assert list(evaluation.live) == [8]
+    assert told.rejected == [("9.0", DiscardReason.STALE)]
     groups = step_of(supply)
     await groups.submit([draw(1)])
     assert list(groups.live) == [7]

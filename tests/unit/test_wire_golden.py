@@ -187,10 +187,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.TrainerWelcome(1, 3.0, 1.0, "j1", 9, 4, b"hash", (wire.HeldGroup(7, b"digest", 3, 4, 1, 0),)),
+        wire.TrainerWelcome(
+            1, 3.0, 1.0, "j1", 9, 4, b"hash", (wire.HeldGroup(7, 2, Purpose.TRAIN, b"digest", 3, 4, 1, 0),)
+        ),
         (
-            "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c40468617368919607c40664696765"
-            "737403040100"
+            "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c4046861736891980702a574726169"
+            "6ec40664696765737403040100"
         ),
     ),
     (

@@ -63,8 +63,7 @@ class StepGroups:
         self.live.update(numbered)
         await self._supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
         self._changed.set()
-        if self.plan.purpose is Purpose.TRAIN:
-            await self._supply.give_up_held(self.plan)
+        await self._supply.give_up_held(self.plan)
 
     def prompt_of(self, group: int) -> Prompt:
         """Raises ProtocolError for a group that this step does not wait for: trained already, dropped, or foreign."""
@@ -172,8 +171,8 @@ class GroupSupply:
         return self._session.state.next_group - 1
 
     async def give_up_held(self, plan: GroupPlan) -> None:
-        """Whatever is still held when training has begun is of another step, or of weights that are not these."""
-        left = self._held.leave()
+        """What is still held then is of another step, or of weights that are not these."""
+        left = self._held.leave(plan.step, plan.purpose)
         self.release(left)
         text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"
         await asyncio.gather(*(self._rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))

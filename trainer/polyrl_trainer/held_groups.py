@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from polyrl.sample import Group, group_digest
+from polyrl.sample import Group, Purpose, group_digest
 from polyrl.wire import HeldGroup
 
 
@@ -22,12 +22,10 @@ class HeldGroups:
         """`gated`: verdicts leave by whole groups, so one with some of them is of no use. `plays`: environments live in
         the trainer, so one in its second turn or beyond has lost its own."""
         self._useful: dict[int, HeldGroup] = {}
-        self._useless: list[int] = []
+        self._useless: dict[int, HeldGroup] = {}
         for one in held:
-            if (gated and one.scored) or (plays and one.turn):
-                self._useless.append(one.group)
-            else:
-                self._useful[one.group] = one
+            useless = (gated and one.scored) or (plays and one.turn)
+            (self._useless if useless else self._useful)[one.group] = one
 
     def __contains__(self, number: int) -> bool:
         return number in self._useful
@@ -44,9 +42,14 @@ class HeldGroups:
     def forget(self, number: int) -> None:
         """The manager has dropped it."""
         self._useful.pop(number, None)
+        self._useless.pop(number, None)
 
-    def leave(self) -> list[int]:
-        """All that nobody took; none is held any more."""
-        left = [*self._useless, *self._useful]
-        self._useless, self._useful = [], {}
-        return left
+    def leave(self, step: int, purpose: Purpose) -> list[int]:
+        """What is of no use once this step was submitted: what is left of it, and with a training step all that is
+        left, since training goes on with other weights. It is held no longer."""
+        left = self._useless | self._useful
+        if purpose is not Purpose.TRAIN:
+            left = {number: one for number, one in left.items() if (one.step, one.purpose) == (step, purpose)}
+        for number in left:
+            self.forget(number)
+        return list(left)

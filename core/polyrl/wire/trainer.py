@@ -133,6 +133,8 @@ class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
     """A live group of an earlier trainer. A trainer that would submit the same one takes this instead."""
 
     group: int
+    step: int
+    purpose: Purpose
     digest: bytes
     """`sample.group_digest`"""
     min_version: int
