@@ -1,16 +1,19 @@
-"""`python -m polyrl.simulation FIRST [COUNT]`: runs the schedules of these seeds; exit 1 if any breaks an invariant.
+"""`python -m polyrl.simulation FIRST [COUNT]` runs the schedules of these seeds; `python -m polyrl.simulation explore`
+visits every scene of a small model. Exit 1 if an invariant is broken.
 
-Read next: `run`.
+Read next: `run`, `explore`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import Final
 
 from polyrl.simulation import Violation, draw_schedule, run_schedule, shrink
+from polyrl.simulation.explore import Bounds, explore
 
-TELL_EVERY = 1000
+TELL_EVERY: Final = 1000
 """Seeds between two lines of progress."""
 
 
@@ -51,19 +54,37 @@ def _tell_failure(seed: int) -> None:
         print(f"  {fault.at:8.3f} s  {fault.kind} (target {fault.target}, {fault.seconds:.1f} s)", flush=True)
 
 
-def main() -> int:
-    """A line per thousand seeds, and one per failing seed with its smallest form."""
-    parser = argparse.ArgumentParser(prog="python -m polyrl.simulation", description=__doc__)
-    parser.add_argument("first", type=int, help="seed of the first schedule")
-    parser.add_argument("count", type=int, nargs="?", default=1, help="how many seeds from there on")
-    arguments = parser.parse_args()
-    tally, last = Tally(arguments.first), arguments.first + arguments.count - 1
-    for seed in range(arguments.first, last + 1):
+def _run_seeds(first: int, count: int) -> int:
+    tally, last = Tally(first), first + count - 1
+    for seed in range(first, last + 1):
         tally.add(seed)
-        if seed == last or (seed + 1 - arguments.first) % TELL_EVERY == 0:
+        if seed == last or (seed + 1 - first) % TELL_EVERY == 0:
             print(tally.sentence(seed), flush=True)
     return 1 if tally.failed else 0
 
 
+def _explore(bounds: Bounds) -> int:
+    try:
+        seen = explore(bounds, lambda scenes, todo: print(f"{scenes:,} scenes seen, {todo:,} to do", flush=True))
+    except Violation as violation:
+        print(f"{bounds}: {violation}")
+        return 1
+    print(f"{bounds}: {seen.scenes:,} scenes, {seen.steps:,} steps, {seen.ends:,} ends: every invariant held")
+    return 0
+
+
+def main(words: list[str]) -> int:
+    """A line per thousand seeds, and one per failing seed with its smallest form; one line for an exploration."""
+    parser = argparse.ArgumentParser(prog="python -m polyrl.simulation", description=__doc__)
+    if words[:1] == ["explore"]:
+        for name, default in Bounds()._asdict().items():
+            parser.add_argument(f"--{name}", type=int, default=default)
+        return _explore(Bounds(**vars(parser.parse_args(words[1:]))))
+    parser.add_argument("first", type=int, help="seed of the first schedule")
+    parser.add_argument("count", type=int, nargs="?", default=1, help="how many seeds from there on")
+    arguments = parser.parse_args(words)
+    return _run_seeds(arguments.first, arguments.count)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
