@@ -114,6 +114,7 @@ _TELLERS: Final[dict[type, Callable[[Any, str], str]]] = {
     r.Scored: _scored,
     r.Completed: lambda record, _: f"all samples of group {record.group} are scored",
     r.Packed: lambda record, _: f"packed into batch {record.batch}",
+    r.Unpacked: lambda record, _: f"its trainer ended before batch {record.batch} was acknowledged; offered again",
     r.Acknowledged: lambda record, _: f"trained: batch {record.batch} is acknowledged",
     r.Discarded: _discarded,
 }

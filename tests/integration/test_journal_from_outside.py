@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from polyrl.ledger import records as r
 from polyrl.ledger.journal_format import APPLICATION_ID
 from polyrl.simulation.stage import Stage
+from polyrl.wire import TrainerHello
 from polyrl_operator.cli import USER_ERROR, app
 from polyrl_rollout.manager.journal import Journal
 
@@ -32,7 +33,7 @@ def polyrl(command: str, run: Path, *more: str) -> Result:
 
 
 def a_stage() -> Stage:
-    """Sample 0.0 moves from a silent engine and is trained; 1.0 runs; 2.0 was rejected."""
+    """Sample 0.0 moves from a silent engine, is packed for two trainers and trained; 1.0 runs; 2.0 was rejected."""
     stage = Stage()
     stage.engine("a")
     stage.submit(n=2, max_new_tokens=4)
@@ -45,7 +46,9 @@ def a_stage() -> Stage:
     stage.score("0.0", reward=0.5)
     stage.tokens("b", stage.number("0.1"), [5, 2], "stop")
     stage.score("0.1")
-    stage.acknowledge(0)
+    stage.trainer(TrainerHello(1, -1, "its successor"))
+    stage.ask(least=2, most=2)
+    stage.acknowledge(1)
     stage.submit(n=1)
     stage.tokens("b", stage.number("1.0"), [5])
     stage.submit(n=2)
@@ -80,7 +83,9 @@ def test_a_samples_whole_life(run: Path) -> None:
         "scored: reward 0.5",
         "all samples of group 0 are scored",
         "packed into batch 0",
-        "trained: batch 0 is acknowledged",
+        "its trainer ended before batch 0 was acknowledged; offered again",
+        "packed into batch 1",
+        "trained: batch 1 is acknowledged",
     ]
 
 
