@@ -14,9 +14,13 @@ from typing import Final
 from polyrl.ledger import Fact, Ledger, LedgerConfig
 from polyrl.ledger import journal_format as form
 from polyrl.ledger.codec import encode_facts, encode_state
+from polyrl.ledger.pages import PageBook, PageRow
 
-SNAPSHOT_ROWS: Final = 97
-"""Rows between two snapshots: few enough that runs of a minute meet both a snapshot and a tail."""
+TAIL_ROWS: Final = 61
+"""Rows after a snapshot before the next round of pages: few, so that runs of a minute meet snapshots and tails."""
+
+PAGES_PER_COMMIT: Final = 2
+"""So few that rounds are cut by deaths."""
 
 
 class SimulatedManager:
@@ -26,8 +30,11 @@ class SimulatedManager:
         self.ledger = Ledger(config)
         self._clock_s = 0.0
         """The ledger's clock minus virtual time: it stands still while no manager runs."""
-        self._snapshot = form.row(0, 0.0, encode_state(self.ledger.state))
         self._rows: list[form.Row] = []
+        self._pages: dict[int, PageRow] = {}
+        self._book = PageBook()
+        self._snapshot, self._last_page = form.row(0, 0.0, encode_state(self.ledger.state)), 0
+        self._in_round = False
 
     def clock(self, now: float) -> float:
         """The ledger's clock at virtual time `now`."""
@@ -39,19 +46,36 @@ class SimulatedManager:
         return None if due is None else due - self._clock_s
 
     def keep(self, facts: list[Fact], now: float) -> None:
-        """One commit of the journal; every so often a snapshot takes the place of its rows."""
+        """One commit of the journal, and what follows from it: a round of pages, a snapshot at its end."""
         body = encode_facts(facts)
         if not body:
             return
-        seq = self._snapshot[0] + len(self._rows) + 1
-        self._rows.append(form.row(seq, self.clock(now), body))
-        if len(self._rows) >= SNAPSHOT_ROWS:
-            self._snapshot = form.row(seq, self.clock(now), encode_state(self.ledger.state))
-            self._rows.clear()
+        state = self.ledger.state
+        self._rows.append(form.row(self._seq() + 1, self.clock(now), body))
+        self._pages |= {page[0]: page for page in self._book.write(state, PAGES_PER_COMMIT)}
+        if self._in_round and not self._book.under_way:
+            self._take_snapshot(now)
+        elif not self._in_round and len(self._rows) >= TAIL_ROWS:
+            self._in_round = True
+            self._book.begin_round(state)
 
     def restart(self, now: float) -> None:
         """The process is dead; another one reads the journal."""
-        replayed = form.replay(self._snapshot, self._rows)
+        self._pages = {number: page for number, page in self._pages.items() if number <= self._last_page}
+        replayed = form.replay(self._snapshot, self._rows, self._pages.values())
         assert replayed is not None, "the first snapshot is always there"
         self.ledger = Ledger(replayed.state.config, replayed.state)
+        self._book, self._in_round = replayed.pages, False
+        self._book.last = self._last_page
         self._clock_s = replayed.at - now
+
+    def _seq(self) -> int:
+        return self._rows[-1][0] if self._rows else self._snapshot[0]
+
+    def _take_snapshot(self, now: float) -> None:
+        state = self.ledger.state
+        self._snapshot = form.row(self._seq(), self.clock(now), encode_state(self._book.rest(state)))
+        self._last_page, self._in_round = self._book.last, False
+        for number in self._book.forget_ended(state):
+            del self._pages[number]
+        self._rows.clear()
