@@ -41,7 +41,7 @@ class OpenSpan(msgspec.Struct, array_like=True):
     attempt: int
 
 
-class SampleState(msgspec.Struct):
+class SampleState(msgspec.Struct, array_like=True):
     """One live sequence."""
 
     group: int
@@ -80,7 +80,7 @@ class SampleState(msgspec.Struct):
         return len(self.ids) >> 2
 
 
-class Assignment(msgspec.Struct):
+class Assignment(msgspec.Struct, array_like=True):
     """One attempt of one sample on one engine, while it lasts."""
 
     sample: str
@@ -98,7 +98,7 @@ class Assignment(msgspec.Struct):
     progress_at: float
 
 
-class GroupState(msgspec.Struct):
+class GroupState(msgspec.Struct, array_like=True):
     """One live prompt."""
 
     group: Group
