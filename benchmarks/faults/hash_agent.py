@@ -1,0 +1,35 @@
+"""The rollout agent and its embedded engine's port, unchanged, over a process without a model (see `hash_engine`).
+
+Refuses to hold: anything of the agent. Read next: `polyrl_rollout.agent`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+import typer
+
+from polyrl_rollout.agent import __main__ as agent
+from polyrl_rollout.engines import embedded
+from polyrl_rollout.engines.child import Child
+
+ENGINE: Final = Path(__file__).with_name("hash_engine.py")
+
+
+class HashChild(Child):
+    """The embedded engine's process is another program; how it is started and ended stays."""
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+    ) -> Child:
+        return await Child.start([sys.executable, str(ENGINE), command[-1]], environment, pass_fds)
+
+
+if __name__ == "__main__":
+    with patch.object(embedded, "Child", HashChild):
+        typer.run(agent.main)

@@ -1,0 +1,134 @@
+"""One job over real processes, with faults, from its first process to its judgement.
+
+The manager with its journal, two agents each with an engine's process, the trainer, and the runner's own loop
+(`LocalRun`), which starts again what dies. Judged: how the run ended and within which time, what it trained against
+the undisturbed run, groups that were dropped without need, processes that outlived it, and the journal's own audit.
+
+Refuses to hold: figures over many runs (see `run`). Read next: `outcome`, `striker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+from hash_trainer import DROPPED
+from jobs import MARK, JobKind, write_inputs
+from outcome import Outcome, differences, read_outcome
+from plan import Strike
+from striker import Striker
+
+from polyrl.ledger.records import Moved
+from polyrl.sample import DiscardReason
+from polyrl.wire import GroupDropped
+from polyrl_operator.check import audit_journal
+from polyrl_operator.control_client import ControlClient
+from polyrl_operator.fault_injection import FaultDrill
+from polyrl_operator.journal_reader import open_journal
+from polyrl_operator.local_run import LocalRun
+from polyrl_operator.process_fleet import ProcessFleet
+from polyrl_operator.run_folder import RunFolder, held, prepare
+from polyrl_operator.timeline import Timeline
+
+GONE_S: Final = 2.0
+"""Until the kernel has ended what its parent's end takes along."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that is over."""
+
+    strikes: Sequence[Strike]
+    """Those that were inflicted."""
+    seconds: float
+    moved: int
+    """Samples' moves from one engine to another."""
+    outcome: Outcome
+    violations: Sequence[str]
+
+
+def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None) -> Judged:
+    """Runs in the empty folder `root`. `undisturbed`: what must come out; None when this is the undisturbed run."""
+    write_inputs(root)
+    folder = RunFolder(root)
+    began = time.monotonic()
+    with held(folder):
+        epoch = prepare(folder, kind.manifest())
+        struck, violations = asyncio.run(_run(folder, epoch, kind, strikes, undisturbed))
+    seconds = time.monotonic() - began
+    outcome, broken = _outcome(root, undisturbed)
+    violations += [*broken, *_orphans(str(root)), *_broken_invariants(root), *_dropped(root)]
+    return Judged(struck, seconds, _moves(root), outcome, violations)
+
+
+async def _run(
+    folder: RunFolder, epoch: int, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None
+) -> tuple[Sequence[Strike], list[str]]:
+    client = ControlClient(folder.endpoints, folder.keys / "operator.key", epoch)
+    timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
+    local = LocalRun(kind.workers(folder, epoch), ProcessFleet(folder.logs), client, timeline)
+    striker = Striker(local, strikes, 0 if undisturbed is None else undisturbed.tokens)
+    striking = asyncio.create_task(striker.strike())
+    violations: list[str] = []
+    try:
+        async with asyncio.timeout(kind.deadline_s):
+            end = await local.run(FaultDrill([]))
+        if not end.ok:
+            violations.append(f"the run failed: {end.why}")
+    except TimeoutError:
+        violations.append(f"the run was not over after {kind.deadline_s:g} s")
+    finally:
+        striking.cancel()
+        await asyncio.gather(striking, return_exceptions=True)
+        timeline.close()
+    return striker.struck, violations
+
+
+def _outcome(root: Path, undisturbed: Outcome | None) -> tuple[Outcome, list[str]]:
+    try:
+        outcome = read_outcome(root)
+    except OSError as error:
+        return Outcome(), [f"nothing was trained: {error}"]
+    return outcome, list(differences(outcome, undisturbed or outcome))
+
+
+def _orphans(mark: str) -> Iterable[str]:
+    """Processes of the run that live on."""
+    left = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+    _, alive = psutil.wait_procs(left, timeout=GONE_S)
+    for process in alive:
+        with process.oneshot():
+            yield f"process {process.pid} outlived the run: {' '.join(process.cmdline())}"
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark
+    except psutil.Error:
+        return False
+
+
+def _moves(root: Path) -> int:
+    with open_journal(root / "journal.sqlite") as journal:
+        return sum(isinstance(record, Moved) for record in journal.records())
+
+
+def _broken_invariants(root: Path) -> Iterable[str]:
+    for verdict in audit_journal(root / "journal.sqlite"):
+        if verdict.broken:
+            yield f"{verdict.invariant} ({verdict.title}) is broken {verdict.broken} times, first {verdict.first}"
+
+
+def _dropped(root: Path) -> Iterable[str]:
+    """No fault costs a group, but for those that a killed trainer had asked for and its successor does not want."""
+    file = root / DROPPED
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        notice = msgspec.json.decode(line, type=GroupDropped)
+        if notice.reason is not DiscardReason.STALE:
+            yield f"group {notice.group} was dropped: {notice.reason}, {notice.detail}"

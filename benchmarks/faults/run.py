@@ -1,0 +1,131 @@
+"""Short jobs hit by faults at random instants: `python benchmarks/faults/run.py --runs 200 --seed 0 --real-every 25`.
+
+Each run is one job over real processes with one to four faults, all drawn from the run's own seed: `--seed`, then the
+next one. What it trained must be what the undisturbed run of the same job trained. Prints a line a run and a table at
+the end; ends with 1, naming the seeds, when a run was not equal, hung, left a process, or broke an invariant.
+
+Refuses to hold: what is judged (see `one_run`). Read next: `plan`, `jobs`, `one_run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from jobs import HASHED, REAL, JobKind
+from one_run import Judged, run_job
+from outcome import Outcome
+from plan import Strike, draw, stated
+
+from polyrl_operator.fault_kinds import Action, Target
+
+ACTIONS: Final = (Action.KILL, Action.FREEZE)
+
+
+class Series:
+    """All runs of one command."""
+
+    def __init__(self, out: Path, stated_faults: list[Strike]) -> None:
+        self.judged: dict[str, Judged] = {}
+        """By name, faulty ones too."""
+        self.failed: list[int] = []
+        self._out, self._stated = out, stated_faults
+        self._undisturbed: dict[str, Outcome] = {}
+
+    def run(self, seed: int, kind: JobKind) -> None:
+        """One run; its folder stays when it is not as it must be."""
+        undisturbed = self._undisturbed_of(kind)
+        judged = self._judge(f"{kind.name}-{seed}", kind, self._stated or draw(seed), undisturbed)
+        if judged.violations:
+            self.failed.append(seed)
+
+    def _undisturbed_of(self, kind: JobKind) -> Outcome:
+        """Raises SystemExit when the job does not even run undisturbed."""
+        if kind.name not in self._undisturbed:
+            judged = self._judge(f"{kind.name}-undisturbed", kind, [], None)
+            if judged.violations:
+                sys.exit(f"the undisturbed {kind.name} run failed; see {self._out}")
+            self._undisturbed[kind.name] = judged.outcome
+        return self._undisturbed[kind.name]
+
+    def _judge(self, name: str, kind: JobKind, strikes: list[Strike], undisturbed: Outcome | None) -> Judged:
+        root = self._out / name
+        root.mkdir(parents=True)
+        judged = self.judged[name] = run_job(root, kind, strikes, undisturbed)
+        faults = "; ".join(map(str, judged.strikes)) or "none"
+        verdict = "NOT EQUAL" if judged.violations else "equal"
+        print(f"{name:<20} {judged.seconds:6.1f} s  {judged.moved:3} moves  {verdict}  {faults}", flush=True)
+        for violation in judged.violations:
+            print(f"    {violation}", flush=True)
+        if judged.violations:
+            print(f"    its folder: {root}", flush=True)
+        else:
+            shutil.rmtree(root)
+        return judged
+
+    def table(self) -> str:
+        """What was inflicted, and what came of it."""
+        runs = {name: judged for name, judged in self.judged.items() if not name.endswith("undisturbed")}
+        struck = Counter((s.wish.action, s.wish.target) for judged in runs.values() for s in judged.strikes)
+        lines = [f"{'':<8}" + "".join(f"{action:>8}" for action in ACTIONS)]
+        lines += [f"{target:<8}" + "".join(f"{struck[a, target]:>8}" for a in ACTIONS) for target in Target]
+        lines += [_kind_line(kind, [j for n, j in runs.items() if n.startswith(kind.name)]) for kind in (HASHED, REAL)]
+        return "\n".join(lines)
+
+
+def _kind_line(kind: JobKind, runs: list[Judged]) -> str:
+    if not runs:
+        return f"{kind.name}: no run"
+    seconds = sorted(judged.seconds for judged in runs)
+    equal = sum(not judged.violations for judged in runs)
+    samples = sum(judged.outcome.samples for judged in runs)
+    return (
+        f"{kind.name}: {equal} of {len(runs)} runs equal, {samples} samples compared, "
+        f"{sum(len(judged.strikes) for judged in runs)} faults, {sum(judged.moved for judged in runs)} moves, "
+        f"median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s, deadline {kind.deadline_s:g} s"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; the next one has the next one")
+    parser.add_argument(
+        "--real-every", type=int, default=0, metavar="K", help="seeds that K divides run the real job; 0: none"
+    )
+    parser.add_argument(
+        "--fault",
+        type=stated,
+        action="append",
+        default=[],
+        metavar="ACTION:ROLE:SHARE[:SECONDS]",
+        help="instead of drawn ones; SHARE of the job's tokens, in rising order",
+    )
+    parser.add_argument("--out", type=Path, help="where runs that failed stay; default: a temporary folder")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit code."""
+    options = arguments()
+    out = options.out or Path(tempfile.mkdtemp(prefix="polyrl-faults-"))
+    series = Series(out.resolve(), options.fault)
+    for seed in range(options.seed, options.seed + options.runs):
+        is_real = options.real_every and seed % options.real_every == 0
+        series.run(seed, REAL if is_real else HASHED)
+    print(series.table())
+    if series.failed:
+        print(f"seeds of runs that failed: {', '.join(map(str, series.failed))}")
+    elif not options.out:
+        shutil.rmtree(out)
+    return 1 if series.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
