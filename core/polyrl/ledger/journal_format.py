@@ -97,6 +97,8 @@ def replay(snapshot: Row | None, facts: Iterable[Row], pages: Iterable[PageRow] 
     """The state that the rows hold; None when there is none yet. Raises
     ProtocolError on any row that is damaged, missing or out of place."""
     if snapshot is None:
+        if any(True for rows in (facts, pages) for _ in rows):
+            raise ProtocolError("it holds facts without a snapshot to begin with")
         return None
     seq, at, body, checksum = snapshot
     _check(seq, body, checksum, "snapshot")

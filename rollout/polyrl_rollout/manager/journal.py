@@ -20,6 +20,7 @@ import fcntl
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Final
 
@@ -64,14 +65,17 @@ class Journal:
         self._tail_bytes = 0
         self._snapshot_bytes = 0
         self._seq = 0
-        self._lock = _locked(path)
-        try:
-            self._db = sqlite3.connect(path, timeout=LOCK_DEADLINE_S, isolation_level=None)
-            self._open()
-        except sqlite3.OperationalError as error:
-            raise RunFailed(f"{path}: the journal cannot be opened for writing: {error}") from error
-        except sqlite3.Error as error:
-            raise InvalidData(f"{path}: not a usable journal: {error}") from error
+        with ExitStack() as opened:
+            self._lock = opened.enter_context(_locked(path))
+            try:
+                self._db = sqlite3.connect(path, timeout=LOCK_DEADLINE_S, isolation_level=None)
+                opened.callback(self._db.close)
+                self._open()
+            except sqlite3.OperationalError as error:
+                raise RunFailed(f"{path}: the journal cannot be opened for writing: {error}") from error
+            except sqlite3.Error as error:
+                raise InvalidData(f"{path}: not a usable journal: {error}") from error
+            opened.pop_all()
 
     def restore(self) -> tuple[State | None, float]:
         """The state as it was, and the ledger's clock at its end; (None, 0) for a new journal.
