@@ -40,7 +40,6 @@ from polyrl.wire import (
     Welcome,
 )
 
-
 MAX_ASSIGNMENT: Final = 1 << 31
 """Half of what a row can name: a peer that claims to hold more must not use the numbers up."""
 
