@@ -63,7 +63,7 @@ def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: O
         struck, violations = asyncio.run(_run(folder, epoch, kind, strikes, undisturbed))
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, undisturbed)
-    violations += [*broken, *_orphans(str(root)), *_broken_invariants(root), *_dropped(root)]
+    violations += [*broken, *orphans(str(root)), *_broken_invariants(root), *_dropped(root)]
     return Judged(struck, seconds, _moves(root), outcome, violations)
 
 
@@ -98,7 +98,7 @@ def _outcome(root: Path, undisturbed: Outcome | None) -> tuple[Outcome, list[str
     return outcome, list(differences(outcome, undisturbed or outcome))
 
 
-def _orphans(mark: str) -> Iterable[str]:
+def orphans(mark: str) -> Iterable[str]:
     """Processes of the run that live on."""
     left = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     _, alive = psutil.wait_procs(left, timeout=GONE_S)
