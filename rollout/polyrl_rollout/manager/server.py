@@ -28,7 +28,7 @@ import zmq
 from aiohttp import web
 
 from polyrl.control import Endpoints
-from polyrl.errors import RunFailed
+from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Ledger, Outcome
 from polyrl.status import ManagerStatus
@@ -268,8 +268,9 @@ class Manager:
 
     def _on_broken_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        log.error("a callback broke", what=context.get("message"), exc_info=error)
-        if not self._ended.done():
+        if not isinstance(error, PolyRLError):
+            log.error("a callback broke", what=context.get("message"), exc_info=error)
             broken = RunFailed(f"the manager broke: {error or context.get('message')}")
-            broken.__cause__ = error
-            self._ended.set_exception(broken)
+            broken.__cause__, error = error, broken
+        if not self._ended.done():
+            self._ended.set_exception(error)

@@ -38,7 +38,8 @@ def write_run(path: Path) -> list[bytes]:
         journal.commit(stage.ledger.state, stage.now)
         states.append(encode_state(stage.ledger.state))
 
-    for act in (lambda: stage.engine("a"), lambda: stage.submit(2, 2), *[lambda: grow(stage)] * 20):
+    acts: list[Callable[[], object]] = [lambda: stage.engine("a"), lambda: stage.submit(2, 2)]
+    for act in acts + [lambda: grow(stage)] * 20:
         before = len(stage.facts)
         stage.now += 0.01
         act()
