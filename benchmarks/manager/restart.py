@@ -50,6 +50,8 @@ BUDGET: Final = 60_000
 """Tokens per sample: none ends while this runs."""
 RATE_S: Final = 5.0
 """Over which the flow before a kill is measured."""
+SETTLE_S: Final = 10.0
+"""After the heads of nearly all samples have come: the last ones must not count as flow."""
 CAUGHT_UP: Final = 0.98
 """Share of what the engines must have made by now: the rest is what gathers in agents at any moment."""
 FLOW_S: Final = 120.0
@@ -117,7 +119,7 @@ async def kill_once(bench: Bench) -> tuple[float, float, float, float]:
     before, began = bench.status.tokens.generated, time.monotonic()
     await asyncio.sleep(RATE_S)
     assert bench.process is not None
-    killed, at_kill = time.monotonic(), bench.status.tokens.generated
+    killed, at_kill, lost = time.monotonic(), bench.status.tokens.generated, bench.status.engines_lost
     rate = (at_kill - before) / (killed - began)
     bench.process.send_signal(signal.SIGKILL)
     await bench.process.wait()
@@ -128,8 +130,9 @@ async def kill_once(bench: Bench) -> tuple[float, float, float, float]:
         while bench.status.tokens.generated < at_kill + CAUGHT_UP * rate * (time.monotonic() - killed):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
     flows = time.monotonic() - killed
-    if bench.status.tokens.regenerated or bench.status.engines_lost:
-        raise SystemExit(f"the restart cost tokens or engines: {bench.status.tokens}, {bench.status.engines_lost} lost")
+    lost = bench.status.engines_lost - lost
+    if bench.status.tokens.regenerated or lost:
+        raise SystemExit(f"the restart cost tokens or engines: {bench.status.tokens}, {lost} engines lost")
     return listens, flows, cpu, bench.cpu_s()
 
 
@@ -148,6 +151,7 @@ async def working(bench: Bench, engines: int, streams: int, pace: float, head: i
             async with asyncio.timeout(FLOW_S):
                 while bench.status.tokens.generated < engines * streams * head:  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SETTLE_S)
             yield
     finally:
         watching.cancel()
