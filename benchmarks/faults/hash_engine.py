@@ -108,7 +108,12 @@ def hashed(state: int, ids: list[int]) -> int:
 def salt_of(folder: Path) -> int:
     """Of the weights alone: the data of model.safetensors, after its header."""
     content = (folder / "model.safetensors").read_bytes()
-    return zlib.crc32(content[8 + int.from_bytes(content[:8], "little") :])
+    return salt_of_data(content[8 + int.from_bytes(content[:8], "little") :])
+
+
+def salt_of_data(data: bytes) -> int:
+    """Of the tensors' bytes."""
+    return zlib.crc32(data)
 
 
 async def serve(sock: socket.socket) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from outcome import TRAINED, TrainedSample
 
 from polyrl import leash
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, Scored, sample_id
-from polyrl.wire import Batch, TurnDone, pack_ids, unpack_ids
+from polyrl.wire import Batch, pack_ids, unpack_ids
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.held_groups import HeldGroups
 
@@ -73,7 +74,8 @@ class HashTrainer:
     async def judge(self) -> None:
         """Every finished turn, as long as there are any."""
         async for turn in self._client.turns():
-            await self._client.score(turn.response.sample, turn.response.turn, reward_of(turn))
+            reward = reward_of(unpack_ids(turn.response.ids).tolist())
+            await self._client.score(turn.response.sample, turn.response.turn, reward)
 
     async def _step(self, step: int, version: int) -> None:
         first = (step - 1) * HASHED_PROMPTS
@@ -143,9 +145,9 @@ def group_of(prompt: int, step: int, version: int) -> Group:
     return Group(0, step, Purpose.TRAIN, pack_ids(ids), HASHED_SAMPLES, sampling, version, version)
 
 
-def reward_of(turn: TurnDone) -> float:
+def reward_of(ids: Sequence[int]) -> float:
     """Of the tokens alone."""
-    return float(unpack_ids(turn.response.ids).sum() % 7)
+    return float(sum(ids) % 7)
 
 
 async def main(run: Path, keys: Path, endpoints: Path, epoch: int) -> None:

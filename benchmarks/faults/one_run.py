@@ -54,7 +54,7 @@ class Judged:
 
 
 def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None) -> Judged:
-    """Runs in the empty folder `root`. `undisturbed`: what must come out; None when this is the undisturbed run."""
+    """Runs in the empty folder `root`. `undisturbed`: what must come out; None when nobody knows it yet."""
     write_inputs(root)
     folder = RunFolder(root)
     began = time.monotonic()
