@@ -26,6 +26,13 @@ BUSY_S: Final = 5.0
 """A writer that opens or closes holds the file for a moment."""
 
 
+UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises on a damaged file; its own words about damage may be no text."""
+
+WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError)
+"""What decoding raises on a damaged row, whose columns may even have other types."""
+
+
 class JournalReader:
     """One journal, at one moment. All methods raise InvalidData when it turns out to be damaged."""
 
@@ -48,16 +55,12 @@ class JournalReader:
         """Names of a few samples that exist."""
         return [name for (name,) in self._rows(form.SELECT_SOME_SAMPLES, limit)]
 
-    def epoch(self) -> int:
-        """The run epoch."""
-        return int(next(self._rows(form.SELECT_EPOCH))[0])
-
     def replay(self) -> form.Replayed | None:
         """The ledger's state, from the newest snapshot and the facts after it; None before the first."""
         try:
             snapshot = next(self._rows(form.SELECT_SNAPSHOT), None)
             return form.replay(snapshot, self._rows(form.SELECT_FACTS), self._rows(form.SELECT_PAGES))
-        except ProtocolError as error:
+        except WRONG_VALUES as error:
             raise _damaged(self.path, error) from error
 
     def wall_offset(self) -> float:
@@ -70,13 +73,13 @@ class JournalReader:
             # Not `yield from`: it would close the cursor of a generator that nobody exhausts, after the database.
             for row in self._db.execute(query, values):  # noqa: UP028
                 yield row
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise _damaged(self.path, error) from error
 
     def _decode(self, row: tuple[bytes]) -> r.AnyRecord:
         try:
             return r.decode_record(row[0])
-        except ValueError as error:
+        except WRONG_VALUES as error:
             raise _damaged(self.path, error) from error
 
 
@@ -87,7 +90,7 @@ def open_journal(path: Path) -> Iterator[JournalReader]:
         raise UserError(f"{path}: there is no journal; a run keeps one once its manager has started")
     try:
         db = _connect(path)
-    except sqlite3.Error as error:
+    except UNREADABLE as error:
         raise InvalidData(f"{path}: not a readable journal: {error}") from error
     try:
         _check_ours(path, db)
@@ -111,7 +114,7 @@ def _begin(path: Path, options: str) -> sqlite3.Connection:
     try:
         db.execute("BEGIN")
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+    except UNREADABLE:
         db.close()
         raise
     return db
@@ -127,4 +130,4 @@ def _check_ours(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> InvalidData:
-    return InvalidData(f"{path}: the journal is damaged: {error}")
+    return InvalidData(f"{path}: the journal is damaged: {' '.join(str(error).split())}")
