@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from polyrl.errors import UNDECODABLE, UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl_operator.keygen import write_run_keys
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -141,18 +143,28 @@ class _Kept(msgspec.Struct):
     step: int
 
 
+class _Seal(msgspec.Struct):
+    """What a runner reads of a checkpoint's COMPLETE.json."""
+
+    serial: int = 0
+    """Counts the saves of a folder."""
+
+
 def rl_steps_kept(folder: RunFolder) -> int:
     """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from; 0 without one.
     Raises UserError naming a checkpoint that cannot be read."""
-    seals = sorted(folder.checkpoints.glob("[!.]*/COMPLETE.json"), key=lambda seal: seal.stat().st_mtime_ns)
-    if not seals:
+    found = {seal.parent: _read_as(_Seal, seal).serial for seal in folder.checkpoints.glob("[!.]*/COMPLETE.json")}
+    if not found:
         return 0
-    state = seals[-1].with_name("state.json")
-    try:
-        kept = msgspec.json.decode(state.read_bytes(), type=_Kept)
-    except (OSError, *UNDECODABLE) as error:
-        raise UserError(f"{state}: not a trainer's state: {error}") from error
+    kept = _read_as(_Kept, max(found, key=lambda path: (found[path], path.name)) / "state.json")
     return kept.step if kept.stage == "rl" else 0
+
+
+def _read_as(kind: type[T], file: Path) -> T:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, *UNDECODABLE) as error:
+        raise UserError(f"{file}: not a trainer's state: {error}") from error
 
 
 TAIL_BYTES: Final = 16384

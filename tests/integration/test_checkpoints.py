@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from polyrl.errors import InvalidData
+from polyrl_operator.run_folder import RunFolder, rl_steps_kept
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.state import Stage, TrainerState
 
@@ -51,6 +54,18 @@ def test_the_newest_and_the_stages_last_are_kept(checkpoints):
     assert checkpoints.stage_final(Stage.SFT).name == "sft-step-000003"
     assert checkpoints.stage_final(Stage.RL) is None
     assert latest(checkpoints.folder.parent).name == "rl-step-000004"
+
+
+@pytest.mark.parametrize("shift_s", [3600, -3600])
+def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkpoints, shift_s):
+    for step in (1, 2, 3):
+        saved = checkpoints.save(state(step, Stage.RL), Weights())
+        seal = saved / COMPLETE
+        os.utime(seal, (seal.stat().st_atime, seal.stat().st_mtime - step * shift_s))
+    checkpoints.save(state(2, Stage.RL), Weights())
+    assert names(checkpoints) == ["rl-step-000003", "rl-step-000002"]
+    assert checkpoints.newest().name == "rl-step-000002"
+    assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == 2
 
 
 def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):

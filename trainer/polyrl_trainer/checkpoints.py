@@ -44,6 +44,8 @@ class Seal(msgspec.Struct, frozen=True):
 
     stage_final: bool
     files: dict[str, FileSeal]
+    serial: int = 0
+    """Counts the saves of a folder: the clock may be set back, and a step saved again."""
 
 
 class Checkpoints:
@@ -71,7 +73,9 @@ class Checkpoints:
         (unfinished / MODEL).mkdir(parents=True)
         backend.save(unfinished / MODEL)
         _write(unfinished / STATE, msgspec.json.format(msgspec.json.encode(state)))
-        _write(unfinished / COMPLETE, msgspec.json.encode(_seal(unfinished, state.stage_done)))
+        newest = self.newest()
+        serial = 1 if newest is None else _read_seal(newest).serial + 1
+        _write(unfinished / COMPLETE, msgspec.json.encode(_seal(unfinished, state.stage_done, serial)))
         self._move_into_place(unfinished, final)
         self._prune()
         return final
@@ -109,10 +113,10 @@ def checkpoint_name(stage: Stage, step: int) -> str:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Oldest first."""
+    """Oldest first. Raises InvalidData naming a seal that cannot be read."""
     found = [path for path in folder.iterdir() if (path / COMPLETE).is_file()] if folder.is_dir() else []
     usual = [path for path in found if not path.name.startswith(".")]
-    return sorted(usual, key=lambda path: ((path / COMPLETE).stat().st_mtime_ns, path.name))
+    return sorted(usual, key=lambda path: (_read_seal(path).serial, path.name))
 
 
 def latest(folder: Path) -> Path:
@@ -160,10 +164,10 @@ def _check_file(path: Path, expected: FileSeal) -> None:
         raise InvalidData(f"{path}: its content differs from what was saved (checksum)")
 
 
-def _seal(folder: Path, stage_final: bool) -> Seal:
+def _seal(folder: Path, stage_final: bool, serial: int) -> Seal:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     seals = {str(path.relative_to(folder)): FileSeal(path.stat().st_size, _checksum(path)) for path in files}
-    return Seal(stage_final, seals)
+    return Seal(stage_final, seals, serial)
 
 
 def _checksum(path: Path) -> str:
