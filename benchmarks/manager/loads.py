@@ -9,7 +9,7 @@ Refuses to hold: how a load is offered (see `drive`). Read next: `drive`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 STREAM_TOKENS_PER_S: Final = 40.0
@@ -52,6 +52,9 @@ SLICE_TOKENS: Final = 4_000_000
 HOUR_TOKENS: Final = 8 * 16 * STREAM_TOKENS_PER_S * 3600
 """What 128 streams give in an hour."""
 
+STREAMS: Final = Load(engines=64, groups=1250, n=8, tokens=4000, shortest=200, pace=STREAM_TOKENS_PER_S, limit_s=40)
+"""A large fleet on a small manager; about 1 in 100 samples ends each second and is replaced."""
+
 ROWS: Final = {
     "place": Load(engines=8, groups=128, n=8, tokens=10),
     "place-large": Load(engines=256, groups=2048, n=8, tokens=10),
@@ -62,8 +65,7 @@ ROWS: Final = {
     "256x64x14000": Load(engines=256, groups=2048, n=8, tokens=14_000, limit_tokens=SLICE_TOKENS),
     "8x16-paced": Load(engines=8, groups=16, n=8, tokens=4000, pace=STREAM_TOKENS_PER_S, limit_s=20),
     "64x32-paced": Load(engines=64, groups=256, n=8, tokens=4000, pace=STREAM_TOKENS_PER_S, limit_s=20),
-    "10000-streams": Load(
-        engines=64, groups=1250, n=8, tokens=4000, shortest=200, pace=STREAM_TOKENS_PER_S, limit_s=40
-    ),
+    "10000-streams": STREAMS,
+    "10000-streams-of-small-rows": replace(STREAMS, chunk=2),
     "hour": Load(engines=8, groups=16, n=8, tokens=4000, shortest=200, limit_tokens=HOUR_TOKENS),
 }

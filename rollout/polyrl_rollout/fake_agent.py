@@ -142,7 +142,7 @@ class FakeAgent:
     def _pause(self, busy: bool) -> float:
         if not busy or self._welcome is None:
             return IDLE_S
-        return max(0.0, self._due - time.monotonic()) if self._period else self._welcome.delta_s
+        return max(0.0, self._due - time.monotonic())
 
     async def _hear(self, message: ToAgent) -> None:
         if isinstance(message, Welcome):

@@ -1,7 +1,7 @@
 """The manager itself: two ROUTERs, the HTTP API and one timer around the ledger.
 
     frames -> desks -> ledger -> facts to the journal, messages to the outbox
-    end of a batch of frames -> journal commits -> outbox leaves
+    end of a batch of frames -> journal commits -> outbox leaves; under load at most every GATHER_S
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
 No message leaves before the facts that it depends on are safe. The run ends after the trainer's Finish: once
@@ -44,6 +44,10 @@ from polyrl_rollout.manager.trainer_desk import TrainerDesk
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's Finish and the manager's end, whatever agents do."""
+
+GATHER_S: Final = 0.002
+"""Pause between two commits while agents send: a commit costs as much as several frames, and agents themselves gather
+tokens for longer. The trainer, which waits for its answers, is answered at once."""
 
 LINGER_S: Final = 1.0
 """Time that the last messages get to leave."""
@@ -94,6 +98,8 @@ class Manager:
         self._loop.set_exception_handler(self._on_broken_callback)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._flushed_at = 0.0
         self._finish_task: asyncio.Task[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = self._keys
@@ -113,6 +119,8 @@ class Manager:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if kind is None:
+            self._flush()
         self._control.feed.publish()
         await self._http.cleanup()
         self._agents_router.close(LINGER_S)
@@ -157,7 +165,7 @@ class Manager:
             self._journal.begin(self._ledger.state, self._now())
         if self._resumes:
             self._deliver_and_settle(self._ledger.resume(self._now()))
-        self._agents_router.start(self._agents.on_frame, self._settle)
+        self._agents_router.start(self._agents.on_frame, self._gather)
         self._trainer_router.start(self._trainer.on_frame, self._settle)
         log.info("manager listens", **msgspec.structs.asdict(self.endpoints))
         await self._ended
@@ -207,8 +215,20 @@ class Manager:
         self._flush()
         self._rearm()
 
+    def _gather(self) -> None:
+        """Ends a batch of agents' frames: now, or together with others once GATHER_S have passed since the last."""
+        left = self._flushed_at + GATHER_S - self._loop.time()
+        if left <= 0:
+            self._settle()
+        elif self._gathering is None:
+            self._gathering = self._loop.call_later(left, self._settle)
+
     def _flush(self) -> None:
         """Repeats while sending itself makes facts: an agent whose queue is full is given up."""
+        self._flushed_at = self._loop.time()
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         while True:
             if self._journal is not None:
                 self._journal.commit(self._ledger.state, self._now())
