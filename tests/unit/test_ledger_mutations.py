@@ -266,9 +266,10 @@ def snapshot_swallows_a_row(patch: Patch) -> None:
     """Replay skips the first row after each snapshot."""
     honest = journal_format.replay
 
-    def replay(snapshot: Any, rows: Any) -> Any:
+    def replay(snapshot: Any, rows: Any, pages: Any) -> Any:
         first, *rest = list(rows) or [None]
-        return honest(snapshot if first is None else journal_format.row(first[0], first[1], snapshot[2]), rest)
+        bumped = snapshot if first is None else journal_format.row(first[0], first[1], snapshot[2])
+        return honest(bumped, rest, pages)
 
     patch.setattr(journal_format, "replay", replay)
 
