@@ -1,9 +1,9 @@
-"""Short jobs hit by faults at random instants: `python benchmarks/faults/run.py --runs 200 --seed 0 --real-every 25`.
+"""Short jobs hit by faults at random instants: `python benchmarks/faults/run.py --runs 200 --seed 0 --real-every 20`.
 
 Each run is one job over real processes with one to four faults, all drawn from the run's own seed: `--seed`, then the
 next one. What it trained must be what the undisturbed run of the same job trained, which for the hashed job must be
-what is computed without any process. Prints a line a run and a table at
-the end; ends with 1, naming the seeds, when a run was not equal, hung, left a process, or broke an invariant.
+what is computed without any process. Prints a line a run and a table at the end; ends with 1, naming the seeds, when a
+run was not equal, hung, left a process, or broke an invariant.
 
 Refuses to hold: what is judged (see `one_run`). Read next: `plan`, `jobs`, `one_run`.
 """
@@ -86,9 +86,10 @@ def _kind_line(kind: JobKind, runs: list[Judged]) -> str:
         return f"{kind.name}: no run"
     seconds = sorted(judged.seconds for judged in runs)
     equal = sum(not judged.violations for judged in runs)
+    hit = sum(bool(judged.strikes) for judged in runs)
     samples = sum(judged.outcome.samples for judged in runs)
     return (
-        f"{kind.name}: {equal} of {len(runs)} runs equal, {samples} samples compared, "
+        f"{kind.name}: {equal} of {len(runs)} runs equal, {samples} samples compared, {hit} runs hit by "
         f"{sum(len(judged.strikes) for judged in runs)} faults, {sum(judged.moved for judged in runs)} moves, "
         f"median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s, deadline {kind.deadline_s:g} s"
     )

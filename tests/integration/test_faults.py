@@ -43,7 +43,7 @@ def test_training_with_faults_equals_training_without(tmp_path: Path) -> None:
     """The trainer itself on embedded engines: agent, manager and trainer killed in the midst of it."""
     faults = ("kill:agent:0.2", "kill:manager:0.4", "kill:trainer:0.6")
     said = inflict(tmp_path, "--runs", "1", "--real-every", "1", *(f"--fault={fault}" for fault in faults))
-    assert "real: 1 of 1 runs equal, 96 samples compared, 3 faults" in said
+    assert "real: 1 of 1 runs equal, 96 samples compared, 1 runs hit by 3 faults" in said
 
 
 def test_a_process_that_outlives_its_run_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
