@@ -40,6 +40,7 @@ class Drive:
             FakeAgent(context, stand.endpoints.agents, keys, hello, load.chunk, load.pace) for hello in hellos
         ]
         self._load = load
+        self.stand = stand
         self._client = client
         self._groups = _groups(load)
         self._tasks = [asyncio.create_task(agent.run()) for agent in self.agents]
@@ -56,7 +57,8 @@ class Drive:
         """Submits everything; the seconds until every sample is with an engine."""
         began = time.monotonic()
         await self._client.submit([next(self._groups) for _ in range(self._load.groups)])
-        while sum(len(agent.assigned) for agent in self.agents) < self._load.samples:  # noqa: ASYNC110
+        while sum(len(agent.assigned) for agent in self.agents) < self._load.samples:
+            self.stand.check()
             await asyncio.sleep(LOOK_S)
         return time.monotonic() - began
 

@@ -105,6 +105,7 @@ async def _until_over(load: Load, drive: Drive) -> None:
     while not taking.done() and time.monotonic() < deadline and drive.tokens < load.limit_tokens:
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(taking), RSS_LOOK_S)
+        drive.stand.check()
     if not taking.done():
         taking.cancel()
 

@@ -61,6 +61,12 @@ class Stand:
         """Bytes handed to the file system so far: journal and write-ahead log."""
         return int(self.process.io_counters().write_bytes)
 
+    def check(self) -> None:
+        """Ends the benchmark, with the manager's last words, when the manager has ended."""
+        if not self.process.is_running() or self.process.status() == psutil.STATUS_ZOMBIE:
+            words = (self.folder / "manager.log").read_text().splitlines()
+            raise SystemExit(f"the manager has ended: {words[-1] if words else 'it said nothing'}")
+
     def journal_bytes(self) -> int:
         """What the journal takes on the disk now."""
         return sum(path.stat().st_size for path in self.folder.glob("journal.sqlite*"))
