@@ -78,12 +78,14 @@ def test_greetings_that_cannot_be_are_fenced() -> None:
 
 def test_a_drain_is_said_once_takes_no_new_work_and_moves_the_rest_at_its_deadline() -> None:
     stage = two_engines()
-    assert [drain.deadline_s for drain in said(stage.drain("a", 2.0), Drain)] == [2.0]
-    assert not stage.drain("a", 2.0).to_agents
-    assert not stage.drain("a", 9.0).to_agents
-    assert [drain.deadline_s for drain in said(stage.drain("a", 1.0), Drain)] == [1.0]
-    stage.submit(3)
-    assert len(stage.placed()["a"]) == 1
+    assert [drain.deadline_s for drain in said(stage.drain("a", 20.0), Drain)] == [20.0]
+    assert not stage.drain("a", 20.0).to_agents
+    assert not stage.drain("a", 90.0).to_agents
+    assert [drain.deadline_s for drain in said(stage.drain("a", 10.0), Drain)] == [10.0]
+    stage.submit(8)
+    assert len(stage.placed()["a"]) == 1, "what can be finished in time stays"
+    stage.pass_time_heard(9.0)
+    assert len(stage.placed()["a"]) == 1, "nobody else has room"
     outcome = stage.pass_time(1.0)
     assert said(outcome, Cancel)
     assert len(stage.placed()["a"]) == 0

@@ -8,16 +8,13 @@ import pytest
 
 from polyrl.ledger import speed
 from polyrl.ledger.rebalance import gain
-from polyrl.ledger.state import Engine
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.simulation.stage import Stage, said
 from polyrl.wire import Assign, Cancel, GroupDropped, ReservedWindow, Returned, Serving, Submit, pack_ids
 
 
-def engine(scale: float) -> Engine:
-    made = Engine("x", Pool.SPOT, 8, 1000, 1000, 0, 0.0, 0.0, [0])
-    made.step_scale = scale
-    return made
+def pace(step_s: float) -> speed.Pace:
+    return speed.Pace(step_s, speed.HALF_BATCH, step_s / speed.PREFILL_RATIO)
 
 
 def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
@@ -87,7 +84,7 @@ def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
     for index in range(draw.randint(2, 6)):
         stage.engine(f"e{index}", max_running=draw.randint(1, 6), kv_tokens=draw.randint(300, 3000))
         state.engines[f"e{index}"].step_scale = draw.choice((0.0, 0.02, 0.02, 0.05))
-    fleet = speed.fleet_scale(state)
+    fleet = speed.fleet_step(state)
     running = dict.fromkeys(state.engines, 0)
     kv = dict.fromkeys(state.engines, 0)
     homes: dict[str, set[str]] = {}
@@ -96,9 +93,9 @@ def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
 
         def cost(name: str, known: set[str] = known) -> tuple[float, float]:
             engine = state.engines[name]
-            scale = speed.scale_of(engine, fleet)
-            seconds = 100 * speed.step_seconds(scale, running[name] + 1)
-            read = speed.prefill_seconds(scale, 0 if name in known else 10)
+            its = speed.pace_of(engine, fleet)
+            seconds = 100 * its.step(running[name] + 1)
+            read = its.read(0 if name in known else 10)
             return seconds + read, running[name] / engine.max_running
 
         open_ones = [
@@ -211,7 +208,7 @@ def test_a_closing_window_hands_over_and_an_open_one_does_not() -> None:
     ],
 )
 def test_moving_must_pay(victim: float, victim_running: int, thief: float, context: int, moves: bool) -> None:
-    assert gain(500, context, (engine(victim), victim_running), (engine(thief), 0), 0.02, 0.03) is moves
+    assert gain(500, context, (pace(victim), victim_running), (pace(thief), 0), 0.03) is moves
 
 
 def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
@@ -223,7 +220,7 @@ def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
     stage.engine("fast")
     stage.ledger.state.engines["fast"].step_scale = 0.01
     stage.pass_time(0.5)
-    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 2, "fast": 2}
+    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 0, "fast": 4}
     before = stage.placed()
     stage.pass_time_heard(10)
     assert stage.placed() == before
@@ -239,4 +236,4 @@ def test_speed_is_measured_from_tokens() -> None:
         stage.tokens("a", 2, [5] * 4)
     measured = stage.ledger.state.engines["a"]
     assert measured.tokens_per_s == pytest.approx(80, rel=0.1)
-    assert speed.step_seconds(measured.step_scale, 2) == pytest.approx(0.025, rel=0.1)
+    assert speed.pace_of(measured, 1.0).step(2) == pytest.approx(0.025, rel=0.1)

@@ -20,7 +20,7 @@ from polyrl.ledger.facts import (
     WeightsAwaited,
 )
 from polyrl.ledger.leases import announce, drain_engine, lose_engine
-from polyrl.ledger.moves import move, strike
+from polyrl.ledger.moves import move, put_on_probation, strike
 from polyrl.ledger.state import Engine
 from polyrl.wire import (
     RETURN_REASONS,
@@ -71,7 +71,10 @@ def _greet(d: Decision, name: str, hello: Hello) -> None:
         return
     config = d.config
     room = (hello.max_running, hello.kv_tokens, hello.max_context)
+    returns = name not in d.state.engines and name in d.state.vanished
     d.record(EngineGreeted(name, hello.pool, *room, hello.weight_version, d.now))
+    if returns:
+        put_on_probation(d, name)
     d.tell(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
     engine = d.state.engines[name]
     taken = max((held.assignment + 1 for held in hello.held if held.assignment < MAX_ASSIGNMENT), default=0)

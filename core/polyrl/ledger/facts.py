@@ -55,6 +55,16 @@ class Assigned(_Fact, frozen=True):
     engine: str
     kv: int
     at: float
+    reading: int = 0
+    """Tokens that it must read before the first new one."""
+
+
+class PlacementHeld(_Fact, frozen=True):
+    """A sample waits for the engine that holds its prefix, until `until` at most."""
+
+    sample: str
+    until: float
+    durable: ClassVar[bool] = False
 
 
 class TokensTaken(_Fact, frozen=True):
@@ -385,6 +395,7 @@ class Ignored(_Fact, frozen=True):
 Fact: TypeAlias = (
     GroupSubmitted
     | Assigned
+    | PlacementHeld
     | TokensTaken
     | Moved
     | TurnEnded

@@ -32,6 +32,7 @@ def replay(config: LedgerConfig, facts: Iterable[f.Fact]) -> State:
 _FOLDS: Final[dict[type, Callable[[State, Any], None]]] = {
     f.GroupSubmitted: fold_samples.group_submitted,
     f.Assigned: fold_samples.assigned,
+    f.PlacementHeld: fold_samples.placement_held,
     f.TokensTaken: fold_samples.tokens_taken,
     f.Moved: fold_samples.moved,
     f.TurnEnded: fold_samples.turn_ended,

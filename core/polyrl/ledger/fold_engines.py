@@ -18,6 +18,12 @@ ANSWERED_MEMORY: Final = 1024
 REPLACED_MEMORY: Final = 64
 """Replaced trainers remembered: each restart of a trainer makes one."""
 
+VANISHED_MEMORY: Final = 1024
+"""Engines remembered that went silent: more than a fleet has at once."""
+
+FLAP_MEMORY_S: Final = 600.0
+"""An engine that stays for this long begins anew: ten of its longest pauses."""
+
 SERVED_MEMORY: Final = 128
 """Verified versions remembered per engine: twice the largest allowed staleness."""
 
@@ -121,7 +127,14 @@ def drain_expired(state: State, fact: f.DrainExpired) -> None:
 
 def engine_gone(state: State, fact: f.EngineGone) -> None:
     del state.engines[fact.engine]
-    state.counters.losses += fact.cause != "bye"
+    if fact.cause == "bye":
+        state.vanished.pop(fact.engine, None)
+        return
+    state.counters.losses += 1
+    times, at = state.vanished.pop(fact.engine, (0, -inf))
+    state.vanished[fact.engine] = (times + 1 if fact.at - at < FLAP_MEMORY_S else 1, fact.at)
+    if len(state.vanished) > VANISHED_MEMORY:
+        del state.vanished[next(iter(state.vanished))]
 
 
 def gap_seen(state: State, fact: f.GapSeen) -> None:

@@ -138,8 +138,13 @@ def assigned(state: State, fact: f.Assigned) -> None:
         kv=fact.kv,
         at=fact.at,
         progress_at=fact.at,
+        reading=fact.reading,
     )
     wake(state, fact.at + state.config.progress_deadline_s)
+
+
+def placement_held(state: State, fact: f.PlacementHeld) -> None:
+    wake(state, fact.until)
 
 
 def tokens_taken(state: State, fact: f.TokensTaken) -> None:
@@ -163,6 +168,9 @@ def tokens_taken(state: State, fact: f.TokensTaken) -> None:
             last.end = position + size
         else:
             sample.spans.append(OpenSpan(position, position + size, version, fact.engine, sample.attempt))
+            if assignment.reading:
+                speed.observe_first_token(state.engines[fact.engine], assignment.reading, at - assignment.at)
+                assignment.reading = 0
         begin = end
     _count_deltas(state, fact, len(numbers), begin >> 2)
     gaps = state.engines[fact.engine].gaps
@@ -184,14 +192,16 @@ def _count_deltas(state: State, fact: f.TokensTaken, rows: int, tokens: int) -> 
     if not tokens:
         return
     engine.strikes = 0
+    if engine.token_at < engine.window_at:
+        # The first tokens after a pause: until now it read, which is no decoding.
+        engine.window_at, engine.window_tokens = fact.at, 0
+        tokens = 0
     engine.token_at = fact.at
     engine.tokens += tokens
     engine.window_tokens += tokens
     elapsed = fact.at - engine.window_at
     if elapsed >= speed.WINDOW_S:
-        scale = speed.measured_scale(len(engine.running), elapsed, engine.window_tokens)
-        engine.step_scale = speed.smoothed(engine.step_scale, scale)
-        engine.tokens_per_s = speed.smoothed(engine.tokens_per_s, engine.window_tokens / elapsed)
+        speed.observe_window(engine, elapsed)
         engine.window_at, engine.window_tokens = fact.at, 0
 
 

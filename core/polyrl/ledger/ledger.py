@@ -13,6 +13,7 @@ from polyrl.ledger.agents import hear_agent
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.decision import Decision, Outcome
 from polyrl.ledger.discards import discard_unservable
+from polyrl.ledger.drains import leave_draining
 from polyrl.ledger.facts import Effect, LeasesRenewed
 from polyrl.ledger.leases import drain_engine
 from polyrl.ledger.leases import tick as look_through
@@ -88,6 +89,7 @@ def _settled(d: Decision) -> Outcome:
             discard_unservable(d, d.requeued)
         if Effect.PLACE in d.effects:
             place(d)
+            leave_draining(d)
             rebalance(d)
         if Effect.PACK in d.effects:
             answer_pending(d)

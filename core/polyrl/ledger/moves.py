@@ -76,3 +76,11 @@ def strike(d: Decision, name: str, cause: str, first_pause_s: float | None = Non
     engine = d.state.engines[name]
     pause = (first_pause_s or d.config.suspect_s) * 2.0 ** min(engine.strikes, 16)
     d.record(EngineStruck(name, d.now + min(pause, d.config.suspect_max_s), cause, d.now))
+
+
+def put_on_probation(d: Decision, name: str) -> None:
+    """An engine that had gone silent is back: one sample until it gives tokens, and from the second time on a pause
+    that doubles, so one that flaps costs ever fewer moves."""
+    times, _ = d.state.vanished[name]
+    pause = d.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
+    d.record(EngineStruck(name, d.now + min(pause, d.config.suspect_max_s), "returned", d.now))

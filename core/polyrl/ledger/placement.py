@@ -1,10 +1,15 @@
 """Where waiting samples go: as soon as an engine has room, to the engine that is expected to finish them first.
 
-    cost(engine) = expected_tokens * step_seconds(engine, running + 1) + prefill_seconds(engine, tokens to read)
+    cost(engine) = wait(queued) + expected_tokens * step(running + 1) + read(tokens that it has not read yet)
 
-An engine that runs a sibling has read their prompt already, so only the response so far counts as "to read": siblings
-gather where their prefix is cached, until a fuller engine costs more than reading the prompt again. Ties go to the
-emptier.
+An engine that runs a sibling has read their prompt already; the engine that ended a sample's last turn, under the
+version that it still serves, has read all of it but what the environment wrote. So siblings gather, and later turns
+return, until a fuller engine costs more than reading again. Ties go to the emptier. If the engine with the prefix has
+no room, the sample waits for it as long as
+
+    waited + wait(1) + cost there < cost elsewhere
+
+so it never loses more by waiting than reading again would have cost. `speed` says how all of this is measured.
 
 Order is priority, then age of the group. The head of a queue that does not fit anywhere waits for room; nothing of its
 weight versions overtakes it, or a long prompt would starve.
@@ -20,9 +25,9 @@ from typing import NamedTuple
 from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.discards import needed_context
-from polyrl.ledger.facts import Assigned
+from polyrl.ledger.facts import Assigned, PlacementHeld
 from polyrl.ledger.reserved import may_generate
-from polyrl.ledger.state import Engine, GroupState, SampleState, State
+from polyrl.ledger.state import Engine, GroupState, State
 from polyrl.sample import Group, sample_id
 from polyrl.wire import Assign
 
@@ -55,69 +60,104 @@ def place(d: Decision) -> None:
 
 def _place_group(d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine]) -> bool:
     """Places the group's waiting samples on `engines`; False when one found none. Takes full ones out of `room`."""
-    homes = _homes(d.state, entry.group)
-    fleet = speed.fleet_scale(d.state)
-    asked, offers = None, _Offers()
+    homes = homes_of(d.state, entry.group)
+    fleet = speed.fleet_step(d.state)
+    asked, offers = None, _Offers(fleet)
     for index in tuple(entry.waiting):
         name = sample_id(entry.group.group, index)
-        need = _need(d, entry, d.state.samples[name])
+        need = need_of(d.state, name)
         if need != asked:
             # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
-            asked, offers = need, _Offers()
+            asked, offers = need, _Offers(fleet)
             for engine in engines.values():
                 if engine.name in room:
-                    offers.update(engine, need, engine.name in homes, fleet)
+                    offers.update(engine, need, engine.name in homes)
         best = offers.best()
         if best is None:
             return False
-        assign(d, name, engines[best])
+        if need.prefix and _waits_for_prefix(d, name, need, offers, best):
+            continue
+        assign(d, name, engines[best], need.unread(engines[best], best in homes))
         homes.add(best)
         if has_slot(engines[best], d.now):
-            offers.update(engines[best], need, True, fleet)
+            offers.update(engines[best], need, True)
         else:
             del room[best]
             offers.withdraw(best)
     return True
 
 
-def _homes(state: State, group: Group) -> set[str]:
+def homes_of(state: State, group: Group) -> set[str]:
     """Engines that run samples of the group."""
     numbers = (state.samples[sample_id(group.group, index)].assignment for index in range(group.n))
     return {state.assignments[number].engine for number in numbers if number}
 
 
-class _Need(NamedTuple):
-    """What placing a sample depends on, of the sample; all in tokens but the last."""
+class Need(NamedTuple):
+    """What placing a sample depends on, of the sample; numbers are tokens."""
 
     prompt: int
     response: int
     expected: int
     context: int
+    """What it can grow to."""
     avoid: str
+    prefix: str
+    """Engine that generated last; empty: none has."""
+    prefix_version: int
+    prefix_end: int
+    """Response tokens that it has read or written."""
+
+    @property
+    def size(self) -> int:
+        """KV room to set aside."""
+        return self.prompt + self.response + self.expected
+
+    def unread(self, engine: Engine, is_home: bool) -> int:
+        """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
+        if self.prefix == engine.name and self.prefix_version == engine.version:
+            return self.response - self.prefix_end
+        return self.response + (0 if is_home else self.prompt)
 
 
-def _need(d: Decision, entry: GroupState, sample: SampleState) -> _Need:
-    prompt = len(entry.group.prompt_ids) // 4
-    expected = speed.expected_tokens(d.state, sample)
-    return _Need(prompt, sample.length, expected, needed_context(d.state, entry, sample.index), sample.avoid)
+def need_of(state: State, name: str) -> Need:
+    """That of a live sample."""
+    sample = state.samples[name]
+    entry = state.groups[sample.group]
+    prompt, expected = len(entry.group.prompt_ids) // 4, speed.expected_tokens(state, sample)
+    context = needed_context(state, entry, sample.index)
+    last = next((span for span in reversed(sample.spans) if span.engine), None)
+    prefix = (last.engine, last.version, last.end) if last is not None else ("", -1, 0)
+    return Need(prompt, sample.length, expected, context, sample.avoid, *prefix)
 
 
 class _Offers:
     """Per engine with room for a sample: the cost, ending in what decides ties; one that failed it goes last."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: float) -> None:
+        self._fleet = fleet
         self._costs: dict[str, tuple[bool, float, float]] = {}
 
-    def update(self, engine: Engine, need: _Need, is_home: bool, fleet: float) -> None:
+    def update(self, engine: Engine, need: Need, is_home: bool) -> None:
         """Asks an engine, anew if need be."""
-        size = need.prompt + need.response + need.expected
-        if need.context > engine.max_context or (engine.running and engine.kv + size > engine.kv_tokens):
+        if not fits(engine, need):
             self.withdraw(engine.name)
             return
-        running, scale = len(engine.running), speed.scale_of(engine, fleet)
-        to_read = need.response + (0 if is_home else need.prompt)
-        seconds = need.expected * speed.step_seconds(scale, running + 1) + speed.prefill_seconds(scale, to_read)
+        running = len(engine.running)
+        seconds = self.seconds(engine, need, running + 1, is_home)
         self._costs[engine.name] = (engine.name == need.avoid, seconds, running / engine.max_running)
+
+    def seconds(self, engine: Engine, need: Need, running: int, is_home: bool) -> float:
+        """Until it has finished the sample as one of `running`."""
+        pace = speed.pace_of(engine, self._fleet)
+        queue = pace.wait(engine.load[1], running, need.expected)
+        return queue + need.expected * pace.step(running) + pace.read(need.unread(engine, is_home))
+
+    def wait_seconds(self, engine: Engine, need: Need) -> float:
+        """The same for a full engine: until one of those that run has ended, and then."""
+        running = max(1, len(engine.running))
+        pace = speed.pace_of(engine, self._fleet)
+        return pace.wait(1, running, need.expected) + self.seconds(engine, need, running, is_home=True)
 
     def withdraw(self, name: str) -> None:
         """It has no room."""
@@ -127,15 +167,54 @@ class _Offers:
         """The engine with the least cost, of equals the one that greeted first; None when nobody has room."""
         return min(self._costs, key=self._costs.__getitem__, default=None)
 
+    def cost(self, name: str) -> float | None:
+        """Seconds; None when it has no room."""
+        offer = self._costs.get(name)
+        return None if offer is None else offer[1]
 
-def assign(d: Decision, name: str, engine: Engine) -> None:
-    """Gives a waiting sample to an engine: prompt and everything after it so far, and what is left of the budget."""
+
+def fits(engine: Engine, need: Need) -> bool:
+    """Whether its context and what is left of its KV room suffice; an empty engine takes what its context can hold."""
+    return need.context <= engine.max_context and (not engine.running or engine.kv + need.size <= engine.kv_tokens)
+
+
+def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best: str) -> bool:
+    """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
+    home, other = d.state.engines.get(need.prefix), offers.cost(best)
+    if home is None or other is None or offers.cost(home.name) is not None or home.name == need.avoid:
+        return False
+    group = d.state.groups[d.state.samples[name].group].group
+    able = may_generate(d.state, home, group.min_version, group.max_version, d.now)
+    if not able or home.version != need.prefix_version or home.strikes or home.trusted_at > d.now or not home.running:
+        return False
+    until = d.state.samples[name].since + other - offers.wait_seconds(home, need)
+    if until <= d.now:
+        return False
+    d.record(PlacementHeld(name, until))
+    return True
+
+
+def engine_for(d: Decision, name: str, need: Need, without: str) -> Engine | None:
+    """Where an assigned sample would go now; None when no other engine has room."""
+    group = d.state.groups[d.state.samples[name].group].group
+    homes, offers = homes_of(d.state, group), _Offers(speed.fleet_step(d.state))
+    for engine in d.state.engines.values():
+        able = engine.name != without and has_slot(engine, d.now)
+        if able and may_generate(d.state, engine, group.min_version, group.max_version, d.now):
+            offers.update(engine, need, engine.name in homes)
+    best = offers.best()
+    return None if best is None else d.state.engines[best]
+
+
+def assign(d: Decision, name: str, engine: Engine, reading: int) -> None:
+    """Gives a waiting sample to an engine: prompt and everything after it so far, and what is left of the budget.
+    `reading`: tokens that the engine has not read yet."""
     state = d.state
     sample = state.samples[name]
     group = state.groups[sample.group].group
     number = state.next_assignment
     kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
-    d.record(Assigned(number, name, engine.name, kv, d.now))
+    d.record(Assigned(number, name, engine.name, kv, d.now, reading))
     d.tell(
         engine.name,
         Assign(

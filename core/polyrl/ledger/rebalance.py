@@ -1,24 +1,29 @@
-"""When an idle engine takes running samples from a loaded one.
+"""When an engine with room takes running samples from one where they would finish later.
 
-    stay = expected_tokens * step_seconds(victim, running)
-    go   = expected_tokens * step_seconds(thief, running + 1) + prefill_seconds(thief, prompt + response) + 2 * delta_s
+    stay = expected_tokens * step(victim, running)
+    go   = expected_tokens * step(thief, running + 1) + read(thief, tokens that it has not read) + 2 * delta_s
 
-A sample moves only when `stay - go` exceeds both GAIN_S and GAIN_SHARE of `stay`: the numbers are estimates, tokens on
-their way are lost by a move, and a wrong move costs what a right one gains. Hysteresis: a sample that moved stays put
-for REST_S, and only an engine that is quite empty takes.
+The sample that would finish last goes first, to the engine where one more token takes least: an idle one (the tail
+spreads) or a busy faster one (the tail gathers), whichever ends it sooner. It moves only when `stay - go` exceeds both
+GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
+if what the thief runs already still ends before `stay`: else the move would put the step's end off. Hysteresis: a
+sample that moved stays put for REST_S.
 
-Refuses to hold: waiting samples (`placement` takes those first). Read next: `leases`.
+Refuses to hold: waiting samples (`placement` takes those first). Read next: `drains`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from heapq import nlargest
 from typing import Final
 
 from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.moves import move
-from polyrl.ledger.placement import assign, has_slot
+from polyrl.ledger.placement import assign, fits, has_slot, homes_of, need_of
 from polyrl.ledger.reserved import may_generate
+from polyrl.ledger.speed import Pace
 from polyrl.ledger.state import Engine, Phase, State
 
 GAIN_S: Final = 0.5
@@ -30,64 +35,90 @@ GAIN_SHARE: Final = 0.25
 REST_S: Final = 5.0
 """A sample moves at most this often for speed's sake."""
 
+THIEVES: Final = 8
+"""Engines with room that are looked at per event, the fastest first: what one event can cost must not grow with the
+fleet, and the next event goes on."""
+
+VICTIMS: Final = 8
+"""Engines that are looked at for each of them, the slowest first."""
+
 
 def rebalance(d: Decision) -> None:
-    """Lets each empty engine take from the most loaded one."""
-    if d.state.queue or len(d.state.engines) < 2:
+    """Lets engines with room take from those where samples would finish last."""
+    if d.state.queue or len(d.state.engines) < 2 or not d.state.assignments:
         return
-    for thief in d.state.engines.values():
-        if not thief.running and has_slot(thief, d.now):
-            _take_from(d, thief, most_loaded(d.state))
-
-
-def most_loaded(state: State) -> Engine:
-    """The engine on which one more token takes longest."""
-    fleet = speed.fleet_scale(state)
-    return max(
-        state.engines.values(),
-        key=lambda e: speed.step_seconds(speed.scale_of(e, fleet), len(e.running)) * bool(e.running),
-    )
-
-
-def _take_from(d: Decision, thief: Engine, victim: Engine) -> None:
-    fleet = speed.fleet_scale(d.state)
-    numbers = sorted(victim.running, key=lambda n: -_expected(d.state, n))
-    for number in numbers:
-        if not has_slot(thief, d.now) or len(thief.running) + 1 >= len(victim.running):
+    fleet = speed.fleet_step(d.state)
+    with_room = [(_next_step(e, fleet), e.name) for e in d.state.engines.values() if has_slot(e, d.now)]
+    if not with_room:
+        return
+    slowest = max(_present_step(engine, fleet) for engine in d.state.engines.values())
+    for step, name in sorted(with_room)[:THIEVES]:
+        if slowest * (1 - GAIN_SHARE) <= step:
             return
-        if _worthwhile(d, number, victim, thief, fleet):
-            name = d.state.assignments[number].sample
+        _take(d, d.state.engines[name], fleet)
+
+
+def _next_step(engine: Engine, fleet: float) -> float:
+    """Seconds per token with one sample more."""
+    return speed.pace_of(engine, fleet).step(len(engine.running) + 1)
+
+
+def _present_step(engine: Engine, fleet: float) -> float:
+    """Seconds per token; 0 when it runs nothing."""
+    return speed.pace_of(engine, fleet).step(len(engine.running)) if engine.running else 0.0
+
+
+def _take(d: Decision, thief: Engine, fleet: float) -> None:
+    """What would finish last first, as far as it pays."""
+    for _, number in sorted(_candidates(d.state, thief, fleet), reverse=True):
+        if not has_slot(thief, d.now):
+            return
+        name = d.state.assignments[number].sample
+        if _worthwhile(d, number, thief, fleet):
+            reading = _to_read(d.state, name, thief)
             move(d, number, "rebalanced")
             if d.state.samples[name].phase is Phase.WAITING:
-                assign(d, name, thief)
+                assign(d, name, thief, reading)
+
+
+def _candidates(state: State, thief: Engine, fleet: float) -> Iterator[tuple[float, int]]:
+    """(seconds until it is finished where it is, assignment) on engines so slow that a move may pay."""
+    limit = _next_step(thief, fleet) / (1 - GAIN_SHARE)
+    slow = ((_present_step(e, fleet), e.name) for e in state.engines.values() if e is not thief and e.running)
+    for step, name in nlargest(VICTIMS, slow):
+        if step > limit:
+            for number in state.engines[name].running:
+                yield _expected(state, number) * step, number
 
 
 def _expected(state: State, number: int) -> int:
     return speed.expected_tokens(state, state.samples[state.assignments[number].sample])
 
 
-def _worthwhile(d: Decision, number: int, victim: Engine, thief: Engine, fleet: float) -> bool:
-    assignment = d.state.assignments[number]
-    sample = d.state.samples[assignment.sample]
-    if sample.moved_at + REST_S > d.now or assignment.at + speed.WINDOW_S > d.now:
-        return False
-    if not may_generate(d.state, thief, assignment.low, assignment.high, d.now):
-        return False
-    context = len(d.state.groups[sample.group].group.prompt_ids) // 4 + sample.length
-    tokens = speed.expected_tokens(d.state, sample)
-    if (
-        context + assignment.limit - assignment.length > thief.max_context
-        or thief.kv + context + tokens > thief.kv_tokens
-    ):
-        return False
-    return gain(tokens, context, (victim, len(victim.running)), (thief, len(thief.running)), fleet, d.config.delta_s)
+def _to_read(state: State, name: str, thief: Engine) -> int:
+    group = state.groups[state.samples[name].group].group
+    return need_of(state, name).unread(thief, thief.name in homes_of(state, group))
 
 
-def gain(
-    tokens: int, context: int, victim: tuple[Engine, int], thief: tuple[Engine, int], fleet: float, delta_s: float
-) -> bool:
+def _worthwhile(d: Decision, number: int, thief: Engine, fleet: float) -> bool:
+    state, assignment = d.state, d.state.assignments[number]
+    if state.samples[assignment.sample].moved_at + REST_S > d.now or assignment.at + speed.WINDOW_S > d.now:
+        return False
+    need, victim = need_of(state, assignment.sample), state.engines[assignment.engine]
+    room = fits(thief, need) and thief.kv + need.size <= thief.kv_tokens
+    if not room or not may_generate(state, thief, assignment.low, assignment.high, d.now):
+        return False
+    there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
+    reading = _to_read(state, assignment.sample, thief)
+    running = (len(victim.running), len(thief.running))
+    if not gain(need.expected, reading, (there, running[0]), (here, running[1]), d.config.delta_s):
+        return False
+    last = max((_expected(state, other) for other in thief.running), default=0)
+    return last * here.step(running[1] + 1) <= need.expected * there.step(running[0])
+
+
+def gain(tokens: int, reading: int, victim: tuple[Pace, int], thief: tuple[Pace, int], delta_s: float) -> bool:
     """Whether moving one sample pays; engines with their numbers of running samples before the move."""
-    there, here = speed.scale_of(victim[0], fleet), speed.scale_of(thief[0], fleet)
-    stay = tokens * speed.step_seconds(there, victim[1])
-    go = tokens * speed.step_seconds(here, thief[1] + 1) + speed.prefill_seconds(here, context) + 2 * delta_s
+    stay = tokens * victim[0].step(victim[1])
+    go = tokens * thief[0].step(thief[1] + 1) + thief[0].read(reading) + 2 * delta_s
     return stay - go > max(GAIN_S, GAIN_SHARE * stay)

@@ -96,6 +96,8 @@ class Assignment(msgspec.Struct, array_like=True):
     """KV room set aside on the engine, in tokens."""
     at: float
     progress_at: float
+    reading: int = 0
+    """Tokens that the engine had to read first, as far as the ledger knows; 0 once the first token has come."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -111,8 +113,8 @@ class GroupState(msgspec.Struct, array_like=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Its place in the queue."""
-        return (-self.group.priority, self.group.group)
+        """Its place in the queue: by priority; of equals evaluation first, which is short and awaited; then by age."""
+        return (-2 * self.group.priority - (self.group.purpose is Purpose.EVAL), self.group.group)
 
 
 class Engine(msgspec.Struct):
@@ -151,7 +153,13 @@ class Engine(msgspec.Struct):
     window_tokens: int = 0
     tokens_per_s: float = 0.0
     step_scale: float = 0.0
-    """Seconds per decoding step at batch size 0, see `speed`; 0: not measured."""
+    """Seconds per decoding step at batch size 0, see `speed`; 0: not measured, as below."""
+    half_batch: float = 0.0
+    """Running samples at which a step takes twice as long."""
+    prefill_s: float = 0.0
+    """Seconds per token to read."""
+    line: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
     """running, queued, free KV tokens, as it last said."""
 
@@ -266,6 +274,8 @@ class State(msgspec.Struct):
     due: float = inf
     """When `tick` has something to do at the earliest; never too late, sometimes too early."""
     counters: Counters = msgspec.field(default_factory=Counters)
+    vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
+    """Engines that went silent: how often in a row, and when last."""
 
 
 def step_key(step: int, purpose: Purpose) -> str:
