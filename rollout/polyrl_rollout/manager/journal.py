@@ -39,8 +39,8 @@ SNAPSHOT_TAIL_BYTES: Final = 16 << 20
 SNAPSHOT_RATIO: Final = 4
 """And at least this many times the last snapshot's size, so that snapshots stay a fraction of what is written."""
 
-PAGES_PER_COMMIT: Final = 256
-"""A few milliseconds, while frames wait."""
+PAGES_PER_COMMIT: Final = 64
+"""Less than a millisecond, while frames wait."""
 
 LOCK_DEADLINE_S: Final = 5.0
 """A predecessor that was killed lets go of its lock at once; one that lives does not, and we must not wait for it."""
