@@ -70,7 +70,12 @@ def job_of(source: Source) -> PolyRLJob:
 def fault_lines(source: Source, faults: Sequence[Fault]) -> list[str]:
     """Ready-to-print lines in file order."""
     ordered = sorted(faults, key=lambda fault: source.rank(fault.path))
-    return [f"{source.place(fault.path)}: {fault.sentence}" for fault in ordered]
+    return [_one_line(f"{source.place(fault.path)}: {fault.sentence}") for fault in ordered]
+
+
+def _one_line(text: str) -> str:
+    """What cannot be printed as it is, a line break in a field's name for one, is shown as an escape."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def notes(job: PolyRLJob) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from celpy import celtypes
 from celpy.adapter import json_to_cel
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyrl.crd import OPEN, Schema, manifest_schema
@@ -276,6 +276,7 @@ def test_any_text_is_refused_in_whole_lines(text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), JUNK, JUNK)
+@example(73341, {"\n": None}, None)
 def test_junk_in_place_of_any_field_is_refused_in_whole_lines(seed: int, junk: Any, key: Any) -> None:
     job = manifest(random_spec(seed))
     rng = random.Random(seed)
