@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +21,6 @@ from polyrl.simulation.manager import SimulatedManager
 from polyrl.simulation.stage import Stage
 
 COUNT = int(os.environ.get("POLYRL_SCHEDULES", "40"))
-FIRST = int(os.environ.get("POLYRL_FIRST_SEED", str(random.SystemRandom().randrange(10**9))))
 
 Records = list[r.AnyRecord]
 R = TypeVar("R", bound=r.Record)
@@ -230,14 +228,14 @@ class Recorder:
         patch.setattr(SimulatedManager, "restart", restarting)
 
 
-def test_runs_under_random_faults_are_called_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_under_random_faults_are_called_sound(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     recorder = Recorder(monkeypatch)
     shown: set[str] = set()
-    for seed in range(FIRST, FIRST + COUNT):
+    for number in range(seed, seed + COUNT):
         recorder.records.clear()
-        run_schedule(draw_schedule(seed))
+        run_schedule(draw_schedule(number))
         verdicts = judged(recorder.records, recorder.ledger.state)
         wrong = {name: verdict.first for name, verdict in verdicts.items() if verdict.broken}
-        assert not wrong, f"python -m polyrl.simulation {seed}"
+        assert not wrong, f"python -m polyrl.simulation {number}"
         shown |= {name for name, verdict in verdicts.items() if verdict.looked}
     assert shown == TITLES.keys() - {"I9"}

@@ -152,11 +152,9 @@ async def all_received(ends: Endpoints, keys: Path) -> None:
 
 @pytest.mark.slow
 async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_work_whole(
-    running: tuple[Path, Endpoints],
+    running: tuple[Path, Endpoints], seed: int
 ) -> None:
     folder, ends = running
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
     agent, trainer = (
         read_keys(AgentKeys, folder / "keys/agent.key"),
         read_keys(TrainerKeys, folder / "keys/trainer.key"),

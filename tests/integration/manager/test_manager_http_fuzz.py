@@ -99,11 +99,9 @@ async def ask(http: aiohttp.ClientSession, dice: random.Random, token: str) -> t
 
 
 @pytest.mark.slow
-async def test_malformed_requests_are_refused_with_a_sentence(running: tuple[Path, Endpoints]) -> None:
+async def test_malformed_requests_are_refused_with_a_sentence(running: tuple[Path, Endpoints], seed: int) -> None:
     folder, ends = running
     token = read_keys(OperatorKeys, folder / "keys/operator.key").http_token
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
     memory = psutil.Process(ends.pid).memory_info
     timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
     seen: Counter[tuple[int, int]] = Counter()
