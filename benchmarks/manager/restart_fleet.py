@@ -21,7 +21,8 @@ from polyrl import leash
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Finish, Pool
 from polyrl_rollout.agent.__main__ import read_address
-from polyrl_rollout.agent.app import Agent, AgentSettings
+from polyrl_rollout.agent.app import Agent
+from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engine import NO_VERSION, EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.staging import Staging
 

@@ -10,7 +10,7 @@ from polyrl import leash
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Pool
 from polyrl_rollout.agent.__main__ import serve
-from polyrl_rollout.agent.app import AgentSettings
+from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.fake_engine import FakeEngine
 

@@ -42,7 +42,8 @@ from polyrl.wire import (
     unpack_ids,
 )
 from polyrl_rollout.agent import cut
-from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent, AgentSettings
+from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
+from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engine import EngineInfo
 from polyrl_rollout.fake_engine import FakeEngine, continuation
@@ -272,8 +273,8 @@ async def test_frames_that_nobody_confirms_are_sent_again_after_a_greeting(rig: 
     await rig.finished(range(1, 2))
     assert rig.agent.book.held()[0].length == 40
     rig.manager.tokens, rig.manager.finish, rig.manager.keeps = {}, {}, True
-    assert rig.agent._link is not None
-    rig.agent._link.fail("for the test")
+    assert rig.agent.manager.link is not None
+    rig.agent.manager.link.fail("for the test")
     await rig.finished(range(1, 2))
     assert rig.manager.tokens == {1: undisturbed(1, 40)}
     await rig.manager.until(lambda: not rig.agent.book.streams, "forgetting")

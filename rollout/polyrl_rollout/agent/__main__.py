@@ -27,7 +27,8 @@ from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rollout import Engine as EngineSpec
 from polyrl.sample import Pool
-from polyrl_rollout.agent.app import Agent, AgentSettings
+from polyrl_rollout.agent.app import Agent
+from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engine import Engine, EngineInfo
 from polyrl_rollout.engines.choice import choose_engine

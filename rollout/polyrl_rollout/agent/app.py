@@ -1,30 +1,26 @@
 """The agent: one engine, one link to the manager, and what is between them.
 
-    link        greets with what it holds, as often as it takes; without a manager the engine generates on, bounded
+    manager     greeted with all that is held (see `conversation`); without one the engine generates on, bounded
     tokens      leave every delta period, as far as worth it (see `tokens`); a beat when nothing else was said
     weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
     drain       finish what can be finished, hand back the rest, wait until the manager has everything, Bye, exit 0
     notice      SIGTERM: Leaving; the manager's Drain follows, or the agent drains itself
-    fenced      abort and forget everything, greet anew; MAX_FENCED times in a row: exit 1
-    cut off     a drill (see `cut`): as if the manager could not be reached, until let back
+    fenced      abort and forget everything, greet anew
     engine      broken: hand everything back, Bye, exit 1. Nothing is restarted here: replacing workers is the fleet's
 
-Every wait has its deadline in this file, in `link`, in `generating` or in `puller`. Read next: `tokens`, `draining`.
+Every wait has its deadline in this file, in `conversation`, in `link`, in `generating` or in `puller`.
+Read next: `conversation`, `tokens`, `draining`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import structlog
 import zmq
 
-from polyrl.keys import AgentKeys
-from polyrl.sample import Pool
 from polyrl.wire import (
     Announce,
     Assign,
@@ -32,8 +28,6 @@ from polyrl.wire import (
     Bye,
     Cancel,
     Drain,
-    Fenced,
-    FromAgent,
     Hello,
     Leaving,
     Resend,
@@ -42,27 +36,20 @@ from polyrl.wire import (
     ToAgent,
     TokensKept,
     WeightsFailed,
-    Welcome,
 )
-from polyrl_rollout.agent.cut import CuttableLink
+from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation, Speaker
 from polyrl_rollout.agent.draining import Work, plan_drain, reserve_of
 from polyrl_rollout.agent.generating import Generation, Listener
-from polyrl_rollout.agent.link import HANDSHAKE_S, LinkDown, ManagerAddress
 from polyrl_rollout.agent.tokens import TokenBook
 from polyrl_rollout.agent.versions import Versions
 from polyrl_rollout.engine import NO_VERSION, Engine, EngineFailed, EngineInfo
 from polyrl_rollout.puller import Pulled, Puller
 from polyrl_rollout.staging import Staging
 
-WELCOME_S: Final = 5.0
-"""Longest wait for the answer to Hello."""
 ANSWER_S: Final = 10.0
 """A frame of tokens without its TokensKept for this long: the connection is given up and made anew."""
-BACKOFF_S: Final = (0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.5, 1.0, 2.0)
-"""Pauses between greetings; the last one repeats. A manager that was killed is back within the first three seconds."""
-MANAGER_LOST_S: Final = 600.0
-"""Without a word of the manager for this long the agent ends: the run is over and nobody told it."""
-MAX_FENCED: Final = 3
+UNHEARD_S: Final = 0.1
+"""Pause between looks at new tokens while there is no manager to send them to."""
 HEALTH_S: Final = 10.0
 """Pause between questions to an engine that gives no tokens."""
 REPLAN_S: Final = 0.25
@@ -71,27 +58,11 @@ DRAIN_ANSWER_S: Final = 2.0
 """After Leaving the manager has this long to say Drain before the agent drains itself."""
 CLOSE_S: Final = 15.0
 """Longest wait for the engine to end; the leash takes what is left."""
-FAREWELL_S: Final = 1.0
-"""Time that the last words get to leave."""
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """Who this agent is and whom it dials."""
-
-    manager: Callable[[], ManagerAddress | None]
-    """Asked before every connection, since a restarted manager listens elsewhere; None: not known yet."""
-    keys: AgentKeys
-    epoch: int
-    engine: str
-    pool: Pool
-    drain_s: float
-    """How long after SIGTERM the agent is ended by force."""
 
 
 class Agent:
@@ -105,16 +76,13 @@ class Agent:
         listener = Listener(self._tokens_came, self._hand_back, self._engine_broke)
         self._generation = Generation(engine, self.book, listener)
         puller = Puller(settings.keys, staging)
+        speaker = Speaker(self._hello, self._entered, self._obey, self._disown, self._fail)
+        self.manager = Conversation(settings, speaker)
+        self._tell = self.manager.tell
         self._versions = Versions(engine, puller, staging, self._switch, self._tell)
-        self._link: CuttableLink | None = None
-        self._reachable = asyncio.Event()
-        self._reachable.set()
-        self._welcome: Welcome | None = None
         self._fresh = asyncio.Event()
         self._quiet = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
-        self._heard_at = self._said_at = self._loop.time()
-        self._fenced = 0
         self._started = self._switching = False
         self._drain_at: float | None = None
         self._drain_reserve = 0.0
@@ -123,7 +91,7 @@ class Agent:
     async def run(self) -> int:
         """Until drained, fenced for good, or broken. Returns EXIT_DONE or EXIT_FAILED."""
         with zmq.Context() as context:
-            for work in (self._stay_linked(context), self._send_tokens(), self._versions.run(), self._watch_engine()):
+            for work in (self.manager.run(context), self._send_tokens(), self._versions.run(), self._watch_engine()):
                 self._spawn(work)
             try:
                 code, why = await self._ended
@@ -136,115 +104,35 @@ class Agent:
         """The machine is taken away (SIGTERM): `drain_s` seconds are left."""
         log.info("notice", seconds=self._settings.drain_s)
         self._tell(Leaving(self._settings.drain_s, "SIGTERM"))
-        patience = min(DRAIN_ANSWER_S, self._settings.drain_s / 2) if self._welcome else 0.0
+        patience = min(DRAIN_ANSWER_S, self._settings.drain_s / 2) if self.manager.welcome else 0.0
         self._loop.call_later(patience, self._drain, Drain(self._settings.drain_s - patience, "SIGTERM"))
 
     def cut_off(self) -> None:
         """A drill: from here on the manager cannot be reached, and does not reach us."""
         log.info("cut off from the manager, for a drill")
-        self._reachable.clear()
-        if self._link is not None:
-            self._link.cut()
+        self.manager.cut_off()
 
     def let_back(self) -> None:
         """The end of that drill."""
         log.info("let back")
-        self._reachable.set()
-        if self._link is not None:
-            with contextlib.suppress(LinkDown):  # then `receive` says so too
-                self._link.mend()
+        self.manager.let_back()
 
-    # --- the link -----------------------------------------------------------------------------------------------------
-
-    async def _stay_linked(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        failures = 0
-        while True:
-            address = self._settings.manager()
-            try:
-                if address is not None:
-                    self._link = await self._dial(context, address)
-                    await self._greet(self._link)
-                    failures = 0
-                    await self._listen(self._link)
-            except LinkDown as error:
-                log.info("no manager", error=str(error), attempt=failures)
-            finally:
-                self._unlink()
-            if self._loop.time() - self._heard_at > MANAGER_LOST_S:
-                self._end(EXIT_FAILED, f"the manager was silent for {MANAGER_LOST_S:.0f} s")
-            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
-            failures += 1
-
-    async def _dial(self, context: zmq.Context[zmq.Socket[bytes]], address: ManagerAddress) -> CuttableLink:
-        """Raises LinkDown."""
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                await self._reachable.wait()
-        except TimeoutError:
-            raise LinkDown("cut off from the manager, for a drill") from None
-        return await CuttableLink.open(context, address, self._settings.keys, self._settings.engine)
-
-    async def _greet(self, link: CuttableLink) -> None:
-        """Raises LinkDown when the manager does not welcome us."""
-        link.send(self._hello())
-        try:
-            async with asyncio.timeout(WELCOME_S):
-                answer = await link.receive()
-                while not isinstance(answer, Welcome | Fenced):
-                    answer = await link.receive()
-        except TimeoutError:
-            raise LinkDown("the manager does not answer the greeting") from None
-        self._heard_at = self._loop.time()
-        if isinstance(answer, Fenced):
-            await self._be_fenced(answer)
-        else:
-            self._enter(answer)
-
-    async def _listen(self, link: CuttableLink) -> None:
-        while True:
-            message = await link.receive()
-            self._heard_at = self._loop.time()
-            if isinstance(message, Fenced):
-                await self._be_fenced(message)
-            self._obey(message)
-
-    def _enter(self, welcome: Welcome) -> None:
-        self._welcome, self._fenced = welcome, 0
-        self.book.reconnect(self._loop.time())
-        self._fresh.set()
-
-    async def _be_fenced(self, message: Fenced) -> None:
-        """Nothing that runs here counts any more. Raises LinkDown: the next connection greets anew."""
-        self._fenced += 1
-        if self._fenced >= MAX_FENCED:
-            self._end(EXIT_FAILED, f"fenced: {message.reason}")
-        await self._generation.stop_all()
-        for number in tuple(self.book.streams):
-            self.book.forget(number)
-        self._generation.look_for_room()
-        raise LinkDown(f"fenced: {message.reason}")
-
-    def _unlink(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link = self._welcome = None
+    # --- what the manager says ----------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
         info, settings = self._info, self._settings
         room = (info.max_running, info.kv_tokens, info.max_context)
         return Hello(settings.epoch, settings.engine, settings.pool, *room, self._engine.version, self.book.held())
 
-    def _tell(self, message: FromAgent) -> None:
-        """Says it now or never: what matters of it is said again by the next greeting."""
-        if self._link is None or (self._welcome is None and not isinstance(message, Hello)):
-            return
-        try:
-            self._link.send(message)
-        except LinkDown:
-            return
-        self._said_at = self._loop.time()
+    def _entered(self) -> None:
+        self.book.reconnect(self._loop.time())
+        self._fresh.set()
 
-    # --- what the manager says ----------------------------------------------------------------------------------------
+    async def _disown(self) -> None:
+        await self._generation.stop_all()
+        for number in tuple(self.book.streams):
+            self.book.forget(number)
+        self._generation.look_for_room()
 
     def _obey(self, message: ToAgent) -> None:
         match message:
@@ -264,8 +152,6 @@ class Agent:
                 self._versions.announce(message)
             case Drain():
                 self._drain(message)
-            case Welcome():
-                self._enter(message)
 
     def _assign(self, assign: Assign) -> None:
         reason = self._objection(assign)
@@ -295,31 +181,32 @@ class Agent:
     async def _send_tokens(self) -> None:
         """One frame per delta period while there are tokens; a beat when there was nothing to say."""
         while True:
-            welcome = self._welcome
+            welcome = self.manager.welcome
             beat_s = welcome.beat_s if welcome else WELCOME_S
             try:
-                async with asyncio.timeout_at(self._said_at + beat_s):
+                async with asyncio.timeout_at(self.manager.said_at + beat_s):
                     await self._fresh.wait()
             except TimeoutError:
-                self._said_at = self._loop.time()
+                self.manager.said_at = self._loop.time()
                 self._tell(self._beat())
                 continue
-            await asyncio.sleep(welcome.delta_s if welcome else BACKOFF_S[0])
-            if self._welcome is not None:
+            await asyncio.sleep(welcome.delta_s if welcome else UNHEARD_S)
+            if self.manager.welcome is not None:
                 self._fresh.clear()
                 self._flush(everything=False)
                 if self.book.has_unsent():
                     self._fresh.set()
 
     def _flush(self, *, everything: bool) -> None:
-        if self._link is None or self._welcome is None:
+        link, welcome = self.manager.link, self.manager.welcome
+        if link is None or welcome is None:
             return
         now = self._loop.time()
-        for frame in self.book.pack(now, self._welcome.delta_s, flush=everything):
+        for frame in self.book.pack(now, welcome.delta_s, flush=everything):
             self._tell(frame)
         oldest = self.book.oldest_unanswered()
         if oldest is not None and now - oldest > ANSWER_S:
-            self._link.fail(f"the manager did not confirm tokens for {ANSWER_S:.0f} s")
+            link.fail(f"the manager did not confirm tokens for {ANSWER_S:.0f} s")
 
     def _beat(self) -> Beat:
         used = sum(len(s.assign.input_ids) // 4 + len(s.ids) for s in self.book.unfinished())
@@ -397,7 +284,7 @@ class Agent:
             await self._wait_for_quiet(min(REPLAN_S, max(0.0, self._drain_left())))
         await self._return_drained([stream.assign.assignment for stream in self.book.unfinished()])
         self._flush(everything=True)
-        while self.book.streams and self._link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
+        while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
             await self._wait_for_quiet(REPLAN_S)
         self._tell(Bye(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
@@ -444,14 +331,15 @@ class Agent:
         self._tell(Bye(f"engine failed: {why}"))
         self._end(EXIT_FAILED, f"the engine failed: {why}")
 
+    def _fail(self, why: str) -> None:
+        self._end(EXIT_FAILED, why)
+
     def _end(self, code: int, why: str) -> None:
         if not self._ended.done():
             self._ended.set_result((code, why))
 
     async def _stop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.close(FAREWELL_S)
+        self.manager.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -26,7 +26,8 @@ from polyrl_operator.check import audit_journal
 from polyrl_operator.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.agent.__main__ import read_address
-from polyrl_rollout.agent.app import Agent, AgentSettings
+from polyrl_rollout.agent.app import Agent
+from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engine import EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.fake_engine import FakeEngine, continuation
 from polyrl_rollout.manager.__main__ import write_endpoints
