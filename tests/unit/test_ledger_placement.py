@@ -95,7 +95,7 @@ def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
             engine = state.engines[name]
             its = speed.pace_of(engine, fleet)
             seconds = 100 * its.step(running[name] + 1)
-            read = its.read(0 if name in known else 10)
+            read = its.read(0 if name in known else 2 * 10)
             return seconds + read, running[name] / engine.max_running
 
         open_ones = [

@@ -53,6 +53,8 @@ def _end_assignment(state: State, number: int) -> Assignment:
     engine = state.engines[assignment.engine]
     del engine.running[number]
     engine.kv -= assignment.kv
+    if assignment.reading:
+        speed.stop_reading(engine, assignment.reading)
     engine.gaps.pop(number, None)
     return assignment
 
@@ -125,7 +127,8 @@ def assigned(state: State, fact: f.Assigned) -> None:
     group = state.groups[sample.group].group
     engine = state.engines[fact.engine]
     if not engine.running:
-        engine.window_at, engine.window_tokens = fact.at, 0
+        speed.begin_window(engine, fact.at)
+    reading = speed.begin_reading(engine, fact.reading, fact.at)
     engine.running[fact.assignment] = None
     engine.kv += fact.kv
     state.assignments[fact.assignment] = Assignment(
@@ -138,7 +141,7 @@ def assigned(state: State, fact: f.Assigned) -> None:
         kv=fact.kv,
         at=fact.at,
         progress_at=fact.at,
-        reading=fact.reading,
+        reading=reading,
     )
     wake(state, fact.at + state.config.progress_deadline_s)
 
@@ -169,7 +172,7 @@ def tokens_taken(state: State, fact: f.TokensTaken) -> None:
         else:
             sample.spans.append(OpenSpan(position, position + size, version, fact.engine, sample.attempt))
             if assignment.reading:
-                speed.observe_first_token(state.engines[fact.engine], assignment.reading, at - assignment.at)
+                speed.end_reading(state.engines[fact.engine], assignment.reading, at)
                 assignment.reading = 0
         begin = end
     _count_deltas(state, fact, len(numbers), begin >> 2)
@@ -192,17 +195,8 @@ def _count_deltas(state: State, fact: f.TokensTaken, rows: int, tokens: int) -> 
     if not tokens:
         return
     engine.strikes = 0
-    if engine.token_at < engine.window_at:
-        # The first tokens after a pause: until now it read, which is no decoding.
-        engine.window_at, engine.window_tokens = fact.at, 0
-        tokens = 0
-    engine.token_at = fact.at
     engine.tokens += tokens
-    engine.window_tokens += tokens
-    elapsed = fact.at - engine.window_at
-    if elapsed >= speed.WINDOW_S:
-        speed.observe_window(engine, elapsed)
-        engine.window_at, engine.window_tokens = fact.at, 0
+    speed.observe_tokens(engine, tokens, fact.at)
 
 
 def moved(state: State, fact: f.Moved) -> None:

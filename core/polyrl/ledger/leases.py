@@ -26,12 +26,15 @@ from polyrl.ledger.facts import (
 from polyrl.ledger.moves import move, strike
 from polyrl.ledger.packing import close_late
 from polyrl.ledger.responses import turn_done
-from polyrl.ledger.state import State
+from polyrl.ledger.state import Assignment, State
 from polyrl.sample import DiscardReason
 from polyrl.wire import Announce, Drain
 
 TICK_RESOLUTION_S: Final = 0.1
 """Deadlines that fall closer together are looked at together; a tick reads every live sample."""
+
+READING_SHARE: Final = 4
+"""Progress deadlines that a sample waits for its first token while its engine reads others: sixteen 32k prompts."""
 
 
 def tick(d: Decision) -> None:
@@ -92,12 +95,23 @@ def _end_drains(d: Decision) -> None:
 def _find_stalled(d: Decision) -> None:
     """Moves samples without progress; their engine is suspect if it gave no token to anyone for as long."""
     limit = d.now - d.config.progress_deadline_s
-    stalled = [(number, a.engine) for number, a in d.state.assignments.items() if a.progress_at <= limit]
+    stalled = [
+        (number, a.engine) for number, a in d.state.assignments.items() if _progress_deadline(d.state, a) <= d.now
+    ]
     for name in {engine: None for _, engine in stalled}:
         if d.state.engines[name].token_at <= limit:
             strike(d, name, "stalled", d.config.progress_deadline_s)
     for number, _ in stalled:
         move(d, number, "stalled")
+
+
+def _progress_deadline(state: State, assignment: Assignment) -> float:
+    """A sample that waits for its first token counts from the last prompt that its engine has read, within bounds."""
+    patience = state.config.progress_deadline_s
+    if assignment.progress_at > assignment.at:
+        return assignment.progress_at + patience
+    read_at = state.engines[assignment.engine].read_at
+    return min(max(assignment.progress_at, read_at) + patience, assignment.progress_at + READING_SHARE * patience)
 
 
 def _announce_again(d: Decision) -> None:
@@ -135,7 +149,7 @@ def _deadlines(state: State, now: float) -> Iterator[float]:
         if engine.trusted_at > now:
             yield engine.trusted_at
     for assignment in state.assignments.values():
-        yield assignment.progress_at + config.progress_deadline_s
+        yield _progress_deadline(state, assignment)
     if isfinite(state.trainer_at):
         for name in state.asked:
             yield state.samples[name].ask_due

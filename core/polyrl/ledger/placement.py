@@ -1,7 +1,8 @@
 """Where waiting samples go: as soon as an engine has room, to the engine that is expected to finish them first.
 
-    cost(engine) = wait(queued) + expected_tokens * step(running + 1) + read(tokens that it has not read yet)
+    cost(engine) = wait(queued) + expected_tokens * step(running + 1) + read(what it reads already + 2 * what is new)
 
+What is new to an engine counts twice: the sample waits for it, and so does everybody else who generates there.
 An engine that runs a sibling has read their prompt already; the engine that ended a sample's last turn, under the
 version that it still serves, has read all of it but what the environment wrote. So siblings gather, and later turns
 return, until a fuller engine costs more than reading again. Ties go to the emptier. If the engine with the prefix has
@@ -151,7 +152,7 @@ class _Offers:
         """Until it has finished the sample as one of `running`."""
         pace = speed.pace_of(engine, self._fleet)
         queue = pace.wait(engine.load[1], running, need.expected)
-        return queue + need.expected * pace.step(running) + pace.read(need.unread(engine, is_home))
+        return queue + need.expected * pace.step(running) + pace.read(engine.unread + 2 * need.unread(engine, is_home))
 
     def wait_seconds(self, engine: Engine, need: Need) -> float:
         """The same for a full engine: until one of those that run has ended, and then."""

@@ -1,7 +1,7 @@
 """When an engine with room takes running samples from one where they would finish later.
 
     stay = expected_tokens * step(victim, running)
-    go   = expected_tokens * step(thief, running + 1) + read(thief, tokens that it has not read) + 2 * delta_s
+    go   = expected_tokens * step(thief, running + 1) + read(thief, what it reads already + what is new) + 2 * delta_s
 
 The sample that would finish last goes first, to the engine where one more token takes least: an idle one (the tail
 spreads) or a busy faster one (the tail gathers), whichever ends it sooner. It moves only when `stay - go` exceeds both
@@ -109,7 +109,7 @@ def _worthwhile(d: Decision, number: int, thief: Engine, fleet: float) -> bool:
     if not room or not may_generate(state, thief, assignment.low, assignment.high, d.now):
         return False
     there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
-    reading = _to_read(state, assignment.sample, thief)
+    reading = thief.unread + _to_read(state, assignment.sample, thief)
     running = (len(victim.running), len(thief.running))
     if not gain(need.expected, reading, (there, running[0]), (here, running[1]), d.config.delta_s):
         return False

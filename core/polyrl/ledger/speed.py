@@ -3,7 +3,8 @@
 Model: a decoding step of an engine with b running samples takes `step_s * (1 + b / half_batch)` seconds and gives each
 of them one token; reading n tokens takes `n * prefill_s`. Tokens that arrive are counted over windows; each window is
 one observation (b, seconds per step). `half_batch` is the slope of a straight line through the last windows, once they
-differ enough in b; `step_s` is a smoothed mean. `prefill_s` comes from first tokens: from the Assign to the first row.
+differ enough in b; `step_s` is a smoothed mean. `prefill_s` comes from first tokens: from the first Assign of a
+time of reading to its last first token, by the tokens that were read.
 
 Refuses to hold: decisions (see `placement`, `rebalance`).
 """
@@ -31,9 +32,6 @@ WINDOW_S: Final = 1.0
 
 SMOOTHING: Final = 0.3
 """Weight of the newest window."""
-
-SLOWER_READ: Final = 0.05
-"""Weight of a first token that came later than reading explains: waiting behind others only ever adds."""
 
 FORGETTING: Final = 0.95
 """What is left of a window in the line after the next one: it remembers some twenty."""
@@ -97,10 +95,28 @@ def smoothed(old: float, new: float) -> float:
     return new if old == 0.0 else old + SMOOTHING * (new - old)
 
 
-def observe_window(engine: Engine, seconds: float) -> None:
-    """Part of `fold`: `engine.window_tokens` (> 0) came in `seconds` from the samples that it runs."""
-    running = len(engine.running)
-    step = running * seconds / engine.window_tokens
+def begin_window(engine: Engine, at: float) -> None:
+    """Part of `fold`: from now on tokens are counted anew."""
+    engine.window_at, engine.window_tokens, engine.window_load = at, 0, 0.0
+
+
+def observe_tokens(engine: Engine, tokens: int, at: float) -> None:
+    """Part of `fold`: `tokens` (> 0) came from the samples that `engine` runs."""
+    paused = engine.token_at < engine.window_at
+    if paused or (engine.reading and engine.step_scale):
+        begin_window(engine, at)  # reading takes its time from decoding, and is counted on its own
+    else:
+        engine.window_tokens += tokens
+        engine.window_load += (len(engine.running) - engine.reading) * (at - engine.token_at)
+        if at - engine.window_at >= WINDOW_S and engine.window_load > 0:
+            _observe_window(engine, at - engine.window_at)
+            begin_window(engine, at)
+    engine.token_at = at
+
+
+def _observe_window(engine: Engine, seconds: float) -> None:
+    running = engine.window_load / seconds
+    step = engine.window_load / engine.window_tokens
     line = engine.line = _with(engine.line, running, step)
     engine.half_batch = _half_batch(line) or engine.half_batch
     engine.step_scale = smoothed(engine.step_scale, step / (1 + running / (engine.half_batch or HALF_BATCH)))
@@ -127,12 +143,31 @@ def _half_batch(line: Line) -> float:
     return min(high, max(low, (s / count - slope * mean) / slope))
 
 
-def observe_first_token(engine: Engine, tokens: int, seconds: float) -> None:
-    """Part of `fold`: the first token after reading `tokens` came after `seconds`."""
-    if tokens < MIN_READ or seconds <= 0:
-        return
-    new, old = seconds / tokens, engine.prefill_s
-    engine.prefill_s = smoothed(old, new) if new < old or not old else old + SLOWER_READ * (new - old)
+def begin_reading(engine: Engine, tokens: int, at: float) -> int:
+    """Part of `fold`: an assignment with `tokens` to read begins; returns those to be measured."""
+    if tokens < MIN_READ:
+        return 0
+    if not engine.reading:
+        engine.read_from, engine.read_tokens = at, 0
+    engine.reading += 1
+    engine.unread += tokens
+    return tokens
+
+
+def stop_reading(engine: Engine, tokens: int) -> None:
+    """Part of `fold`: an assignment with `tokens` to read is over, or has its first token."""
+    engine.reading -= 1
+    engine.unread -= tokens
+
+
+def end_reading(engine: Engine, tokens: int, at: float) -> None:
+    """Part of `fold`: the first token after `tokens` has come. One observation per time of reading without a pause:
+    whether an engine reads prompts one by one or together, the last first token comes when all are read."""
+    stop_reading(engine, tokens)
+    engine.read_at = at
+    engine.read_tokens += tokens
+    if not engine.reading and at > engine.read_from:
+        engine.prefill_s = smoothed(engine.prefill_s, (at - engine.read_from) / engine.read_tokens)
 
 
 def mean_after(counters: Counters, tokens: int) -> float:

@@ -97,7 +97,7 @@ class Assignment(msgspec.Struct, array_like=True):
     at: float
     progress_at: float
     reading: int = 0
-    """Tokens that the engine had to read first, as far as the ledger knows; 0 once the first token has come."""
+    """Tokens that its engine reads; 0 once the first token has come, or if they are too few to measure."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -151,6 +151,8 @@ class Engine(msgspec.Struct):
     token_at: float = -inf
     window_at: float = 0.0
     window_tokens: int = 0
+    window_load: float = 0.0
+    """Running samples, integrated over the window: sample-seconds."""
     tokens_per_s: float = 0.0
     step_scale: float = 0.0
     """Seconds per decoding step at batch size 0, see `speed`; 0: not measured, as below."""
@@ -158,6 +160,16 @@ class Engine(msgspec.Struct):
     """Running samples at which a step takes twice as long."""
     prefill_s: float = 0.0
     """Seconds per token to read."""
+    reading: int = 0
+    """Assignments of which it reads the prompt, as far as they are long enough to measure."""
+    unread: int = 0
+    """Tokens of those."""
+    read_from: float = 0.0
+    """Since when it reads without a pause."""
+    read_at: float = -inf
+    """When it last had read one of them."""
+    read_tokens: int = 0
+    """Tokens of those that it has read since."""
     line: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
