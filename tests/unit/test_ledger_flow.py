@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import agents, drains, ledger, placement, speed
+from polyrl.ledger import LedgerConfig, agents, drains, ledger, placement, speed
 from polyrl.ledger.codec import encode_state
 from polyrl.sample import Purpose, sample_id
 from polyrl.simulation.flow import Flow, Speed
@@ -339,6 +339,26 @@ def test_prompts_up_to_32k_and_responses_up_to_64k_share_a_fleet_with_flat_memor
     assert not flow.ledger.state.counters.discarded
     assert flow.ledger.state.counters.acknowledged == 6 * 48
     assert max(sizes) < 64 * 1024, "what has ended is forgotten"
+
+
+@pytest.mark.parametrize(("bound", "flat"), [(20_000, True), (10**9, False)])
+def test_a_slow_trainer_holds_engines_back_and_memory_stays_flat(bound: int, flat: bool) -> None:
+    """Twenty steps are submitted at once; one is trained in the time in which engines could generate ten."""
+    flow = Flow(four(), lambda sample, turn: 200, LedgerConfig(epoch=1, backlog_tokens=bound))
+    for step in range(20):
+        flow.submit(8, n=4, step=step, max_new_tokens=200)
+    largest, tokens_of_a_step = 0, 8 * 4 * 210
+    for step in range(20):
+        flow.ask(32, 32, step=step, max_tokens=10**9, deadline_s=1000.0)
+        flow.run(flow.now + 60.0)
+        assert flow.ledger.state.batches
+        largest = max(largest, flow.ledger.state.backlog)
+        flow.acknowledge(step)
+        flow.facts.clear()
+    assert flow.ledger.state.counters.acknowledged == 20 * 32
+    assert flow.ledger.state.backlog == 0
+    begun = 2 * 4 * 16 * 210  # what runs, and siblings of it
+    assert (largest <= 20_000 + begun + tokens_of_a_step) is flat
 
 
 def test_the_states_bytes_have_no_place_for_what_has_ended() -> None:

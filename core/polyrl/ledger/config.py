@@ -33,6 +33,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     verdict_deadline_s: float = 3600.0
     """Longest wait for a verdict of a trainer that lives; then the group is discarded as rewardTimedOut. Far above any
     reward's own timeout: a custom filter holds verdicts back until the slowest sibling is done."""
+    backlog_tokens: int = 64_000_000
+    """Finished training tokens that may wait for the trainer before later steps stop generating: half a gigabyte."""
     gap_resend_s: float = 1.0
     """Pause before the same gap is asked for again: several round trips."""
     suspect_s: float = 1.0

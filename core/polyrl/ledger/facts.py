@@ -160,7 +160,7 @@ class NextAsked(_Fact, frozen=True):
 
     request: Next
     at: float
-    effect: ClassVar[Effect] = Effect.PACK
+    effect: ClassVar[Effect] = Effect.PACK | Effect.PLACE
 
 
 class NextClosed(_Fact, frozen=True):
@@ -184,6 +184,7 @@ class BatchAcknowledged(_Fact, frozen=True):
 
     batch: int
     at: float
+    effect: ClassVar[Effect] = Effect.PLACE
 
 
 class BatchReturned(_Fact, frozen=True):

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from polyrl.ledger import facts as f
 from polyrl.ledger import speed
 from polyrl.ledger.counting import count, wake
+from polyrl.ledger.responses import group_tokens
 from polyrl.ledger.state import (
     ENVIRONMENT_VERSION,
     Assignment,
@@ -23,7 +24,7 @@ from polyrl.ledger.state import (
     StepState,
     step_key,
 )
-from polyrl.sample import DiscardReason, Group, sample_id
+from polyrl.sample import DiscardReason, Group, Purpose, sample_id
 from polyrl.wire import GroupDropped, row_columns
 
 
@@ -64,7 +65,7 @@ def _step_of(state: State, group: Group) -> StepState:
 
 
 def _forget_group(state: State, group: Group) -> None:
-    del state.groups[group.group]
+    state.backlog -= state.groups.pop(group.group).tokens
     for index in range(group.n):
         del state.samples[sample_id(group.group, index)]
 
@@ -258,6 +259,9 @@ def sample_scored(state: State, fact: f.SampleScored) -> None:
 def group_completed(state: State, fact: f.GroupCompleted) -> None:
     group = state.groups[fact.group]
     group.ready = True
+    if group.group.purpose is Purpose.TRAIN:
+        group.tokens = group_tokens(state, fact.group)
+        state.backlog += group.tokens
     step = _step_of(state, group.group)
     step.open -= 1
     step.ready.append(fact.group)

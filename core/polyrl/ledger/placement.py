@@ -13,7 +13,8 @@ no room, the sample waits for it as long as
 so it never loses more by waiting than reading again would have cost. `speed` says how all of this is measured.
 
 Order is priority, then age of the group. The head of a queue that does not fit anywhere waits for room; nothing of its
-weight versions overtakes it, or a long prompt would starve.
+weight versions overtakes it, or a long prompt would starve. While finished groups that the trainer has not taken hold
+more than `backlog_tokens`, groups of later steps do not begin: memory stays flat, and engines wait for the trainer.
 
 Refuses to hold: polling; moving what runs (see `rebalance`). Read next: `reserved`.
 """
@@ -29,7 +30,7 @@ from polyrl.ledger.discards import needed_context
 from polyrl.ledger.facts import Assigned, PlacementHeld
 from polyrl.ledger.reserved import may_generate
 from polyrl.ledger.state import Engine, GroupState, State
-from polyrl.sample import Group, sample_id
+from polyrl.sample import Group, Purpose, sample_id
 from polyrl.wire import Assign
 
 
@@ -47,16 +48,33 @@ def place(d: Decision) -> None:
         return
     room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, d.now)}
     fitting: dict[tuple[int, int], list[str]] = {}
+    wanted = steps_wanted(state)
     for _, number in tuple(state.queue):
         if not room:
             return
         entry = state.groups[number]
+        if wanted is not None and entry.group.step not in wanted and not _has_begun(state, entry.group):
+            continue
         versions = (entry.group.min_version, entry.group.max_version)
         if versions not in fitting:
             fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, d.now)]
         engines = {name: room[name] for name in fitting[versions] if name in room}
         if engines and not _place_group(d, entry, engines, room):
             fitting[versions] = []
+
+
+def steps_wanted(state: State) -> set[int] | None:
+    """Steps whose groups may begin while the trainer has more to learn from than it takes; None: all may."""
+    if state.backlog <= state.config.backlog_tokens:
+        return None
+    live = (step.step for step in state.steps.values() if step.open or step.ready or step.packed)
+    return {min(live, default=0), *(pending.request.step for pending in state.pending.values())}
+
+
+def _has_begun(state: State, group: Group) -> bool:
+    if group.purpose is Purpose.EVAL:
+        return True
+    return any(state.samples[sample_id(group.group, index)].attempt for index in range(group.n))
 
 
 def _place_group(d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine]) -> bool:

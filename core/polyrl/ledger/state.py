@@ -110,6 +110,8 @@ class GroupState(msgspec.Struct, array_like=True):
     ready: bool = False
     """All scored and past the filter."""
     batch: int = -1
+    tokens: int = 0
+    """What it adds to the backlog."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -286,6 +288,8 @@ class State(msgspec.Struct):
     due: float = inf
     """When `tick` has something to do at the earliest; never too late, sometimes too early."""
     counters: Counters = msgspec.field(default_factory=Counters)
+    backlog: int = 0
+    """Tokens, prompts included, of complete training groups that are not acknowledged."""
     vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Engines that went silent: how often in a row, and when last."""
 
