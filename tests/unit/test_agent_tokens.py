@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrl.ledger.config import LedgerConfig
+from polyrl.ledger.drains import reserve_of
 from polyrl.sample import Finish, SamplingParams
 from polyrl.wire import FINISH_CODES, Assign, Deltas, check_deltas, delta_rows, encode, pack_ids, unpack_ids
-from polyrl_rollout.agent.draining import Work, plan_drain, reserve_of
 from polyrl_rollout.agent.tokens import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
 from polyrl_rollout.engine import TokenChunk
 
@@ -72,8 +72,8 @@ def test_every_token_arrives_once_whatever_is_lost(schedule: list[Event], width:
     book, receiver, made = TokenBook(), Receiver(), {n: [] for n in range(4)}
     now, version, versions = 0.0, 0, {n: [] for n in range(4)}
     for number in made:
-        assert book.open(assign(number), now) is not None
-        assert book.open(assign(number), now) is None, "a repeated Assign changes nothing"
+        assert book.open(assign(number)) is not None
+        assert book.open(assign(number)) is None, "a repeated Assign changes nothing"
 
     def deliver(frames: list[Deltas]) -> None:
         for frame in frames:
@@ -112,7 +112,7 @@ def test_every_token_arrives_once_whatever_is_lost(schedule: list[Event], width:
 
 def test_a_kept_answer_from_before_a_resend_keeps_nothing() -> None:
     book = TokenBook()
-    book.open(assign(1), 0.0)
+    book.open(assign(1))
     book.add(1, chunk([10, 11, 12], finish=Finish.LENGTH), 0.0)
     (frame,) = book.pack(0.0, DELTA_S)
     book.resend(1, 0, 0.1)
@@ -126,7 +126,7 @@ def test_a_kept_answer_from_before_a_resend_keeps_nothing() -> None:
 
 def test_positions_are_those_of_the_response() -> None:
     book = TokenBook()
-    book.open(assign(5, offset=100), 0.0)
+    book.open(assign(5, offset=100))
     book.add(5, chunk([1, 2]), 0.0)
     (frame,) = book.pack(0.0, DELTA_S, flush=True)
     assert delta_rows(frame).tolist() == [(5, 100, 2, 0)]
@@ -136,7 +136,7 @@ def test_positions_are_those_of_the_response() -> None:
 
 def test_a_lone_token_waits_for_company_but_not_for_long() -> None:
     book = TokenBook()
-    book.open(assign(1), 0.0)
+    book.open(assign(1))
     book.add(1, chunk([10]), 0.0)
     assert book.pack(0.03, DELTA_S) == []
     assert book.has_unsent()
@@ -151,7 +151,7 @@ def test_a_lone_token_waits_for_company_but_not_for_long() -> None:
 def test_bytes_per_token_stay_below_the_goal(streams: int, per_tick: int, ticks: int) -> None:
     book, sent = TokenBook(), 0
     for number in range(streams):
-        book.open(assign(number), 0.0)
+        book.open(assign(number))
     for tick in range(ticks):
         now = tick * DELTA_S
         for number in range(streams):
@@ -166,7 +166,7 @@ def test_a_slow_engine_costs_no_more_bytes_per_token(streams: int, ticks_per_tok
     """A large model, or a small one on a busy core: down to three tokens of a sample in a second."""
     book, sent, tokens = TokenBook(), 0, 0
     for number in range(streams):
-        book.open(assign(number), 0.0)
+        book.open(assign(number))
     for tick in range(20 * ticks_per_token):
         for number in range(streams):
             if (tick + staggered * number) % ticks_per_token == 0:
@@ -180,32 +180,13 @@ def test_a_slow_engine_costs_no_more_bytes_per_token(streams: int, ticks_per_tok
 
 def test_a_row_holds_what_its_count_can_say() -> None:
     book, receiver = TokenBook(), Receiver()
-    book.open(assign(1), 0.0)
+    book.open(assign(1))
     ids = list(range(3 * MAX_ROW_TOKENS + 5))
     book.add(1, chunk(ids, finish=Finish.LENGTH), 0.0)
     for frame in book.pack(0.0, DELTA_S):
         assert receiver.take(frame) == {}
     assert receiver.ids[1] == ids
     assert receiver.finish == {1: FINISH_CODES.index("length")}
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 500)), max_size=30),
-    st.floats(-5, 100),
-)
-def test_a_drain_finishes_exactly_what_it_can(pairs: list[tuple[int, float]], left: float) -> None:
-    work = [Work(number, remaining, speed) for number, (remaining, speed) in enumerate(pairs)]
-    plan = plan_drain(work, left)
-    assert sorted(plan.finish + plan.hand_back) == list(range(len(work)))
-    for item in work:
-        if item.tokens_per_second > 0:
-            assert (item.assignment in plan.finish) == (item.remaining <= left * item.tokens_per_second)
-
-
-def test_a_drain_takes_an_unknown_speed_for_the_average_and_nothing_known_for_hopeless() -> None:
-    known, unknown = Work(1, 100, 50.0), Work(2, 100, 0.0)
-    assert plan_drain([known, unknown], 2.0).finish == (1, 2)
-    assert plan_drain([unknown], 1000.0).hand_back == (2,)
 
 
 def test_the_reserve_of_a_notice() -> None:

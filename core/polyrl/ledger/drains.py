@@ -28,6 +28,11 @@ RESERVE_SHARE: Final = 0.25
 """The same for a short notice, as a share of it."""
 
 
+def reserve_of(notice_s: float) -> float:
+    """Seconds of a notice in which the agent no longer generates."""
+    return min(RESERVE_S, RESERVE_SHARE * max(0.0, notice_s))
+
+
 def leave_draining(d: Decision) -> None:
     """Moves what cannot be finished in time, as far as there is room elsewhere; waiting samples were placed before."""
     if d.state.queue:
@@ -39,8 +44,8 @@ def leave_draining(d: Decision) -> None:
 
 def leaving_order(d: Decision, engine: Engine) -> list[int]:
     """Assignments that would not be finished by its deadline: by priority, then the longest first."""
-    left = max(0.0, engine.drain_at - d.now)
-    left -= min(RESERVE_S, RESERVE_SHARE * left)
+    left = engine.drain_at - d.now
+    left -= reserve_of(left)
     step = speed.pace_of(engine, speed.fleet_step(d.state)).step(len(engine.running))
     long = []
     for number in engine.running:

@@ -1,7 +1,6 @@
 """The agent beside each engine: dials the manager, generates what it is assigned, pulls weights, leaves in good order.
 
     tokens        pure: what was generated, sent, kept; what to send next
-    draining      pure: which sequences are finished before a deadline and which are handed back
     conversation  greets, listens and tells, over one link after the other
     link          one connection to the manager
     generating    reads the engine's streams into `tokens`

@@ -9,7 +9,7 @@
     engine      broken: hand everything back, Bye, exit 1. Nothing is restarted here: replacing workers is the fleet's
 
 Every wait has its deadline in this file, in `conversation`, in `link`, in `generating` or in `puller`.
-Read next: `conversation`, `tokens`, `draining`.
+Read next: `conversation`, `tokens`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 import zmq
 
+from polyrl.ledger.drains import reserve_of
 from polyrl.wire import (
     Announce,
     Assign,
@@ -38,7 +39,6 @@ from polyrl.wire import (
     WeightsFailed,
 )
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation, Speaker
-from polyrl_rollout.agent.draining import Work, plan_drain, reserve_of
 from polyrl_rollout.agent.generating import Generation, Listener
 from polyrl_rollout.agent.tokens import TokenBook
 from polyrl_rollout.agent.versions import Versions
@@ -53,7 +53,7 @@ UNHEARD_S: Final = 0.1
 HEALTH_S: Final = 10.0
 """Pause between questions to an engine that gives no tokens."""
 REPLAN_S: Final = 0.25
-"""Pause between looks at who can still finish while draining; ends of sequences are acted upon at once."""
+"""Pause between looks at what is left while draining; ends of sequences are acted upon at once."""
 DRAIN_ANSWER_S: Final = 2.0
 """After Leaving the manager has this long to say Drain before the agent drains itself."""
 CLOSE_S: Final = 15.0
@@ -158,7 +158,7 @@ class Agent:
         if reason is not None:
             self._tell(Returned(assign.assignment, *reason))
             return
-        stream = self.book.open(assign, self._loop.time())
+        stream = self.book.open(assign)
         if stream is not None:
             self._generation.start(stream)
 
@@ -279,8 +279,8 @@ class Agent:
         self._spawn(self._run_drain(drain.reason))
 
     async def _run_drain(self, reason: str) -> None:
+        """Generates on while there is time: who should go on elsewhere, and when, is for the manager to say."""
         while self.book.unfinished() and self._drain_left() > 0:
-            await self._hand_back_hopeless()
             await self._wait_for_quiet(min(REPLAN_S, max(0.0, self._drain_left())))
         await self._return_drained([stream.assign.assignment for stream in self.book.unfinished()])
         self._flush(everything=True)
@@ -288,10 +288,6 @@ class Agent:
             await self._wait_for_quiet(REPLAN_S)
         self._tell(Bye(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
-
-    async def _hand_back_hopeless(self) -> None:
-        work = [Work(s.assign.assignment, s.remaining, s.tokens_per_second) for s in self.book.unfinished()]
-        await self._return_drained(plan_drain(work, self._drain_left()).hand_back)
 
     async def _return_drained(self, assignments: Sequence[int]) -> None:
         await self._generation.stop(assignments)

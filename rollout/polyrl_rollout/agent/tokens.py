@@ -57,8 +57,6 @@ class Stream:
     finish_kept: bool = False
     waits_since: float | None = None
     """When the oldest unsent token came."""
-    begun: float = 0.0
-    newest: float = 0.0
 
     @property
     def length(self) -> int:
@@ -73,11 +71,6 @@ class Stream:
     @property
     def unsent(self) -> int:
         return self.length - self.sent
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of this sequence so far; 0 before it has given any."""
-        return len(self.ids) / (self.newest - self.begun) if self.newest > self.begun else 0.0
 
     def input_ids(self) -> list[int]:
         """Everything the engine needs to generate on: what was assigned and what came since."""
@@ -112,11 +105,11 @@ class TokenBook:
         self._seq = 0
         self._unkept = 0
 
-    def open(self, assign: Assign, now: float) -> Stream | None:
+    def open(self, assign: Assign) -> Stream | None:
         """A stream for a new assignment; None when it is known already."""
         if assign.assignment in self.streams:
             return None
-        stream = Stream(assign, assign.offset, assign.offset, begun=now, newest=now)
+        stream = Stream(assign, assign.offset, assign.offset)
         self.streams[assign.assignment] = stream
         return stream
 
@@ -135,7 +128,6 @@ class TokenBook:
             stream.finish = FINISH_CODES.index(chunk.finish.value)
         if stream.waits_since is None:
             stream.waits_since = now
-        stream.newest = now
         return True
 
     def forget(self, assignment: int) -> Stream | None:
