@@ -65,6 +65,7 @@ class Journal:
         self._tail_bytes = 0
         self._snapshot_bytes = 0
         self._seq = 0
+        self._failed: RunFailed | None = None
         with ExitStack() as opened:
             self._lock = opened.enter_context(_locked(path))
             try:
@@ -115,8 +116,13 @@ class Journal:
             self._records.extend(self._historian.tell(fact))
 
     def commit(self, state: State, at: float) -> None:
-        """One transaction with all that was gathered; `state` is the ledger's, after it. Raises RunFailed when the disk
-        does not take it."""
+        """One transaction with all that was gathered; `state` is the ledger's, after it.
+
+        Raises RunFailed when the disk does not take it, and from then on always: with an empty commit that succeeds,
+        what was to be said only after the lost one would be said.
+        """
+        if self._failed is not None:
+            raise self._failed
         body = encode_facts(self._pending)
         self._pending.clear()
         if not body and not self._records:
@@ -157,7 +163,8 @@ class Journal:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise RunFailed(f"{self._path}: the journal cannot be written: {error}") from error
+            self._failed = RunFailed(f"{self._path}: the journal cannot be written: {error}")
+            raise self._failed from error
 
     def _snapshot(self, state: State, at: float) -> None:
         snapshot = form.row(self._seq, at, encode_state(self._pages.rest(state)))

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ import pytest
 import zmq.asyncio
 
 from polyrl.control import parse_endpoints
+from polyrl.errors import RunFailed
 from polyrl.keys import AgentKeys, read_keys
+from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.state import State
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
-from polyrl.wire import Hello, pack_ids
+from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
 from polyrl_operator.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.fake_agent import FakeAgent
@@ -150,6 +152,21 @@ async def opened(root: Path, disk: Path) -> AsyncIterator[Site]:
 
 def group(number: int, prompt: bytes = PROMPT, n: int = 1) -> Group:
     return Group(number, 0, Purpose.TRAIN, prompt, n, SamplingParams(40), 0, 0)
+
+
+def test_after_a_commit_that_failed_there_is_none(tmp_path: Path) -> None:
+    """What waits to be said would otherwise leave with the next commit, an empty one, and be believed."""
+    ledger = Ledger(LedgerConfig(epoch=EPOCH))
+    with closing(Journal(tmp_path / "journal.sqlite", EPOCH)) as journal:
+        journal.begin(ledger.state, 0.0)
+        journal.append(ledger.from_trainer(TrainerHello(EPOCH, -1), 0.5).facts)
+        journal.commit(ledger.state, 0.5)
+        (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+        journal._db.execute(f"PRAGMA max_page_count={pages}")
+        journal.append(ledger.from_trainer(Submit(0, (group(0),)), 1.0).facts)
+        for _ in range(2):
+            with pytest.raises(RunFailed, match="the journal cannot be written"):
+                journal.commit(ledger.state, 1.0)
 
 
 @pytest.mark.parametrize("limit", ["small disk", "file size"])
