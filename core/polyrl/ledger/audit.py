@@ -3,8 +3,8 @@
     audit = Audit(); for record in records: audit.take(record); verdicts = audit.conclude(state, at)
 
 It shares no line with the ledger's fold, and keeps books of its own: it can find that fold's faults, and a journal's.
-`state` is what the ledger's fold makes of the facts; that it and the records tell the same is I10. I9 and what only a
-peer can see (the text of a token, what an engine really loaded) are not in a journal.
+`state` is what the ledger's fold makes of the facts; that it and the records tell the same is I10. What only a peer can
+see (the text of a token, what an engine really loaded) is not in a journal.
 
 Refuses to hold: files, text for terminals. Read next: `audit_samples`.
 """
@@ -20,6 +20,7 @@ from polyrl.ledger.audit_engines import EngineBooks
 from polyrl.ledger.audit_findings import Findings, Verdict
 from polyrl.ledger.audit_replay import compare, traffic
 from polyrl.ledger.audit_samples import SampleBooks
+from polyrl.ledger.audit_window import WindowBooks
 from polyrl.ledger.state import State
 
 
@@ -31,6 +32,7 @@ class Audit:
         self.engines = EngineBooks(self.findings)
         self.samples = SampleBooks(self.findings, self.engines)
         self.batches = BatchBooks(self.findings, self.engines, self.samples)
+        self.window = WindowBooks(self.findings, self.engines, self.samples)
         self._finished = False
         self._at = 0.0
 
@@ -49,6 +51,7 @@ class Audit:
             text = f"the run has ended and {len(self.samples.live)} groups have not, group {first} first"
             self.findings.broke("I1", self._at, text)
         self.batches.conclude()
+        self.window.conclude(self._at)
         if state is not None:
             compare(self.findings, state, self.engines, self.samples, self.batches, self._at)
             traffic(self.findings, state.counters, self._at)
@@ -56,6 +59,11 @@ class Audit:
 
     def _began(self, record: r.Began) -> None:
         self.engines.config = record.config
+        self.window.renewed(record.at)
+
+    def _renewed(self, record: r.Renewed) -> None:
+        self.batches.renewed(record)
+        self.window.renewed(record.at)
 
     def _finished_run(self, record: r.Finished) -> None:
         self._finished = True
@@ -67,6 +75,7 @@ class Audit:
     def _submitted(self, record: r.Submitted) -> None:
         self.samples.submit(record)
         self.batches.submitted(record)
+        self.window.submitted(record)
 
     def _discarded(self, record: r.Discarded) -> None:
         self.batches.discarded(record)
@@ -75,14 +84,37 @@ class Audit:
     def _assigned(self, record: r.Assigned) -> None:
         self.engines.assigned(record)
         self.samples.assign(record)
+        self.window.assigned(record)
 
     def _moved(self, record: r.Moved | r.Cut) -> None:
+        self.window.ended(record)
         self.samples.move(record)
         self.engines.ended(record)
 
     def _turn_ended(self, record: r.TurnEnded) -> None:
+        self.window.ended(record)
         self.samples.end_turn(record)
         self.engines.ended(record)
+
+    def _greeted(self, record: r.Greeted) -> None:
+        self.engines.greeted(record)
+        self.window.engines_changed(record)
+
+    def _serving(self, record: r.Serving) -> None:
+        self.engines.serving(record)
+        self.window.engines_changed(record)
+
+    def _struck(self, record: r.Struck) -> None:
+        self.engines.struck(record)
+        self.window.engines_changed(record)
+
+    def _draining(self, record: r.Draining) -> None:
+        self.engines.draining(record)
+        self.window.engines_changed(record)
+
+    def _gone(self, record: r.Gone) -> None:
+        self.engines.gone(record)
+        self.window.gone(record)
 
 
 _HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
@@ -95,7 +127,8 @@ _HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
     r.Moved: Audit._moved,
     r.Cut: Audit._moved,
     r.TurnEnded: Audit._turn_ended,
-    r.Renewed: lambda audit, record: audit.batches.renewed(record),
+    r.Renewed: Audit._renewed,
+    r.Window: lambda audit, record: audit.window.window(record),
     r.Unanswered: lambda audit, record: audit.batches.unanswered(record),
     r.Stray: lambda audit, record: audit.samples.stray(record),
     r.Extended: lambda audit, record: audit.samples.extend(record),
@@ -104,9 +137,9 @@ _HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
     r.Batched: lambda audit, record: audit.batches.batched(record),
     r.Acknowledged: lambda audit, record: audit.batches.acknowledged(record),
     r.Unpacked: lambda audit, record: audit.batches.unpacked(record),
-    r.Greeted: lambda audit, record: audit.engines.greeted(record),
-    r.Serving: lambda audit, record: audit.engines.serving(record),
-    r.Struck: lambda audit, record: audit.engines.struck(record),
-    r.Draining: lambda audit, record: audit.engines.draining(record),
-    r.Gone: lambda audit, record: audit.engines.gone(record),
+    r.Greeted: Audit._greeted,
+    r.Serving: Audit._serving,
+    r.Struck: Audit._struck,
+    r.Draining: Audit._draining,
+    r.Gone: Audit._gone,
 }

@@ -6,11 +6,13 @@ Refuses to hold: tokens (see `audit_samples`). Read next: `audit_samples`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from polyrl.ledger import records as r
 from polyrl.ledger.audit_findings import Findings
 from polyrl.ledger.config import LedgerConfig
+from polyrl.sample import Pool
 
 GONE_CAUSES: Final = ("bye", "silent")
 
@@ -30,6 +32,8 @@ class EngineBook:
 
     version: int
     max_running: int
+    pool: Pool = Pool.SPOT
+    paused_until: float = -inf
     draining: bool = False
     drain_at: float = 0.0
     verified: set[int] = field(default_factory=set)
@@ -47,7 +51,7 @@ class EngineBooks:
     def greeted(self, record: r.Greeted) -> None:
         self._findings.saw("I7", "greetings")
         engine = self.live.setdefault(record.engine, EngineBook(record.version, record.max_running))
-        engine.max_running = record.max_running
+        engine.max_running, engine.pool = record.max_running, record.pool
         _serve(engine, record.version)
 
     def serving(self, record: r.Serving) -> None:
@@ -56,7 +60,9 @@ class EngineBooks:
             _serve(engine, record.version)
 
     def struck(self, record: r.Struck) -> None:
-        self._leased(record, f"is struck for {record.cause}")
+        engine = self._leased(record, f"is struck for {record.cause}")
+        if engine is not None:
+            engine.paused_until = record.until
 
     def draining(self, record: r.Draining) -> None:
         engine = self._leased(record, "is drained")

@@ -14,8 +14,9 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger.facts import Fact
 from polyrl.ledger.state import State
 
-JOURNAL_SCHEMA: Final = 3
-"""Changes with any change to facts or state that old bytes would not survive; another one is refused."""
+JOURNAL_SCHEMA: Final = 4
+"""Changes with any change to facts or state that old bytes would not survive, and with records that an audit would
+miss in an old journal; another one is refused."""
 
 _encoder = msgspec.msgpack.Encoder()
 _facts = msgspec.msgpack.Decoder(list[Fact])

@@ -216,10 +216,12 @@ class VersionPublished(_Fact, frozen=True):
 
 
 class WindowSet(_Fact, frozen=True):
-    """Reserved engines may generate, or no longer."""
+    """Reserved engines may generate, or no longer; see `reserved.slowest_pace`."""
 
     open: bool
     at: float
+    token_s: float = 0.0
+    read_s: float = 0.0
     effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
 
 

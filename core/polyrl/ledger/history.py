@@ -213,7 +213,8 @@ _TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] =
     f.TurnExtended: lambda _, fact: (r.Extended(fact.at, fact.sample, len(fact.ids) // BYTES_PER_TOKEN),),
     f.SampleScored: lambda _, fact: (r.Scored(fact.at, fact.sample, fact.reward, fact.metrics),),
     f.VersionPublished: lambda _, fact: (r.Published(fact.at, fact.version),),
-    f.EngineStruck: lambda _, fact: (r.Struck(fact.at, fact.engine, fact.cause),),
+    f.WindowSet: lambda _, fact: (r.Window(fact.at, fact.open, fact.token_s, fact.read_s),),
+    f.EngineStruck: lambda _, fact: (r.Struck(fact.at, fact.engine, fact.cause, fact.trusted_at),),
     f.EngineDraining: lambda _, fact: (r.Draining(fact.at, fact.engine, fact.reason, fact.drain_at),),
     f.RunFinished: lambda _, fact: (r.Finished(fact.at, fact.ok, fact.message),),
 }

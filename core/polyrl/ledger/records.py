@@ -122,6 +122,16 @@ class TrainerCame(Record, frozen=True):
     trainer: str
 
 
+class Window(Record, frozen=True):
+    """Reserved engines may generate from now on, or no longer; how long at most what they have to do takes them."""
+
+    open: bool
+    token_s: float
+    """Seconds per token on the slowest of them when it is full; 0: not measured."""
+    read_s: float
+    """Seconds per token to read on the slowest of them, for all that it runs together."""
+
+
 class Finished(Record, frozen=True):
     """The trainer's last words."""
 
@@ -150,6 +160,7 @@ class Struck(_OfEngine, frozen=True):
     """It failed and pauses."""
 
     cause: str
+    until: float
 
 
 class Draining(_OfEngine, frozen=True):
@@ -280,6 +291,7 @@ AnyRecord: TypeAlias = (
     | Unanswered
     | NumbersTaken
     | TrainerCame
+    | Window
     | Finished
     | Greeted
     | Serving

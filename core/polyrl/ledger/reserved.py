@@ -9,6 +9,7 @@ Refuses to hold: how long the window is (the trainer's planner decides). Read ne
 
 from __future__ import annotations
 
+from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
 from polyrl.ledger.moves import move
 from polyrl.ledger.state import Engine, State
@@ -37,6 +38,16 @@ def hand_over(d: Decision) -> None:
                 assignment = d.state.assignments[number]
                 if _others_can(d.state, assignment.low, assignment.high, d.now):
                     move(d, number, "window")
+
+
+def slowest_pace(state: State) -> tuple[float, float]:
+    """Seconds per token generated and per token read on the slowest reserved engine when it is full; 0, 0 unless all
+    are measured. An audit bounds the window by it: no engine is busy for longer than all work takes it one by one."""
+    engines = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED]
+    if not engines or not all(engine.step_scale for engine in engines):
+        return 0.0, 0.0
+    paces = [(speed.pace_of(engine, 0.0), engine.max_running) for engine in engines]
+    return max(pace.step(running) for pace, running in paces), max(pace.read(running) for pace, running in paces)
 
 
 def _others_can(state: State, low: int, high: int, now: float) -> bool:

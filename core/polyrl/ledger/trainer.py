@@ -36,6 +36,7 @@ from polyrl.ledger.greeting import greet_trainer
 from polyrl.ledger.leases import announce, drain_engine
 from polyrl.ledger.moves import already_over, end_turn
 from polyrl.ledger.packing import answer_again, digest_of
+from polyrl.ledger.reserved import slowest_pace
 from polyrl.ledger.seen import was_seen
 from polyrl.ledger.state import Phase, SampleState
 from polyrl.sample import DiscardReason, Purpose, group_digest, sample_id, split_sample_id
@@ -234,7 +235,7 @@ def _publish(d: Decision, message: PublishVersion) -> Verdict:
 
 def _window(d: Decision, message: ReservedWindow) -> Verdict:
     if message.open != d.state.window_open:
-        d.record(WindowSet(message.open, d.now))
+        d.record(WindowSet(message.open, d.now, *slowest_pace(d.state)))
     return None
 
 
