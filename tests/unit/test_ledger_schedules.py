@@ -21,6 +21,12 @@ def test_every_invariant_holds_under_random_faults(part: int, seed: int) -> None
         assert broken is None, f"python -m polyrl.simulation {number}: {broken}; faults: {smallest.faults}"
 
 
+@pytest.mark.parametrize("number", [463])
+def test_what_once_broke_an_invariant_does_not_again(number: int) -> None:
+    """463: a sample held for its prefix until a moment that was now already."""
+    run_schedule(draw_schedule(number))
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, second = (run_schedule(draw_schedule(7)) for _ in range(2))
     assert first == second

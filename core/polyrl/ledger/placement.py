@@ -22,7 +22,7 @@ Refuses to hold: polling; moving what runs (see `rebalance`). Read next: `reserv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
@@ -32,6 +32,9 @@ from polyrl.ledger.reserved import may_generate
 from polyrl.ledger.state import Engine, GroupState, State
 from polyrl.sample import Group, Purpose, sample_id
 from polyrl.wire import Assign
+
+SHORTEST_HOLD_S: Final = 0.05
+"""A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
 
 
 def has_slot(engine: Engine, now: float) -> bool:
@@ -207,7 +210,7 @@ def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best:
     if not able or home.version != need.prefix_version or home.strikes or home.trusted_at > d.now or not home.running:
         return False
     until = d.state.samples[name].since + other - offers.wait_seconds(home, need)
-    if until <= d.now:
+    if until <= d.now + SHORTEST_HOLD_S:
         return False
     d.record(PlacementHeld(name, until))
     return True

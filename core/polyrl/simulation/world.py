@@ -31,6 +31,10 @@ CONFIG: Final = LedgerConfig(
 """Shorter than in production, so that everything they guard happens within a short run."""
 
 
+EVENTS_AT_ONCE: Final = 10_000
+"""More of them at one moment, and time stands still: somebody's next deadline is now, for ever."""
+
+
 class AgentPeer(Protocol):
     """An engine's side of its link."""
 
@@ -89,9 +93,13 @@ class World:
 
     def run(self, done: Callable[[], bool], quiet_s: float) -> None:
         """Goes on until `done`. Raises Violation when it gets nowhere for `quiet_s`, or nothing is left to happen."""
+        at_once = 0
         while not done():
             if not self._heap:
                 raise Violation(self.now, "I5", "nothing is left to happen, and the run has not ended")
+            at_once = at_once + 1 if self._heap[0][0] <= self.now else 0
+            if at_once > EVENTS_AT_ONCE:
+                raise Violation(self.now, "I5", f"time stands still: {at_once:,} events at one moment")
             self.now, _, action = heapq.heappop(self._heap)
             if self.now > self.watcher.progress_at + quiet_s:
                 clock = self.manager.clock(self.now)
