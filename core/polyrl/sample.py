@@ -50,6 +50,8 @@ class DiscardReason(StrEnum):
     REWARD_INVALID = "rewardInvalid"
     """The reward function gave something that is not a finite number."""
     ENVIRONMENT_FAILED = "environmentFailed"
+    ENVIRONMENT_DIVERGED = "environmentDiverged"
+    """Played again after a restart of the trainer, the environment wrote something else than before."""
     PROMPT_TOO_LONG = "promptTooLong"
     # The algorithm's side: generated, but not wanted.
     FILTERED = "filtered"

@@ -69,13 +69,12 @@ def test_each_is_taken_once_and_two_of_the_same_prompt_one_after_the_other() -> 
     assert groups.leave(4, Purpose.TRAIN) == []
 
 
-def test_what_has_lost_its_environment_or_half_of_its_verdicts_is_of_no_use() -> None:
-    left = [held(7, scored=1), held(8, turn=1), held(9)]
-    assert [HeldGroups(left, gated=True).take(group(99)) for _ in range(1)] == [8]
-    assert [HeldGroups(left, plays=True).take(group(99)) for _ in range(1)] == [7]
-    strict = HeldGroups(left, gated=True, plays=True)
-    assert (strict.take(group(99)), strict.take(group(99))) == (9, None)
-    assert sorted(strict.leave(4, Purpose.TRAIN)) == [7, 8]
+def test_half_of_the_verdicts_is_of_no_use_to_a_gate_and_later_turns_are_taken() -> None:
+    left = [held(7, scored=1), held(8, turn=1)]
+    assert [HeldGroups(left).take(group(99)) for _ in range(1)] == [7]
+    strict = HeldGroups(left, gated=True)
+    assert (strict.take(group(99)), strict.take(group(99))) == (8, None)
+    assert strict.leave(4, Purpose.TRAIN) == [7]
 
 
 # --- supply and loop host ---------------------------------------------------------------------------------------------
@@ -175,15 +174,16 @@ async def test_an_evaluation_leaves_what_is_held_for_the_step_that_follows() -> 
     assert list(groups.live) == [7]
 
 
-async def test_a_group_lost_with_the_journal_is_submitted_again_however_many_there_are() -> None:
+@pytest.mark.parametrize("reason", [DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED])
+async def test_a_group_lost_by_a_restart_is_submitted_again_however_many_there_are(reason: DiscardReason) -> None:
     told, _, supply = site()
     groups = step_of(supply)
     await groups.submit([draw(1), draw(2)])
     for number in (20, 21):
-        await groups.drop(GroupDropped(number, 4, Purpose.TRAIN, DiscardReason.JOURNAL_LOST, ""))
+        await groups.drop(GroupDropped(number, 4, Purpose.TRAIN, reason, ""))
     assert [one.group for one in told.submitted] == [20, 21, 22, 23]
     assert [one.item.ids for one in groups.live.values()] == [(1,), (2,)]
-    assert groups.dropped == {"journalLost": 2}
+    assert groups.dropped == {reason.value: 2}
     assert groups.replaced == 0
 
 

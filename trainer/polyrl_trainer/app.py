@@ -170,7 +170,7 @@ async def _rollout_side(
             episodes = Episodes(prepared.environment, recipe.environment, prepared.tokenizer)
         if prepared.group_filter is not None:
             gate = GroupGate(prepared.group_filter, calls, timeout_s, recipe.sampling.samples_per_prompt)
-        held = HeldGroups(known.held, gated=gate is not None, plays=episodes is not None)
+        held = HeldGroups(known.held, gated=gate is not None)
         host = LoopHost(client, prepared.tokenizer, reward, episodes, gate, held)
         supply = GroupSupply(client, host, session, held)
         publisher = WeightPublisher(arguments.keys, keep=KEPT_VERSIONS + recipe.algorithm.max_staleness)

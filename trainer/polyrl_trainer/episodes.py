@@ -4,6 +4,11 @@ engine.
     play(turn k) ──Sample──> run(sample, generate) ──generate(text)──> play returns text, and run waits for turn k + 1
                                                    └─returns─────────> play returns None: the episode is over
 
+A sample that an earlier trainer left in its second turn or beyond has no environment any more. A fresh one is
+*replayed*: it is led through the recorded turns, and what it writes must be what the record holds, token for token;
+nothing is generated for that. Then it goes on as any other. Each text of a replay has the deadline that it has
+otherwise.
+
 Environments run on the trainer's event loop: they must await, not block; long computing belongs in a thread of
 their own.
 Refuses to hold: rewards, token budgets (the manager ends an episode whose budget is used up). Read next:
@@ -13,7 +18,7 @@ Refuses to hold: rewards, token budgets (the manager ends an episode whose budge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +27,17 @@ from polyrl.manifest.recipe import Environment as EnvironmentSpec
 from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.code_loading import check_arity, load_object
 from polyrl_trainer.environments.protocol import Environment
+from polyrl_trainer.received import PastTurn
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.tokenizers import Tokenizer
 
 
 class EpisodeFailed(Exception):
-    """The environment raised or hung; the sample is discarded with `reason`."""
+    """The environment raised, hung, or did not repeat itself; the sample is discarded with `reason`."""
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, reason: DiscardReason = DiscardReason.ENVIRONMENT_FAILED) -> None:
         super().__init__(detail)
-        self.reason = DiscardReason.ENVIRONMENT_FAILED
+        self.reason = reason
         self.detail = detail
 
 
@@ -59,16 +65,21 @@ class Episodes:
         self._tokenizer = tokenizer
         self._running: dict[str, _Episode] = {}
 
-    async def play(self, sample: Sample, turn: int) -> str | None:
-        """What the environment writes after `turn`, or None when the episode is over. Raises EpisodeFailed."""
+    async def play(self, sample: Sample, turn: int, past: Iterable[PastTurn] = ()) -> str | None:
+        """What the environment writes after `turn`, or None when the episode is over. Raises EpisodeFailed.
+
+        `past`: the turns before, read only if this sample's environment does not run here.
+        """
         if turn + 1 >= self._spec.max_turns:
             self._end(sample.sample)
             return None
         episode = self._running.get(sample.sample)
-        if episode is None:
+        if episode is not None:
+            episode.turns.put_nowait(sample)
+        elif turn == 0:
             episode = self._start(sample)
         else:
-            episode.turns.put_nowait(sample)
+            episode = await self._replay(sample, past)
         text = await self._next_text(sample.sample, episode)
         if text is None:
             self._end(sample.sample)
@@ -80,6 +91,38 @@ class Episodes:
         """Ends the episodes of a group that is trained or dropped."""
         for name in [name for name in self._running if split_sample_id(name)[0] == group]:
             self._end(name)
+
+    async def _replay(self, sample: Sample, past: Iterable[PastTurn]) -> _Episode:
+        """A fresh environment that has been led to where `sample` is. Raises EpisodeFailed."""
+        episode: _Episode | None = None
+        for turn, recorded in enumerate(past):
+            if episode is None:
+                episode = self._start(recorded.sample)
+            else:
+                episode.turns.put_nowait(recorded.sample)
+            try:
+                text = await self._next_text(sample.sample, episode)
+            except EpisodeFailed as failed:
+                raise EpisodeFailed(f"replayed after a restart, after turn {turn}: {failed.detail}") from failed
+            self._compare(sample.sample, turn, text, recorded.written)
+        assert episode is not None, "a sample beyond its first turn has past turns"
+        episode.turns.put_nowait(sample)
+        return episode
+
+    def _compare(self, name: str, turn: int, text: str | None, written: list[int]) -> None:
+        """Raises EpisodeFailed with reason environmentDiverged."""
+        try:
+            if text is not None and list(self._tokenizer.encode_text(text)) == written:
+                return
+        except InvalidData:
+            pass  # What cannot be encoded was not written before either.
+        self._end(name)
+        now = "ended the episode" if text is None else f"wrote {text!r:.80}"
+        before = self._tokenizer.decode(written)
+        raise EpisodeFailed(
+            f"replayed after a restart, the environment {now} after turn {turn}, and {before!r:.80} before",
+            DiscardReason.ENVIRONMENT_DIVERGED,
+        )
 
     def _start(self, sample: Sample) -> _Episode:
         episode = _Episode()
@@ -95,10 +138,12 @@ class Episodes:
         assert episode.task is not None
         text = asyncio.ensure_future(episode.texts.get())
         timeout = self._spec.timeout_seconds
-        await asyncio.wait({text, episode.task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if text.done() or not episode.texts.empty():
-            return await text
-        text.cancel()
+        try:
+            await asyncio.wait({text, episode.task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if text.done() or not episode.texts.empty():
+                return await text
+        finally:
+            text.cancel()
         error = None if not episode.task.done() else episode.task.exception()
         self._end(name)
         raise EpisodeFailed(f"{type(error).__name__}: {error}" if error else f"no answer within {timeout} s")

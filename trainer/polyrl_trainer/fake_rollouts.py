@@ -8,6 +8,7 @@ more can come). Any group can be made to vanish with a reason. Read next: `rollo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,13 @@ class FakeRollouts:
             yield turn
             if self._random.random() < 0.1:
                 yield turn  # Repeated until answered, says the contract.
+
+    def ask_again(self) -> None:
+        """Another trainer is there: every verdict that is missing is asked of it, and of no other."""
+        self._turns = asyncio.Queue()
+        for entry in self._open.values():
+            for index in sorted(entry.responses.keys() - entry.scored.keys()):
+                self._ask(entry, index)
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float]) -> None:
         number, index = split_sample_id(sample)
@@ -170,14 +178,27 @@ class FakeRollouts:
         response += new
         entry.masks.setdefault(index, []).extend([1] * len(new))
         entry.turns.setdefault(index, 0)
-        done = self._response(entry, index)
+        self._ask(entry, index)
+
+    def _ask(self, entry: _Open, index: int) -> None:
+        group, done = entry.group, self._response(entry, index)
         self._turns.put_nowait(TurnDone(group.group, index, group.purpose, group.step, done))
 
     def _response(self, entry: _Open, index: int) -> Response:
         ids, mask = entry.responses[index], np.asarray(entry.masks[index], dtype=np.uint8)
-        spans = (Span(0, len(ids), entry.group.max_version, "fake", 0),)
+        spans = _spans(entry.masks[index], entry.group.max_version)
         log_probs = (mask * LOG_PROB).astype("<f4").tobytes()
         name = sample_id(entry.group.group, index)
         stop = ids[-1:] == list(entry.group.sampling.stop_token_ids)[:1]
         finish = Finish.STOP if stop else Finish.LENGTH
         return Response(name, pack_ids(ids), log_probs, mask.tobytes(), spans, entry.turns[index], finish)
+
+
+def _spans(mask: list[int], version: int) -> tuple[Span, ...]:
+    """One per turn, and one of version -1 per text of the environment."""
+    spans, start = [], 0
+    for generated, positions in itertools.groupby(mask):
+        end = start + len(list(positions))
+        spans.append(Span(start, end, version, "fake", 0) if generated else Span(start, end, -1, "", 0))
+        start = end
+    return tuple(spans)

@@ -5,7 +5,8 @@
 
 A step is never silently short: each dropped group that the step needs is replaced by another prompt, and when too
 many are, the run fails with the counts by reason and the first message of each. What was dropped because the manager
-lost its journal is submitted again with the same prompt; that is nobody's fault and has no limit.
+lost its journal, or because an environment did not repeat itself after a restart, is submitted again with the same
+prompt; that is no fault of the prompt and counts as no replacement. A restart does it once to a group at most.
 Refuses to hold: which prompts (the caller's `replace` says), training. Read next: `rl_loop`.
 """
 
@@ -15,6 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from polyrl.errors import ProtocolError, RunFailed
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, sample_id
@@ -25,6 +27,9 @@ from polyrl_trainer.held_groups import HeldGroups
 from polyrl_trainer.loop_host import LoopHost
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
+
+_ASKED_AGAIN: Final = (DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED)
+"""Reasons that a restart brings, of which a group that is submitted now has none."""
 
 Replace = Callable[[GroupDropped, Draw[Prompt]], Draw[Prompt] | None]
 """Another prompt for a dropped group, or None when the step can do without."""
@@ -94,7 +99,7 @@ class StepGroups:
         self.dropped[dropped.reason.value] += 1
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
         self._supply.release([dropped.group])
-        if dropped.reason is DiscardReason.JOURNAL_LOST:
+        if dropped.reason in _ASKED_AGAIN:
             await self.submit([draw])
             return
         replacement = self._replace(dropped, draw)

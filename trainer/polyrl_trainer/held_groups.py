@@ -18,14 +18,12 @@ from polyrl.wire import HeldGroup
 class HeldGroups:
     """Each held group is taken once, or is left at the end."""
 
-    def __init__(self, held: Iterable[HeldGroup] = (), *, gated: bool = False, plays: bool = False) -> None:
-        """`gated`: verdicts leave by whole groups, so one with some of them is of no use. `plays`: environments live in
-        the trainer, so one in its second turn or beyond has lost its own."""
+    def __init__(self, held: Iterable[HeldGroup] = (), *, gated: bool = False) -> None:
+        """`gated`: verdicts leave by whole groups, so one with some of them is of no use."""
         self._useful: dict[int, HeldGroup] = {}
         self._useless: dict[int, HeldGroup] = {}
         for one in held:
-            useless = (gated and one.scored) or (plays and one.turn)
-            (self._useless if useless else self._useful)[one.group] = one
+            (self._useless if gated and one.scored else self._useful)[one.group] = one
 
     def __contains__(self, number: int) -> bool:
         return number in self._useful

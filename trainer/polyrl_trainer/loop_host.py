@@ -23,7 +23,7 @@ from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.episodes import EpisodeFailed, Episodes
 from polyrl_trainer.group_gate import GroupGate, Judged
 from polyrl_trainer.held_groups import HeldGroups
-from polyrl_trainer.received import to_sample
+from polyrl_trainer.received import past_turns, to_sample
 from polyrl_trainer.rewards import Failures, RewardFunction, Unscored
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
@@ -120,7 +120,7 @@ class LoopHost:
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)
         started = time.monotonic()
         try:
-            text = await self._environment_text(sample, turn)
+            text = await self._environment_text(sample, turn, prompt)
         except EpisodeFailed as failed:
             await self._reject(sample, Unscored(failed.reason, failed.detail))
             return
@@ -146,11 +146,12 @@ class LoopHost:
         for one in passed:
             await self._rollouts.score(one.sample.sample, one.turn, one.reward.value, one.reward.metrics)
 
-    async def _environment_text(self, sample: Sample, turn: TurnDone) -> str | None:
+    async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
         if self._episodes is None or turn.response.finish is Finish.LENGTH:
             return None
-        return await self._episodes.play(sample, turn.response.turn)
+        past = past_turns(turn.group, turn.index, turn.response, prompt, self._tokenizer)
+        return await self._episodes.play(sample, turn.response.turn, past)
 
     async def _reject(self, sample: Sample, unscored: Unscored) -> None:
         self.failures.add(sample.sample, unscored)

@@ -19,7 +19,8 @@ import torch
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.leash import PARENT_PID
-from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams, Scored
+from polyrl.manifest.recipe import Environment
+from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
 from polyrl.wire import GroupDropped, pack_ids, unpack_ids
 from polyrl_operator.check import audit_journal
@@ -29,12 +30,18 @@ from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engine import EngineInfo, GenerateRequest, TokenChunk
-from polyrl_rollout.fake_engine import FakeEngine, continuation
+from polyrl_rollout.fake_engine import LOGPROB, FakeEngine, continuation
 from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.staging import Staging
 from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.environments import CalculatorEnvironment
+from polyrl_trainer.episodes import Episodes
 from polyrl_trainer.held_groups import HeldGroups
+from polyrl_trainer.loop_host import LoopHost
 from polyrl_trainer.publisher import WeightPublisher
+from polyrl_trainer.rewards import Failures, Reward
+from polyrl_trainer.tokenizers import EOS_ID, CharacterTokenizer
 
 EPOCH = 3
 DEADLINE_S = 90.0
@@ -42,6 +49,8 @@ LOOK_S = 0.02
 GROUPS, N, TOKENS = 6, 4, 300
 SPEED = 60.0
 """Tokens per second of a sequence: five seconds each, so that a kill falls into the middle."""
+CALLS = 3
+TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",
     "kind": "PolyRLJob",
@@ -69,15 +78,27 @@ class CountingEngine(FakeEngine):
             yield chunk
 
 
+class CalculatingEngine(CountingEngine):
+    """Calls the calculator with what it said last, CALLS times, one after the other; then it is done."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        results = TOKENIZER.decode(request.input_ids).split("<result>")[1:]
+        last = results[-1].split("<")[0] if results else "1"
+        text = f"<calc>{last}+1</calc>" if len(results) < CALLS else "7"
+        new = [*TOKENIZER.encode_text(text), EOS_ID]
+        self.made += len(new)
+        yield TokenChunk(new, [LOGPROB] * len(new), self.version, Finish.STOP)
+
+
 class World:
     """A manager that can be killed; agents, publisher and watcher that outlive it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, engine: type[CountingEngine] = CountingEngine) -> None:
         self.root = root
         write_run_keys(root / "keys")
         (root / "job.json").write_text(json.dumps(JOB))
         self.file = root / "manager.json"
-        self.engines = [CountingEngine(EngineInfo(16, 1 << 16, 4096), SPEED) for _ in range(2)]
+        self.engines = [engine(EngineInfo(16, 1 << 16, 4096), SPEED) for _ in range(2)]
         self.status = ManagerStatus(seq=-1, epoch=EPOCH)
         self._manager: asyncio.subprocess.Process | None = None
 
@@ -135,9 +156,9 @@ async def publish(client: RolloutClient, publisher: WeightPublisher) -> None:
 
 
 @asynccontextmanager
-async def at_work(root: Path) -> AsyncIterator[World]:
+async def at_work(root: Path, engine: type[CountingEngine] = CountingEngine) -> AsyncIterator[World]:
     """Manager, two agents, and somebody who follows the status."""
-    world = World(root)
+    world = World(root, engine)
     await world.start_manager()
     tasks = [asyncio.create_task(world.run_agent(number)) for number in range(2)]
     tasks.append(asyncio.create_task(world.watch()))
@@ -291,3 +312,95 @@ async def test_another_trainer_takes_what_the_first_one_left_and_nothing_is_gene
     assert all(is_exact(one, one.group) for one in taken)
     assert world.made == GROUPS * N * TOKENS
     assert is_sound(world.root / "journal.sqlite")
+
+
+class Calculator(CalculatorEnvironment):
+    """Hangs where it is told to, and may write something else than a calculator would."""
+
+    def __init__(self, until: int = CALLS + 1, wrong: int = -1) -> None:
+        """Hangs before text number `until`; text number `wrong` is wrong."""
+        self.hanging: set[str] = set()
+        self._until, self._wrong = until, wrong
+
+    async def run(self, sample: Any, generate: Any) -> None:
+        written = 0
+
+        async def write(text: str) -> Any:
+            nonlocal written
+            if written == self._until:
+                self.hanging.add(sample.sample)
+                await asyncio.Event().wait()
+            written += 1
+            return await generate("<result>0</result>" if written - 1 == self._wrong else text)
+
+        await super().run(sample, write)
+
+
+class OneForAll:
+    failures = Failures({}, {})
+
+    async def score(self, sample: Any) -> Reward:
+        return Reward(1.0)
+
+
+@asynccontextmanager
+async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIterator[None]:
+    """Plays with `calculator` for as long as the context lasts; ends without a word to anyone."""
+    episodes = Episodes(calculator, Environment(class_path="m:C", max_turns=CALLS + 2), TOKENIZER)
+    host = LoopHost(client, TOKENIZER, OneForAll(), episodes)  # type: ignore[arg-type]
+    for number in range(GROUPS):
+        host.register(number, Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {}))
+    running = asyncio.create_task(host.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        host.release(range(GROUPS))
+
+
+def calculation(number: int) -> Group:
+    sampling = SamplingParams(TOKENS, stop_token_ids=(EOS_ID,))
+    return Group(number, 0, Purpose.TRAIN, pack_ids(TOKENIZER.encode_prompt("1=")), N, sampling, 0, 0)
+
+
+EPISODE = "<calc>1+1</calc><result>2</result><calc>2+1</calc><result>3</result><calc>3+1</calc><result>4</result>7"
+
+
+@asynccontextmanager
+async def in_their_third_turn(root: Path) -> AsyncIterator[tuple[World, list[Group]]]:
+    """A world whose trainer is gone while every sample's environment was about to write its third text."""
+    async with at_work(root, CalculatingEngine) as world:
+        publisher, groups = WeightPublisher(root / "keys/trainer.key"), [calculation(n) for n in range(GROUPS)]
+        try:
+            async with world.client() as client, a_loop_host(client, stuck := Calculator(until=2)):
+                await publish(client, publisher)
+                await client.submit(groups)
+                await world.until(lambda: len(stuck.hanging) == GROUPS * N)
+            yield world, groups
+        finally:
+            publisher.close()
+
+
+async def test_another_trainers_environments_go_on_where_the_first_ones_were(tmp_path: Path) -> None:
+    async with in_their_third_turn(tmp_path) as (world, groups):
+        async with world.client() as second:
+            held = HeldGroups(second.welcome.held)
+            assert sorted(held.take(group) for group in groups) == list(range(GROUPS))
+            async with a_loop_host(second, Calculator()):
+                taken = await asyncio.wait_for(take(second, GROUPS * N), DEADLINE_S)
+            await world.until(lambda: world.status.samples.acknowledged == GROUPS * N)
+        assert {TOKENIZER.decode(unpack_ids(one.response.ids).tolist()) for one in taken} == {EPISODE}
+        assert world.made == sum(sum(one.response.loss_mask) for one in taken)
+    assert is_sound(tmp_path / "journal.sqlite")
+
+
+async def test_environments_that_do_not_repeat_themselves_cost_their_groups(tmp_path: Path) -> None:
+    async with in_their_third_turn(tmp_path) as (world, _):
+        async with world.client() as second, a_loop_host(second, Calculator(wrong=1)):
+            notices = aiter(second.dropped())
+            dropped = [await asyncio.wait_for(anext(notices), DEADLINE_S) for _ in range(GROUPS)]
+        assert {one.reason for one in dropped} == {DiscardReason.ENVIRONMENT_DIVERGED}
+        expected = "replayed after a restart, the environment wrote '<result>0</result>' after turn 1, and '<result>3<"
+        assert all(one.detail.startswith(expected) for one in dropped)
+    assert is_sound(tmp_path / "journal.sqlite")

@@ -21,7 +21,8 @@ class Environment(Protocol):
     async def run(self, sample: Sample, generate: Generate) -> None:
         """Plays one episode: `sample` is the prompt with the policy's first turn. Returning ends the episode.
 
-        What it raises discards the sample with reason environmentFailed. An episode that outlives the trainer is not
-        continued: samples of an earlier run epoch are fenced.
+        What it raises discards the sample with reason environmentFailed. After a restart of the trainer a fresh one
+        is led through the recorded turns: it must write again what it wrote, or the sample is discarded with reason
+        environmentDiverged and its prompt is asked anew. Whatever else it does, it then does twice.
         """
         ...
