@@ -55,7 +55,7 @@ class Killer:
             async with asyncio.timeout(longest_s(self._plan)):
                 await self._generated(self._random.randint(*self._plan.tokens_between))
                 await asyncio.sleep(self._random.uniform(0.0, JITTER_S))
-                victim = self._random.choice(await self._at_work(2))
+                victim = self._random.choice(await self._at_work())
             self.kills.append(Kill(victim, time.time()))
             await self._fleet.kill(victim)
             print(f"kill {number + 1}: {victim}", file=sys.stderr, flush=True)
@@ -65,12 +65,13 @@ class Killer:
         while self._run.status.tokens.generated < goal:  # noqa: ASYNC110 - the status has no event of its own
             await asyncio.sleep(LOOK_S)
 
-    async def _at_work(self, least: int) -> list[str]:
-        """Rollouts that generate; waits until there are so many, so that one is left."""
+    async def _at_work(self) -> list[str]:
+        """Rollouts that generate; waits until there is one, and another that serves, so that one is left."""
         gone = {kill.victim for kill in self.kills}
         while True:
             serving = [engine for engine in self._run.status.engines if engine.state is EngineState.SERVING]
-            busy = [engine.engine for engine in serving if engine.running and engine.engine not in gone]
-            if len(busy) >= least:
+            left = [engine for engine in serving if engine.engine not in gone]
+            busy = [engine.engine for engine in left if engine.running]
+            if busy and len(left) > 1:
                 return busy
             await asyncio.sleep(LOOK_S)

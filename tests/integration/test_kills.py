@@ -7,6 +7,7 @@ exactly once, a wait beyond its deadline, an invariant that the run's journal sh
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -26,7 +27,7 @@ Report = dict[str, Any]
 
 def kill(folder: Path, tokens: int, kills: int, *options: str) -> Report:
     """The report of a run that kept all promises."""
-    seed = random.randrange(1 << 30)
+    seed = int(os.environ.get("POLYRL_SEED") or random.randrange(1 << 30))
     print("seed", seed)
     argv = [sys.executable, str(RUN), "--kills", str(kills), "--seed", str(seed), "--tokens", str(tokens), *options]
     run = subprocess.run([*argv, "--out", str(folder)], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
