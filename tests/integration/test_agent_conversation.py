@@ -374,6 +374,7 @@ async def test_a_notice_is_told_and_leads_to_a_drain_even_when_the_manager_says_
     rig.agent.notice()
     assert (await rig.manager.hear(Leaving)).deadline_s == 4.0
     assert await rig.exit_code() == EXIT_DONE
+    await rig.manager.hear(Bye)
     assert [r.reason for r in rig.manager.all_of(Returned)] == ["draining"]
 
 
