@@ -18,7 +18,8 @@ from polyrl_operator.cli import USER_ERROR, app
 JOB = Path(__file__).parents[2] / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240
 LOOK_S = 0.2
-STEPS = 12
+STEPS = 80
+"""Enough for three faults on idle cores, where a step takes a quarter of a second."""
 
 SMALL = {
     "spec.recipe.sft.steps": 2,
