@@ -101,11 +101,6 @@ def file_entry(name: str, content: bytes) -> FileEntry:
     return FileEntry(name, content, digest(content))
 
 
-def plan_chunks(total: int, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
-    """Sizes of the chunks of a stream of `total` bytes: all equal, only the last one shorter."""
-    return [min(chunk_bytes, total - start) for start in range(0, total, chunk_bytes)]
-
-
 def cut_chunks(pieces: Iterable[Buffer], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkEntry, bytes]]:
     """The chunks of the stream that `pieces` make when laid end to end; holds one chunk at a time."""
     pending = bytearray()

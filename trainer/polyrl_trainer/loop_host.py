@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -64,18 +63,11 @@ class LoopHost:
         """Turns of held groups that nobody has registered yet."""
         self._judges: asyncio.TaskGroup | None = None
         self._groups: dict[int, GroupRecord] = {}
-        self._scored_s = 0.0
-        self._unknown: Counter[str] = Counter()
 
     @property
     def failures(self) -> Failures:
         """Failures of user code, by reason."""
         return self._reward.failures
-
-    @property
-    def scoring_seconds(self) -> float:
-        """Seconds that calls of user code took, summed over calls."""
-        return self._scored_s
 
     def register(self, group: int, prompt: Prompt) -> None:
         """Before the group is submitted."""
@@ -108,8 +100,7 @@ class LoopHost:
         if record is None and turn.group in self._held:
             self._early.setdefault(turn.group, []).append(turn)
         elif record is None:
-            # A group that was released while its last turns were on their way; its verdict matters to nobody.
-            self._unknown[turn.purpose] += 1
+            return  # its group was released while its last turns were on their way; its verdict matters to nobody
         elif (turn.index, turn.response.turn) not in record.answered:
             assert self._judges is not None, "turns come while the host runs"
             record.answered.add((turn.index, turn.response.turn))
@@ -118,7 +109,6 @@ class LoopHost:
 
     async def _judge(self, turn: TurnDone, prompt: Prompt) -> None:
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)
-        started = time.monotonic()
         try:
             text = await self._environment_text(sample, turn, prompt)
         except EpisodeFailed as failed:
@@ -128,7 +118,6 @@ class LoopHost:
             await self._rollouts.extend(sample.sample, turn.response.turn, self._tokenizer.encode_text(text))
             return
         verdict = await self._reward.score(sample)
-        self._scored_s += time.monotonic() - started
         if isinstance(verdict, Unscored):
             await self._rollouts.reject(sample.sample, verdict.reason, verdict.detail)
         else:

@@ -4,7 +4,7 @@ So a step never needs spot capacity: without another engine that serves the righ
 work, window or not. When the window closes they hand over what they run, if another engine can go on with it; if none
 can, they finish it.
 
-Refuses to hold: how long the window is (the trainer's planner decides). Read next: `rebalance`.
+Refuses to hold: how long the window is (the trainer closes it when its first batch has come). Read next: `rebalance`.
 """
 
 from __future__ import annotations

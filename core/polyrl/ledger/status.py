@@ -101,11 +101,6 @@ class LedgerStatus(msgspec.Struct, frozen=True):
     ok: bool
     message: str
 
-    @property
-    def migrated(self) -> int:
-        """All migrations together."""
-        return sum(self.migrations.values())
-
 
 def status_of(state: State, now: float) -> LedgerStatus:
     """The whole picture."""

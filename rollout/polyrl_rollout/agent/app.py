@@ -3,7 +3,7 @@
     manager     greeted with all that is held (see `conversation`); without one the engine generates on, bounded
     tokens      leave every delta period, as far as worth it (see `tokens`); a beat when nothing else was said
     weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
-    drain       finish what can be finished, hand back the rest, wait until the manager has everything, Bye, exit 0
+    drain       generate on while there is time, hand back the rest, wait until the manager has everything, Bye, exit 0
     notice      SIGTERM: Leaving; the manager's Drain follows, or the agent drains itself
     fenced      abort and forget everything, greet anew
     engine      broken: hand everything back, Bye, exit 1. Nothing is restarted here: replacing workers is the fleet's
