@@ -1,0 +1,7 @@
+"""One PolyRLJob on a cluster, decided in values: what is seen, what follows from it, and what is to be done.
+
+    raw objects ─ observe ─> JobFacts ─ reconcile(facts, memory, now) ─> Decision(actions, status, memory, wake_at)
+
+The same functions run in the operator, under random fault schedules in tests, and in a simulator.
+Refuses to hold: sockets, an API client, a clock. Read next: `names`, `facts`, `actions`, `reconcile`.
+"""

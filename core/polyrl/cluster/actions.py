@@ -1,0 +1,162 @@
+"""What is to be done about a job, as values that print as sentences. Repeating any of them is harmless.
+
+Refuses to hold: how it is done (the operator's shell does), why (each says so itself). Read next: `reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from polyrl.manifest.status import JobStatus
+
+Object: TypeAlias = dict[str, Any]
+"""A Kubernetes object as plain values, with apiVersion, kind and metadata.name."""
+
+
+@dataclass(frozen=True)
+class MakeKeys:
+    """Make the job's Secret: CURVE pairs, token, the manager's certificate. Drawn by the shell, once."""
+
+    name: str
+    hosts: tuple[str, ...]
+    """DNS names that the manager's certificate is for."""
+
+    def __str__(self) -> str:
+        return f"make Secret {self.name}"
+
+
+@dataclass(frozen=True)
+class Create:
+    """Make an object that is not there; one that is there already is left as it is."""
+
+    object: Object
+    why: str
+
+    def __str__(self) -> str:
+        return f"create {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Make an object be as described, by server-side apply."""
+
+    object: Object
+    why: str
+
+    def __str__(self) -> str:
+        return f"apply {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete an object, if it is still the one with this uid."""
+
+    kind: str
+    name: str
+    uid: str
+    why: str
+    grace_s: int | None = None
+    """None: as the object says; 0: at once, for a node that will never answer."""
+
+    def __str__(self) -> str:
+        grace = "" if self.grace_s is None else f" within {self.grace_s} s"
+        return f"delete {self.kind} {self.name}{grace}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Tell the manager that a pod's engine ends within `deadline_s`."""
+
+    pod: str
+    uid: str
+    deadline_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"drain {self.pod} within {self.deadline_s:.1f} s: {self.why}"
+
+
+@dataclass(frozen=True)
+class Annotate:
+    """Write annotations on a pod of ours, if it is still the one with this uid."""
+
+    pod: str
+    uid: str
+    annotations: Mapping[str, str]
+    why: str
+
+    def __str__(self) -> str:
+        return f"annotate {self.pod}: {self.why}"
+
+
+@dataclass(frozen=True)
+class SuspendTrainer:
+    """Set the trainer Job's `suspend`."""
+
+    name: str
+    suspend: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'suspend' if self.suspend else 'resume'} Job {self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Ask the API server whether it would take these pods; the answer comes back as `JobFacts.dry_run`."""
+
+    objects: tuple[Object, ...]
+    generation: int
+
+    def __str__(self) -> str:
+        return f"ask for a dry run of generation {self.generation}"
+
+
+@dataclass(frozen=True)
+class Say:
+    """An Event on the job."""
+
+    reason: str
+    """One CamelCase word."""
+    message: str
+    """One sentence."""
+    type: Literal["Normal", "Warning"] = "Normal"
+
+    def __str__(self) -> str:
+        return f"say {self.reason}: {self.message}"
+
+
+Action: TypeAlias = MakeKeys | Create | Apply | Delete | Drain | Annotate | SuspendTrainer | DryRun | Say
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Size that one finished step asked for."""
+
+    step: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a reconcile carries to the next one and may lose: with it gone, windows are filled anew."""
+
+    recommendations: tuple[Recommendation, ...] = ()
+    """Newest last, as many as the longest window."""
+    drains_told: frozenset[str] = frozenset()
+    """UIDs of pods whose drain the manager has confirmed; the shell adds to it."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The outcome of one look."""
+
+    actions: tuple[Action, ...]
+    """In order."""
+    status: JobStatus
+    """To be written when it differs from the stored one."""
+    memory: Memory = field(default_factory=Memory)
+    wake_at: float | None = None
+    """Unix seconds at which to look again even if nothing happens; None: only on events."""

@@ -1,0 +1,171 @@
+"""What is seen of one job at one moment, as values. Times are Unix seconds, as the API server's stamps are.
+
+Refuses to hold: raw objects (see `observe`), any judgement of what they mean. Read next: `observe`, `disruption`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.status import JobStatus
+from polyrl.sample import Pool
+from polyrl.status import ManagerStatus
+from polyrl.worker import Role
+
+
+class PodPhase(StrEnum):
+    """status.phase."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended."""
+
+    container: str
+    code: int
+    reason: str
+    """As the kubelet says: Completed, Error, OOMKilled, ..."""
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """One pod of the job."""
+
+    name: str
+    uid: str
+    role: Role
+    phase: PodPhase
+    created_at: float
+    pool: Pool | None = None
+    """Of a rollout: SPOT or ON_DEMAND."""
+    node: str = ""
+    ready: bool = False
+    scheduled_at: float | None = None
+    unschedulable: str = ""
+    """The scheduler's words when it found no node."""
+    deletion_at: float | None = None
+    """metadata.deletionTimestamp: when its grace ends, not when it was asked to end."""
+    deletion_grace_s: float = 0.0
+    disruption: str = ""
+    """Reason of a true DisruptionTarget condition."""
+    reason: str = ""
+    """status.reason: Evicted, Terminated, NodeShutdown, NodeLost, ..."""
+    exits: tuple[Exit, ...] = ()
+    """Of its containers that ended for good."""
+    template_hash: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Only ours."""
+
+    @property
+    def ended(self) -> bool:
+        """True when no container of it runs or will run again."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+@dataclass(frozen=True)
+class Taint:
+    """One taint of a node."""
+
+    key: str
+    value: str
+    effect: str
+    added_at: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node that runs, or ran, a pod of the job."""
+
+    name: str
+    uid: str
+    ready: bool = True
+    ready_reason: str = ""
+    """Reason of the Ready condition when it is not true, with its message: where a shutdown shows."""
+    ready_changed_at: float | None = None
+    unschedulable: bool = False
+    """Cordoned."""
+    taints: tuple[Taint, ...] = ()
+    deletion_at: float | None = None
+    claim_deletion_at: float | None = None
+    """Deletion of its Karpenter NodeClaim."""
+    claim_reason: str = ""
+    """Reason of the NodeClaim's disruption, when it says one."""
+
+
+@dataclass(frozen=True)
+class TrainerFacts:
+    """The trainer's Job."""
+
+    uid: str
+    active: int
+    ready: int
+    failed: int
+    succeeded: int
+    suspended: bool
+    created_at: float
+    complete_at: float | None = None
+    failed_at: float | None = None
+    failed_reason: str = ""
+    failed_message: str = ""
+    template_hash: str = ""
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
+class ManagerFacts:
+    """What the manager last said."""
+
+    status: ManagerStatus
+    heard_at: float
+    missed: int = 0
+    """Polls in a row without an answer since."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A child that is neither a pod nor the trainer's Job: whether it is there, and of which content."""
+
+    kind: str
+    name: str
+    uid: str
+    content_hash: str
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """All that is seen of one PolyRLJob."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created_at: float
+    job: PolyRLJob | None
+    """None when the stored object is not one that this version understands; `refusal` says why."""
+    status: JobStatus
+    """As stored; empty at first."""
+    refusal: str = ""
+    managed_by: str = ""
+    deleting: bool = False
+    trainer: TrainerFacts | None = None
+    pods: tuple[PodFacts, ...] = ()
+    """Of every role, oldest first; pods that are being deleted stay until they are gone."""
+    nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
+    """By name: those that the pods name and that exist."""
+    children: tuple[Child, ...] = ()
+    manager: ManagerFacts | None = None
+    dry_run: str | None = None
+    """The API server's refusal of this generation's pods in a dry run; empty: it agreed; None: not asked yet."""
+
+    def of_role(self, role: Role) -> tuple[PodFacts, ...]:
+        """Pods of one role, oldest first."""
+        return tuple(pod for pod in self.pods if pod.role is role)

@@ -1,0 +1,97 @@
+"""Every name that the cluster side of a job goes by: objects, labels, annotations, ports, paths inside pods.
+
+Names of pods end in an ordinal that only grows, so that a name is made before the request that uses it (a repeat is
+answered with "already exists", not with a twin) and never means two pods. Job names have at most 46 characters, so that
+each of these stays within a DNS label's 63.
+Refuses to hold: objects (see `objects`). Read next: `facts`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.worker import Role
+
+GROUP: Final = "polyrl.dev"
+VERSION: Final = "v1alpha1"
+PLURAL: Final = "polyrljobs"
+MANAGED_BY: Final = "polyrl-operator"
+"""Value of app.kubernetes.io/managed-by on all that we make; the one selector of every watch."""
+
+APP: Final = "app.kubernetes.io"
+LABEL_MANAGED_BY: Final = f"{APP}/managed-by"
+LABEL_JOB: Final = f"{GROUP}/job-name"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_POOL: Final = f"{GROUP}/pool"
+LABEL_TEMPLATE: Final = f"{GROUP}/template-hash"
+
+ANNOTATION_NOTICED_AT: Final = f"{GROUP}/preempted-at"
+"""On a rollout pod: when its end was first seen, RFC 3339; written once, so that a new operator counts it once."""
+ANNOTATION_NOTICE: Final = f"{GROUP}/preempt-reason"
+ANNOTATION_COUNTED: Final = f"{GROUP}/counted"
+"""On a pod that ended: `preemption` or `failure`; written before the pod is deleted."""
+
+AGENTS_PORT: Final = 5001
+TRAINER_PORT: Final = 5002
+PUBLISHER_PORT: Final = 5003
+"""Fixed inside pods, where nobody else listens; the HTTP port is the manifest's `manager.port`."""
+
+JOB_DIR: Final = "/polyrl/job"
+"""job.json and manager.json."""
+KEYS_DIR: Final = "/polyrl/keys"
+RUN_DIR: Final = "/polyrl/run"
+"""Trainer only: checkpoints, metrics, result."""
+JOURNAL_DIR: Final = "/polyrl/journal"
+MANIFEST_DIR: Final = "/polyrl/manifest"
+"""Where the manifest's relative paths start from."""
+
+EPOCH: Final = 1
+"""On a cluster a job has one epoch: suspend and resume are to the ledger what a kill of everything is."""
+
+USER_ID: Final = 10001
+"""User and group of every process of ours; a number, because `runAsNonRoot` cannot judge a name."""
+
+
+def manager_service(job: str) -> str:
+    return f"{job}-manager"
+
+
+def trainer_name(job: str) -> str:
+    """Of the trainer's Job, headless Service, volume claim and disruption budget."""
+    return f"{job}-trainer"
+
+
+def keys_secret(job: str) -> str:
+    return f"{job}-keys"
+
+
+def config_map(job: str, content_hash: str) -> str:
+    return f"{job}-cfg-{content_hash}"
+
+
+def pod_name(job: str, role: Role, ordinal: int) -> str:
+    """Of the manager's or a rollout's pod."""
+    return f"{job}-{'r' if role is Role.ROLLOUT else role.value}-{ordinal}"
+
+
+def ordinal_of(pod: str) -> int:
+    """The number that a pod's name ends in; 0 when there is none."""
+    last = pod.rpartition("-")[2]
+    return int(last) if last.isdecimal() else 0
+
+
+def labels(job: str, role: Role | None = None) -> dict[str, str]:
+    """Of a child of `job`."""
+    own = {
+        f"{APP}/name": "polyrl",
+        f"{APP}/instance": job,
+        f"{APP}/part-of": "polyrl",
+        LABEL_MANAGED_BY: MANAGED_BY,
+        LABEL_JOB: job,
+    }
+    return own if role is None else own | {f"{APP}/component": role.value, LABEL_ROLE: role.value}
+
+
+def selector(job: str, role: Role) -> str:
+    """Label selector of the job's pods of one role, as text."""
+    return f"{LABEL_JOB}={job},{LABEL_ROLE}={role.value}"
