@@ -24,6 +24,9 @@ Schema = dict[str, Any]
 OPEN: Final = "x-kubernetes-preserve-unknown-fields"
 """Marks objects whose further fields are kept."""
 
+LARGEST_EXACT_BOUND: Final = 2**53
+"""The server holds bounds as doubles and refuses those of int64's ends, which round up; the format says them anyway."""
+
 _LIST_MAPS: Final = {"conditions": "type", "pools": "name"}
 """Lists of the status that are merged by a key, and the key."""
 
@@ -174,3 +177,6 @@ def _translate_bounds(node: Schema) -> None:
             node[exclusive] = True
     if node.get("type") == "integer":
         node["format"] = "int32" if node.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
+        for bound in ("minimum", "maximum"):
+            if abs(node.get(bound, 0)) > LARGEST_EXACT_BOUND:
+                del node[bound]

@@ -110,8 +110,12 @@ def _split(text: str, separator: str) -> celtypes.ListType:
     return celtypes.ListType([celtypes.StringType(character) for character in text])
 
 
+def _format(template: str, values: celtypes.ListType) -> celtypes.StringType:
+    return celtypes.StringType(template % tuple(values))
+
+
 # The API server's string library, which the Python evaluator lacks.
-EXTENSIONS: dict[str, Any] = {"split": _split, "indexOf": _first, "lastIndexOf": _last}
+EXTENSIONS: dict[str, Any] = {"split": _split, "indexOf": _first, "lastIndexOf": _last, "format": _format}
 ENVIRONMENT = celpy.Environment()
 
 

@@ -58,7 +58,7 @@ class Tokenizer(Spec):
     type: Literal["characters", "huggingface"] = "huggingface"
     """`huggingface` reads a tokenizer's folder; `characters`
     maps each character of `alphabet` to one token, after <pad>=0, <bos>=1 and <eos>=2."""
-    alphabet: Annotated[str, Field(max_length=2048)] = ""
+    alphabet: Annotated[str, Field(max_length=1024)] = ""
     """Characters known to `characters`, each once."""
     path: PathText | None = None
     """Folder of a Hugging Face tokenizer; default: the model's own folder."""

@@ -64,11 +64,11 @@ class Rule(_Checked):
         return _PLACEHOLDER.sub(lambda found: _printed(spec, found[1]), self.message)
 
     def message_expression(self) -> str:
-        """The message as a CEL expression over `self`; only for a message with placeholders."""
-        parts = _PLACEHOLDER.split(self.message)
-        literals = [f"'{text}'" if text else "" for text in parts[::2]]
-        values = [f"string(self.{path})" for path in parts[1::2]] + [""]
-        return " + ".join(part for pair in zip(literals, values, strict=True) for part in pair if part)
+        """The message as a CEL expression over `self`; only for a message with placeholders. One `format`, because the
+        API server cannot bound the length of a number's text and refuses to join what it cannot bound."""
+        template = _PLACEHOLDER.sub("%s", self.message.replace("%", "%%"))
+        values = ", ".join(f"dyn(self.{path})" for path in _PLACEHOLDER.findall(self.message))
+        return f"'{template}'.format([{values}])"
 
     def fields_read(self) -> set[tuple[str, ...]]:
         """Fields that the predicate looks at, as keys below spec."""
