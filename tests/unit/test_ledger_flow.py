@@ -84,6 +84,24 @@ def test_an_engine_ten_times_slower_does_not_hold_the_step(seed: int, monkeypatc
     assert balanced / without_it < 1.35
 
 
+@pytest.mark.parametrize(("heals", "least", "most"), [(True, 0.3, 0.7), (False, 0.0, 0.2)])
+def test_an_engine_that_has_recovered_gets_work_again(heals: bool, least: float, most: float) -> None:
+    flow = Flow({"a": FAST, "b": Speed(0.2)}, drawn(3))
+    tokens: list[int] = []
+    for step in range(4):
+        flow.submit(8, n=2, step=step, max_new_tokens=4000)
+        flow.run()
+        tokens.append(flow.ledger.state.engines["b"].tokens)
+        if heals:
+            flow.engines["b"].speed = FAST
+        idle_until = flow.now + 40.0
+        while flow.now < idle_until:
+            flow.step()
+    share = (tokens[3] - tokens[2]) / (flow.ledger.state.counters.tokens_accepted / 4)
+    print(f"the engine generates {share:.2f} of the last step")
+    assert least <= share <= most
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_engines_that_come_late_take_over_what_runs(seed: int, monkeypatch: Patch) -> None:
     def run() -> float:

@@ -44,6 +44,67 @@ def test_a_faster_engine_gets_more() -> None:
     assert shares["fast"] > shares["slow"]
 
 
+def idle_for(seconds: float) -> Stage:
+    """An engine that was ten times slower, and has been idle since; another one that runs two samples."""
+    stage = Stage()
+    for name in ("fast", "slow"):
+        stage.engine(name)
+    stage.submit(2)
+    engines = stage.ledger.state.engines
+    for name, step_s in (("fast", 0.02), ("slow", 0.2)):
+        (number,) = engines[name].running
+        stage.tokens(name, number, [5, 2], "stop")
+        engines[name].step_scale = step_s
+    stage.pass_time_heard(seconds - 1)
+    stage.submit(2)
+    assert len(stage.placed()["fast"]) == 2
+    stage.pass_time_heard(1)
+    return stage
+
+
+def test_one_fresh_sample_tries_an_engine_whose_measurement_is_old() -> None:
+    stage = idle_for(speed.STALE_S)
+    stage.submit(4)
+    assert stage.placed() == {"fast": ["2.0", "3.0", "5.0", "6.0", "7.0"], "slow": ["4.0"]}
+    stage.pass_time_heard(1.5)
+    assert stage.placed()["slow"] == ["4.0"], "it is not taken away before it has told anything"
+
+
+def test_a_measurement_is_believed_for_a_while() -> None:
+    stage = idle_for(speed.STALE_S - 1)
+    stage.submit(4)
+    assert not stage.placed()["slow"]
+
+
+@pytest.mark.parametrize(("step_s", "more"), [(0.02, True), (0.2, False)])
+def test_what_the_trial_measures_replaces_what_was_known(step_s: float, more: bool) -> None:
+    stage = idle_for(speed.STALE_S)
+    stage.submit()
+    number = stage.number("4.0")
+    for _ in range(8):
+        stage.now += 0.2
+        stage.tokens("slow", number, [5] * round(0.2 / step_s))
+    stage.submit(6)
+    assert (len(stage.placed()["slow"]) > 2) is more
+    assert speed.pace_of(stage.ledger.state.engines["slow"], 1.0).step(1) == pytest.approx(step_s, rel=0.1)
+
+
+@pytest.mark.parametrize("begun", ["moved", "later turn"])
+def test_what_was_begun_elsewhere_tries_nobody(begun: str) -> None:
+    stage = idle_for(speed.STALE_S)
+    stage.ledger.state.engines["slow"].trusted_at = stage.now + 1
+    stage.submit()
+    number = stage.number("4.0")
+    stage.ledger.state.engines["slow"].trusted_at = stage.now
+    if begun == "moved":
+        stage.engine("other")
+        stage.agent("fast", Returned(number, "engineError"))
+    else:
+        stage.tokens("fast", number, [5, 2], "stop")
+        stage.extend("4.0", [7])
+    assert not stage.placed()["slow"]
+
+
 def test_siblings_gather_where_their_long_prompt_is_read() -> None:
     stage = Stage()
     for name in "ab":

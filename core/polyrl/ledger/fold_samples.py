@@ -128,7 +128,9 @@ def assigned(state: State, fact: f.Assigned) -> None:
     group = state.groups[sample.group].group
     engine = state.engines[fact.engine]
     if not engine.running:
+        engine.on_trial = engine.on_trial or speed.is_stale(engine, fact.at)
         speed.begin_window(engine, fact.at)
+    engine.assigned_at = fact.at
     reading = speed.begin_reading(engine, fact.reading, fact.at)
     engine.running[fact.assignment] = None
     engine.kv += fact.kv

@@ -12,6 +12,9 @@ no room, the sample waits for it as long as
 
 so it never loses more by waiting than reading again would have cost. `speed` says how all of this is measured.
 
+An engine that was idle for `speed.STALE_S` may be faster or slower than it was: one sample that nobody has begun is
+offered to it as if it were the fastest. It gets more by what that sample measures.
+
 Order is priority, then age of the group. The head of a queue that does not fit anywhere waits for room; nothing of its
 weight versions overtakes it, or a long prompt would starve. While finished groups that the trainer has not taken hold
 more than `backlog_tokens`, groups of later steps do not begin: memory stays flat, and engines wait for the trainer.
@@ -41,7 +44,7 @@ def has_slot(engine: Engine, now: float) -> bool:
     """Whether it may get one more sample; after a failure, one at a time until tokens come."""
     if engine.draining or engine.version < 0 or engine.trusted_at > now:
         return False
-    return len(engine.running) < (1 if engine.strikes else engine.max_running)
+    return len(engine.running) < (1 if engine.strikes or engine.straggler else engine.max_running)
 
 
 def place(d: Decision) -> None:
@@ -51,7 +54,7 @@ def place(d: Decision) -> None:
         return
     room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, d.now)}
     fitting: dict[tuple[int, int], list[str]] = {}
-    wanted = steps_wanted(state)
+    wanted, offers = steps_wanted(state), _Offers(d)
     for _, number in tuple(state.queue):
         if not room:
             return
@@ -62,7 +65,7 @@ def place(d: Decision) -> None:
         if versions not in fitting:
             fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, d.now)]
         engines = {name: room[name] for name in fitting[versions] if name in room}
-        if engines and not _place_group(d, entry, engines, room):
+        if engines and not _place_group(d, entry, engines, room, offers.afresh()):
             fitting[versions] = []
 
 
@@ -80,17 +83,19 @@ def _has_begun(state: State, group: Group) -> bool:
     return any(state.samples[sample_id(group.group, index)].attempt for index in range(group.n))
 
 
-def _place_group(d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine]) -> bool:
+def _place_group(
+    d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine], offers: _Offers
+) -> bool:
     """Places the group's waiting samples on `engines`; False when one found none. Takes full ones out of `room`."""
     homes = homes_of(d.state, entry.group)
-    fleet = speed.fleet_step(d.state)
-    asked, offers = None, _Offers(fleet)
+    asked = None
     for index in tuple(entry.waiting):
         name = sample_id(entry.group.group, index)
         need = need_of(d.state, name)
         if need != asked:
             # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
-            asked, offers = need, _Offers(fleet)
+            asked = need
+            offers.afresh()
             for engine in engines.values():
                 if engine.name in room:
                     offers.update(engine, need, engine.name in homes)
@@ -135,6 +140,11 @@ class Need(NamedTuple):
         """KV room to set aside."""
         return self.prompt + self.response + self.expected
 
+    @property
+    def is_new(self) -> bool:
+        """No engine has begun it, so none is better off with it than another."""
+        return not self.prefix and not self.avoid
+
     def unread(self, engine: Engine, is_home: bool) -> int:
         """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
         if self.prefix == engine.name and self.prefix_version == engine.version:
@@ -156,9 +166,16 @@ def need_of(state: State, name: str) -> Need:
 class _Offers:
     """Per engine with room for a sample: the cost, ending in what decides ties; one that failed it goes last."""
 
-    def __init__(self, fleet: float) -> None:
-        self._fleet = fleet
+    def __init__(self, d: Decision) -> None:
+        self._now = d.now
+        self._fleet = speed.fleet_step(d.state)
+        self._fastest = speed.fastest_pace(d.state, self._fleet)
         self._costs: dict[str, tuple[bool, float, float]] = {}
+
+    def afresh(self) -> _Offers:
+        """The same fleet, nobody asked."""
+        self._costs.clear()
+        return self
 
     def update(self, engine: Engine, need: Need, is_home: bool) -> None:
         """Asks an engine, anew if need be."""
@@ -171,9 +188,14 @@ class _Offers:
 
     def seconds(self, engine: Engine, need: Need, running: int, is_home: bool) -> float:
         """Until it has finished the sample as one of `running`."""
-        pace = speed.pace_of(engine, self._fleet)
+        pace = self._pace(engine, need)
         queue = pace.wait(engine.load[1], running, need.expected)
         return queue + need.expected * pace.step(running) + pace.read(engine.unread + 2 * need.unread(engine, is_home))
+
+    def _pace(self, engine: Engine, need: Need) -> speed.Pace:
+        if self._fastest is not None and need.is_new and speed.is_stale(engine, self._now):
+            return self._fastest
+        return speed.pace_of(engine, self._fleet)
 
     def wait_seconds(self, engine: Engine, need: Need) -> float:
         """The same for a full engine: until one of those that run has ended, and then."""
@@ -207,7 +229,9 @@ def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best:
         return False
     group = d.state.groups[d.state.samples[name].group].group
     able = may_generate(d.state, home, group.min_version, group.max_version, d.now)
-    if not able or home.version != need.prefix_version or home.strikes or home.trusted_at > d.now or not home.running:
+    if not able or home.version != need.prefix_version or not home.running:
+        return False
+    if home.strikes or home.straggler or home.trusted_at > d.now:
         return False
     until = d.state.samples[name].since + other - offers.wait_seconds(home, need)
     if until <= d.now + SHORTEST_HOLD_S:
@@ -219,7 +243,7 @@ def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best:
 def engine_for(d: Decision, name: str, need: Need, without: str) -> Engine | None:
     """Where an assigned sample would go now; None when no other engine has room."""
     group = d.state.groups[d.state.samples[name].group].group
-    homes, offers = homes_of(d.state, group), _Offers(speed.fleet_step(d.state))
+    homes, offers = homes_of(d.state, group), _Offers(d)
     for engine in d.state.engines.values():
         able = engine.name != without and has_slot(engine, d.now)
         if able and may_generate(d.state, engine, group.min_version, group.max_version, d.now):

@@ -4,13 +4,15 @@ Model: a decoding step of an engine with b running samples takes `step_s * (1 + 
 of them one token; reading n tokens takes `n * prefill_s`. Tokens that arrive are counted over windows; each window is
 one observation (b, seconds per step). `half_batch` is the slope of a straight line through the last windows, once they
 differ enough in b; `step_s` is a smoothed mean. `prefill_s` comes from first tokens: from the first Assign of a
-time of reading to its last first token, by the tokens that were read.
+time of reading to its last first token, by the tokens that were read. What an engine that has been idle for STALE_S
+says in its next window counts whole: nothing is known of it any more.
 
 Refuses to hold: decisions (see `placement`, `rebalance`).
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from polyrl.ledger.state import Counters, Engine, SampleState, State
@@ -52,8 +54,18 @@ MEAN_MEMORY: Final = 200
 """Turns over which the mean length forgets: several groups, fewer than a step."""
 
 
+STALE_S: Final = 30.0
+"""Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
+Ten times what the work of one sample tells about an engine, so trying again costs little."""
+
+WINDOWS_KEPT: Final = 16
+"""Windows remembered one by one, see `stragglers`."""
+
 Line: TypeAlias = tuple[float, float, float, float, float]
 """Moments of the windows, sums of 1, b, s, bb, bs."""
+
+NO_LINE: Final[Line] = (0.0, 0.0, 0.0, 0.0, 0.0)
+"""That of no window."""
 
 
 class Pace(NamedTuple):
@@ -90,6 +102,18 @@ def fleet_step(state: State) -> float:
     return sum(known) / len(known) if known else DEFAULT_STEP_S
 
 
+def fastest_pace(state: State, fleet: float) -> Pace | None:
+    """That of the engine on which one sample takes least; None when none was measured."""
+    paces = (pace_of(engine, fleet) for engine in state.engines.values() if engine.step_scale)
+    return min(paces, key=lambda pace: pace.step(1), default=None)
+
+
+def is_stale(engine: Engine, now: float) -> bool:
+    """Whether it has worked and then been idle for so long that its measurement is to be tried."""
+    idle = not engine.running and engine.token_at > -inf
+    return idle and max(engine.token_at, engine.assigned_at) <= now - STALE_S
+
+
 def smoothed(old: float, new: float) -> float:
     """Exponential mean; the first value counts whole."""
     return new if old == 0.0 else old + SMOOTHING * (new - old)
@@ -117,6 +141,10 @@ def observe_tokens(engine: Engine, tokens: int, at: float) -> None:
 def _observe_window(engine: Engine, seconds: float) -> None:
     running = engine.window_load / seconds
     step = engine.window_load / engine.window_tokens
+    if engine.on_trial:
+        engine.on_trial, engine.step_scale, engine.tokens_per_s, engine.line = False, 0.0, 0.0, NO_LINE
+        engine.windows = []
+    engine.windows = [*engine.windows[1 - WINDOWS_KEPT :], (running, step, engine.window_tokens)]
     line = engine.line = _with(engine.line, running, step)
     engine.half_batch = _half_batch(line) or engine.half_batch
     engine.step_scale = smoothed(engine.step_scale, step / (1 + running / (engine.half_batch or HALF_BATCH)))

@@ -151,6 +151,14 @@ class Engine(msgspec.Struct):
     tokens: int = 0
     """Accepted since it greeted."""
     token_at: float = -inf
+    assigned_at: float = -inf
+    """When it last got a sample."""
+    on_trial: bool = False
+    """Its measurement was old when it got a sample; the next window replaces it."""
+    straggler: bool = False
+    """Far slower than the others: one sample at a time until a window says otherwise."""
+    windows: list[tuple[float, float, int]] = msgspec.field(default_factory=list)
+    """(running, seconds per step, tokens) of its last windows, newest last."""
     window_at: float = 0.0
     window_tokens: int = 0
     window_load: float = 0.0
