@@ -35,10 +35,14 @@ TEXTS = {
     "currency": ["USD", "EUR"],
     "url": ["https://manager:5000"],
     "cidr": ["10.0.0.0/8"],
+    "size": ["10Gi"],
     "name": ["a", "a-b"],
     "alphabet": ["", "ab", "aa", "abca", "äöü"],
 }
 """Values of fields that have a pattern, and of those whose value matters to a rule."""
+
+PORTS = [5000, 5002]
+"""One that is free in pods, and one that is not."""
 
 MODEL_CONFIGS = [{"model_type": "qwen2"}, {"model_type": "llama", "hidden_size": 8, "pad_token_id": None}]
 SPREAD = 4
@@ -86,6 +90,8 @@ def _boolean(node: Schema, name: str, rng: random.Random) -> bool:
 
 
 def _number(node: Schema, name: str, rng: random.Random) -> float:
+    if name == "port":
+        return rng.choice(PORTS)
     if node["type"] == "integer":
         return rng.randint(node["minimum"], min(node["maximum"], node["minimum"] + SPREAD))
     low, high = float(node["minimum"]), float(node["maximum"])
@@ -220,6 +226,8 @@ TRANSITION_TABLE = [
     ("managedBy-fixed", BEFORE, changed("managedBy", "other.dev/operator"), False),
     ("backend-fixed", BEFORE, changed("trainer.backend", "JobSet"), False),
     ("port-fixed", BEFORE, changed("manager.port", 6000), False),
+    ("manager-storage-fixed", BEFORE, changed("manager.storage", {"ephemeral": True}), False),
+    ("trainer-storage-fixed", BEFORE, changed("trainer.storage", {"claimName": "disk"}), False),
     ("mode-fixed", BEFORE, changed("recipe.mode", "sft"), False),
     ("seed-fixed", BEFORE, changed("recipe.seed", 1), False),
     ("replicas-fixed-while-running", BEFORE, changed("trainer.replicas", 2), False),

@@ -43,6 +43,35 @@ class PodTemplate(Spec):
     """The pod. The operator adds environment, labels, restartPolicy, grace period, and what `capacity` asks for."""
 
 
+Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")]
+"""An amount of bytes as Kubernetes writes it, such as 10Gi."""
+
+
+class Storage(Spec):
+    """Where something outlives its pod: a claim that the operator makes, one that is there, or nothing."""
+
+    storage_class_name: Name | None = None
+    """Class of the claim that is made; default: the cluster's own."""
+    claim_name: Name | None = None
+    """A PersistentVolumeClaim in the job's namespace that is used instead; it stays when the job goes."""
+    ephemeral: bool = False
+    """True keeps it in the pod, and loses it with the pod; for trials only."""
+
+
+class JournalStorage(Storage):
+    """Where the manager's journal lies."""
+
+    size: Quantity = "1Gi"
+    """Size of the claim that is made; a journal holds live samples only, some ten bytes per token."""
+
+
+class TrainerStorage(Storage):
+    """Where checkpoints and metrics lie."""
+
+    size: Quantity = "10Gi"
+    """Size of the claim that is made; holds `checkpoint.keep` + 1 checkpoints, each about eight times the weights."""
+
+
 class SecretKeyRef(Spec):
     """One key of a Secret in the job's namespace."""
 
@@ -63,6 +92,8 @@ class Manager(Spec):
     """Token that guards the HTTP API; default: a random one in a Secret that the job owns."""
     template: PodTemplate | None = None
     """The manager's pod; default: the operator's own image on on-demand capacity."""
+    storage: JournalStorage = JournalStorage()
+    """Where its journal lies, with every sample between prompt and gradient. Immutable."""
 
 
 class Egress(Spec):
@@ -135,8 +166,9 @@ class FailureRule(Spec):
 class FailurePolicy(Spec):
     """Which ends of a trainer pod count; disruptions are ignored before any of these rules."""
 
-    rules: list[FailureRule] = Field(default=[], max_length=20)
-    """In order; without a match the end counts."""
+    rules: list[FailureRule] = Field(default=[], max_length=16)
+    """In order; without a match exit codes 1 and 2, with which a trainer says why it ended, fail the job, and any other
+    end counts. A Job takes 20 rules, of which the operator needs a few."""
 
 
 class Telemetry(Spec):

@@ -5,7 +5,7 @@ property test proves that the two agree.
 
 Refuses to hold: what one field alone can say (bounds and patterns stay on the field), and `replicas` out of its bounds,
 which is clamped: an autoscaler must not get an opaque refusal. Read next: `rule`, `recipe_rules`, `fleet_rules`,
-`transitions`, then `polyrl.crd`.
+`pod_rules`, `transitions`, then `polyrl.crd`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from polyrl.manifest.fleet_rules import FLEET_RULES
+from polyrl.manifest.pod_rules import POD_RULES
 from polyrl.manifest.recipe_rules import RECIPE_RULES
 from polyrl.manifest.rule import Rule
 from polyrl.manifest.spec import JobSpec
 
-RULES: Final = RECIPE_RULES + FLEET_RULES
+RULES: Final = RECIPE_RULES + FLEET_RULES + POD_RULES
 
 
 def broken_rules(spec: JobSpec) -> Iterator[tuple[Rule, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, Spec
-from polyrl.manifest.cluster import PodTemplate
+from polyrl.manifest.cluster import PodTemplate, TrainerStorage
 
 
 class TrainerBackend(StrEnum):
@@ -42,3 +42,5 @@ class Trainer(Spec):
     """OnDemand keeps the trainer off spot machines by the affinity of `rollout.capacity.preset`."""
     template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None
     """Pod of one trainer rank; default: the operator's own image with no devices. Immutable unless suspended."""
+    storage: Annotated[TrainerStorage, CLUSTER_ONLY] = TrainerStorage()
+    """Where checkpoints and metrics lie; a local run has its folder. Immutable."""

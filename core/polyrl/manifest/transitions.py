@@ -10,9 +10,9 @@ from typing import Final
 from polyrl.manifest.rule import Transition
 
 
-def _immutable(path: str) -> Transition:
-    leaf = path.rpartition(".")[2]
-    return Transition(f"{leaf}-fixed", path, "cannot be changed; make a new job", f"self.{path} == oldSelf.{path}")
+def _immutable(path: str, name: str = "") -> Transition:
+    name = name or path.rpartition(".")[2]
+    return Transition(f"{name}-fixed", path, "cannot be changed; make a new job", f"self.{path} == oldSelf.{path}")
 
 
 def _fixed_while_running(path: str) -> Transition:
@@ -29,6 +29,8 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _immutable("managedBy"),
     _immutable("trainer.backend"),
     _immutable("manager.port"),
+    _immutable("manager.storage", "manager-storage"),
+    _immutable("trainer.storage", "trainer-storage"),
     _immutable("recipe.mode"),
     _immutable("recipe.seed"),
     _fixed_while_running("trainer.replicas"),
