@@ -44,8 +44,9 @@ fmt: install ## Rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: install ## Write what is generated from the manifest models: crds/ and docs/reference/manifest.md
+crds: install ## Write what is generated from the manifest models: crds/, its copy in the chart, docs/reference/manifest.md
 	$(BIN)/polyrl crd --out crds/polyrljobs.yaml
+	cp crds/polyrljobs.yaml charts/polyrl/files/polyrljobs.yaml
 	$(BIN)/polyrl crd --docs --out docs/reference/manifest.md
 
 constraints: install ## Resolve the newest pins within pyproject.toml's ranges

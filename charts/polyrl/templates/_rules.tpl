@@ -1,0 +1,63 @@
+{{/* What the operator may do in a namespace whose jobs it looks after: one rule per kind, each with its reason. */}}
+{{- define "polyrl.jobRules" -}}
+# Jobs are read, and deleted when their ttlSecondsAfterFinished is over. Their spec is never written.
+- apiGroups: [polyrl.dev]
+  resources: [polyrljobs]
+  verbs: [get, list, watch, delete]
+# What is reported.
+- apiGroups: [polyrl.dev]
+  resources: [polyrljobs/status]
+  verbs: [patch]
+# Children name their job with blockOwnerDeletion; where OwnerReferencesPermissionEnforcement is on, that needs this.
+- apiGroups: [polyrl.dev]
+  resources: [polyrljobs/finalizers]
+  verbs: [update]
+# Managers and rollouts are bare pods: made, annotated once when their end is near, deleted.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+# The trainer is an Indexed Job; suspending a job suspends it.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+# A run's addresses and configuration; a changed spec makes a new ConfigMap, and the old one goes.
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, list, create, patch, delete]
+# Workers run under an account of their own that may do nothing.
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, list, create, patch]
+# Volumes for checkpoints and the journal.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, create, patch]
+# Each job's keys: made once, read by name to speak with the job's manager. Never listed.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+# Voluntary evictions spare the trainer.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, create, patch, delete]
+# networkPolicy.mode Isolated.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, create, patch, delete]
+# Every decision is told as an Event; repeated ones are counted up in place.
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{/* Cluster-scoped, read only: where notices of preemption appear first. */}}
+{{- define "polyrl.nodeRules" -}}
+# Taints, readiness and shutdown of the nodes that run rollouts.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+# Karpenter deletes a NodeClaim before it drains its node.
+- apiGroups: [karpenter.sh]
+  resources: [nodeclaims]
+  verbs: [get, list, watch]
+{{- end -}}
