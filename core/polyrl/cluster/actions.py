@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from polyrl.cluster.memory import Memory as Memory
 from polyrl.manifest.status import JobStatus
 
 Object: TypeAlias = dict[str, Any]
@@ -129,24 +130,6 @@ class Say:
 
 
 Action: TypeAlias = MakeKeys | Create | Apply | Delete | Drain | Annotate | SuspendTrainer | DryRun | Say
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """Size that one finished step asked for."""
-
-    step: int
-    replicas: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a reconcile carries to the next one and may lose: with it gone, windows are filled anew."""
-
-    recommendations: tuple[Recommendation, ...] = ()
-    """Newest last, as many as the longest window."""
-    drains_told: frozenset[str] = frozenset()
-    """UIDs of pods whose drain the manager has confirmed; the shell adds to it."""
 
 
 @dataclass(frozen=True)

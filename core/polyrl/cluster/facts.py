@@ -86,6 +86,8 @@ class NodeFacts:
 
     name: str
     uid: str
+    created_at: float = 0.0
+    """Later than a pod was bound to it: another machine under an old name."""
     ready: bool = True
     ready_reason: str = ""
     """Reason of the Ready condition when it is not true, with its message: where a shutdown shows."""
@@ -161,6 +163,8 @@ class JobFacts:
     """Of every role, oldest first; pods that are being deleted stay until they are gone."""
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     """By name: those that the pods name and that exist."""
+    sees_nodes: bool = True
+    """False where the operator may not watch nodes: then an absent one means nothing."""
     children: tuple[Child, ...] = ()
     manager: ManagerFacts | None = None
     dry_run: str | None = None

@@ -64,6 +64,10 @@ class ManagerStatus(StatusPart):
     """Newest published weight version; -1 before the first."""
     step: Counter = 0
     """RL step under way."""
+    step_time: Time | None = None
+    """When that number was first seen."""
+    created: Counter = 0
+    """Manager pods made so far; the newest one's name ends in it."""
 
 
 class TrainerStatus(StatusPart):
@@ -98,6 +102,12 @@ class PoolStatus(StatusPart):
     """Pods in a row that it did not place."""
     last_reason: Text = ""
     """Why the last one was not placed."""
+    limited_since: Time | None = None
+    """Since when it has not given all that was asked of it."""
+    failed_starts: Counter = 0
+    """Rollouts in a row that it placed and that failed before they registered."""
+    last_failure_time: Time | None = None
+    """When a rollout of it last failed."""
 
 
 class RolloutStatus(StatusPart):
@@ -127,6 +137,8 @@ class RolloutStatus(StatusPart):
     """Rollouts taken away."""
     failures: Counter = 0
     """Rollouts that failed by themselves."""
+    created: Counter = 0
+    """Rollouts made so far; the newest one's name ends in it."""
     last_preemption_time: Time | None = None
     """When a rollout was last taken away."""
     pools: list[PoolStatus] = Field(default=[], max_length=2)
@@ -138,6 +150,8 @@ class ScalingStatus(StatusPart):
 
     last_step: Counter = 0
     """Step it was measured on."""
+    last_step_time: Time | None = None
+    """When that measurement was first seen."""
     train_millis: Counter = 0
     """Training time of that step."""
     rollout_millis: Counter = 0
@@ -182,6 +196,8 @@ class Cost(StatusPart):
     """Rollouts on spot capacity."""
     on_demand_micros: Counter = 0
     """Rollouts on on-demand capacity."""
+    accounted_time: Time | None = None
+    """Until when."""
 
 
 class Failure(StatusPart):
@@ -212,6 +228,10 @@ class JobStatus(StatusPart):
     """When it ended."""
     last_suspend_time: Time | None = None
     """When it was last suspended."""
+    last_resume_time: Time | None = None
+    """When it last began to run, or went on."""
+    active_millis: Counter = 0
+    """Running time before that, time suspended left out."""
     run_id: Annotated[str, Field(max_length=64, alias="runID")] = ""
     """Run epoch: new at each restart of the trainer; fences everything older."""
     manager: ManagerStatus = ManagerStatus()

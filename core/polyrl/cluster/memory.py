@@ -1,0 +1,92 @@
+"""What one look hands to the next, and may be lost: an operator that starts anew begins with an empty one.
+
+Nothing that must be exact lives here. What must survive is in the status, in pods' annotations and in their names;
+without a memory, windows are filled anew, silence is timed anew, and refused requests are tried at once.
+
+Refuses to hold: facts that the API server keeps. Read next: `reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from polyrl.sample import Pool
+from polyrl.worker import Role
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Size that one finished step asked for."""
+
+    step: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class StepWatch:
+    """The step under way and the engines that generate for it."""
+
+    step: int
+    engines: int
+    """Serving rollouts when it was first seen."""
+    whole: bool
+    """True when it was watched from its start and the number of engines never changed."""
+
+
+@dataclass(frozen=True)
+class SeenPod:
+    """A pod at the last look, for the day when it is gone without a word."""
+
+    name: str
+    role: Role
+    pool: Pool | None
+    node: str
+    settled: bool
+    """Nothing more is to be learnt from its end: it was counted or released, or ended by then."""
+    scheduled_at: float | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The API server took none of our new pods, at `at` (Unix seconds) and `times` times in a row."""
+
+    message: str
+    at: float
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one job. The shell adds what its requests taught it: `told`, `refused`, `taken`."""
+
+    recommendations: tuple[Recommendation, ...] = ()
+    """Newest last, as many as the longest window."""
+    watch: StepWatch | None = None
+    seen: Mapping[str, SeenPod] = field(default_factory=dict)
+    """Pods of the last look by uid."""
+    silent_since: Mapping[str, float] = field(default_factory=dict)
+    """By uid of a pod that was registered: since when the manager has not listed its engine."""
+    registered: frozenset[str] = frozenset()
+    """UIDs of pods whose engine the manager has listed."""
+    drains_told: frozenset[str] = frozenset()
+    """UIDs of pods whose drain the manager has confirmed."""
+    accepted: str = ""
+    """Hash of the pods that the API server agreed to in a dry run."""
+    asked_at: float | None = None
+    """When the dry run that was refused was asked for."""
+    refusal: Refusal | None = None
+    """Of creating pods: a quota, a webhook, Pod Security."""
+
+    def told(self, uid: str) -> Memory:
+        """With the drain of a pod confirmed by the manager."""
+        return replace(self, drains_told=self.drains_told | {uid})
+
+    def refused(self, message: str, now: float) -> Memory:
+        """With a creation refused by the API server, for a reason other than that the name is taken."""
+        times = 1 if self.refusal is None else self.refusal.times + (now > self.refusal.at)
+        return replace(self, refusal=Refusal(message, now, times))
+
+    def taken(self) -> Memory:
+        """With a creation that the API server accepted."""
+        return replace(self, refusal=None)
