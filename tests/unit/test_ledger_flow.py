@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import LedgerConfig, agents, drains, ledger, placement, speed
+from polyrl.ledger import LedgerConfig, agents, drains, leases, ledger, placement, speed
 from polyrl.ledger.codec import encode_state
 from polyrl.sample import Purpose, sample_id
 from polyrl.simulation.flow import Flow, Speed
@@ -36,6 +36,7 @@ def step_of(engines: dict[str, Speed], seed: int, **submitted: Any) -> Flow:
 
 def without_rebalancing(patch: Patch) -> None:
     patch.setattr(ledger, "rebalance", lambda d: None)
+    patch.setattr(leases, "look_for_stragglers", lambda d: None)
 
 
 def four(slow: float = 0.02) -> dict[str, Speed]:

@@ -108,6 +108,10 @@ class Audit:
         self.engines.struck(record)
         self.window.engines_changed(record)
 
+    def _trusted(self, record: r.Trusted) -> None:
+        self.engines.trusted(record)
+        self.window.engines_changed(record)
+
     def _draining(self, record: r.Draining) -> None:
         self.engines.draining(record)
         self.window.engines_changed(record)
@@ -140,6 +144,7 @@ _HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
     r.Greeted: Audit._greeted,
     r.Serving: Audit._serving,
     r.Struck: Audit._struck,
+    r.Trusted: Audit._trusted,
     r.Draining: Audit._draining,
     r.Gone: Audit._gone,
 }

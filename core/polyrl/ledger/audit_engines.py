@@ -64,6 +64,11 @@ class EngineBooks:
         if engine is not None:
             engine.paused_until = record.until
 
+    def trusted(self, record: r.Trusted) -> None:
+        engine = self._leased(record, "is trusted again")
+        if engine is not None:
+            engine.paused_until = -inf
+
     def draining(self, record: r.Draining) -> None:
         engine = self._leased(record, "is drained")
         if engine is None:
@@ -118,7 +123,7 @@ class EngineBooks:
         engine = self.live.get(name)
         return engine is not None and version in engine.verified
 
-    def _leased(self, record: r.Serving | r.Struck | r.Draining | r.Gone | r.Assigned, what: str) -> EngineBook | None:
+    def _leased(self, record: r.OfLease, what: str) -> EngineBook | None:
         self._findings.saw("I7", "engine events")
         engine = self.live.get(record.engine)
         if engine is None:

@@ -9,7 +9,7 @@ Refuses to hold: behaviour. Read next: `fold`.
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -326,6 +326,10 @@ class WeightsAwaited(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
+STRAGGLER: Final = "straggler"
+"""Cause of a strike after which tokens alone prove nothing."""
+
+
 class EngineStruck(_Fact, frozen=True):
     """An engine failed and gets no work before `trusted_at`."""
 
@@ -333,6 +337,16 @@ class EngineStruck(_Fact, frozen=True):
     trusted_at: float
     cause: str
     at: float
+
+
+class EngineTrusted(_Fact, frozen=True):
+    """A straggler gets work like any other again."""
+
+    engine: str
+    cause: str
+    """`proven` (it is slow no longer) or `needed` (too few others are left)."""
+    at: float
+    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
 
 
 class EngineDraining(_Fact, frozen=True):
@@ -427,6 +441,7 @@ Fact: TypeAlias = (
     | EngineServing
     | WeightsAwaited
     | EngineStruck
+    | EngineTrusted
     | EngineDraining
     | DrainExpired
     | EngineGone

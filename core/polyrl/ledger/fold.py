@@ -61,6 +61,7 @@ _FOLDS: Final[dict[type, Callable[[State, Any], None]]] = {
     f.EngineServing: fold_engines.engine_serving,
     f.WeightsAwaited: fold_engines.weights_awaited,
     f.EngineStruck: fold_engines.engine_struck,
+    f.EngineTrusted: fold_engines.engine_trusted,
     f.EngineDraining: fold_engines.engine_draining,
     f.DrainExpired: fold_engines.drain_expired,
     f.EngineGone: fold_engines.engine_gone,

@@ -112,7 +112,14 @@ def engine_struck(state: State, fact: f.EngineStruck) -> None:
     engine = state.engines[fact.engine]
     engine.strikes += 1
     engine.trusted_at = fact.trusted_at
+    if fact.cause == f.STRAGGLER:
+        engine.straggler, engine.windows = True, []
     wake(state, fact.trusted_at)
+
+
+def engine_trusted(state: State, fact: f.EngineTrusted) -> None:
+    engine = state.engines[fact.engine]
+    engine.straggler, engine.strikes, engine.trusted_at = False, 0, fact.at
 
 
 def engine_draining(state: State, fact: f.EngineDraining) -> None:

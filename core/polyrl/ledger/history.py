@@ -215,6 +215,7 @@ _TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] =
     f.VersionPublished: lambda _, fact: (r.Published(fact.at, fact.version),),
     f.WindowSet: lambda _, fact: (r.Window(fact.at, fact.open, fact.token_s, fact.read_s),),
     f.EngineStruck: lambda _, fact: (r.Struck(fact.at, fact.engine, fact.cause, fact.trusted_at),),
+    f.EngineTrusted: lambda _, fact: (r.Trusted(fact.at, fact.engine, fact.cause),),
     f.EngineDraining: lambda _, fact: (r.Draining(fact.at, fact.engine, fact.reason, fact.drain_at),),
     f.RunFinished: lambda _, fact: (r.Finished(fact.at, fact.ok, fact.message),),
 }

@@ -27,6 +27,7 @@ from polyrl.ledger.moves import move, strike
 from polyrl.ledger.packing import close_late
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.state import Assignment, State
+from polyrl.ledger.stragglers import look_for_stragglers
 from polyrl.sample import DiscardReason
 from polyrl.wire import Announce, Drain
 
@@ -44,6 +45,7 @@ def tick(d: Decision) -> None:
     _end_leases(d)
     _end_drains(d)
     _find_stalled(d)
+    look_for_stragglers(d)
     _announce_again(d)
     _ask_again(d)
     close_late(d)

@@ -32,10 +32,12 @@ CAUSES: Final = (
     "notHeld",
     "window",
     "rebalanced",
+    "straggler",
 )
 """Why assignments end unfinished: an engine vanished, drains, gives no tokens, failed, refused the sample, changed its
 weights, stopped it; sent tokens of a version it may not use, or other tokens than before; no longer had it when it
-greeted again; the reserved window closed; another engine will be faster."""
+greeted again; the reserved window closed; another engine will be faster; its own is far slower than all
+others."""
 
 
 def move(d: Decision, number: int, cause: str, *, cancel: bool = True, detail: str = "") -> None:

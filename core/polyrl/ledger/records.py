@@ -163,6 +163,12 @@ class Struck(_OfEngine, frozen=True):
     until: float
 
 
+class Trusted(_OfEngine, frozen=True):
+    """It was far slower than the others, and gets work like any other again."""
+
+    cause: str
+
+
 class Draining(_OfEngine, frozen=True):
     """It gets nothing new."""
 
@@ -283,6 +289,7 @@ class Scored(_OfSample, frozen=True):
 
 
 OfAssignment: TypeAlias = Moved | TurnEnded | Cut
+OfLease: TypeAlias = Serving | Struck | Trusted | Draining | Gone | Assigned
 AnyRecord: TypeAlias = (
     Began
     | Renewed
@@ -296,6 +303,7 @@ AnyRecord: TypeAlias = (
     | Greeted
     | Serving
     | Struck
+    | Trusted
     | Draining
     | Gone
     | Submitted

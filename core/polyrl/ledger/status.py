@@ -146,7 +146,7 @@ def engine_state(engine: Engine, now: float) -> str:
         return "draining"
     if engine.version < 0:
         return "joining"
-    return "suspect" if engine.strikes or engine.trusted_at > now else "serving"
+    return "suspect" if engine.strikes or engine.straggler or engine.trusted_at > now else "serving"
 
 
 def _engine_view(engine: Engine, now: float) -> EngineView:

@@ -15,7 +15,7 @@ from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Pool
 from polyrl.simulation.invariants import Violation
 from polyrl.simulation.model import Text
-from polyrl.simulation.schedule import EnginePlan
+from polyrl.simulation.schedule import SLOWNESS, EnginePlan
 from polyrl.simulation.world import Link, World
 from polyrl.wire import (
     Announce,
@@ -65,6 +65,7 @@ class SimulatedEngine:
         self.version = -1
         self.frozen_until = 0.0
         self.stalled_until = 0.0
+        self.slow_until = 0.0
         self.lies: dict[str, int] = {}
         """Lies still to be told, by kind."""
         self.runs: dict[int, Run] = {}
@@ -162,7 +163,7 @@ class SimulatedEngine:
             self.runs[number] = Run(assign, self.world.model.text(assign.sample))
             if not self._framing:
                 self._framing = True
-                self.world.after(max(FRAME_S, self.plan.step_s), self._frame)
+                self.world.after(max(FRAME_S, self._step_s()), self._frame)
 
     def hear_cancel(self, cancel: Cancel) -> None:
         if not self._lie("lieForeign"):
@@ -245,12 +246,15 @@ class SimulatedEngine:
         self._send_rows(flush=False)
         self._framing = bool(self.runs)
         if self._framing:
-            self.world.after(max(FRAME_S, self.plan.step_s), self._frame)
+            self.world.after(max(FRAME_S, self._step_s()), self._frame)
+
+    def _step_s(self) -> float:
+        return self.plan.step_s * (SLOWNESS if self.world.now < self.slow_until else 1)
 
     def _generate(self, run: Run) -> None:
         if run.finish:
             return
-        count = max(1, int(FRAME_S / self.plan.step_s))
+        count = max(1, int(FRAME_S / self._step_s()))
         end = run.text.until_stop(run.position, min(run.position + count, run.limit))
         run.position = end
         if run.text.stops_before(end):

@@ -72,6 +72,10 @@ def _stall(engine: SimulatedEngine, fault: Fault) -> None:
     engine.stalled_until = engine.world.now + 3 * fault.seconds
 
 
+def _slow(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.slow_until = engine.world.now + fault.seconds
+
+
 def _break(engine: SimulatedEngine, fault: Fault) -> None:
     engine.cut()
 
@@ -98,6 +102,7 @@ _STRIKES: Final[dict[str, Callable[[SimulatedEngine, Fault], None]]] = {
     "preempt": _preempt,
     "freeze": _freeze,
     "stall": _stall,
+    "slow": _slow,
     "break": _break,
     "flap": _flap,
     "drain": _drain,

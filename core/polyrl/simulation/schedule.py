@@ -35,6 +35,13 @@ loses its connection, once or repeatedly; loses or doubles a frame; lies about i
 not its own, about its budget, about tokens sent before, about having ended; cannot load weights; hands back; calls a
 sample impossible; is drained by the operator; says Bye."""
 
+SLOWNESS: Final = 30
+"""Times slower that a `slow` engine is: above what makes a straggler, whatever it is compared with."""
+
+SLOW_SHARE: Final = 0.05
+"""Share of the schedules with `slow` engines; each takes many times longer than another. They are drawn apart, so all
+other seeds keep the stories they had before there were any."""
+
 OTHER_FAULTS: Final = (
     "trainerBreak",
     "trainerKill",
@@ -112,7 +119,7 @@ def draw_schedule(seed: int) -> Schedule:
     engines = tuple(_draw_engine(rng, reserved=index == 0) for index in range(rng.randint(1, 4)))
     faults = sorted((_draw_fault(rng) for _ in range(rng.choice((0, 2, 5, 10, 20)))), key=lambda fault: fault.at)
     mini_batches = rng.choice((1, 1, 2))
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         engines=engines,
         faults=tuple(faults),
@@ -130,6 +137,24 @@ def draw_schedule(seed: int) -> Schedule:
         poison_share=rng.choice((0.0, 0.0, 0.03)),
         evaluate=rng.random() < 0.3,
         max_tokens=rng.choice((40, 200, 10_000)),
+    )
+    return _with_slow_engines(schedule)
+
+
+def _with_slow_engines(schedule: Schedule) -> Schedule:
+    """The same with a fleet that is measured well enough to tell who is slow, and with work enough to matter."""
+    rng = Random(f"slow/{schedule.seed}")
+    if rng.random() >= SLOW_SHARE:
+        return schedule
+    alike = EnginePlan(False, rng.choice((2, 4)), 10_000, rng.choice((0.02, 0.05)), 0.2)
+    slow = [Fault(rng.uniform(0.5, 10.0), "slow", rng.randrange(8), rng.uniform(5.0, HORIZON_S)) for _ in range(2)]
+    return msgspec.structs.replace(
+        schedule,
+        engines=(schedule.engines[0], *[alike] * rng.randint(3, 5)),
+        faults=tuple(sorted([*schedule.faults, *slow], key=lambda fault: fault.at)),
+        groups=schedule.mini_batches * rng.randint(3, 5),
+        max_new_tokens=rng.randint(100, 250),
+        mean_turn=100,
     )
 
 
