@@ -21,11 +21,17 @@ from polyrl.sample import Pool
 NAME_SLOT: Final = "{name}"
 """Stands for the worker's own name in the argv of a template."""
 
+EVERYWHERE: Final = "*"
+"""Address to listen on that means all of the machine's, of IPv4 and IPv6."""
+
 MANAGER_GRACE_S: Final = 3.0
 """The manager holds nothing that outlives its run; it only says goodbye."""
 
 TRAINER_GRACE_S: Final = 20.0
 """Room for the optimizer step under way and a checkpoint of a small model; without it the last steps are lost."""
+
+HANDED_OVER_EXIT: Final = 143
+"""Exit code of a trainer that was asked to leave, saved, and wants a successor; what shells say of SIGTERM."""
 
 
 class Role(StrEnum):
@@ -57,6 +63,23 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Pods:
+    """What is so when workers are pods: files are mounted apart, ports are fixed, and others reach them by name."""
+
+    job: str
+    """Folder of job.json and of manager.json, which says where the manager is."""
+    keys: str
+    journal: str
+    """Folder of the manager's journal."""
+    http_port: int
+    agents_port: int
+    trainer_port: int
+    weights_port: int
+    advertise: str
+    """Address under which others reach the trainer's pod."""
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a job runs: absolute paths as the workers see them, and what they may use."""
 
@@ -72,6 +95,24 @@ class Place:
     """Cores that the run may use."""
     resume: str | None = None
     """Folder of an earlier run, or of this one, whose newest checkpoint is continued."""
+    pods: Pods | None = None
+    """None: processes beside each other, which write to the run's folder where they listen."""
+
+    @property
+    def job_file(self) -> str:
+        return f"{self.pods.job if self.pods else self.run}/job.json"
+
+    @property
+    def keys_dir(self) -> str:
+        return self.pods.keys if self.pods else f"{self.run}/keys"
+
+    @property
+    def endpoints_file(self) -> str:
+        return f"{self.pods.job if self.pods else f'{self.run}/run/endpoints'}/manager.json"
+
+    @property
+    def journal_file(self) -> str:
+        return f"{self.pods.journal if self.pods else self.run}/journal.sqlite"
 
 
 @dataclass(frozen=True)
@@ -97,8 +138,8 @@ def samples_to_train(spec: JobSpec) -> bool:
     return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
 
 
-def workers_of(spec: JobSpec, place: Place) -> Workers:
-    """Every worker of the job. Modes that only evaluate get the reserved engine and no rollouts."""
+def workers_of(spec: JobSpec, place: Place, pool: Pool = Pool.SPOT) -> Workers:
+    """Every worker of the job, rollouts in `pool`. Modes that only evaluate get the reserved engine and no rollouts."""
     if not wants_engines(spec):
         return Workers(_trainer(spec, place, managed=False), None, None, None, 0, spec.backoff_limit)
     trains = samples_to_train(spec)
@@ -107,7 +148,7 @@ def workers_of(spec: JobSpec, place: Place) -> Workers:
         trainer=_trainer(spec, place, managed=True),
         manager=_manager(place),
         reserved=_agent(spec, place, Role.RESERVED, Pool.RESERVED) if reserved else None,
-        rollout=_agent(spec, place, Role.ROLLOUT, Pool.SPOT) if trains else None,
+        rollout=_agent(spec, place, Role.ROLLOUT, pool) if trains else None,
         rollouts=num_rollouts(spec) if trains else 0,
         trainer_restarts=spec.backoff_limit,
     )
@@ -122,9 +163,17 @@ def num_rollouts(spec: JobSpec) -> int:
 
 
 def _manager(place: Place) -> Worker:
-    argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag="--endpoints")
-    argv += ("--journal", f"{place.run}/journal.sqlite")
+    argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag=None if place.pods else "--endpoints")
+    argv += ("--journal", place.journal_file)
+    if place.pods is not None:
+        argv += _serving_pods(place.pods)
     return Worker("manager", Role.MANAGER, argv, _threads(1), MANAGER_GRACE_S)
+
+
+def _serving_pods(pods: Pods) -> tuple[str, ...]:
+    argv: tuple[str, ...] = ("--bind", EVERYWHERE, "--http-port", str(pods.http_port))
+    argv += ("--agents-port", str(pods.agents_port), "--trainer-port", str(pods.trainer_port))
+    return (*argv, "--tls-cert", f"{pods.keys}/tls.crt", "--tls-key", f"{pods.keys}/tls.key", "--stay")
 
 
 def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
@@ -132,6 +181,8 @@ def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
     argv += ("--manifest-dir", place.manifest_dir, "--run", place.run)
     if place.resume is not None:
         argv += ("--resume", place.resume)
+    if place.pods is not None:
+        argv += ("--weights-port", str(place.pods.weights_port), "--advertise", place.pods.advertise, "--hand-over")
     return Worker("trainer", Role.TRAINER, argv, _threads(_trainer_threads(spec, place)), TRAINER_GRACE_S)
 
 
@@ -143,15 +194,17 @@ def _agent(spec: JobSpec, place: Place, role: Role, pool: Pool) -> Worker:
 
 def _module(place: Place, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:
     argv: tuple[str, ...] = (place.python, "-m", module)
-    argv += ("--job", f"{place.run}/job.json", "--keys", f"{place.run}/keys/{keys}.key")
+    argv += ("--job", place.job_file, "--keys", f"{place.keys_dir}/{keys}.key")
     if endpoints_flag is not None:
-        argv += (endpoints_flag, f"{place.run}/run/endpoints/manager.json")
+        argv += (endpoints_flag, place.endpoints_file)
     return (*argv, "--epoch", str(place.epoch))
 
 
 def _trainer_threads(spec: JobSpec, place: Place) -> int:
-    """Cores that rollouts leave free; the reserved engine generates while the learner waits, so it takes none."""
-    taken = num_rollouts(spec) * spec.rollout.engine.threads if samples_to_train(spec) else 0
+    """Cores that rollouts on the same machine leave free; the reserved engine generates while the learner waits, so it
+    takes none."""
+    beside = samples_to_train(spec) and place.pods is None
+    taken = num_rollouts(spec) * spec.rollout.engine.threads if beside else 0
     return max(1, place.cpus - taken)
 
 

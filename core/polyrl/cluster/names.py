@@ -25,14 +25,17 @@ LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_TEMPLATE: Final = f"{GROUP}/template-hash"
 
+OPERATOR_LABELS: Final = {f"{APP}/name": "polyrl", f"{APP}/component": "operator"}
+"""Of the operator's own pods, as the chart writes them; network rules let them reach managers."""
+
 ANNOTATION_CONTENT: Final = f"{GROUP}/content-hash"
 """On every child: hash of what it was made as."""
 ANNOTATION_NOTICED_AT: Final = f"{GROUP}/preempted-at"
 """On a rollout pod: when its end was first seen, RFC 3339; written once, so that a new operator counts it once."""
 ANNOTATION_NOTICE: Final = f"{GROUP}/preempt-reason"
 ANNOTATION_COUNTED: Final = f"{GROUP}/counted"
-"""On a pod that was taken away or failed: `preemption-7`, the seventh of its job; written before the pod is deleted. The
-counter in the status is the highest number written, so that no crash and no stale read counts a pod twice."""
+"""On a pod that was taken away or failed: `preemption-7`, the seventh of its job; written before the pod is deleted.
+The counter in the status is the highest number written, so that no crash and no stale read counts a pod twice."""
 ANNOTATION_RELEASED: Final = f"{GROUP}/released"
 """On a pod that we chose to delete: why; written before the deletion, so that it is not taken for a preemption."""
 

@@ -1,0 +1,61 @@
+"""The job's ConfigMap: what its workers read of the job, and where the manager is. Immutable, named by its content.
+
+It holds only what a worker acts on, so that a change of scaling, suspension or a template makes no new one.
+Refuses to hold: keys (see the Secret), the user's code. Read next: `pods`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.cluster.objects.hashes import hash_of, stamped
+from polyrl.cluster.objects.owner import Owner
+from polyrl.control import Endpoints
+from polyrl.manifest.job import API_VERSION, KIND
+
+
+def config_map(owner: Owner) -> Object:
+    """ConfigMap with job.json and manager.json."""
+    data = {"job.json": _job(owner), "manager.json": _endpoints(owner)}
+    return stamped(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": owner.metadata(names.config_map(owner.name, hash_of(data))),
+            "immutable": True,
+            "data": data,
+        }
+    )
+
+
+def _job(owner: Owner) -> str:
+    """A PolyRLJob again, so that workers read on a cluster what they read on a laptop."""
+    spec = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    rollout, trainer = spec["rollout"], spec["trainer"]
+    read: dict[str, Any] = {
+        "recipe": spec["recipe"],
+        "trainer": {key: trainer[key] for key in ("replicas", "reservedEngine")},
+        "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")},
+    }
+    read["rollout"]["capacity"] = {"preset": rollout["capacity"]["preset"]}
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": owner.name}, "spec": read}
+    return json.dumps(job, indent=1, sort_keys=True) + "\n"
+
+
+def _endpoints(owner: Owner) -> str:
+    """Within a namespace a Service's plain name is the quickest to look up. The keys are in the key files."""
+    host = names.manager_service(owner.name)
+    endpoints = Endpoints(
+        agents=f"tcp://{host}:{names.AGENTS_PORT}",
+        trainer=f"tcp://{host}:{names.TRAINER_PORT}",
+        http=f"https://{host}:{owner.job.spec.manager.port}",
+        pid=0,
+        epoch=names.EPOCH,
+        public_key="",
+    )
+    return msgspec.json.format(msgspec.json.encode(endpoints)).decode() + "\n"
