@@ -1,0 +1,24 @@
+"""The API server with our CRD in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.crd import custom_resource_definition
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@pytest.fixture(scope="session")
+def server(api_server: Any) -> Any:
+    body = custom_resource_definition()
+    path = f"{CRDS}/{body['metadata']['name']}?fieldManager=tests&force=true"
+    status, answer = api_server.request("PATCH", path, body, content="application/apply-patch+yaml")
+    assert status in (200, 201), answer
+    established = api_server.kubectl(
+        "wait", "crd/polyrljobs.polyrl.dev", "--for=condition=Established", "--timeout=30s"
+    )
+    assert established.returncode == 0, established.stderr
+    return api_server

@@ -1,0 +1,172 @@
+"""A bare API server with its etcd for tests that need Kubernetes' own judgement and no node, as envtest has it.
+
+The binaries come from the folder that KUBEBUILDER_ASSETS names; without them these tests are skipped aloud.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+START_DEADLINE_S: Final = 60.0
+"""etcd and the API server take 3 s on idle cores."""
+END_DEADLINE_S: Final = 20.0
+LOOK_S: Final = 0.05
+"""Between looks at /readyz: nothing announces it."""
+
+ADMIN: Final = "admin"
+STRANGER: Final = "stranger"
+"""A user without any right."""
+TOKENS: Final = {ADMIN: 'admin-token,admin,1,"system:masters"', STRANGER: "stranger-token,stranger,2"}
+
+
+@dataclass
+class BareApiServer:
+    """etcd and kube-apiserver as processes; requests are made with a token each."""
+
+    assets: Path
+    folder: Path
+    port: int = 0
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        etcd = f"http://127.0.0.1:{free_port()}"
+        peers = f"http://127.0.0.1:{free_port()}"
+        self.port = free_port()
+        self._spawn("etcd", "--data-dir", self.folder / "etcd", "--unsafe-no-fsync", "--log-level=error",
+                    f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
+                    f"--listen-peer-urls={peers}")  # fmt: skip
+        (self.folder / "tokens.csv").write_text("\n".join(TOKENS.values()) + "\n")
+        key = self._service_account_key()
+        self._spawn("kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
+                    f"--secure-port={self.port}", "--cert-dir", self.folder / "certs",
+                    "--token-auth-file", self.folder / "tokens.csv", "--authorization-mode=RBAC",
+                    "--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://kubernetes.default.svc",
+                    "--service-account-key-file", key, "--service-account-signing-key-file", key,
+                    # There is no controller that would make the default account.
+                    "--disable-admission-plugins=ServiceAccount")  # fmt: skip
+        self._await_ready()
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(END_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(END_DEADLINE_S)
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, user: str = ADMIN, content: str = "application/json"
+    ) -> tuple[int, Any]:
+        """Status and decoded body of one request."""
+        headers = {"Authorization": f"Bearer {user}-token", "Content-Type": content, "Accept": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(asked, timeout=30, context=self._trust()) as answer:
+                return answer.status, _decoded(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _decoded(error.read())
+
+    def kubeconfig(self, user: str = ADMIN, namespace: str = "default") -> Path:
+        """A kubeconfig file of one user."""
+        file = self.folder / f"{user}-{namespace}.kubeconfig"
+        cluster = {"server": self.url, "certificate-authority": str(self.folder / "certs/apiserver.crt")}
+        context = {"cluster": "bare", "user": user, "namespace": namespace}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "bare",
+            "clusters": [{"name": "bare", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": f"{user}-token"}}],
+            "contexts": [{"name": "bare", "context": context}],
+        }
+        file.write_text(json.dumps(config))
+        return file
+
+    def kubectl(self, *args: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        """The real kubectl as the admin."""
+        command = [self.assets / "kubectl", "--kubeconfig", self.kubeconfig(), *args]
+        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60)
+
+    def _trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.folder / "certs/apiserver.crt"))
+
+    def _spawn(self, program: str, *args: str | Path) -> None:
+        # Not outliving even a killed pytest.
+        leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with (self.folder / f"{program}.log").open("wb") as log:
+            command = [*leash, self.assets / program, *args]
+            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+
+    def _service_account_key(self) -> Path:
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+        file = self.folder / "service-accounts.pem"
+        file.write_bytes(pem)
+        return file
+
+    def _await_ready(self) -> None:
+        until = time.monotonic() + START_DEADLINE_S
+        while True:
+            ended = [process.args for process in self.processes if process.poll() is not None]
+            assert not ended, f"ended at its start, see the logs in {self.folder}: {ended}"
+            try:
+                if self.request("GET", "/readyz")[0] == 200:
+                    return
+            except (OSError, ssl.SSLError):
+                pass
+            assert time.monotonic() < until, f"not ready within {START_DEADLINE_S} s, see the logs in {self.folder}"
+            time.sleep(LOOK_S)
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareApiServer]:
+    """One for the whole session: tests keep to namespaces of their own."""
+    assets = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
+    missing = [name for name in ("etcd", "kube-apiserver", "kubectl") if not (assets / name).is_file()]
+    if missing:
+        pytest.skip(f"KUBEBUILDER_ASSETS={assets} holds no {', '.join(missing)}: a real API server is needed")
+    server = BareApiServer(assets, tmp_path_factory.mktemp("api-server"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
