@@ -6,7 +6,7 @@
     operator.key   the HTTP token, and nothing of CURVE
 
 A key is a CURVE25519 key as 40 characters of Z85 (ZeroMQ RFC 32), or a random HTTP token. Files are JSON, mode 0600, in
-a folder of mode 0700. A refused file raises InvalidData with one sentence that never quotes a secret.
+a folder of mode 0700; in pods they are root's, and our group may read them. A refused file raises InvalidData with one sentence that never quotes a secret.
 
 Refuses to hold: key generation (it needs libzmq; see the operator's `keygen`), sockets. Read next: `control`.
 """
@@ -30,6 +30,11 @@ MIN_TOKEN_LENGTH: Final = 32
 
 OTHERS_ACCESS: Final = 0o077
 """Permission bits that nobody but the owner may have on a key file."""
+
+LENT_ACCESS: Final = 0o040
+"""The one of them that the group of a file of root's may have: so Kubernetes hands a Secret to a pod's fsGroup."""
+
+ROOT: Final = 0
 
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(rf"[A-Za-z0-9_\-]{{{MIN_TOKEN_LENGTH},}}")
@@ -116,13 +121,21 @@ def read_keys(kind: type[K], path: Path) -> K:
     """The keys in the file at `path`. Raises InvalidData when it is absent, readable by others, or malformed."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            status = os.fstat(file.fileno())
             text = file.read()
     except OSError as error:
         raise InvalidData(f"{path}: cannot read the key file: {error.strerror}") from None
-    if mode & OTHERS_ACCESS:
-        raise InvalidData(f"{path}: other users may read this key file (mode {mode & 0o777:04o}); it must be 0600")
+    if is_exposed(status, os.geteuid(), {os.getegid(), *os.getgroups()}):
+        mode = status.st_mode & 0o777
+        raise InvalidData(f"{path}: other users may read this key file (mode {mode:04o}); it must be 0600")
     return parse_keys(kind, text, str(path))
+
+
+def is_exposed(status: os.stat_result, user: int, groups: set[int]) -> bool:
+    """True when a file is open to others than us, a process of `user` in `groups`."""
+    open_to = status.st_mode & OTHERS_ACCESS
+    lent = status.st_uid == ROOT and user != ROOT and status.st_gid in groups
+    return bool(open_to & ~LENT_ACCESS if lent else open_to)
 
 
 def _check_field(name: str, value: str, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from polyrl.keys import (
     OperatorKeys,
     TrainerKeys,
     format_keys,
+    is_exposed,
     is_z85_key,
     parse_keys,
     read_keys,
@@ -102,6 +104,34 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o640)
     with pytest.raises(InvalidData, match=r"agent\.key: other users may read this key file \(mode 0640\)"):
         read_keys(AgentKeys, path)
+
+
+US, OUR_GROUP = 10001, 10001
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "exposed"),
+    [
+        (0o600, US, OUR_GROUP, False),
+        (0o400, US, 7, False),
+        (0o440, US, OUR_GROUP, True),
+        (0o604, US, OUR_GROUP, True),
+        (0o440, 0, OUR_GROUP, False),
+        (0o640, 0, OUR_GROUP, False),
+        (0o440, 0, 7, True),
+        (0o440, 7, OUR_GROUP, True),
+        (0o444, 0, OUR_GROUP, True),
+        (0o460, 0, OUR_GROUP, True),
+        (0o450, 0, OUR_GROUP, True),
+    ],
+)
+def test_only_root_may_lend_a_key_file_and_only_to_our_group(mode: int, owner: int, group: int, exposed: bool) -> None:
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, group, 0, 0, 0, 0))
+    assert is_exposed(status, US, {OUR_GROUP, 20000}) is exposed
+
+
+def test_for_root_its_own_files_are_as_anybodys() -> None:
+    assert is_exposed(os.stat_result((stat.S_IFREG | 0o440, 0, 0, 1, 0, 0, 0, 0, 0, 0)), 0, {0})
 
 
 def test_an_absent_file_is_refused(tmp_path: Path) -> None:
