@@ -1,0 +1,81 @@
+"""Raw pods to facts. Read next: `observe_nodes`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.cluster import names, raw
+from polyrl.cluster.facts import Exit, PodFacts, PodPhase
+from polyrl.cluster.raw import Raw
+from polyrl.cluster.stamps import unix
+from polyrl.sample import Pool
+from polyrl.worker import Role
+
+_ROLES: Final = {role.value: role for role in (Role.MANAGER, Role.TRAINER, Role.ROLLOUT)}
+_POOLS: Final = {pool.value: pool for pool in (Pool.SPOT, Pool.ON_DEMAND)}
+_PHASES: Final = {phase.value: phase for phase in PodPhase}
+_OURS: Final = f"{names.GROUP}/"
+
+
+def pod_facts(pod: Raw) -> PodFacts | None:
+    """Facts of one pod; None when its labels name no role of ours."""
+    labels = raw.part(pod, "metadata", "labels")
+    role = _ROLES.get(raw.text(labels, names.LABEL_ROLE))
+    if role is None:
+        return None
+    created_at = unix(raw.text(pod, "metadata", "creationTimestamp")) or 0.0
+    disrupted, ready = raw.condition(pod, "DisruptionTarget"), raw.condition(pod, "Ready")
+    return PodFacts(
+        name=raw.text(pod, "metadata", "name"),
+        uid=raw.text(pod, "metadata", "uid"),
+        role=role,
+        phase=_PHASES.get(raw.text(pod, "status", "phase"), PodPhase.PENDING),
+        created_at=created_at,
+        pool=_POOLS.get(raw.text(labels, names.LABEL_POOL)),
+        node=raw.text(pod, "spec", "nodeName"),
+        ready=raw.holds(ready),
+        scheduled_at=_scheduled_at(pod, created_at),
+        unschedulable=_unschedulable(pod),
+        deletion_at=unix(raw.text(pod, "metadata", "deletionTimestamp")),
+        deletion_grace_s=float(raw.count(pod, "metadata", "deletionGracePeriodSeconds")),
+        disruption=raw.text(disrupted, "reason") or "Unknown" if raw.holds(disrupted) else "",
+        reason=raw.text(pod, "status", "reason"),
+        exits=_exits(pod),
+        template_hash=raw.text(labels, names.LABEL_TEMPLATE),
+        annotations=_annotations(pod),
+    )
+
+
+def _scheduled_at(pod: Raw, created_at: float) -> float | None:
+    """A pod that names its node was scheduled, even if nobody wrote the condition (static binding, kwok)."""
+    scheduled = raw.condition(pod, "PodScheduled")
+    if raw.holds(scheduled):
+        return unix(raw.text(scheduled, "lastTransitionTime")) or created_at
+    return created_at if raw.text(pod, "spec", "nodeName") else None
+
+
+def _unschedulable(pod: Raw) -> str:
+    scheduled = raw.condition(pod, "PodScheduled")
+    refused = raw.text(scheduled, "status") == "False" and raw.text(scheduled, "reason") == "Unschedulable"
+    return raw.text(scheduled, "message") or "Unschedulable" if refused else ""
+
+
+def _exits(pod: Raw) -> tuple[Exit, ...]:
+    """A container that is started again has not ended for good."""
+    if raw.text(pod, "spec", "restartPolicy") != "Never" and raw.text(pod, "status", "phase") not in (
+        PodPhase.SUCCEEDED,
+        PodPhase.FAILED,
+    ):
+        return ()
+    statuses = raw.parts(pod, "status", "containerStatuses") + raw.parts(pod, "status", "initContainerStatuses")
+    ended = [(status, raw.part(status, "state", "terminated")) for status in statuses]
+    return tuple(
+        Exit(raw.text(status, "name"), raw.count(end, "exitCode"), raw.text(end, "reason"))
+        for status, end in ended
+        if end
+    )
+
+
+def _annotations(pod: Raw) -> dict[str, str]:
+    written = raw.part(pod, "metadata", "annotations")
+    return {key: value for key, value in written.items() if key.startswith(_OURS) and isinstance(value, str)}
