@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from polyrl.ledger import speed
+from polyrl.ledger import placement, speed
 from polyrl.ledger.rebalance import gain
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.simulation.stage import Stage, said
@@ -134,6 +134,27 @@ def test_groups_of_several_version_ranges_share_an_engines_slots() -> None:
     )
     stage.trainer(Submit(stage.request(), groups))
     assert stage.placed() == {"fast": ["0.0", "1.0"], "slow": ["2.0", "3.0"]}
+
+
+@pytest.mark.parametrize("offers", [1, 10, 25, 10_000])
+def test_a_large_step_is_placed_in_slices_that_leave_time_for_others(
+    offers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "OFFERS_AT_ONCE", offers)
+    stage = Stage()
+    for name in "abcd":
+        stage.engine(name)
+    stage.submit(12, n=2)
+    slices = 1
+    while stage.ledger.state.queue:
+        assert stage.ledger.next_due() == stage.now, "the next slice is due at once"
+        waiting = len(stage.ledger.state.queue)
+        stage.pass_time(0.0)
+        assert len(stage.ledger.state.queue) < waiting
+        slices += 1
+    assert sorted(map(len, stage.placed().values())) == [6, 6, 6, 6]
+    assert slices >= 12 * 4 / (offers + 4)
+    assert (stage.ledger.next_due() or 0.0) > stage.now
 
 
 @pytest.mark.parametrize("seed", range(20))

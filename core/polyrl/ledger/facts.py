@@ -67,6 +67,13 @@ class PlacementHeld(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
+class PlacementPaused(_Fact, frozen=True):
+    """There is room and work for it left, to be looked at in the next tick, which is due at once."""
+
+    at: float
+    durable: ClassVar[bool] = False
+
+
 class TokensTaken(_Fact, frozen=True):
     """A Deltas of an engine; `rows`, `ids` and `logprobs` hold only what was accepted, in the wire's form."""
 
@@ -413,6 +420,7 @@ Fact: TypeAlias = (
     GroupSubmitted
     | Assigned
     | PlacementHeld
+    | PlacementPaused
     | TokensTaken
     | Moved
     | TurnEnded

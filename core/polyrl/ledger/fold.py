@@ -33,6 +33,7 @@ _FOLDS: Final[dict[type, Callable[[State, Any], None]]] = {
     f.GroupSubmitted: fold_samples.group_submitted,
     f.Assigned: fold_samples.assigned,
     f.PlacementHeld: fold_samples.placement_held,
+    f.PlacementPaused: fold_samples.placement_paused,
     f.TokensTaken: fold_samples.tokens_taken,
     f.Moved: fold_samples.moved,
     f.TurnEnded: fold_samples.turn_ended,

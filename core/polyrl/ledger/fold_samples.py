@@ -153,6 +153,10 @@ def placement_held(state: State, fact: f.PlacementHeld) -> None:
     wake(state, fact.until)
 
 
+def placement_paused(state: State, fact: f.PlacementPaused) -> None:
+    wake(state, fact.at)
+
+
 def tokens_taken(state: State, fact: f.TokensTaken) -> None:
     numbers, _, counts, _ = row_columns(fact.rows)
     assignments, samples, ids, logprobs = state.assignments, state.samples, fact.ids, fact.logprobs
