@@ -1,9 +1,9 @@
 {{/* Name of all that belongs to the operator itself. */}}
 {{- define "polyrl.name" -}}
 {{- if contains "polyrl" .Release.Name -}}
-{{ printf "%s-operator" (.Release.Name | trunc 54 | trimSuffix "-") }}
+{{ printf "%s-operator" (.Release.Name | trunc 48 | trimSuffix "-") }}
 {{- else -}}
-{{ printf "%s-polyrl-operator" (.Release.Name | trunc 47 | trimSuffix "-") }}
+{{ printf "%s-polyrl-operator" (.Release.Name | trunc 41 | trimSuffix "-") }}
 {{- end -}}
 {{- end -}}
 
@@ -16,14 +16,15 @@
 {{ .Values.serviceAccount.name | default (ternary (include "polyrl.name" .) "default" .Values.serviceAccount.create) }}
 {{- end -}}
 
+{{/* Jobs' pods carry the name too, and the job's as instance: the component keeps a job called as the release apart. */}}
 {{- define "polyrl.selector" -}}
-app.kubernetes.io/name: polyrl-operator
+app.kubernetes.io/name: polyrl
 app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "polyrl.labels" -}}
 {{ include "polyrl.selector" . }}
-app.kubernetes.io/component: operator
 app.kubernetes.io/part-of: polyrl
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}

@@ -1,0 +1,116 @@
+"""The chart without a cluster: it lints, renders as written down, refuses slips by their path, and holds our CRD.
+
+POLYRL_UPDATE_SNAPSHOTS=1 writes the snapshots anew; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyrl.crd import custom_resource_definition
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CHART = ROOT / "charts/polyrl"
+VALUES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "values.yaml").read_text())
+
+SLIPS: list[tuple[dict[str, Any], str]] = [
+    ({"image": {"tag": "1"}}, "'image' not allowed"),
+    ({"images": {"operatr": "a"}}, "at '/images'"),
+    ({"images": {"operator": {"repository": "a"}}}, "at '/images/operator'"),
+    ({"images": {"operator": "Example.org/a"}}, "at '/images/operator'"),
+    ({"images": {"pullPolicy": "Sometimes"}}, "at '/images/pullPolicy'"),
+    ({"watch": {"namespaces": "team-a"}}, "at '/watch/namespaces'"),
+    ({"watch": {"namespaces": ["Team"]}}, "at '/watch/namespaces/0'"),
+    ({"watch": {"namespaces": ["a", "a"]}}, "at '/watch/namespaces'"),
+    ({"replicas": 3}, "at '/replicas'"),
+    ({"replicas": "1"}, "at '/replicas'"),
+    ({"metrics": {"port": 80}}, "at '/metrics/port'"),
+    ({"metrics": {"podMonitor": {"interval": "often"}}}, "at '/metrics/podMonitor/interval'"),
+    ({"metrics": {"podMonitor": {"enable": True}}}, "at '/metrics/podMonitor'"),
+    ({"crds": {"install": "no"}}, "at '/crds/install'"),
+    ({"log": {"level": "loud"}}, "at '/log/level'"),
+    ({"nodeSelector": {"a": 1}}, "at '/nodeSelector/a'"),
+    ({"extraArgs": [1]}, "at '/extraArgs/0'"),
+]
+
+
+def test_lint_finds_nothing(helm: Any) -> None:
+    answer = helm("lint", "--strict", CHART)
+    assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize(("values", "path"), SLIPS, ids=lambda given: str(given))
+def test_a_slip_is_refused_by_its_path(template: Any, values: dict[str, Any], path: str) -> None:
+    answer = template(values)
+    assert answer.returncode != 0
+    assert path in answer.stderr
+
+
+def test_every_value_is_described_by_the_schema() -> None:
+    import json
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def check(node: dict[str, Any], given: Any, path: str) -> None:
+        properties = node.get("properties")
+        if properties is None or not isinstance(given, dict):
+            return
+        assert node["additionalProperties"] is False, f"{path} takes any slip"
+        assert given.keys() <= properties.keys(), path
+        for key, value in given.items():
+            check(properties[key], value, f"{path}.{key}")
+
+    check(schema, values, "")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_it_renders_as_written_down(render: Any, name: str) -> None:
+    objects = render(VALUES[name])
+    for one in objects:
+        if one["kind"] == "CustomResourceDefinition":
+            one["spec"] = "as crds/polyrljobs.yaml"
+    text = yaml.safe_dump_all(objects, sort_keys=True, width=120)
+    file = HERE / f"snapshots/{name}.yaml"
+    if os.environ.get("POLYRL_UPDATE_SNAPSHOTS"):
+        file.write_text(text)
+    assert file.read_text() == text, "read the difference; POLYRL_UPDATE_SNAPSHOTS=1 takes it over"
+
+
+def test_the_crd_of_the_chart_is_ours(render: Any) -> None:
+    assert (CHART / "files/polyrljobs.yaml").read_text() == (ROOT / "crds/polyrljobs.yaml").read_text(), "make crds"
+    (crd,) = (one for one in render({}) if one["kind"] == "CustomResourceDefinition")
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert _numbers(crd["spec"]) == _numbers(custom_resource_definition()["spec"])
+
+
+def _numbers(node: Any) -> Any:
+    """Helm writes 1e-06, which YAML 1.1 reads as text and Kubernetes as a number."""
+    if isinstance(node, dict):
+        return {key: _numbers(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_numbers(value) for value in node]
+    try:
+        return float(node) if isinstance(node, str) and "e-" in node else node
+    except ValueError:
+        return node
+
+
+def test_an_old_cluster_is_refused(helm: Any) -> None:
+    answer = helm("template", "polyrl", CHART, "--kube-version", "1.28.0")
+    assert answer.returncode != 0
+    assert "1.29" in answer.stderr
+
+
+def test_names_stay_within_a_label(helm: Any) -> None:
+    answer = helm("template", "r" * 53, CHART, "--kube-version", "1.36.3")
+    objects = [one for one in yaml.safe_load_all(answer.stdout) if one]
+    named = [one["metadata"]["name"] for one in objects if one["kind"] in ("Service", "Deployment", "Pod", "Role")]
+    assert named
+    assert all(len(name) <= 63 for name in named)

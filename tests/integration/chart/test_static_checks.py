@@ -1,0 +1,232 @@
+"""What linters of manifests look for, held for every object of the chart and every child of a job.
+
+The rules are kube-linter's and Pod Security's; each says what it wants of a pod, a container, a role or a service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyrl.cluster import names
+from polyrl.cluster.objects.fixed import fixed_children
+from polyrl.cluster.objects.manager import manager_pod
+from polyrl.cluster.objects.owner import Owner
+from polyrl.cluster.objects.rollout import rollout_pod
+from polyrl.cluster.objects.trainer import trainer_job
+from polyrl.cluster.settings import Settings
+from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
+
+HERE = Path(__file__).parent
+VALUES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "values.yaml").read_text())
+EXAMPLE = HERE.parents[2] / "examples/sort-digits/job.yaml"
+
+VOLUMES = {"configMap", "secret", "emptyDir", "persistentVolumeClaim", "projected", "downwardAPI"}
+"""Of those that Pod Security `restricted` allows, what we use."""
+
+Object = dict[str, Any]
+Check = Callable[[Object], Iterator[str]]
+
+
+def children() -> list[Object]:
+    """Every child of a job that asks for all there is."""
+    manifest = yaml.safe_load(EXAMPLE.read_text())
+    manifest["spec"]["networkPolicy"] = {"mode": "Isolated"}
+    manifest["spec"]["recipe"]["code"] = {"configMap": "code"}
+    owner = Owner("job", "ml", "uid", PolyRLJob.model_validate(manifest))
+    settings = Settings("a/manager:1", "a/trainer:1", "a/rollout:1", trainer_priority_class="high")
+    rollouts = [rollout_pod(owner, n, pool, settings) for n, pool in enumerate((Pool.SPOT, Pool.ON_DEMAND), start=1)]
+    return [*fixed_children(owner, settings), trainer_job(owner, settings), manager_pod(owner, 1, settings), *rollouts]
+
+
+def pod_of(obj: Object) -> Object | None:
+    if obj["kind"] == "Pod":
+        return obj["spec"]
+    template = obj.get("spec", {}).get("template") if obj["kind"] in ("Deployment", "Job") else None
+    return None if template is None else template["spec"]
+
+
+def containers_of(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def pod_is_restricted(obj: Object) -> Iterator[str]:
+    pod = pod_of(obj)
+    if pod is None:
+        return
+    for key in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"):
+        if pod.get(key):
+            yield f"{key} is set"
+    security = pod.get("securityContext", {})
+    if not security.get("runAsNonRoot") or not security.get("runAsUser"):
+        yield "may run as root"
+    if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "has no seccomp profile"
+    for volume in pod.get("volumes", []):
+        if not volume.keys() - {"name"} <= VOLUMES:
+            yield f"volume {volume['name']} is of a kind that `restricted` refuses"
+
+
+def containers_are_restricted(obj: Object) -> Iterator[str]:
+    for one in containers_of(pod_of(obj) or {"containers": []}):
+        security = one.get("securityContext", {})
+        if security.get("allowPrivilegeEscalation") is not False:
+            yield f"{one['name']} may escalate its privileges"
+        if security.get("capabilities", {}).get("drop") != ["ALL"] or security["capabilities"].get("add"):
+            yield f"{one['name']} keeps capabilities"
+        if security.get("readOnlyRootFilesystem") is not True:
+            yield f"{one['name']} may write to its root"
+        if security.get("privileged"):
+            yield f"{one['name']} is privileged"
+
+
+def containers_are_sized(obj: Object) -> Iterator[str]:
+    for one in containers_of(pod_of(obj) or {"containers": []}):
+        requests = one.get("resources", {}).get("requests", {})
+        if not {"cpu", "memory"} <= requests.keys():
+            yield f"{one['name']} requests no CPU or no memory"
+
+
+def images_are_named(obj: Object) -> Iterator[str]:
+    for one in containers_of(pod_of(obj) or {"containers": []}):
+        last = one["image"].rpartition("/")[2]
+        if ":" not in last or last.endswith(":latest"):
+            yield f"{one['name']} runs {one['image']}, which may be another tomorrow"
+
+
+def tokens_are_wanted(obj: Object) -> Iterator[str]:
+    pod = pod_of(obj)
+    if pod is not None and (obj["kind"] == "Deployment") is not pod.get("automountServiceAccountToken", True):
+        yield "mounts a token that nothing of it uses, or lacks the one it needs"
+    if obj["kind"] == "ServiceAccount" and obj.get("automountServiceAccountToken") is not False:
+        yield "hands out its token unasked"
+
+
+def no_secret_in_the_open(obj: Object) -> Iterator[str]:
+    for one in containers_of(pod_of(obj) or {"containers": []}):
+        for variable in one.get("env", []):
+            if "secretKeyRef" in variable.get("valueFrom", {}):
+                yield f"{one['name']} gets a Secret as variable {variable['name']}"
+    for volume in (pod_of(obj) or {}).get("volumes", []):
+        if "secret" in volume and not volume["secret"].get("items"):
+            yield f"volume {volume['name']} shows a whole Secret"
+
+
+def pods_end_in_time(obj: Object) -> Iterator[str]:
+    pod = pod_of(obj)
+    if pod is not None and not pod.get("restartPolicy") and obj["kind"] != "Deployment":
+        yield "says not whether it is restarted"
+    if obj["kind"] == "Deployment" and not pod_of(obj)["containers"][0].get("livenessProbe"):  # type: ignore[index]
+        yield "is never found dead"
+
+
+def rights_are_narrow(obj: Object) -> Iterator[str]:
+    if obj["kind"] not in ("Role", "ClusterRole"):
+        return
+    for rule in obj["rules"]:
+        said = f"{rule['apiGroups']} {rule['resources']} {rule['verbs']}"
+        if "*" in rule["verbs"] + rule["resources"] + rule["apiGroups"]:
+            yield f"a star in {said}"
+        if {"escalate", "bind", "impersonate"} & set(rule["verbs"]):
+            yield f"may make itself greater: {said}"
+        if "secrets" in rule["resources"] and {"list", "watch"} & set(rule["verbs"]):
+            yield "may read Secrets that it cannot name"
+        if {"pods/exec", "pods/attach", "pods/portforward", "nodes/proxy"} & set(rule["resources"]):
+            yield f"may enter pods: {said}"
+
+
+def services_stay_inside(obj: Object) -> Iterator[str]:
+    if obj["kind"] == "Service" and obj["spec"].get("type", "ClusterIP") != "ClusterIP":
+        yield f"is open to the outside: {obj['spec']['type']}"
+
+
+def it_is_labelled(obj: Object) -> Iterator[str]:
+    wanted = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "part-of", "managed-by")}
+    if missing := wanted - obj["metadata"].get("labels", {}).keys():
+        yield f"lacks {sorted(missing)}"
+
+
+CHECKS: tuple[Check, ...] = (
+    pod_is_restricted,
+    containers_are_restricted,
+    containers_are_sized,
+    images_are_named,
+    tokens_are_wanted,
+    no_secret_in_the_open,
+    pods_end_in_time,
+    rights_are_narrow,
+    services_stay_inside,
+    it_is_labelled,
+)
+
+
+def findings(objects: list[Object]) -> list[str]:
+    return [
+        f"{obj['kind']} {obj['metadata']['name']}: {finding}"
+        for obj in objects
+        for check in CHECKS
+        for finding in check(obj)
+    ]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_chart_passes(render: Any, name: str) -> None:
+    assert findings(render(VALUES[name])) == []
+
+
+def test_a_jobs_children_pass() -> None:
+    assert {one["kind"] for one in children()} >= {"Pod", "Job", "Service", "ServiceAccount", "NetworkPolicy"}
+    assert findings(children()) == []
+
+
+def test_no_pod_of_a_job_sees_another_roles_keys() -> None:
+    seen = {}
+    for one in children():
+        volumes = (pod_of(one) or {}).get("volumes", [])
+        files = {item["path"] for volume in volumes if "secret" in volume for item in volume["secret"]["items"]}
+        seen[one["metadata"]["labels"].get(names.LABEL_ROLE, ""), one["kind"]] = files
+    assert seen["rollout", "Pod"] == {"agent.key"}
+    assert "operator.key" not in set().union(*seen.values())
+    assert "trainer.key" not in seen["manager", "Pod"]
+
+
+BROKEN: list[tuple[str, Callable[[Object], None]]] = [
+    ("may run as root", lambda pod: pod["spec"]["securityContext"].update(runAsNonRoot=False)),
+    ("hostNetwork", lambda pod: pod["spec"].update(hostNetwork=True)),
+    ("refuses", lambda pod: pod["spec"]["volumes"].append({"name": "x", "hostPath": {"path": "/"}})),
+    ("escalate", lambda pod: pod["spec"]["containers"][0].update(securityContext={"capabilities": {"drop": ["ALL"]}})),
+    ("requests no", lambda pod: pod["spec"]["containers"][0].pop("resources")),
+    ("another tomorrow", lambda pod: pod["spec"]["containers"][0].update(image="a/b:latest")),
+    ("token", lambda pod: pod["spec"].pop("automountServiceAccountToken")),
+    ("whole Secret", lambda pod: pod["spec"]["volumes"].append({"name": "x", "secret": {"secretName": "s"}})),
+    ("lacks", lambda pod: pod["metadata"].pop("labels")),
+]
+
+
+@pytest.mark.parametrize(("words", "damage"), BROKEN, ids=[words for words, _ in BROKEN])
+def test_the_checks_find_what_they_are_for(words: str, damage: Callable[[Object], None]) -> None:
+    pod = next(one for one in children() if one["kind"] == "Pod")
+    damage(pod)
+    assert any(words in finding for finding in findings([pod]))
+
+
+def test_network_rules_know_the_operators_pods(render: Any) -> None:
+    (deployment,) = (one for one in render({}) if one["kind"] == "Deployment")
+    assert names.OPERATOR_LABELS.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_namespaced_means_roles(render: Any, name: str) -> None:
+    values, objects = VALUES[name], render(VALUES[name])
+    cluster_wide = [one for one in objects if one["kind"] == "ClusterRoleBinding"]
+    namespaces = values.get("watch", {}).get("namespaces", [])
+    roles = {one["metadata"]["namespace"] for one in objects if one["kind"] == "Role"}
+    assert roles == {"polyrl-system", *namespaces}
+    if namespaces:
+        assert all(one["metadata"]["name"].endswith("-nodes") for one in cluster_wide)
+    assert len(cluster_wide) == (not namespaces) + values.get("watch", {}).get("nodes", True)
