@@ -2,7 +2,8 @@
 
     nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
     manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
-    the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
+    the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times; or the end, if it had
+                                      said that all is done
     engines fail at start again and again  -> no more of them; the run goes on with the others, and says so
     managers do, or a trainer says why it cannot go on  -> the run ends, naming it
     asked to stop                  -> the trainer first, then all others
@@ -56,6 +57,8 @@ class Facts:
     """Somebody asked the run to stop."""
     finishing: bool = False
     """The trainer has told the manager that the job is over; who leaves now is not missed."""
+    went_well: bool = False
+    """It said that all is done, and it says so when everything it leaves is on the disk."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def _trainer_ended(wanted: Workers, facts: Facts) -> End | None:
     if not trainers or trainers[-1].lives:
         return None
     last, restarts = trainers[-1], len(trainers) - 1
-    if last.exit_code == 0:
+    if last.exit_code == 0 or (facts.went_well and last.exit_code not in SAID_WHY_EXITS):
         return End(ok=True, why="the trainer is done", worker=last.name)
     said_why = facts.finishing or last.exit_code in SAID_WHY_EXITS
     if not said_why and _own_faults(trainers) <= wanted.trainer_restarts:

@@ -114,6 +114,7 @@ class LocalRun:
             frozenset(self._served),
             self.stopped_by is not None,
             self.status.finished,
+            self.status.finished and self.status.ok,
         )
         sentences = conditions(self._wanted, facts)
         for sentence in sentences:

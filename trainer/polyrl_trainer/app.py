@@ -91,10 +91,14 @@ async def run_trainer(arguments: Arguments) -> None:
     outcome = "failed"
     try:
         done = await _run_stages(arguments, job, prepared, session, stages)
-        outcome = "done" if done else "stopped"
+        outcome = _outcome(done)
     finally:
         write_result(arguments.run, session.state, outcome)
         session.metrics.close()
+
+
+def _outcome(done: bool) -> str:
+    return "done" if done else "stopped"
 
 
 def read_job(path: Path) -> PolyRLJob:
@@ -146,6 +150,8 @@ async def _run_stages(
         except Exception as error:
             await _say_failed(client, error)
             raise
+        # Whoever kills this process from now on takes nothing away: the run has ended well.
+        write_result(arguments.run, session.state, _outcome(done))
         await client.finish(True, "done" if done else "stopped on request, after a checkpoint")
         return done
 
