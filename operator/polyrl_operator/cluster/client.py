@@ -61,11 +61,14 @@ class NotLeader(PolyRLError):
 
 
 class Client:
-    """Reads and writes objects. `may_write` is asked before every attempt that changes something."""
+    """Reads and writes objects, as `field_manager`. `may_write` is asked before every attempt that changes something."""
 
-    def __init__(self, api: ApiClient, may_write: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, api: ApiClient, may_write: Callable[[], bool] = lambda: True, field_manager: str = FIELD_MANAGER
+    ) -> None:
         self._api = api
         self._may_write = may_write
+        self._field_manager = field_manager
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         """The object; None when there is none."""
@@ -92,18 +95,18 @@ class Client:
 
     async def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """The object as stored. Raises ApiError; 409 when the name is taken."""
-        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        query = {"fieldManager": self._field_manager} | ({"dryRun": "All"} if dry_run else {})
         return await self._ask("POST", _collection(item), query, body=item)
 
     async def apply(self, item: Object) -> Object:
         """Server-side apply: the fields named in `item` are as it says from now on."""
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": self._field_manager, "force": "true"}
         path = f"{_collection(item)}/{item['metadata']['name']}"
         return await self._ask("PATCH", path, query, body=item, content=APPLY_PATCH)
 
     async def patch(self, kind: Kind, namespace: str, name: str, change: Object, subresource: str = "") -> Object:
         """JSON merge patch. With metadata.uid or resourceVersion in `change` it is refused (409) for another object."""
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": self._field_manager}
         path = kind.path(namespace, name, subresource)
         return await self._ask("PATCH", path, query, body=change, content=MERGE_PATCH)
 
@@ -149,7 +152,7 @@ class Client:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _attempt(self, method: str, url: str, body: Object | None, headers: dict[str, str]) -> Object:
-        headers["User-Agent"] = FIELD_MANAGER
+        headers["User-Agent"] = self._field_manager
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], url, method, body)
         try:
             response = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
