@@ -46,11 +46,12 @@ class Endpoints(_Body, frozen=True):
     trainer: str
     """ZeroMQ endpoint of the trainer."""
     http: str
-    """Base URL of the HTTP API, `http://host:port`."""
+    """Base URL of the HTTP API, `http://host:port`; https in pods."""
     pid: int
+    """0 in pods, where it says nothing."""
     epoch: int
     public_key: str
-    """CURVE server key of both ZeroMQ sockets, Z85."""
+    """CURVE server key of both ZeroMQ sockets, Z85; empty in pods. Peers believe their key file, not this."""
 
 
 class DrainRequest(_Body, frozen=True):
@@ -95,6 +96,11 @@ BODIES: Final[dict[str, tuple[str, type[Any] | None, type[Any]]]] = {
     HEALTH_PATH: ("get", None, Health),
 }
 """Path to method, request body, answer: the JSON part of the API, from which its OpenAPI document is made."""
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port: an IPv6 address goes into brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def parse_endpoints(text: str | bytes, source: str) -> Endpoints:

@@ -1,7 +1,8 @@
 """`python -m polyrl_rollout.manager`: reads the job and the keys, binds, tells where it listens, serves, ends.
 
-Logs are JSON lines on stderr. Ends with 0 after the trainer's Finish or SIGTERM, 1 when the run cannot go on, 2 on
-wrong input. Refuses to hold: the manager (see `server`). Read next: `server`.
+Logs are JSON lines on stderr. Ends with 0 after the trainer's Finish (with --stay, for pods, which would be started
+again, it shows the final status instead) or SIGTERM, 1 when the run cannot go on, 2 on wrong input.
+Refuses to hold: the manager (see `server`). Read next: `server`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from polyrl.errors import InvalidData, PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
+from polyrl_rollout.manager.encryption import https_of
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 
@@ -36,13 +38,16 @@ log = structlog.get_logger(__name__)
 def main(  # noqa: PLR0913 - one argument per flag
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
     keys: Annotated[Path, typer.Option(help="The manager's key file.")],
-    endpoints: Annotated[Path, typer.Option(help="Written once everything is bound.")],
     journal: Annotated[Path, typer.Option(help="Kept here; an existing one of this epoch is gone on with.")],
     epoch: Annotated[int, typer.Option(help="Peers of another epoch are fenced.")],
-    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    endpoints: Annotated[Path | None, typer.Option(help="Written once everything is bound.")] = None,
+    bind: Annotated[str, typer.Option(help="Address to listen on; * for all.")] = "127.0.0.1",
     agents_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
     trainer_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
     http_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the HTTP API, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Show the final status until SIGTERM.")] = False,
 ) -> None:
     """Run one manager until its job is over."""
     leash.hold()
@@ -52,20 +57,23 @@ def main(  # noqa: PLR0913 - one argument per flag
         config = _ledger_config(job, epoch)
         kept = Journal(journal, epoch)
         state, clock_s = kept.restore()
-        listen = Listen(bind, agents_port, trainer_port, http_port)
-        manager = Manager(Ledger(config, state), read_keys(ManagerKeys, keys), epoch, listen, kept, clock_s)
+        tls = https_of(bind, tls_cert, tls_key)
+        listen = Listen(bind, agents_port, trainer_port, http_port, tls)
+        own = read_keys(ManagerKeys, keys)
+        manager = Manager(Ledger(config, state), own, epoch, listen, kept, clock_s, stays=stay)
         asyncio.run(_serve(manager, endpoints))
     except PolyRLError as error:
         log.error("manager failed", error=str(error))
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
 
 
-async def _serve(manager: Manager, endpoints: Path) -> None:
+async def _serve(manager: Manager, endpoints: Path | None) -> None:
     async with manager:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, manager.stop)
-        write_endpoints(manager.endpoints, endpoints)
+        if endpoints is not None:
+            write_endpoints(manager.endpoints, endpoints)
         await manager.run()
 
 

@@ -5,8 +5,8 @@
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
 No message leaves before the facts that it depends on are safe. The run ends after the trainer's Finish: once
-all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later. A bug in a callback ends the
-process: a ledger that half-took a message must not go on.
+all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later; one that stays serves on.
+A bug in a callback ends the process: a ledger that half-took a message must not go on.
 
 Refuses to hold: rules (the ledger's), wire formats, HTTP. Read next: `polyrl.ledger`.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ import structlog
 import zmq
 from aiohttp import web
 
-from polyrl.control import Endpoints
+from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Ledger, Outcome
 from polyrl.status import ManagerStatus
 from polyrl.wire import Finish, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
+from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.admission import Admission
 from polyrl_rollout.manager.agents import AgentsDesk
 from polyrl_rollout.manager.control_desk import ControlDesk
@@ -60,12 +62,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the manager binds; port 0 lets the system choose."""
+    """Where the manager binds; host EVERYWHERE means all addresses, port 0 lets the system choose."""
 
     host: str = "127.0.0.1"
     agents_port: int = 0
     trainer_port: int = 0
     http_port: int = 0
+    tls: ssl.SSLContext | None = None
+    """None: the HTTP API is plain."""
 
 
 class Manager:
@@ -79,8 +83,10 @@ class Manager:
         listen: Listen,
         journal: Journal | None = None,
         clock_s: float = 0.0,
+        stays: bool = False,
     ) -> None:
-        """`clock_s` is where the ledger's clock stood when its journal ended; without a journal nothing outlives us."""
+        """`clock_s` is where the ledger's clock stood when its journal ended; without a journal nothing outlives us.
+        One that `stays` shows the final status until it is stopped."""
         self._ledger = ledger
         self._keys = keys
         self._epoch = epoch
@@ -88,6 +94,7 @@ class Manager:
         self._journal = journal
         self._clock_s = clock_s
         self._resumes = clock_s > 0
+        self._stays = stays
         self._to_agents: list[tuple[str, ToAgent]] = []
         self._to_trainer: list[ToTrainer] = []
 
@@ -137,7 +144,7 @@ class Manager:
         return Endpoints(
             agents=self._agents_router.endpoint,
             trainer=self._trainer_router.endpoint,
-            http=f"http://{host}:{port}",
+            http=f"{'http' if self._listen.tls is None else 'https'}://{bracketed(host)}:{port}",
             public_key=self._keys.public_key,
             epoch=self._epoch,
             pid=os.getpid(),
@@ -258,7 +265,8 @@ class Manager:
     async def _finish(self) -> None:
         seen_off = await self._control.see_off(FINISH_DEADLINE_S)
         log.info("the run is over", seen_off=seen_off)
-        self.stop()
+        if not self._stays:
+            self.stop()
 
     def _complete(self, status: ManagerStatus) -> ManagerStatus:
         return msgspec.structs.replace(
@@ -281,8 +289,9 @@ class Manager:
         self._http = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
         await self._http.setup()
         host, port = self._listen.host, self._listen.http_port
+        site = web.TCPSite(self._http, None if host == EVERYWHERE else host, port, ssl_context=self._listen.tls)
         try:
-            await web.TCPSite(self._http, host, port).start()
+            await site.start()
         except OSError as error:
             raise RunFailed(f"the manager cannot bind {host}:{port} for HTTP: {error.strerror}") from error
 

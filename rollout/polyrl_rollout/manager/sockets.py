@@ -25,7 +25,9 @@ from typing import Final
 
 import zmq
 
+from polyrl.control import bracketed
 from polyrl.wire import MAX_FRAME_BYTES
+from polyrl.worker import EVERYWHERE
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
@@ -78,13 +80,14 @@ class RouterKeys:
 
 
 class Router:
-    """A ROUTER bound to `address`:`port` (0: the system chooses)."""
+    """A ROUTER bound to `address`:`port` (EVERYWHERE: all addresses; 0: the system chooses)."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: RouterKeys, address: str, port: int) -> None:
         self.traffic = Traffic()
         self._socket = context.socket(zmq.ROUTER)
         _configure(self._socket, keys)
-        self._socket.bind(f"tcp://{address}:{port or '*'}")
+        self._socket.ipv6 = address == EVERYWHERE or ":" in address
+        self._socket.bind(f"tcp://{bracketed(address)}:{port or '*'}")
         self.endpoint: str = self._socket.get_string(zmq.LAST_ENDPOINT)
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop = asyncio.get_running_loop()
