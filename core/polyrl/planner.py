@@ -2,8 +2,8 @@
 
     nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
     manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
-    the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times; or the end, if it had
-                                      said that all is done
+    the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
+                                      or the end, if it had said that all is done
     engines fail at start again and again  -> no more of them; the run goes on with the others, and says so
     managers do, or a trainer says why it cannot go on  -> the run ends, naming it
     asked to stop                  -> the trainer first, then all others

@@ -21,6 +21,17 @@ DRIVER = Path(__file__).parent / "run_with_stand_ins.py"
 SLEEPS = "import time; time.sleep(600)"
 DEAF = "import signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: time.sleep(600)"
 DIES = "import sys; sys.exit('the engine found no device')"
+ALL_DONE = (
+    "import asyncio, sys, time, pathlib\n"
+    "from polyrl_trainer.client import RolloutClient\n"
+    "root = pathlib.Path(sys.argv[1])\n"
+    "async def finish():\n"
+    "    async with RolloutClient.connect(root / 'run/endpoints/manager.json', root / 'keys/trainer.key', 1) as client:\n"
+    "        await client.finish(True, 'done')\n"
+    "asyncio.run(finish())\n"
+    "print('said', flush=True)\n"
+    "time.sleep(600)"
+)
 WITH_CHILD = (
     "import os, subprocess, sys, time\n"
     "os.environ[leash.PARENT_PID] = str(os.getpid())\n"
@@ -161,6 +172,16 @@ def test_without_its_trainer_the_run_ends_and_shows_its_last_words(root: Path, s
     assert run.returncode == 1
     assert "the trainer ended with exit code -9" in output
     assert "the last words" in output
+    assert processes_of(root) == []
+
+
+def test_a_trainer_that_is_killed_after_its_last_words_has_ended_well(root: Path, start: Run) -> None:
+    run = start(root, trainer=ALL_DONE)
+    wait_until(lambda: (root / "logs" / "trainer.log").exists(), "the trainer's log")
+    wait_until(lambda: "said" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
+    the_worker(root, "trainer").kill()
+    output = output_of(run)
+    assert run.returncode == 0, output
     assert processes_of(root) == []
 
 
