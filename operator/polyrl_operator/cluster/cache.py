@@ -71,8 +71,9 @@ class Cache:
         self._claim_of: dict[str, str] = {}
         """By node: the name of its NodeClaim."""
 
-    def observe(self, kind: Kind, raw: Object, *, gone: bool = False) -> bool:
-        """Takes in an object as the API server gave it; True when that changed anything that is kept."""
+    def observe(self, kind: Kind, raw: Object, *, gone: bool = False, quiet: bool = False) -> bool:
+        """Takes in an object as the API server gave it; True when that changed anything that is kept. `quiet`: whom it
+        concerns knows it already."""
         metadata, now = raw["metadata"], self._clock()
         if gone:
             self._expectations.ended(metadata["uid"], now)
@@ -90,7 +91,10 @@ class Cache:
             shelf.pop(name, None)
         else:
             shelf[name] = new
-        self._index(kind, metadata, held, new)
+        concerned = self._index(kind, metadata, held, new)
+        if not quiet:
+            for key in concerned:
+                self._wake(key)
         return held is not new
 
     def forget_absent(self, kind: Kind, namespace: str | None, seen: set[str], version: int) -> int:
@@ -106,7 +110,15 @@ class Cache:
         """A deletion of ours was accepted; its end is owed."""
         self._expectations.leaves(uid, self._clock())
 
-    def keys(self) -> list[Key]:
+    def drop(self, kind: Kind, key: Key, name: str, uid: str) -> None:
+        """A child of the job is known to be gone, though no watch said so."""
+        held = self._children[key].get((kind.name, name))
+        if held is not None and held.uid == uid:
+            self._expectations.ended(uid, self._clock())
+            del self._children[key][kind.name, name]
+            self._count(key, held, -1)
+
+    def all_jobs(self) -> list[Key]:
         """Every job."""
         return [Key(*name) for name in self._jobs]
 
@@ -159,24 +171,22 @@ class Cache:
             return self._machines, (kind.name, name)
         return self._children[_key(metadata)], (kind.name, name)
 
-    def _index(self, kind: Kind, metadata: Object, old: Held | None, new: Held | None) -> None:
-        """Keeps the look-ups by node, and wakes whom the change concerns."""
+    def _index(self, kind: Kind, metadata: Object, old: Held | None, new: Held | None) -> list[Key]:
+        """Keeps the look-ups by node; the jobs that the change concerns."""
         if kind is JOB:
             key = Key(metadata["namespace"], metadata["name"])
             if new is None:
                 self._forget_fixed(key)
-            self._wake(key)
-        elif kind in (NODE, CLAIM):
+            return [key]
+        if kind in (NODE, CLAIM):
             node = metadata["name"] if kind is NODE else (new or old or _NOWHERE).node
             if kind is CLAIM and node:
                 self._claim_of[node] = metadata["name"]
-            for key in list(self._pods_on.get(node, ())):
-                self._wake(key)
-        else:
-            key = _key(metadata)
-            self._count(key, old, -1)
-            self._count(key, new, +1)
-            self._wake(key)
+            return list(self._pods_on.get(node, ()))
+        key = _key(metadata)
+        self._count(key, old, -1)
+        self._count(key, new, +1)
+        return [key]
 
     def _count(self, key: Key, pod: Held | None, by: int) -> None:
         if pod is not None and pod.node:

@@ -61,7 +61,7 @@ class NotLeader(PolyRLError):
 
 
 class Client:
-    """Reads and writes objects, as `field_manager`. `may_write` is asked before every attempt that changes something."""
+    """Reads objects, and writes them as `field_manager`. `may_write` is asked before every attempt to change one."""
 
     def __init__(
         self, api: ApiClient, may_write: Callable[[], bool] = lambda: True, field_manager: str = FIELD_MANAGER
@@ -78,6 +78,16 @@ class Client:
             if error.status == 404:
                 return None
             raise
+
+    async def discover(self, kind: Kind) -> frozenset[str]:
+        """Plural names of what is served of this kind's group and version; empty when there is no such group."""
+        try:
+            answer = await self._ask("GET", f"/apis/{kind.api_version}")
+        except ApiError as error:
+            if error.status == 404:
+                return frozenset()
+            raise
+        return frozenset(one["name"] for one in answer.get("resources") or ())
 
     async def pages(
         self, kind: Kind, namespace: str | None, selector: str = "", *, metadata_only: bool = False

@@ -2,7 +2,7 @@
 
     add(key)            something about the job changed; a thousand changes before its turn are one turn
     wake_at(key, t)     look again at t; only the earliest wake-up of a job counts
-    failed(key, again)  its turn failed: it comes again later, each time later than before, `again` at the earliest
+    failed(key)         its turn failed: it comes again later, each time later than before, or soon after news
 
 Refuses to hold: what a turn does (see `worker`). Read next: `worker`.
 """
@@ -22,7 +22,11 @@ FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""
 
 MAX_BACKOFF_S: Final = 60.0
-"""Longest pause between two turns of a job that keeps failing; news wake it no earlier."""
+"""Longest pause between two turns of a job that keeps failing and of which there is no news."""
+
+MIN_PAUSE_S: Final = 0.5
+"""Pause that news do not cut short: a job that fails on every event costs two turns a second, and a notice of
+preemption is still told within its two."""
 
 
 class WorkQueue:
@@ -90,14 +94,14 @@ class WorkQueue:
         self._not_before.pop(key, None)
         self._release(key)
 
-    def failed(self, key: Key, again_s: float = 0.0) -> float:
-        """Its turn went wrong; the seconds until its next."""
+    def failed(self, key: Key) -> float:
+        """Its turn went wrong; the seconds until its next without news."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1)
-        pause = max(pause, again_s)
-        self._not_before[key] = self._clock() + pause
+        pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16)) * random.uniform(1, 1.5)
+        now = self._clock()
+        self._not_before[key] = now + MIN_PAUSE_S
         self._release(key)
-        self.wake_at(key, self._not_before[key])
+        self.wake_at(key, now + pause)
         return pause
 
     def forget(self, key: Key) -> None:

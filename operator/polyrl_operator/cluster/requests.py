@@ -26,16 +26,18 @@ class Stream:
     response: aiohttp.ClientResponse
     seen_bytes: int = 0
     alive_at: float = field(default_factory=time.monotonic)
+    """When it first stood, then when it was last seen to give bytes."""
 
 
 class Requests:
     """Counts requests and keeps an eye on watches."""
 
-    def __init__(self, on_list: Callable[[Access], None] | None = None) -> None:
+    def __init__(self, on_relist: Callable[[], None] | None = None) -> None:
         self.counts: Counter[tuple[Access, str]] = Counter()
         """By permission and status class, as `2xx`; `error` where no answer came."""
         self._streams: dict[str, Stream] = {}
-        self._on_list = on_list
+        self._listed: set[str] = set()
+        self._on_relist = on_relist
 
     def trace(self, *, watches: bool = False) -> aiohttp.TraceConfig:
         """Hooks for one session; `watches`: its lists and streams are kopf's."""
@@ -65,9 +67,13 @@ class Requests:
         if end.response.status != 200:
             return
         if access.verb == "watch":
-            self._streams[end.url.path] = Stream(end.response)
-        elif access.verb == "list" and "continue" not in end.url.query and self._on_list is not None:
-            self._on_list(access)
+            stream = self._streams.setdefault(end.url.path, Stream(end.response))
+            # Only bytes count as life: a stream that is opened again and again, and stays silent, is dead.
+            stream.response, stream.seen_bytes = end.response, 0
+        elif access.verb == "list" and "continue" not in end.url.query:
+            if end.url.path in self._listed and self._on_relist is not None:
+                self._on_relist()
+            self._listed.add(end.url.path)
 
     async def _failed(
         self, session: aiohttp.ClientSession, context: SimpleNamespace, end: aiohttp.TraceRequestExceptionParams

@@ -26,6 +26,7 @@ _METADATA: Final = (
     "labels",
     "ownerReferences",
 )
+_POD_SPEC: Final = ("nodeName", "restartPolicy")
 _POD_STATUS: Final = ("phase", "reason", "message", "podIP", "startTime")
 _CONDITION: Final = ("type", "status", "reason", "message", "lastTransitionTime")
 _CONTAINER: Final = ("name", "ready", "started", "restartCount", "state", "lastState")
@@ -42,10 +43,11 @@ def trimmed(kind: Kind, raw: Object) -> Object:
         return kept | _some(raw, ("spec", "status"))
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     if kind is POD:
-        kept["spec"] = _some(spec, ("nodeName",))
+        kept["spec"] = _some(spec, _POD_SPEC)
         kept["status"] = _pod_status(status)
     elif kind is TRAINER:
-        kept["spec"] = _some(spec, _TRAINER_SPEC)
+        template = (spec.get("template") or {}).get("metadata") or {}
+        kept["spec"] = _some(spec, _TRAINER_SPEC) | {"template": {"metadata": _some(template, ("labels",))}}
         kept["status"] = {key: value for key, value in status.items() if key != _UNCOUNTED}
     elif kind is NODE:
         kept["spec"] = _some(spec, _NODE_SPEC)

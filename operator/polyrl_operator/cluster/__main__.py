@@ -1,0 +1,94 @@
+"""`python -m polyrl_operator.cluster`: the operator. Every flag is also read from the environment as POLYRL_<FLAG>.
+
+Exit status: 0 asked to end, 1 failed (it is to be started anew), 2 a flag is wrong. Read next: `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from polyrl.cluster.settings import Settings
+from polyrl.errors import PolyRLError, UserError
+from polyrl_operator.cluster import logs
+from polyrl_operator.cluster.app import run
+from polyrl_operator.cluster.options import HEALTH_PORT, METRICS_PORT, Options
+
+FAILED: Final = 1
+USER_ERROR: Final = 2
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def _env(name: str) -> str:
+    return f"POLYRL_{name}"
+
+
+@app.command()
+def main(  # noqa: PLR0913 - one argument per flag
+    manager_image: Annotated[str, typer.Option(envvar=_env("MANAGER_IMAGE"), help="Image of managers.")],
+    trainer_image: Annotated[str, typer.Option(envvar=_env("TRAINER_IMAGE"), help="Default image of trainers.")],
+    rollout_image: Annotated[str, typer.Option(envvar=_env("ROLLOUT_IMAGE"), help="Default image of rollouts.")],
+    namespace: Annotated[
+        list[str] | None, typer.Option(envvar=_env("NAMESPACE"), help="Namespace whose jobs are run; repeatable.")
+    ] = None,
+    all_namespaces: Annotated[bool, typer.Option(envvar=_env("ALL_NAMESPACES"), help="Run jobs of all.")] = False,
+    nodes: Annotated[bool, typer.Option(envvar=_env("NODES"), help="Watch nodes and NodeClaims.")] = True,
+    lease_namespace: Annotated[str, typer.Option(envvar=_env("LEASE_NAMESPACE"), help="Of the Lease.")] = "default",
+    lease_name: Annotated[str, typer.Option(envvar=_env("LEASE_NAME"), help="Of the Lease.")] = "polyrl-operator",
+    image_pull_policy: Annotated[str, typer.Option(envvar=_env("IMAGE_PULL_POLICY"))] = "IfNotPresent",
+    cluster_domain: Annotated[str, typer.Option(envvar=_env("CLUSTER_DOMAIN"))] = "cluster.local",
+    trainer_priority_class: Annotated[str, typer.Option(envvar=_env("TRAINER_PRIORITY_CLASS"))] = "",
+    rollout_priority_class: Annotated[str, typer.Option(envvar=_env("ROLLOUT_PRIORITY_CLASS"))] = "",
+    host: Annotated[str, typer.Option(envvar=_env("HOST"), help="Address of both ports.")] = "0.0.0.0",
+    metrics_port: Annotated[int, typer.Option(envvar=_env("METRICS_PORT"))] = METRICS_PORT,
+    health_port: Annotated[int, typer.Option(envvar=_env("HEALTH_PORT"))] = HEALTH_PORT,
+    kubeconfig: Annotated[
+        Path | None, typer.Option(envvar="KUBECONFIG", help="Outside a cluster; default: the user's.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(envvar=_env("LOG_LEVEL"), help="debug, info, warning, error.")] = "info",
+) -> None:
+    """Runs PolyRLJobs as pods until it is asked to end."""
+    options = Options(
+        settings=Settings(
+            manager_image=manager_image,
+            trainer_image=trainer_image,
+            rollout_image=rollout_image,
+            image_pull_policy=image_pull_policy,
+            cluster_domain=cluster_domain,
+            trainer_priority_class=trainer_priority_class,
+            rollout_priority_class=rollout_priority_class,
+        ),
+        namespaces=_namespaces(namespace or [], all_namespaces),
+        lease_namespace=lease_namespace,
+        lease_name=lease_name,
+        identity=os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+        watch_nodes=nodes,
+        host=host,
+        metrics_port=metrics_port,
+        health_port=health_port,
+        kubeconfig=kubeconfig,
+    )
+    try:
+        logs.configure(log_level)
+        asyncio.run(run(options))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--log-level") from None
+    except PolyRLError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(USER_ERROR if isinstance(error, UserError) else FAILED) from None
+
+
+def _namespaces(named: list[str], everywhere: bool) -> tuple[str, ...] | None:
+    if everywhere == bool(named):
+        raise typer.BadParameter("give either --namespace, once or more, or --all-namespaces")
+    return None if everywhere else tuple(dict.fromkeys(named))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,95 @@
+"""What is wrong with this replica, told to the kubelet and to Prometheus over HTTP.
+
+    /healthz   503 when a restart may help: a watch is silent, a worker is stuck, the queue does not move
+    /readyz    503 until everything was read; a standby is ready as well
+    /metrics   on its own port
+
+That an event loop answers says little; each check looks at what was promised instead.
+Refuses to hold: repairs. Read next: `requests`, `worker`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import prometheus_client
+from aiohttp import web
+
+from polyrl_operator.cluster.watches import SILENCE_S
+
+WATCH_SILENCE_S: Final = 3 * SILENCE_S
+"""A watch is begun anew after one silence; one that stays silent through three is beyond repair from within."""
+
+TURN_S: Final = 180.0
+"""Longest turn of one job: beyond its own deadline."""
+
+QUEUE_S: Final = 120.0
+"""Longest wait of a job for its turn, while this replica leads."""
+
+Check = Callable[[], list[str]]
+"""What is wrong, a sentence each."""
+
+
+def silent_watches(
+    ages: Callable[[], dict[str, float]], expected: Sequence[str], limit_s: float = WATCH_SILENCE_S
+) -> Check:
+    """A check of the watches on `expected` paths; one that never began ages from now on."""
+    began = time.monotonic()
+
+    def check() -> list[str]:
+        seen, since = ages(), time.monotonic() - began
+        silent = {path: seen.get(path, since) for path in expected if seen.get(path, since) > limit_s}
+        limit = f"longer than {limit_s:.0f} s"
+        return [f"the watch on {path} gave nothing for {age:.0f} s, {limit}" for path, age in silent.items()]
+
+    return check
+
+
+def too_old(what: str, age: Callable[[], float], limit_s: float) -> Check:
+    """A check that an age stays below its limit."""
+
+    def check() -> list[str]:
+        now = age()
+        return [f"{what} for {now:.0f} s, longer than {limit_s:.0f} s"] if now > limit_s else []
+
+    return check
+
+
+def health_app(checks: Sequence[Check], ready: Callable[[], bool]) -> web.Application:
+    """/healthz and /readyz."""
+
+    async def healthz(request: web.Request) -> web.Response:
+        wrong = [sentence for check in checks for sentence in check()]
+        return web.Response(status=503 if wrong else 200, text="\n".join(wrong or ["ok"]) + "\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if ready() else web.Response(status=503, text="still reading the cluster\n")
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    return app
+
+
+def metrics_app(registry: prometheus_client.CollectorRegistry) -> web.Application:
+    """/metrics."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        text = prometheus_client.generate_latest(registry)
+        return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    return app
+
+
+async def serve(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
+    """Starts it; the port that it listens on (0: one that is free). Clean the runner up at the end."""
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    addresses = runner.addresses
+    return runner, int(addresses[0][1])

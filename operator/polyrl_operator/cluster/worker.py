@@ -1,0 +1,244 @@
+"""A job's turn: observe, decide, act, write the status once. All of it may be cut off anywhere and done again.
+
+What a turn decided of the status is shown to the next turn even before it is written, and is written at most every two
+seconds unless a condition flips. A turn that fails writes nothing: its counts might be of deeds that were not done.
+Refuses to hold: decisions (see `polyrl.cluster`), requests (see `act`). Read next: `act`, `polyrl.cluster.reconcile`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Decision, Object
+from polyrl.cluster.facts import JobFacts
+from polyrl.cluster.memory import Memory
+from polyrl.cluster.objects.owner import Owner
+from polyrl.cluster.observe import job_facts
+from polyrl.cluster.reconcile import reconcile
+from polyrl.cluster.settings import Settings
+from polyrl.errors import PolyRLError
+from polyrl.manifest.status import JobStatus
+from polyrl.worker import Role
+from polyrl_operator.cluster.act import Actor, Outcome
+from polyrl_operator.cluster.cache import Cache, Key
+from polyrl_operator.cluster.client import ApiError, Client, NotLeader
+from polyrl_operator.cluster.kinds import JOB
+from polyrl_operator.cluster.manager_client import Address
+from polyrl_operator.cluster.manager_link import Links
+from polyrl_operator.cluster.merge_patch import merge_patch
+from polyrl_operator.cluster.metrics import Metrics
+from polyrl_operator.cluster.queue import WorkQueue
+
+log = structlog.get_logger(__name__)
+
+WORKERS: Final = 16
+"""Turns at a time; each mostly waits for the API server."""
+
+TURN_DEADLINE_S: Final = 120.0
+"""Of one turn: five hundred pods take ten seconds on a slow server."""
+
+STATUS_SPACING_S: Final = 2.0
+"""Least time between two writes of one job's status while no condition flips."""
+
+
+@dataclass
+class JobState:
+    """What is known of a job between turns, and may be lost."""
+
+    uid: str
+    memory: Memory = field(default_factory=Memory)
+    told: set[str] = field(default_factory=set)
+    """UIDs of pods whose drain was confirmed since the last turn."""
+    status: dict[str, Any] | None = None
+    """Decided and not yet written."""
+    written_at: float = float("-inf")
+    dry_run: tuple[int, str] | None = None
+    """Generation and answer."""
+
+
+class Turns:
+    """Turns of all jobs."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        client: Client,
+        actor: Actor,
+        links: Links,
+        queue: WorkQueue,
+        metrics: Metrics,
+        settings: Settings,
+        *,
+        sees_nodes: bool,
+    ) -> None:
+        self._cache, self._client, self._actor, self._links = cache, client, actor, links
+        self._queue, self._metrics, self._settings = queue, metrics, settings
+        self._sees_nodes = sees_nodes
+        self._states: dict[Key, JobState] = {}
+        self._began: dict[Key, float] = {}
+
+    def told(self, key: Key, uid: str) -> None:
+        """The manager confirmed the drain of a pod."""
+        state = self._states.get(key)
+        if state is not None:
+            state.told.add(uid)
+
+    def longest(self) -> float:
+        """Seconds that the longest of the turns under way has taken."""
+        return max((time.monotonic() - began for began in self._began.values()), default=0.0)
+
+    async def work(self, may_begin: Callable[[], Any]) -> None:
+        """Takes keys and gives each its turn, until cancelled. `may_begin` is awaited before each."""
+        while True:
+            key = await self._queue.take()
+            self._began[key] = time.monotonic()
+            try:
+                await may_begin()
+                self._began[key] = time.monotonic()
+                with self._metrics.reconcile_seconds.time():
+                    async with asyncio.timeout(TURN_DEADLINE_S):
+                        await self.turn(key)
+            except (PolyRLError, TimeoutError) as error:
+                self._failed(key, error)
+            except Exception:
+                # A fault in one job's turn must not end the turns of all.
+                log.exception("turn failed", job=str(key))
+                self._failed(key, None)
+            else:
+                self._metrics.reconciles.labels("done").inc()
+                self._queue.done(key)
+            finally:
+                del self._began[key]
+
+    async def turn(self, key: Key) -> None:
+        """One look at one job, and what follows. Raises ApiError or NotLeader when something was not done."""
+        raw = self._cache.job(key)
+        if raw is None:
+            self._forget(key)
+            return
+        state = self._state(key, raw["metadata"]["uid"])
+        pods = self._cache.pods(key, state.uid)
+        facts = self._facts(key, raw, pods, state)
+        self._links.follow(key, _manager(facts, pods))
+        decision = reconcile(facts, self._settings, state.memory, time.time())
+        outcome = await self._act(facts, decision)
+        self._remember(key, state, facts, decision, outcome)
+        await self._write_status(key, raw, state, decision.status)
+        if decision.wake_at is not None:
+            self._queue.wake_at(key, time.monotonic() + max(0.0, decision.wake_at - time.time()))
+
+    def _facts(self, key: Key, raw: Object, pods: list[Object], state: JobState) -> JobFacts:
+        uid, generation = state.uid, raw["metadata"].get("generation", 0)
+        nodes, claims = self._cache.nodes_of(pods)
+        while state.told:
+            state.memory = state.memory.told(state.told.pop())
+        answered = state.dry_run is not None and state.dry_run[0] == generation
+        return job_facts(
+            raw if state.status is None else raw | {"status": state.status},
+            pods,
+            self._cache.trainer(key, uid),
+            nodes if self._sees_nodes else None,
+            claims,
+            self._cache.children(key, uid),
+            self._links.facts(key),
+            state.dry_run[1] if answered and state.dry_run is not None else None,
+        )
+
+    async def _act(self, facts: JobFacts, decision: Decision) -> Outcome:
+        if not decision.actions or facts.job is None:
+            return Outcome()
+        owner = Owner(facts.name, facts.namespace, facts.uid, facts.job)
+        return await self._actor.act(owner, decision.actions)
+
+    def _remember(self, key: Key, state: JobState, facts: JobFacts, decision: Decision, outcome: Outcome) -> None:
+        state.memory = decision.memory
+        if outcome.refusal:
+            log.warning("refused", job=str(key), message=outcome.refusal)
+            state.memory = state.memory.refused(outcome.refusal, time.time())
+        elif outcome.created:
+            state.memory = state.memory.taken()
+        if outcome.dry_run is not None:
+            state.dry_run = (facts.generation, outcome.dry_run)
+        if outcome.refusal or outcome.dry_run is not None:
+            # An answer is a fact like any other: it is looked at in a turn of its own.
+            self._queue.add(key)
+
+    async def _write_status(self, key: Key, raw: Object, state: JobState, status: JobStatus) -> None:
+        """Writes what changed, now or when its time comes."""
+        self._metrics.decided(key, status)
+        new = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        stored = raw.get("status") or {}
+        change = merge_patch(stored, new)
+        if not change:
+            state.status = None
+            return
+        state.status = new
+        due = state.written_at + STATUS_SPACING_S
+        if time.monotonic() < due and _conditions(stored) == _conditions(new):
+            self._queue.wake_at(key, due)
+            return
+        version = raw["metadata"]["resourceVersion"]
+        body = {"metadata": {"resourceVersion": version}, "status": change}
+        try:
+            stored = await self._client.patch(JOB, key.namespace, key.name, body, "status")
+        except ApiError as error:
+            if error.status == 404:
+                return
+            if error.status == 409:
+                await self._refresh(key)
+            raise
+        state.written_at = time.monotonic()
+        self._metrics.status_writes.inc()
+        state.status = None
+        self._cache.observe(JOB, stored, quiet=True)
+
+    async def _refresh(self, key: Key) -> None:
+        """Somebody changed the job since it was read."""
+        newest = await self._client.get(JOB, key.namespace, key.name)
+        if newest is not None:
+            self._cache.observe(JOB, newest)
+
+    def _state(self, key: Key, uid: str) -> JobState:
+        state = self._states.get(key)
+        if state is None or state.uid != uid:
+            state = self._states[key] = JobState(uid)
+        return state
+
+    def _forget(self, key: Key) -> None:
+        if self._states.pop(key, None) is not None:
+            self._metrics.forget(key)
+        self._links.follow(key, None)
+        self._queue.forget(key)
+
+    def _failed(self, key: Key, error: Exception | None) -> None:
+        outcome = "not_leader" if isinstance(error, NotLeader) else "failed"
+        self._metrics.reconciles.labels(outcome).inc()
+        pause = self._queue.failed(key)
+        if error is not None:
+            log.warning("turn failed", job=str(key), error=str(error) or type(error).__name__, again_s=round(pause, 1))
+
+
+def _manager(facts: JobFacts, pods: list[Object]) -> Address | None:
+    """Of the newest manager pod that has an address and has not ended."""
+    if facts.job is None or facts.deleting:
+        return None
+    spec, raw = facts.job.spec, {pod["metadata"]["uid"]: pod for pod in pods}
+    for pod in reversed(facts.of_role(Role.MANAGER)):
+        host = (raw[pod.uid].get("status") or {}).get("podIP")
+        if host and not pod.ended:
+            dns = names.manager_service(facts.name)
+            return Address(host, spec.manager.port, pod.uid, dns, float(spec.telemetry.poll_seconds))
+    return None
+
+
+def _conditions(status: dict[str, Any]) -> tuple[object, ...]:
+    """What flips: the state, and each condition's status."""
+    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
+    return status.get("state"), tuple(sorted(conditions.items()))
