@@ -5,6 +5,7 @@ Refuses to hold: pictures and sums (see `progress`, `summary`). Read next: `summ
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,28 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class ReportTail:
-    """Follows a metrics.jsonl that another process appends to; starts at its present end."""
+    """Follows a metrics.jsonl that another process appends to; starts at its present end. A trainer that goes back to a
+    checkpoint puts another file in its place, with the rows that still hold: what is older than the newest row told is
+    not told again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._offset = file.stat().st_size if file.exists() else 0
+        self._inode, self._offset = (file.stat().st_ino, file.stat().st_size) if file.exists() else (0, 0)
+        self._told = max((report.time for report in read_reports(file)), default=0.0)
 
     def read(self) -> list[Report]:
         """Every line that was finished since the last call."""
         if not self._file.exists():
             return []
         with self._file.open("rb") as file:
-            file.seek(self._offset)
+            inode = os.fstat(file.fileno()).st_ino
+            replaced, self._inode = inode != self._inode, inode
+            file.seek(0 if replaced else self._offset)
             whole, _, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + 1 if whole else 0
-        return parse_reports(whole)
+        self._offset = (0 if replaced else self._offset) + (len(whole) + 1 if whole else 0)
+        reports = [report for report in parse_reports(whole) if not replaced or report.time > self._told]
+        self._told = max([self._told, *(report.time for report in reports)])
+        return reports
 
 
 def read_reports(file: Path) -> list[Report]:

@@ -33,7 +33,8 @@ from polyrl_trainer.group_gate import GroupGate
 from polyrl_trainer.group_supply import GroupSupply
 from polyrl_trainer.held_groups import HeldGroups
 from polyrl_trainer.loop_host import LoopHost
-from polyrl_trainer.metrics import open_metrics
+from polyrl_trainer.metrics import METRICS, open_metrics
+from polyrl_trainer.metrics_history import go_back_to
 from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.publisher import WeightPublisher
 from polyrl_trainer.publishing import PolicyVersions
@@ -120,6 +121,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
     if resumed_from is not None:
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
+    go_back_to(arguments.run / METRICS, state)
     metrics = open_metrics(arguments.run, recipe.logging.tensorboard)
     return Session(state, checkpoints, metrics, recipe.checkpoint.every_steps), resumed_from
 

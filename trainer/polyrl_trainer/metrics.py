@@ -2,7 +2,7 @@
 (`actor/pg_loss`...).
 
 Refuses to hold: what is measured (see `rl_metrics`, the loops), where status shows it (see `session`). Read next:
-`session`.
+`metrics_history`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+METRICS: Final = "metrics.jsonl"
+"""File of a run's folder."""
 
 
 class MetricsLogger(Protocol):
@@ -78,7 +81,7 @@ class MetricsLoggers:
 
 def open_metrics(run: Path, tensorboard: bool) -> MetricsLogger:
     """RUN/metrics.jsonl, and RUN/tensorboard/ when asked for."""
-    sinks: list[MetricsLogger] = [JSONLLogger(run / "metrics.jsonl")]
+    sinks: list[MetricsLogger] = [JSONLLogger(run / METRICS)]
     if tensorboard:
         sinks.append(TensorBoardLogger(run / "tensorboard"))
     return MetricsLoggers(sinks)
