@@ -63,6 +63,26 @@ class TokenCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Generated again because an engine took them with it before they were sent."""
 
 
+class StepValue(StrEnum):
+    """Names in `ManagerStatus.values` by which scaling reads the last finished RL step, and people the run."""
+
+    ROLLOUT_SECONDS = "rolloutSeconds"
+    """From submission to the last turn that was used."""
+    RESERVED_SECONDS = "reservedSeconds"
+    """Of these, those in which a reserved engine, if there is one, generated as well."""
+    TRAIN_SECONDS = "trainSeconds"
+    """The learner's own work."""
+    STEP_SECONDS = "stepSeconds"
+    """From publishing the weights to the step's end; validation and checkpoints lie between steps."""
+    POLLUTED_STEP = "pollutedStep"
+    """1.0 when the step is no measure of the fleet: engines still started, or had the weights from a validation before;
+    else 0.0."""
+    REWARD = "reward"
+    """Mean of the step's samples."""
+    EXACT_MATCH = "exactMatch"
+    """Of the last evaluation."""
+
+
 class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The whole run at one moment."""
 
@@ -73,7 +93,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before it spoke."""
     step: int = 0
     values: dict[str, float] = {}
-    """Named numbers of the trainer's last report, e.g. `reward`, `exactMatch`, `loss`, `steps` (of this phase)."""
+    """Named numbers of the trainer's last report, and those of `StepValue` as they last were."""
     weight_version: int = -1
     """Newest published."""
     trainer_connected: bool = False

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from polyrl.errors import RunFailed
 from polyrl.manifest.recipe import Environment as EnvironmentSpec
+from polyrl.manifest.recipe import Evaluation as EvaluationSpec
 from polyrl.manifest.recipe import Recipe
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import unpack_ids
@@ -227,6 +228,27 @@ async def test_versions_and_windows_follow_the_steps(tmp_path):
     for name in ("reward/mean", "actor/pg_loss", "actor/grad_norm", "response_length/mean", "timing_s/gen",
                  "timing_s/update_weights", "perf/throughput", "rollout/zero_std", "perf/step_ratio"):  # fmt: skip
         assert name in lines[0]
+
+
+async def test_status_is_told_what_scaling_asks_for(tmp_path):
+    spec = recipe(steps=5).model_copy(update={"evaluation": EvaluationSpec(every_steps=2)})
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec)
+    assert await run.train(spec)
+    steps = {step: values for phase, step, values in rollouts.reports if phase == "rl"}
+    assert sorted(steps) == [1, 2, 3, 4, 5]
+    for values in steps.values():
+        assert 0 < values["rolloutSeconds"] <= values["stepSeconds"]
+        assert 0 < values["reservedSeconds"] <= values["rolloutSeconds"]
+        assert 0 < values["trainSeconds"] <= values["stepSeconds"]
+        assert values["reward"] == values["reward/mean"]
+    polluted = [step for step, values in steps.items() if values["pollutedStep"]]
+    assert polluted == [1, 3, 5], "engines start, or know the weights from the validation before"
+    evaluated = {step: values for phase, step, values in rollouts.reports if phase == "eval"}
+    assert sorted(evaluated) == [2, 4]
+    for step, values in evaluated.items():
+        assert values["exactMatch"] == values["eval/exact_match"] == steps[step + 1]["exactMatch"]
+        assert values["rolloutSeconds"] == steps[step]["rolloutSeconds"], "still the last step's"
+    assert "rolloutSeconds" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 async def test_surplus_prompts_are_not_lost(tmp_path):

@@ -16,6 +16,7 @@ import structlog
 
 from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.sample import Purpose, SamplingParams, Scored
+from polyrl.status import StepValue
 from polyrl.wire import GroupDropped
 from polyrl_trainer.data.buffer import Draw
 from polyrl_trainer.data.prompts import Prompt
@@ -88,7 +89,8 @@ class Evaluator:
         if scored is None:
             return None
         evaluation = _judge(scored, len(self._prompts), groups)
-        await self._session.report(step, _metrics(evaluation, scored), phase="eval")
+        told: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
+        await self._session.report(step, _metrics(evaluation, scored), phase="eval", told=told)
         return evaluation
 
     async def _collect(self, groups: StepGroups) -> list[Scored]:

@@ -28,9 +28,11 @@ async def run_rl_training(parts: RlParts, recipe: Recipe, session: Session) -> b
     state, algorithm = session.state, recipe.algorithm
     if Stage.RL in state.cursors:
         parts.prompts.restore(state.cursors[Stage.RL])
+    began_at = state.step
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
-        if not await RlStep(parts, recipe, session, state.step + 1).run():
+        step = RlStep(parts, recipe, session, state.step + 1, first=state.step == began_at)
+        if not await step.run():
             session.state = before
             await result_of(parts.backend.discard_gradients())
             await session.save(parts.backend)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.group_supply import StepGroups
 from polyrl_trainer.sample import Sample
@@ -28,6 +29,7 @@ class StepClock:
         self._submitted = self._started
         self._last_batch = self._started
         self.update_weights_s = 0.0
+        self.reserved_s = 0.0
         self.generate_s = 0.0
         self.train_s = 0.0
         self.wait_s = 0.0
@@ -38,6 +40,10 @@ class StepClock:
     def submitted(self) -> None:
         """Generation may begin."""
         self._submitted = time.monotonic()
+
+    def reserved_closes(self) -> None:
+        """The reserved engine hands over what it still runs."""
+        self.reserved_s = time.monotonic() - self._submitted
 
     def generated(self, last_turn_at: float) -> None:
         """Generation of all that was used had ended at `last_turn_at`; its last batch arrived a little later."""
@@ -70,6 +76,15 @@ class StepClock:
         results.train_seconds += self.train_s
         results.rl_train_seconds += self.train_s
         results.rl_step_seconds += self.step_s
+
+    def told(self) -> dict[str, float]:
+        """What scaling is told of the step."""
+        return {
+            StepValue.ROLLOUT_SECONDS: self.generate_s,
+            StepValue.RESERVED_SECONDS: min(self.reserved_s, self.generate_s),
+            StepValue.TRAIN_SECONDS: self.train_s,
+            StepValue.STEP_SECONDS: self.step_s,
+        }
 
     def values(self) -> dict[str, float]:
         """Named seconds, and the ratio."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.recipe import Recipe
 from polyrl.sample import Purpose, SamplingParams
+from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped
 from polyrl_trainer.advantages import with_group_advantages
 from polyrl_trainer.backend import TrainFuture, TrainingBackend
@@ -73,11 +74,13 @@ class RlParts:
 class RlStep:
     """One RL step."""
 
-    def __init__(self, parts: RlParts, recipe: Recipe, session: Session, step: int) -> None:
+    def __init__(self, parts: RlParts, recipe: Recipe, session: Session, step: int, *, first: bool) -> None:
+        """`first` of this process: engines may still start."""
         self._parts = parts
         self._recipe = recipe
         self._session = session
         self._step = step
+        self._first = first
         self._clock = StepClock()
         self._trained: list[Sample] = []
         self._reward_metrics: list[dict[str, float]] = []
@@ -180,6 +183,7 @@ class RlStep:
         if not self._trained:
             # The learner needs the devices now; what reserved engines still run moves to others, if there are others.
             await self._parts.rollouts.reserved_window(False)
+            self._clock.reserved_closes()
         with self._clock.training():
             samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
             samples = await self._with_reference(samples)
@@ -218,7 +222,17 @@ class RlStep:
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         values = step_metrics(self._trained, self._reward_metrics, groups, averages(sums), clock)
-        await self._session.report(state.step, {**values, "data/epochs": self._parts.prompts.epochs})
+        values["data/epochs"] = self._parts.prompts.epochs
+        await self._session.report(state.step, values, told=self._told(values["reward/mean"]))
+
+    def _told(self, reward: float) -> dict[str, float]:
+        """Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure."""
+        polluted = self._first or self._clock.update_weights_s == 0.0
+        return {
+            **self._clock.told(),
+            StepValue.POLLUTED_STEP: float(polluted),
+            StepValue.REWARD: reward,
+        }
 
 
 def training_sampling(recipe: Recipe, tokenizer: Tokenizer) -> SamplingParams:

@@ -37,18 +37,27 @@ class Session:
     """None in modes that run without a manager."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run was asked to end; loops save and return."""
+    told: dict[str, float] = field(default_factory=dict)
+    """What status shows until there is something newer, named as in `StepValue`."""
 
     def enter(self, stage: Stage) -> None:
         """Begins a stage, or goes on with it when the state was loaded from its checkpoint."""
         if self.state.stage is not stage:
             self.state.stage, self.state.step, self.state.stage_done = stage, 0, False
 
-    async def report(self, step: int, values: Mapping[str, float], phase: str | None = None) -> None:
-        """To metrics, and to status when there is a manager."""
+    async def report(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        phase: str | None = None,
+        told: Mapping[str, float] | None = None,
+    ) -> None:
+        """To metrics, and to status when there is a manager; `told`, named as in `StepValue`, stays in status."""
         phase = phase or self.state.stage.value
         self.metrics.log(phase, step, values)
+        self.told.update(told or {})
         if self.rollouts is not None:
-            await self.rollouts.report(phase, step, values)
+            await self.rollouts.report(phase, step, {**values, **self.told})
 
     async def save(self, backend: TrainingBackend) -> None:
         """A checkpoint of the state as it is now, while the event loop lives on."""
