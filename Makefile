@@ -19,8 +19,8 @@ help: ## List the targets
 run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 	$(BIN)/polyrl run $(JOB) $(ARGS)
 
-test: install ## Pass all tests but those that need SGLang (and the docs' commands, which verify runs)
-	$(BIN)/python -m pytest -m "not sglang" -q --ignore=tests/docs
+test: install ## Pass all tests but those that need SGLang or a cluster (and the docs' commands, which verify runs)
+	$(BIN)/python -m pytest -m "not sglang and not e2e" -q --ignore=tests/docs
 
 ##@ Develop
 install: $(STAMP) ## Make .venv with everything pinned by constraints.txt

@@ -1,0 +1,42 @@
+# A cluster to test on: kind's, or any other (docs/how-to/test-cluster.md). POLYRL_CLUSTER_PREFIX is a command that every
+# program for it is run under, where docker, kind, kubectl and helm are not simply in PATH.
+CLUSTER := $(POLYRL_CLUSTER_PREFIX) env PYTHONPATH=tests/e2e $(abspath $(BIN))/python -m cluster
+ON_CLUSTER := $(POLYRL_CLUSTER_PREFIX) env $(if $(KUBECONFIG),,KUBECONFIG=$(abspath .cluster/kubeconfig))
+REGISTRY ?= polyrl.test
+# The tag follows what lies in the images, so that a change of the code is a new image, and pods of the old one are replaced.
+TAG ?= $(shell find constraints.txt pyproject.toml README.md LICENSE images core operator rollout trainer -type f -not -name '*.pyc' \
+  -print0 | sort -z | xargs -0 cat | sha256sum | cut -c1-12)
+VARIANT ?= cpu
+BASE ?= python:3.11-slim
+PIP_ARGS ?=
+COMPONENTS := operator manager rollout trainer
+IMAGE_REFS = $(foreach c,$(COMPONENTS),$(REGISTRY)/$(c):$(TAG))
+RELEASE ?= polyrl
+OPERATOR_NAMESPACE ?= polyrl-system
+
+##@ On a cluster
+cluster-up: install ## Make a kind cluster, or take POLYRL_CLUSTER_DRIVER's; writes .cluster/kubeconfig
+	$(CLUSTER) up
+
+images: ## Build the four images for CPUs (VARIANT=cuda for GPUs, BASE=, REGISTRY=, TAG=)
+	$(foreach c,$(COMPONENTS),$(POLYRL_CLUSTER_PREFIX) docker build -q -t $(REGISTRY)/$(c):$(TAG) --build-arg BASE=$(BASE) \
+	  $(if $(filter rollout trainer,$(c)),--build-arg VARIANT=$(VARIANT) --build-arg "PIP_ARGS=$(PIP_ARGS)") \
+	  -f images/$(c)/Dockerfile .;)
+
+load-images: install images ## Bring the images into the cluster's nodes
+	$(CLUSTER) load $(IMAGE_REFS)
+
+deploy: load-images ## Install the chart with these images
+	$(ON_CLUSTER) helm upgrade --install $(RELEASE) charts/polyrl --namespace $(OPERATOR_NAMESPACE) --create-namespace \
+	  $(foreach c,$(COMPONENTS),--set images.$(c)=$(REGISTRY)/$(c):$(TAG)) --wait --timeout 180s
+
+undeploy: ## Uninstall the chart; jobs of users keep their objects
+	$(ON_CLUSTER) helm uninstall $(RELEASE) --namespace $(OPERATOR_NAMESPACE) --wait --timeout 180s
+
+test-e2e: deploy ## Pass the tests that need a cluster (ARGS="-k smoke" for some)
+	$(POLYRL_CLUSTER_PREFIX) $(abspath $(BIN))/python -m pytest tests/e2e -m e2e -q $(ARGS)
+
+cluster-down: install ## Delete the cluster
+	$(CLUSTER) down
+
+.PHONY: cluster-up images load-images deploy undeploy test-e2e cluster-down

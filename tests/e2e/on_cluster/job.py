@@ -1,0 +1,120 @@
+"""One PolyRLJob on the cluster, in a namespace of its own: made from the example, applied, watched, awaited.
+
+Refuses to reach into the operator: all it knows is what `kubectl` shows to everybody. Read next: `audit`, `faults`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Final
+
+import yaml
+from cluster.tools import Kubectl, eventually
+from on_cluster.settings import ROOT
+
+EXAMPLE: Final = ROOT / "examples/sort-digits"
+CODE: Final = "code"
+"""Name of the ConfigMap with the example's files."""
+FILES: Final = ("reward.py", "sft.jsonl", "rl.jsonl", "eval.jsonl")
+COMPLETE_S: Final = 600.0
+"""A short job takes two minutes on two busy cores; a fault may cost a minute of waiting for a node."""
+RUNNING_S: Final = 240.0
+"""Two images start, a model loads, a first step ends."""
+
+Manifest = dict[str, Any]
+
+
+def short_job(name: str, steps: int = 40) -> Manifest:
+    """The example, with only so many RL steps after a little supervised learning, and its drill left out."""
+    job: Manifest = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job["metadata"]["name"] = name
+    spec = job["spec"]
+    spec.pop("faultInjection")
+    spec["recipe"]["code"] = {"path": ".", "configMap": CODE}
+    spec["recipe"]["sft"]["steps"] = 10
+    spec["recipe"]["algorithm"]["steps"] = steps
+    spec["recipe"]["evaluation"]["everySteps"] = steps
+    spec["recipe"]["checkpoint"]["everySteps"] = 10
+    # Labels of the bed's nodes are Karpenter's, so that rollouts go to spot machines and the rest stays off them.
+    spec["rollout"] |= {"minReplicas": 2, "capacity": {"preset": "Karpenter"}}
+    return job
+
+
+class Run:
+    """A job that was applied."""
+
+    def __init__(self, kubectl: Kubectl, manifest: Manifest) -> None:
+        self.kubectl = kubectl
+        self.manifest = copy.deepcopy(manifest)
+        self.name: str = manifest["metadata"]["name"]
+
+    def apply(self) -> None:
+        """Makes the files' ConfigMap and the job."""
+        files = [f"--from-file={EXAMPLE / name}" for name in FILES]
+        rendered = self.kubectl("create", "configmap", CODE, *files, "--dry-run=client", "-o", "yaml")
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(self.manifest))
+
+    def delete(self) -> None:
+        self.kubectl("delete", "polyrljob", self.name, "--ignore-not-found", "--timeout=120s", timeout_s=125)
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.kubectl.json("polyrljob", self.name).get("status", {})
+        return status
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """The condition of that type; empty when there is none."""
+        found = [c for c in self.status().get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {}
+
+    def step(self) -> int:
+        """RL step under way, as the status tells."""
+        return int(self.status().get("manager", {}).get("step", 0))
+
+    def pods(self, role: str) -> list[dict[str, Any]]:
+        """All pods of a role that the API server knows, ended ones included."""
+        return self.kubectl.items("pods", "-l", f"polyrl.dev/job-name={self.name},polyrl.dev/role={role}")
+
+    def live(self, role: str) -> list[dict[str, Any]]:
+        """Those that are ready and not on their way out, oldest first."""
+        found = [p for p in self.pods(role) if is_ready(p) and "deletionTimestamp" not in p["metadata"]]
+        return sorted(found, key=lambda p: p["metadata"]["creationTimestamp"])
+
+    def await_step(self, step: int) -> None:
+        """Until that RL step is under way and the fleet is whole."""
+        eventually(f"{self.name} reaches step {step}", lambda: self._over() or self.step() >= step, RUNNING_S)
+        assert not self._over(), f"{self.name} was over before step {step}: {self.status()}"
+
+    def _over(self) -> bool:
+        return any(self.condition(kind).get("status") == "True" for kind in ("Complete", "Failed"))
+
+    def await_complete(self, timeout_s: float = COMPLETE_S) -> None:
+        """Raises AssertionError when it fails, or is not complete in time, with its status."""
+        eventually(f"{self.name} ends", self._over, timeout_s, poll_s=1)
+        status = self.status()
+        assert self.condition("Complete").get("status") == "True", json.dumps(status, indent=1)
+
+    def await_whole(self, timeout_s: float = 120) -> None:
+        """Until as many rollouts are ready as are desired, or the job is over."""
+
+        def whole() -> bool:
+            desired = self.status().get("rollout", {}).get("desiredReplicas", -1)
+            return self._over() or len(self.live("rollout")) == desired
+
+        eventually(f"{self.name} has all the rollouts that are desired", whole, timeout_s, poll_s=1)
+
+    def twins(self) -> list[str]:
+        """What there is more than once at a moment though it may be there once only."""
+        roles = {role: [p["metadata"]["name"] for p in self.pods(role) if _runs(p)] for role in ("manager", "trainer")}
+        return [f"{role}: {names}" for role, names in roles.items() if len(names) > 1]
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Whether the pod's Ready condition holds."""
+    conditions = pod["status"].get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") in ("Pending", "Running") and "deletionTimestamp" not in pod["metadata"]
