@@ -75,14 +75,12 @@ class Cache:
         """Takes in an object as the API server gave it; True when that changed anything that is kept. `quiet`: whom it
         concerns knows it already."""
         metadata, now = raw["metadata"], self._clock()
-        if gone:
-            self._expectations.ended(metadata["uid"], now)
-        elif self._expectations.is_buried(metadata["uid"], now):
-            return False
         shelf, name = self._place(kind, metadata)
-        held = shelf.get(name)
-        if held is not None and _version(metadata) < held.version:
+        held, version, place = shelf.get(name), _version(metadata), _global(kind, metadata)
+        if (held is not None and version < held.version) or self._expectations.is_old(place, version, now):
             return False
+        if gone:
+            self._expectations.ended(place, metadata["uid"], version, now)
         new = None if gone else _held(kind, raw, now)
         if held is not None and new is not None and held.text == new.text:
             held.version = new.version
@@ -114,7 +112,7 @@ class Cache:
         """A child of the job is known to be gone, though no watch said so."""
         held = self._children[key].get((kind.name, name))
         if held is not None and held.uid == uid:
-            self._expectations.ended(uid, self._clock())
+            self._expectations.ended((kind.name, key.namespace, name), uid, held.version, self._clock())
             del self._children[key][kind.name, name]
             self._count(key, held, -1)
 
@@ -225,6 +223,10 @@ class Cache:
 
 
 _NOWHERE = Held(uid="", version=0, text=b"", owner="", node="", changed_at=0.0)
+
+
+def _global(kind: Kind, metadata: Object) -> tuple[str, str, str]:
+    return kind.name, metadata.get("namespace", ""), metadata["name"]
 
 
 def _key(metadata: Object) -> Key:
