@@ -6,6 +6,7 @@ Any other exception is a bug in PolyRL and keeps its traceback. Read next: `vali
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -56,6 +57,31 @@ NewestRun = Annotated[
 ]
 
 
+class On(StrEnum):
+    """Where a manifest runs."""
+
+    HERE = "here"
+    KUBERNETES = "kubernetes"
+
+
+class PodRole(StrEnum):
+    """What a job's pod is for; the reserved engine is a container of the trainer's."""
+
+    MANAGER = "manager"
+    TRAINER = "trainer"
+    ROLLOUT = "rollout"
+
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a PolyRLJob on a cluster.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Of the job; default: the manifest's, else the context's.")
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Of the cluster; default: $KUBECONFIG, else ~/.kube/config.")
+]
+Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; default: its current one.")]
+
+
 @app.command()
 def validate(file: ManifestFile, sets: Overrides = None) -> None:
     """Check a manifest and the files it names; every fault is shown with its line."""
@@ -66,18 +92,71 @@ def validate(file: ManifestFile, sets: Overrides = None) -> None:
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913 - each is a flag
     file: ManifestFile,
     sets: Overrides = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Override spec.recipe.seed.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default runs/NAME-TIME.")] = None,
     name: Annotated[str | None, typer.Option(help="Override metadata.name.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")] = None,
+    on: Annotated[On, typer.Option(help="This machine, as processes; or a cluster, as pods.")] = On.HERE,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
 ) -> None:
-    """Run a manifest on this machine, as processes."""
-    from polyrl_operator.run import run_command
+    """Run a manifest on this machine, or on a cluster."""
+    cluster = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
+    if on is On.HERE:
+        from polyrl_operator.run import run_command
 
-    raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
+        _refuse_flags(cluster, "--on kubernetes")
+        raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
+    from polyrl_operator.kubernetes_run import detached, run_on_kubernetes
+    from polyrl_operator.overrides import own_overrides
+    from polyrl_operator.user_cluster import Where
+
+    _refuse_flags({"--out": out, "--resume": resume}, "--on here")
+    where = Where(kubeconfig, context, namespace)
+    try:
+        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], where, typer.echo))
+    except KeyboardInterrupt:
+        typer.echo(detached())
+        raise
+
+
+def _refuse_flags(given: dict[str, Any], meant_for: str) -> None:
+    from polyrl.errors import UserError
+
+    for flag, value in given.items():
+        if value is not None:
+            raise UserError(f"{flag}: only means something with {meant_for}")
+
+
+@app.command()
+def status(job: JobName, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Tell what became of a job on a cluster."""
+    from polyrl_operator.cluster_status import status_lines
+    from polyrl_operator.user_cluster import Where
+
+    for line in status_lines(job, Where(kubeconfig, context, namespace)):
+        typer.echo(line)
+
+
+@app.command()
+def logs(
+    job: JobName,
+    role: Annotated[PodRole | None, typer.Option(help="Of these pods only; default: all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed, until the end.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Print what a job's pods on a cluster have printed."""
+    from polyrl.worker import Role
+    from polyrl_operator.logs import print_logs
+    from polyrl_operator.user_cluster import Where
+
+    print_logs(job, None if role is None else Role(role), follow, Where(kubeconfig, context, namespace), typer.echo)
 
 
 @app.command()

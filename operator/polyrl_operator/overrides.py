@@ -13,6 +13,12 @@ from polyrl_operator.yaml_source import FieldPath, Source, parse, path_text
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
 
+def own_overrides(seed: int | None, name: str | None) -> list[str]:
+    """Those that have a flag of their own, as `--set` would write them."""
+    seeds = [] if seed is None else [f"spec.recipe.seed={seed}"]
+    return seeds if name is None else [*seeds, f"metadata.name={name}"]
+
+
 def apply_overrides(source: Source, sets: Sequence[str]) -> None:
     """Writes each override into the source's data, in order. Raises InvalidManifest with all that cannot be applied."""
     faults = [fault for text in sets if (fault := _apply(source, text)) is not None]

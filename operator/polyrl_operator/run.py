@@ -30,6 +30,7 @@ from polyrl_operator.fault_injection import FaultDrill
 from polyrl_operator.file_checks import check_files
 from polyrl_operator.local_run import LocalRun
 from polyrl_operator.manifest_file import load_manifest, notes
+from polyrl_operator.overrides import own_overrides
 from polyrl_operator.plot import draw_run
 from polyrl_operator.process_fleet import ProcessFleet
 from polyrl_operator.progress import Progress, View, open_view
@@ -112,10 +113,9 @@ def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, cons
 
 
 def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> PolyRLJob:
-    own = [] if seed is None else [f"spec.recipe.seed={seed}"]
-    own += [] if name is None else [f"metadata.name={name}"]
-    job = load_manifest(file, [*sets, *own])
-    check_files(job, file, [*sets, *own])
+    given = [*sets, *own_overrides(seed, name)]
+    job = load_manifest(file, given)
+    check_files(job, file, given)
     return job
 
 
