@@ -7,6 +7,7 @@
     │   └── InvalidCode      the user's reward or environment cannot be loaded
     ├── ProtocolError        a peer said something that cannot be true; the frame is counted and dropped
     ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
+    ├── Superseded           another process has taken this one's place; it must touch nothing any more
     └── RunFailed            the run cannot go on; names the cause, exit 1
 
 Foreign exceptions are translated at the edge where they happen, chained with `from`. Refuses to hold: exceptions for
@@ -59,6 +60,10 @@ class DeadlineExceeded(PolyRLError):
         self.awaited = awaited
         self.counterpart = counterpart
         self.seconds = seconds
+
+
+class Superseded(PolyRLError):
+    """Another process does this one's work now: a machine that was thought dead came back."""
 
 
 class RunFailed(PolyRLError):

@@ -1,13 +1,15 @@
 """`python -m polyrl_trainer`: parses the command line, then runs the trainer.
 
 Logs are JSON lines on stderr. Ends with 0 when done or stopped on request, 1 when the run cannot go on, 2 on wrong
-input, each failure with one sentence. Refuses to import torch before the arguments are known to be right. Read
-next: `app`.
+input, each failure with one sentence; with HANDED_OVER_EXIT when a successor is to go on, or does so already.
+Refuses to import torch before the arguments are known to be right. Read next: `app`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +18,12 @@ import structlog
 import typer
 
 from polyrl import leash
-from polyrl.errors import PolyRLError, UserError
+from polyrl.errors import PolyRLError, Superseded, UserError
+from polyrl.worker import HANDED_OVER_EXIT
+from polyrl_trainer.client import PATIENCE_S
 
 
-def main(
+def main(  # noqa: PLR0913 - one argument per flag
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
     manifest_dir: Annotated[Path, typer.Option(help="Folder that the manifest's relative paths start from.")],
     run: Annotated[Path, typer.Option(help="The run's folder.")],
@@ -27,17 +31,34 @@ def main(
     epoch: Annotated[int, typer.Option(help="Start of the run; the manager must be of the same.")],
     manager_endpoints: Annotated[Path | None, typer.Option(help="The manager's endpoints file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="A run's folder or a checkpoint to go on from.")] = None,
+    weights_port: Annotated[int, typer.Option(help="Where agents get weights; 0: the system chooses.")] = 0,
+    advertise: Annotated[str, typer.Option(help="Host that agents on other machines reach this one by.")] = "",
+    patience: Annotated[float, typer.Option(help="Seconds that the manager may be away.")] = PATIENCE_S,
+    hand_over: Annotated[bool, typer.Option("--hand-over", help="Leave a run open that another goes on with.")] = False,
 ) -> None:
     """Learn until the recipe is done."""
     leash.hold()
     _log_json()
+    if hand_over:
+        # The first process of a container is deaf to signals without a handler; the loop brings its own.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(HANDED_OVER_EXIT))
     from polyrl_trainer.app import Arguments, run_trainer
 
+    connection = (weights_port, advertise, patience, hand_over)
+    arguments = Arguments(job, manifest_dir, run, keys, epoch, manager_endpoints, resume, *connection)
     try:
-        asyncio.run(run_trainer(Arguments(job, manifest_dir, run, keys, epoch, manager_endpoints, resume)))
+        done = asyncio.run(run_trainer(arguments))
     except PolyRLError as error:
         print(error, file=sys.stderr, flush=True)
-        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+        raise typer.Exit(_exit_code(error, hand_over)) from None
+    if hand_over and not done:
+        raise typer.Exit(HANDED_OVER_EXIT)
+
+
+def _exit_code(error: PolyRLError, hand_over: bool) -> int:
+    if hand_over and isinstance(error, Superseded):
+        return HANDED_OVER_EXIT
+    return 2 if isinstance(error, UserError) else 1
 
 
 def _log_json() -> None:

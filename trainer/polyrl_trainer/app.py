@@ -3,8 +3,9 @@
     prepare (user's data and code) ─> session (fresh or resumed) ─> connect, publish ─> stages ─> Finish, result
 
 A process that starts in a folder with checkpoints of its own goes on from the newest: its predecessor was killed.
-SIGTERM asks the stages to stop: they finish what they compute, save, and the process ends with 0. A failure reaches
-the manager as Finish(ok=False), and the user as one sentence.
+SIGTERM asks the stages to stop: they finish what they compute and save. Then the run is over, or, where machines are
+taken away (`hand_over`), a successor goes on: nobody is told that the run ended. A failure reaches the manager as
+Finish(ok=False), and the user as one sentence.
 Refuses to hold: learning (see `stages`), argument parsing (see `__main__`). Read next: `stages`.
 """
 
@@ -13,20 +14,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
-from polyrl.errors import InvalidData, PolyRLError, RunFailed
+from polyrl.errors import InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import Mode
+from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backend_configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.client import CONNECT_TIMEOUT_S, PATIENCE_S, RolloutClient
 from polyrl_trainer.episodes import Episodes
 from polyrl_trainer.evaluation import Evaluator
 from polyrl_trainer.group_gate import GroupGate
@@ -38,7 +40,7 @@ from polyrl_trainer.metrics_history import go_back_to
 from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.publisher import WeightPublisher
 from polyrl_trainer.publishing import PolicyVersions
-from polyrl_trainer.result import write_result
+from polyrl_trainer.result import was_done, write_result
 from polyrl_trainer.rewards import Failures, RewardFunction
 from polyrl_trainer.session import Session
 from polyrl_trainer.stages import RolloutSide, Stages, greedy_sampling
@@ -56,6 +58,8 @@ FINISH_DEADLINE_S: Final = 5.0
 
 KEPT_VERSIONS: Final = 2
 """Weight versions served beside those that staleness needs: the newest, and the one that slow pullers are at."""
+
+LOOPBACK: Final = "127.0.0.1"
 
 STAGE_OF_MODE: Final = {
     Mode.SFT: Stage.SFT,
@@ -77,11 +81,23 @@ class Arguments:
     manager_endpoints: Path | None = None
     """None: a mode without engines; nothing is evaluated."""
     resume: Path | None = None
+    weights_port: int = 0
+    """0: the system chooses."""
+    advertise: str = ""
+    """Host under which other machines reach this one; empty: all are on this one."""
+    patience_s: float = PATIENCE_S
+    """How long the manager may be away, at the start and later."""
+    hand_over: bool = False
+    """Whoever stops this process starts another one."""
 
 
-async def run_trainer(arguments: Arguments) -> None:
-    """Runs to the end, or until SIGTERM. Raises UserError for the user's input, another PolyRLError for the rest."""
+async def run_trainer(arguments: Arguments) -> bool:
+    """Runs to the end (True), or until SIGTERM (False). Raises UserError for the user's input, Superseded when another
+    trainer has come, another PolyRLError for the rest."""
     job = read_job(arguments.job)
+    if arguments.hand_over and was_done(arguments.run):
+        await _say_done(arguments)
+        return True
     prepared = prepare(job.spec, arguments.manifest_dir)
     session, resumed_from = _open_session(arguments, job)
     log.info("trainer starts", seed=session.state.seed, stage=session.state.stage.value, step=session.state.step)
@@ -89,12 +105,17 @@ async def run_trainer(arguments: Arguments) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.stop.set)
     stages = Stages(job.spec.recipe, arguments.manifest_dir, prepared, session, _engine(job), resumed_from)
-    outcome = "failed"
+    outcome: str | None = "failed"
     try:
         done = await _run_stages(arguments, job, prepared, session, stages)
         outcome = _outcome(done)
+        return done
+    except Superseded:
+        outcome = None  # it is the successor's to say
+        raise
     finally:
-        write_result(arguments.run, session.state, outcome)
+        if outcome is not None:
+            write_result(arguments.run, session.state, outcome)
         session.metrics.close()
 
 
@@ -143,19 +164,61 @@ async def _run_stages(
     arguments: Arguments, job: PolyRLJob, prepared: Prepared, session: Session, stages: Stages
 ) -> bool:
     if arguments.manager_endpoints is None:
-        return await run_beside(stages.run(None), _stop_in_time(session))
-    async with RolloutClient.connect(arguments.manager_endpoints, arguments.keys, arguments.epoch) as client:
+        return await _until_left(arguments, session, stages.run(None))
+    async with AsyncExitStack() as stack:
+        client = await session.unless_stopped(stack.enter_async_context(_client(arguments)))
+        if client is None:
+            return False
         try:
             async with _rollout_side(arguments, job, prepared, session, client) as side:
                 story = stages.run(side)
-                done = await run_beside(story, side.host.run(), side.supply.run(), _stop_in_time(session))
+                done = await _until_left(arguments, session, story, side.host.run(), side.supply.run())
+        except Superseded:
+            raise
         except Exception as error:
             await _say_failed(client, error)
             raise
+        if arguments.hand_over and not done:
+            return False
         # Whoever kills this process from now on takes nothing away: the run has ended well.
         write_result(arguments.run, session.state, _outcome(done))
         await client.finish(True, "done" if done else "stopped on request, after a checkpoint")
         return done
+
+
+async def _until_left(
+    arguments: Arguments, session: Session, story: Coroutine[Any, Any, bool], *beside: Coroutine[Any, Any, None]
+) -> bool:
+    """True when the story is told, False when the run was asked to stop. Where a successor goes on, nothing that fails
+    after that counts: it goes on from the newest checkpoint on disk, which is whole."""
+    try:
+        return await run_beside(story, *beside, _stop_in_time(session))
+    except PolyRLError as error:
+        if not (arguments.hand_over and session.stop.is_set()):
+            raise
+        log.warning("left without a last checkpoint", reason=str(error))
+        return False
+
+
+def _client(arguments: Arguments) -> AbstractAsyncContextManager[RolloutClient]:
+    assert arguments.manager_endpoints is not None
+    patience_s = arguments.patience_s
+    connect_s = patience_s if arguments.hand_over else CONNECT_TIMEOUT_S
+    manager, keys = arguments.manager_endpoints, arguments.keys
+    return RolloutClient.connect(manager, keys, arguments.epoch, connect_timeout_s=connect_s, patience_s=patience_s)
+
+
+async def _say_done(arguments: Arguments) -> None:
+    """For a predecessor that was killed after it had finished, but before its end was seen."""
+    if arguments.manager_endpoints is not None:
+        async with _client(arguments) as client:
+            await client.finish(True, "done")
+
+
+def _publisher(arguments: Arguments, keep: int) -> WeightPublisher:
+    host = EVERYWHERE if arguments.advertise else LOOPBACK
+    bind = f"tcp://{host}:{arguments.weights_port or '*'}"
+    return WeightPublisher(arguments.keys, bind, keep, advertise=arguments.advertise)
 
 
 @asynccontextmanager
@@ -181,7 +244,7 @@ async def _rollout_side(
         held = HeldGroups(known.held, gated=gate is not None)
         host = LoopHost(client, prepared.tokenizer, reward, episodes, gate, held)
         supply = GroupSupply(client, host, session, held)
-        publisher = WeightPublisher(arguments.keys, keep=KEPT_VERSIONS + recipe.algorithm.max_staleness)
+        publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)
         stack.callback(publisher.close)
         evaluator = None
         if prepared.evaluation:

@@ -23,10 +23,11 @@ from typing import Final
 
 import zmq
 
-from polyrl.errors import DeadlineExceeded, ProtocolError, RunFailed
+from polyrl.errors import DeadlineExceeded, PolyRLError, ProtocolError, RunFailed, Superseded
 from polyrl.keys import TrainerKeys
 from polyrl.wire import (
     MAX_FRAME_BYTES,
+    SUPERSEDED,
     Fenced,
     FromTrainer,
     ToTrainer,
@@ -64,6 +65,12 @@ _BROKEN: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 """Events after which a connection is of no use: libzmq would dial the same endpoint again, where nobody may be."""
+
+
+def refusal(fenced: Fenced) -> PolyRLError:
+    """What a trainer makes of being fenced for good."""
+    sentence = f"the manager refuses this trainer: {fenced.reason}"
+    return Superseded(sentence) if fenced.reason == SUPERSEDED else RunFailed(sentence)
 
 
 class ManagerLink:
@@ -134,7 +141,7 @@ class ManagerLink:
             await self._turn_or(GREETING_S)
             absent = self._loop.time() - self._absent_since
             if self._welcome is None and self._fenced is not None and (not self._known or absent > FENCED_AGAIN_S):
-                raise RunFailed(f"the manager refuses this trainer: {self._fenced.reason}")
+                raise refusal(self._fenced)
             if self._welcome is None and absent > self._patience_s:
                 raise DeadlineExceeded("a welcome", "the manager", absent)
         self._fenced = None

@@ -24,6 +24,7 @@ import torch
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from polyrl.control import bracketed
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.weights import (
@@ -52,6 +53,8 @@ HEARTBEAT_MS: Final = 5_000
 """Silence after which a peer is asked whether it is there; three times that and its queue is freed."""
 STOP_SECONDS: Final = 5.0
 """Longest wait for the serving thread to notice that it should end."""
+ANYWHERE: Final = "://*:"
+"""In an address to bind: all of the machine's, of IPv4 and IPv6."""
 _ZAP_DOMAIN: Final = "publisher"
 
 _DTYPES: Final = {
@@ -80,9 +83,16 @@ class WeightPublisher:
     """Publishes until `close`. `publish` may be called from any one thread."""
 
     def __init__(
-        self, key_file: Path, bind: str = "tcp://127.0.0.1:*", keep: int = 2, chunk_bytes: int = CHUNK_BYTES
+        self,
+        key_file: Path,
+        bind: str = "tcp://127.0.0.1:*",
+        keep: int = 2,
+        chunk_bytes: int = CHUNK_BYTES,
+        advertise: str = "",
     ) -> None:
-        """Binds and serves. Raises InvalidData for a bad key file, zmq.ZMQError when `bind` is taken."""
+        """Binds and serves; agents are told the host `advertise`, if one is given, in place of the address bound.
+
+        Raises InvalidData for a bad key file, zmq.ZMQError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
         self._public_key, self._keep, self._chunk_bytes = keys.public_key, keep, chunk_bytes
         self._manifests: dict[int, bytes] = {}
@@ -93,7 +103,7 @@ class WeightPublisher:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission = _admit(self._context, keys.agent_public_key)
         self._socket = _bind(self._context, keys, bind)
-        self.endpoint: str = self._socket.get_string(zmq.LAST_ENDPOINT)
+        self.endpoint = _endpoint(self._socket, advertise)
         self._stop = self._context.socket(zmq.PAIR)
         self._stop.bind("inproc://publisher-stop")
         self._thread = threading.Thread(target=self._serve, name="weight-publisher", daemon=True)
@@ -229,5 +239,11 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str)
         (zmq.LINGER, 0),
     ):
         socket.setsockopt(option, value)
+    socket.ipv6 = ANYWHERE in bind
     socket.bind(bind)
     return socket
+
+
+def _endpoint(socket: zmq.Socket[bytes], advertise: str) -> str:
+    bound = socket.get_string(zmq.LAST_ENDPOINT)
+    return f"tcp://{bracketed(advertise)}:{bound.rpartition(':')[2]}" if advertise else bound

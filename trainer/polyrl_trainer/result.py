@@ -23,6 +23,14 @@ def write_result(run: Path, state: TrainerState, outcome: str) -> Path:
     return path
 
 
+def was_done(run: Path) -> bool:
+    """True when a trainer in this folder got to the end before."""
+    try:
+        return bool(json.loads((run / RESULT).read_bytes())["outcome"] == "done")
+    except FileNotFoundError:
+        return False
+
+
 def result_of_run(state: TrainerState, outcome: str) -> dict[str, Any]:
     """Names as in summary.json; seconds, counts and shares."""
     results = state.results

@@ -24,7 +24,7 @@ from polyrl.ledger.responses import turn_done
 from polyrl.ledger.seen import next_number
 from polyrl.ledger.state import GroupState, State
 from polyrl.sample import group_digest, sample_id
-from polyrl.wire import Fenced, HeldGroup, TrainerHello, TrainerWelcome
+from polyrl.wire import SUPERSEDED, Fenced, HeldGroup, TrainerHello, TrainerWelcome
 
 
 def greet_trainer(d: Decision, hello: TrainerHello) -> None:
@@ -51,7 +51,7 @@ def greet_trainer(d: Decision, hello: TrainerHello) -> None:
 def _refusal(state: State, hello: TrainerHello) -> str:
     if hello.epoch != state.config.epoch:
         return f"this is epoch {state.config.epoch}, not {hello.epoch}"
-    return "another trainer has taken this one's place" if hello.trainer in state.replaced else ""
+    return SUPERSEDED if hello.trainer in state.replaced else ""
 
 
 def _take_back(d: Decision) -> None:

@@ -172,6 +172,10 @@ class Drain(Message, frozen=True, tag="drain"):
     reason: str
 
 
+SUPERSEDED: Final = "another trainer has taken this one's place"
+"""Reason of a Fenced that is for good: who hears it must touch nothing any more."""
+
+
 class Fenced(Message, frozen=True, tag="fenced"):
     """The sender belongs to another epoch, or its lease is over; it must stop what it runs and greet anew or end."""
 

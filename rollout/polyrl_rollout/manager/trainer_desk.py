@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import Fenced, FromTrainer, ToTrainer, TrainerHello, decode_from_trainer, encode
+from polyrl.wire import SUPERSEDED, Fenced, FromTrainer, ToTrainer, TrainerHello, decode_from_trainer, encode
 from polyrl_rollout.manager.sockets import Router
 
 REPLACED_KEPT: Final = 64
@@ -61,7 +61,7 @@ class TrainerDesk:
 
     def _greet(self, identity: bytes, hello: TrainerHello) -> None:
         if identity in self._replaced:
-            self._router.send(identity, encode(Fenced("another trainer has taken this one's place")))
+            self._router.send(identity, encode(Fenced(SUPERSEDED)))
             return
         answers = list(self._decide(hello))
         if any(isinstance(answer, Fenced) for answer in answers):

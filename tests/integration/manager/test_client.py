@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.errors import DeadlineExceeded, InvalidData, RunFailed
+from polyrl.errors import DeadlineExceeded, InvalidData, RunFailed, Superseded
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import DiscardReason, Purpose
@@ -72,7 +72,7 @@ async def test_another_epoch_is_refused(site: Any) -> None:
 async def test_the_trainer_that_greets_last_wins_for_good(site: Any) -> None:
     async with site.client() as old, site.client() as new:
         await new.submit([site.group(0)])
-        with pytest.raises(RunFailed, match="another trainer has taken this one's place"):
+        with pytest.raises(Superseded, match="another trainer has taken this one's place"):
             await asyncio.wait_for(old.submit([site.group(0)]), DEADLINE_S)
         await new.submit([site.group(1)])
     assert site.manager.status().samples.submitted == 8
