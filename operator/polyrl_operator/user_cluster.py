@@ -135,9 +135,7 @@ async def user_cluster(where: Where, namespace: str | None = None) -> AsyncItera
 async def _configuration(where: Where) -> tuple[Configuration, str]:
     configuration = Configuration()
     file = str(where.kubeconfig) if where.kubeconfig else None
-    looked = (file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")).split(os.pathsep)
-    if not any(Path(one).is_file() for one in looked):
-        raise UserError(f"no way to reach a cluster: there is no kubeconfig {' or '.join(looked)} (see --kubeconfig)")
+    _require_kubeconfig(file)
     try:
         known, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         contexts = {one["name"]: one["context"] for one in known}
@@ -150,6 +148,12 @@ async def _configuration(where: Where) -> tuple[Configuration, str]:
     except (config.ConfigException, OSError) as error:
         raise UserError(f"no way to reach a cluster: {error} (see --kubeconfig and --context)") from None
     return configuration, chosen.get("namespace") or "default"
+
+
+def _require_kubeconfig(file: str | None) -> None:
+    looked = (file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")).split(os.pathsep)
+    if not any(Path(one).is_file() for one in looked):
+        raise UserError(f"no way to reach a cluster: there is no kubeconfig {' or '.join(looked)} (see --kubeconfig)")
 
 
 async def _accepted(answer: aiohttp.ClientResponse) -> None:
