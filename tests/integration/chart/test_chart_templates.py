@@ -5,7 +5,9 @@ POLYRL_UPDATE_SNAPSHOTS=1 writes the snapshots anew; read the difference before 
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,6 @@ def test_a_slip_is_refused_by_its_path(template: Any, values: dict[str, Any], pa
 
 
 def test_every_value_is_described_by_the_schema() -> None:
-    import json
-
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -114,3 +114,22 @@ def test_names_stay_within_a_label(helm: Any) -> None:
     named = [one["metadata"]["name"] for one in objects if one["kind"] in ("Service", "Deployment", "Pod", "Role")]
     assert named
     assert all(len(name) <= 63 for name in named)
+
+
+def test_alerts_and_dashboard_read_metrics_that_there_are() -> None:
+    code = "".join(file.read_text() for file in (ROOT / "operator/polyrl_operator/cluster").glob("*.py"))
+    made = set(re.findall(r'"(polyrl_[a-z_]+)"', code))
+    for file in ("alerts.yaml", "dashboard.json"):
+        read = set(
+            re.findall(r"\b(polyrl_[a-z_]+?)(?:_total|_bucket)?\b(?=[^\"a-z_]|$)", (CHART / "files" / file).read_text())
+        )
+        assert read, file
+        assert read <= made, file
+
+
+def test_options_of_monitoring_render(render: Any) -> None:
+    objects = {one["kind"]: one for one in render(VALUES["all-on"])}
+    assert objects["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    assert {alert["alert"] for group in objects["PrometheusRule"]["spec"]["groups"] for alert in group["rules"]}
+    dashboards = [one for one in render(VALUES["all-on"]) if one["kind"] == "ConfigMap"]
+    assert json.loads(dashboards[0]["data"]["polyrl.json"])["title"] == "PolyRL"
