@@ -44,7 +44,8 @@ class SeenPod:
     node: str
     settled: bool
     """Nothing more is to be learnt from its end: it was counted or released, or ended by then."""
-    scheduled_at: float | None
+    runs_since: float | None
+    """When it got its node; None: it had none, or had ended."""
 
 
 @dataclass(frozen=True)

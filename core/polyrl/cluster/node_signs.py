@@ -75,7 +75,7 @@ _AT_RISK: Final = frozenset(
         "karpenter.sh/disrupted",
     )
 )
-"""Karpenter taints while it still looks for a replacement, and may take that back; its NodeClaim's deletion is final."""
+"""Karpenter taints while it still looks for a replacement, and may take that back; a NodeClaim's deletion is final."""
 
 _SUSPECT: Final = frozenset(("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"))
 _OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
@@ -99,23 +99,15 @@ def node_signs(pod: PodFacts, facts: JobFacts, now: float, *, silent: bool) -> I
     yield from _doubts(node, now, silent=silent)
 
 
-def is_dead(pod: PodFacts, facts: JobFacts, now: float) -> bool:
-    """True when no kubelet will answer for the pod: its node is gone, out of service, or silent for now."""
-    if not pod.node or not facts.sees_nodes:
-        return False
-    node = facts.nodes.get(pod.node)
-    if node is None or any(
-        sign.kind is Kind.LOST and sign.confirmed for sign in node_signs(pod, facts, now, silent=False)
-    ):
-        return node is not None or (pod.scheduled_at is not None and now - pod.scheduled_at >= NODE_KNOWN_S)
-    return _is_suspect(node)
-
-
-def is_certainly_dead(pod: PodFacts, facts: JobFacts, now: float) -> bool:
+def is_gone(pod: PodFacts, facts: JobFacts, now: float) -> bool:
     """True when the machine cannot come back with the pod running: it is gone, or declared out of service."""
-    return is_dead(pod, facts, now) and any(
-        sign.kind is Kind.LOST and sign.confirmed for sign in node_signs(pod, facts, now, silent=False)
-    )
+    return any(sign.kind is Kind.LOST and sign.confirmed for sign in node_signs(pod, facts, now, silent=False))
+
+
+def is_dead(pod: PodFacts, facts: JobFacts, now: float) -> bool:
+    """True when no kubelet answers for the pod now: its node is gone, or has fallen silent."""
+    node = facts.nodes.get(pod.node)
+    return is_gone(pod, facts, now) or (facts.sees_nodes and node is not None and _is_suspect(node))
 
 
 def _lost(now: float, why: str) -> Sign:

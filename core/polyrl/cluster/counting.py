@@ -1,0 +1,66 @@
+"""Counting each lost pod once, across crashes, stale reads and repeated looks.
+
+    a pod's end is seen      -> annotate it with the next number, `preemption-7`
+    the number is read back  -> the status counts to the highest number read, and lists the pod
+    the status is stored     -> the pod may be deleted
+
+Each arrow is a look of its own, and each may be repeated. A pod that vanished before it could be numbered is known from
+the last look and counted at once; only if the operator ends in that very moment, such a one goes uncounted.
+Refuses to hold: which ends count as what (see `rollouts`). Read next: `names`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from polyrl.cluster import names
+from polyrl.cluster.facts import PodFacts
+
+
+class Tally(StrEnum):
+    """What is counted."""
+
+    PREEMPTION = "preemption"
+    """A rollout was taken away."""
+    FAILURE = "failure"
+    """A rollout failed by itself."""
+    DISRUPTION = "disruption"
+    """A trainer pod was taken away."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A pod's place in a tally."""
+
+    tally: Tally
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.tally}-{self.number}"
+
+
+def counted(pod: PodFacts) -> Counted | None:
+    """What is written on the pod; None when nothing is, or nothing that we wrote."""
+    tally, _, number = pod.annotations.get(names.ANNOTATION_COUNTED, "").partition("-")
+    if tally not in {known.value for known in Tally} or not number.isdecimal():
+        return None
+    return Counted(Tally(tally), int(number))
+
+
+def newly_counted(pods: Iterable[PodFacts], tally: Tally, stored: int) -> list[PodFacts]:
+    """Pods whose number the stored counter has not reached, in the order of their numbers."""
+    numbered = [(mark.number, pod) for pod in pods if (mark := counted(pod)) is not None and mark.tally is tally]
+    return [pod for number, pod in sorted(numbered, key=lambda pair: pair[0]) if number > stored]
+
+
+def next_number(pods: Iterable[PodFacts], tally: Tally, stored: int, vanished: int) -> int:
+    """The number for the next pod; `vanished` ones are counted in this look without being numbered."""
+    marks = [mark.number for pod in pods if (mark := counted(pod)) is not None and mark.tally is tally]
+    return max([stored, *marks]) + vanished + 1
+
+
+def total(pods: Iterable[PodFacts], tally: Tally, stored: int, vanished: int) -> int:
+    """The counter to store."""
+    return next_number(pods, tally, stored, vanished) - 1

@@ -1,0 +1,199 @@
+"""What to do about the rollouts of a running job, most urgent first.
+
+    1 drain what the cluster takes: its engine's work moves while it still runs
+    2 number what was lost, so that it is counted once
+    3 make what is missing, replacements of the lost in this very pass
+    4 let go what is too many, stands in no longer, or is of an old template
+    5 delete what is lost and counted
+
+Refuses to hold: each policy (`pools`, `mix`, `victims`, `updates`, `counting`). Read next: `mix`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, Drain
+from polyrl.cluster.counting import Counted, Tally, next_number
+from polyrl.cluster.look import Look
+from polyrl.cluster.memory import SeenPod
+from polyrl.cluster.mix import Mix, base, mix
+from polyrl.cluster.node_signs import Kind
+from polyrl.cluster.objects.rollout import rollout_pod
+from polyrl.cluster.pools import PoolView
+from polyrl.cluster.removal import release
+from polyrl.cluster.rollouts import Rollout, Standing
+from polyrl.cluster.stamps import millisecond
+from polyrl.cluster.updates import making_way
+from polyrl.cluster.victims import stand_ins, victims
+from polyrl.sample import Pool
+from polyrl.status import EngineState
+from polyrl.worker import Role
+
+OVERSTAY_S: Final = 10.0
+"""A drained pod that lives so long beyond its deadline is deleted by us, so that nothing half-gone stays."""
+
+TELL_AGAIN_S: Final = 2.0
+"""A drain that the manager did not confirm is repeated after so long."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Actions in order, and when to look again."""
+
+    actions: tuple[Action, ...]
+    made: dict[Pool, int]
+    """Pods asked for in this look."""
+    let_go: dict[str, int]
+    """Pods let go in this look, by reason."""
+    due: float | None = None
+
+
+def fleet_plan(
+    look: Look, fleet: Sequence[Rollout], wished: int, views: Sequence[PoolView], boundary: bool, vanished: int
+) -> Plan:
+    """For a fleet of `wished`; `vanished` preemptions are counted without a number in this look."""
+    split = mix(fleet, wished, look.spec.rollout, views, look.now)
+    leaving = _leaving(look, fleet, wished, views, split, boundary)
+    drains, told_due = drains_of(look, fleet)
+    removals, stay_due = _removals(look, fleet)
+    actions: list[Action] = [*drains, *_numbers(look, fleet, vanished), *_creations(look, fleet, split)]
+    for one, why in leaving:
+        actions += let_go(look, one, why)
+    dues = [split.due, told_due, stay_due, *(view.due for view in views)]
+    reasons: dict[str, int] = {}
+    for _, why in leaving:
+        reasons[why] = reasons.get(why, 0) + 1
+    made = {Pool.SPOT: split.spot, Pool.ON_DEMAND: split.on_demand}
+    due = min((due for due in dues if due is not None and due > look.now), default=None)
+    return Plan((*actions, *removals), made, reasons, due)
+
+
+def drains_of(look: Look, fleet: Sequence[Rollout]) -> tuple[list[Action], float | None]:
+    """Drains that the manager has not confirmed yet, and when to repeat them."""
+    drains: list[Action] = [
+        Drain(
+            one.pod.name, one.pod.uid, max(0.0, one.notice.deadline - look.now), f"{one.notice.kind}: {one.notice.why}"
+        )
+        for one in fleet
+        if one.standing is Standing.TAKEN and one.notice is not None and _works(look, one)
+    ]
+    return drains, look.now + TELL_AGAIN_S if drains else None
+
+
+def let_go(look: Look, one: Rollout, why: str) -> Iterator[Action]:
+    """Notes our wish on the pod, has its work moved, and deletes it with its own grace."""
+    wish = list(release(one.pod, why))
+    yield from (action for action in wish if isinstance(action, Annotate))
+    if _works(look, one):
+        yield Drain(one.pod.name, one.pod.uid, look.drain_s, why)
+    yield from (action for action in wish if isinstance(action, Delete))
+
+
+def rollouts_made(look: Look) -> int:
+    """Highest number that a rollout has had."""
+    seen = [names.ordinal_of(pod.name) for pod in look.facts.of_role(Role.ROLLOUT)]
+    return max([look.status.rollout.created, *seen])
+
+
+def vanished(look: Look, role: Role) -> list[SeenPod]:
+    """Pods of the last look that are gone without a sign of theirs."""
+    there = {pod.uid for pod in look.facts.pods}
+    return [pod for uid, pod in look.memory.seen.items() if uid not in there and pod.role is role and not pod.settled]
+
+
+def _works(look: Look, one: Rollout) -> bool:
+    """Its engine may hold samples, and the manager has not been told yet."""
+    if one.pod.ended or one.pod.scheduled_at is None or one.pod.uid in look.memory.drains_told:
+        return False
+    if one.engine is not None:
+        return one.engine.state is not EngineState.DRAINING
+    return not look.manager_answers and one.pod.uid in look.memory.registered
+
+
+def _numbers(look: Look, fleet: Sequence[Rollout], gone: int) -> Iterator[Action]:
+    pods = [one.pod for one in fleet]
+    preempted = next_number(pods, Tally.PREEMPTION, look.status.rollout.preemptions, gone)
+    failed = next_number(pods, Tally.FAILURE, look.status.rollout.failures, 0)
+    for one in fleet:
+        if one.counted is not None:
+            continue
+        if one.standing is Standing.TAKEN and one.notice is not None:
+            mark = Counted(Tally.PREEMPTION, preempted)
+            noted = {
+                names.ANNOTATION_COUNTED: str(mark),
+                names.ANNOTATION_NOTICED_AT: millisecond(one.notice.at),
+                names.ANNOTATION_NOTICE: one.notice.kind.value,
+            }
+            yield Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")
+            preempted += 1
+        elif one.standing is Standing.FAILED:
+            noted = {names.ANNOTATION_COUNTED: str(Counted(Tally.FAILURE, failed))}
+            yield Annotate(one.pod.name, one.pod.uid, noted, f"it failed: {one.why}")
+            failed += 1
+
+
+def _creations(look: Look, fleet: Sequence[Rollout], split: Mix) -> Iterator[Action]:
+    ordinal = rollouts_made(look)
+    lost = sum(one.standing in (Standing.TAKEN, Standing.FAILED) for one in fleet)
+    for pool, number in ((Pool.ON_DEMAND, split.on_demand), (Pool.SPOT, split.spot)):
+        for _ in range(number):
+            ordinal += 1
+            why = "another is lost or leaves" if lost > 0 else "the fleet is smaller than wished"
+            lost -= 1
+            yield Create(rollout_pod(look.owner, ordinal, pool, look.settings), why)
+
+
+def _leaving(
+    look: Look, fleet: Sequence[Rollout], wished: int, views: Sequence[PoolView], split: Mix, boundary: bool
+) -> list[tuple[Rollout, str]]:
+    """Each once, with the reason that came first."""
+    fixed = base(look.spec.rollout, wished)
+    back = victims(fleet, split.stand_ins_back, fixed, stand_ins(fleet, fixed))
+    waited = [one for view in views for one in view.surplus]
+    gone = {one.pod.uid for one in (*waited, *back)}
+    rest = [one for one in fleet if one.pod.uid not in gone]
+    excess = victims(rest, split.excess, fixed)
+    chosen = [(one, "it waited in vain for a node") for one in waited]
+    chosen += [(one, "spot is back") for one in back]
+    chosen += [(one, "the fleet is larger than wished") for one in excess]
+    if not chosen:
+        chosen = [(one, "its template was changed") for one in making_way(look, fleet, wished, boundary)]
+    first: dict[str, tuple[Rollout, str]] = {}
+    for one, why in chosen:
+        first.setdefault(one.pod.uid, (one, why))
+    return list(first.values())
+
+
+def _removals(look: Look, fleet: Sequence[Rollout]) -> tuple[list[Action], float | None]:
+    """Lost pods that are counted in the stored status; released ones whose deletion did not get through."""
+    actions: list[Action] = []
+    dues: list[float] = []
+    for one in fleet:
+        if one.pod.deletion_at is not None or not _is_stored(look, one):
+            continue
+        lost = one.notice is None or one.notice.kind is Kind.LOST
+        overstays = look.now if lost or one.notice is None else one.notice.deadline + OVERSTAY_S
+        if one.standing is Standing.TAKEN and not one.pod.ended and look.now < overstays:
+            dues.append(overstays)
+        else:
+            actions.append(Delete("Pod", one.pod.name, one.pod.uid, _farewell(one)))
+    return actions, min(dues, default=None)
+
+
+def _is_stored(look: Look, one: Rollout) -> bool:
+    if one.standing is Standing.RELEASED:
+        return True
+    if one.counted is None or one.standing not in (Standing.TAKEN, Standing.FAILED):
+        return False
+    stored = look.status.rollout
+    return one.counted.number <= (stored.failures if one.counted.tally is Tally.FAILURE else stored.preemptions)
+
+
+def _farewell(one: Rollout) -> str:
+    if one.standing is Standing.RELEASED:
+        return one.pod.annotations.get(names.ANNOTATION_RELEASED, "") or "the run is over"
+    return "it failed and is counted" if one.standing is Standing.FAILED else "it was taken away and is counted"

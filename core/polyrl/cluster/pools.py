@@ -1,0 +1,178 @@
+"""How patiently each pool of machines is asked for more.
+
+    Available -> (a pod waits longer than pendingTimeoutSeconds, or the scheduler preempts one) -> BackingOff
+    BackingOff: one probe stays pending, because only asking shows that capacity is back; no others
+        a pod of the pool gets a node          -> Available
+        the time is up and the probe overdue   -> a fresh probe, twice the time (60 s to 30 min, jittered by the job)
+    the count of failures is forgotten once all pods have nodes and one has lived for 10 min
+
+Rollouts that fail by themselves hold their pool too: 10 s after the first, twice as long after each further one that
+fails before any newer one registered, at most 5 min. What the API server refuses holds both: 60 s to 10 min.
+Refuses to hold: how the fleet is split between pools (see `mix`). Read next: `mix`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from polyrl.cluster.disruption import SCHEDULER
+from polyrl.cluster.facts import PodFacts
+from polyrl.cluster.look import Look
+from polyrl.cluster.memory import Refusal
+from polyrl.cluster.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.stamps import millisecond, unix
+from polyrl.manifest.status import PoolStatus
+from polyrl.sample import Pool
+
+FIRST_BACKOFF_S: Final = 60.0
+MAX_BACKOFF_S: Final = 1800.0
+"""cluster-autoscaler blocks a failing node group for 5 to 30 min; asking more often than that is of no use."""
+
+PROVED_S: Final = 600.0
+"""A pod that kept its node for so long shows that the capacity is real."""
+
+FIRST_RESTART_S: Final = 10.0
+MAX_RESTART_S: Final = 300.0
+"""Kubernetes' own bounds for a container that crashes again and again."""
+
+FIRST_REFUSAL_S: Final = 60.0
+MAX_REFUSAL_S: Final = 600.0
+"""A quota or a webhook is mended by people."""
+
+UNLIMITED: Final = 1 << 20
+"""More pods than any job may have."""
+
+POOLS: Final = (Pool.SPOT, Pool.ON_DEMAND)
+REASON_LENGTH: Final = 256
+"""Characters of a scheduler's message that are kept; it repeats itself per node."""
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """One pool after this look."""
+
+    status: PoolStatus
+    room: int
+    """Pods that may be asked of it now."""
+    surplus: tuple[Rollout, ...] = ()
+    """Pods that wait in vain beside, or instead of, the probe."""
+    due: float | None = None
+    """Unix seconds at which time alone may change this view."""
+
+    @property
+    def held(self) -> bool:
+        """True while no more than a probe is asked of it."""
+        return self.status.state == "BackingOff"
+
+
+def backoff_s(failures: int, uid: str) -> float:
+    """Seconds to hold a pool after so many failures in a row: deterministic, and different for each job."""
+    full = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (failures - 1))
+    return full * (0.5 + 0.5 * zlib.crc32(f"{uid}/{failures}".encode()) / 2**32)
+
+
+def restart_at(status: PoolStatus) -> float | None:
+    """When a rollout may follow those that failed; None when none did since one registered."""
+    failed_at = unix(status.last_failure_time)
+    if failed_at is None or status.failed_starts == 0:
+        return None
+    return failed_at + min(MAX_RESTART_S, FIRST_RESTART_S * 2.0 ** (status.failed_starts - 1))
+
+
+def refused_until(refusal: Refusal | None) -> float | None:
+    """When the API server is asked again to create pods."""
+    if refusal is None:
+        return None
+    return refusal.at + min(MAX_REFUSAL_S, FIRST_REFUSAL_S * 2.0 ** (refusal.times - 1))
+
+
+def pool_views(look: Look, fleet: Sequence[Rollout], failed: list[PodFacts], taken: list[PodFacts]) -> list[PoolView]:
+    """Spot, then on-demand. `failed` and `taken`: pods that are counted as such in this very look."""
+    return [_view(pool, look, of_pool(fleet, pool), failed, taken) for pool in POOLS]
+
+
+def _view(pool: Pool, look: Look, live: list[Rollout], failed: list[PodFacts], taken: list[PodFacts]) -> PoolView:
+    stored = (one for one in look.status.rollout.pools if one.name == pool.value)
+    prior = next(stored, PoolStatus.model_validate({"name": pool.value}))
+    pushed_out = any(pod.pool is pool and pod.disruption == SCHEDULER for pod in taken)
+    capacity = _capacity(prior, look, live, pushed_out)
+    status = _restarts(capacity.status, look, live, [pod for pod in failed if pod.pool is pool])
+    holds = [restart_at(status), refused_until(look.memory.refusal)]
+    waits = [hold for hold in holds if hold is not None and hold > look.now]
+    waiting = sum(one.standing is Standing.WAITING for one in live) - len(capacity.surplus)
+    probe = 0 if waiting > 0 else 1
+    room = 0 if waits else probe if status.backoff_until is not None else UNLIMITED
+    state = "BackingOff" if waits or status.backoff_until is not None else "Available"
+    dues = [due for due in (*waits, capacity.due) if due is not None and due > look.now]
+    return PoolView(status.model_copy(update={"state": state}), room, capacity.surplus, min(dues, default=None))
+
+
+def _capacity(prior: PoolStatus, look: Look, live: list[Rollout], pushed_out: bool) -> PoolView:
+    """The part of the view that follows from pods without nodes."""
+    timeout = look.spec.rollout.pending_timeout_seconds
+    waiting = [one for one in live if one.standing is Standing.WAITING]
+    overdue = [one for one in waiting if look.now - one.pod.created_at >= timeout]
+    until, failures = unix(prior.backoff_until), prior.consecutive_failures
+    renewed = False
+    if until is not None and _is_over(until, failures, look, live):
+        until = None
+    elif (overdue and (until is None or look.now >= until)) or pushed_out:
+        renewed = until is not None and bool(overdue)
+        failures += 1
+        until = look.now + backoff_s(failures, look.facts.uid)
+    elif until is None and not waiting and any(look.now - placed >= PROVED_S for placed in _placed(live)):
+        failures = 0
+    surplus = (tuple(overdue) if renewed else tuple(overdue[1:])) if until is not None else ()
+    status = prior.model_copy(
+        update={
+            "backoff_until": None if until is None else millisecond(until),
+            "consecutive_failures": failures,
+            "limited_since": _limited_since(prior, waiting, until),
+            "last_reason": _reason(prior, overdue, pushed_out, timeout),
+        }
+    )
+    dues = [one.pod.created_at + timeout for one in waiting] + ([until] if until is not None else [])
+    if failures and until is None:
+        dues += [placed + PROVED_S for placed in _placed(live)]
+    return PoolView(status, 0, surplus, min((due for due in dues if due > look.now), default=None))
+
+
+def _placed(live: list[Rollout]) -> list[float]:
+    return [one.pod.scheduled_at for one in live if one.pod.scheduled_at is not None]
+
+
+def _is_over(until: float, failures: int, look: Look, live: list[Rollout]) -> bool:
+    """A pod got a node since the back-off began, or its time is up and nothing waits any more."""
+    began = until - backoff_s(max(1, failures), look.facts.uid)
+    waiting = any(one.standing is Standing.WAITING for one in live)
+    return any(placed > began for placed in _placed(live)) or (look.now >= until and not waiting)
+
+
+def _limited_since(prior: PoolStatus, waiting: list[Rollout], until: float | None) -> str | None:
+    if not waiting and until is None:
+        return None
+    since = min([one.pod.created_at for one in waiting], default=None)
+    return prior.limited_since or (millisecond(since) if since is not None else None)
+
+
+def _reason(prior: PoolStatus, overdue: list[Rollout], pushed_out: bool, timeout: int) -> str:
+    if pushed_out:
+        return "a pod of higher priority took the place of a rollout"
+    if not overdue:
+        return prior.last_reason
+    said = overdue[0].pod.unschedulable or "no scheduler took it"
+    return f"{overdue[0].pod.name} got no node within {timeout} s: {said}"[:REASON_LENGTH]
+
+
+def _restarts(status: PoolStatus, look: Look, live: list[Rollout], failed: list[PodFacts]) -> PoolStatus:
+    """Pods that were made before the last failure was seen belong to the same batch, and count as one failure."""
+    failed_at = unix(status.last_failure_time)
+    news = [pod for pod in failed if failed_at is None or pod.created_at > failed_at]
+    if news:
+        update = {"failed_starts": status.failed_starts + 1, "last_failure_time": millisecond(look.now)}
+        return status.model_copy(update=update)
+    proved = failed_at is not None and any(one.engine is not None and one.pod.created_at >= failed_at for one in live)
+    return status.model_copy(update={"failed_starts": 0}) if proved else status

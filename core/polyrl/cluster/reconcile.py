@@ -1,0 +1,169 @@
+"""One look at a job, from facts to a decision. Repeating it is harmless; what it decides depends on nothing else.
+
+    not ours, or being deleted        nothing
+    not a job that we understand      the status says why
+    not accepted yet                  a dry run is asked for
+    runs                              children, drains, manager, trainer, rollouts; nothing of use waits for another
+    suspended                         the trainer stops, rollouts go, then the manager; volumes and counters stay
+    ended                             the same, and after its ttl the job itself goes
+
+Refuses to hold: any policy of its own. Read next: `acceptance`, `lifecycle`, `singles`, `fleet_plan`, `status_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from polyrl.cluster.acceptance import Acceptance, acceptance
+from polyrl.cluster.actions import Action, Create, Decision
+from polyrl.cluster.announce import fleet_news, flips
+from polyrl.cluster.conditions import stall_due
+from polyrl.cluster.cost import runs_since
+from polyrl.cluster.counting import Tally, counted, newly_counted
+from polyrl.cluster.facts import JobFacts, PodFacts
+from polyrl.cluster.fleet_plan import Plan, fleet_plan, let_go, vanished
+from polyrl.cluster.judged import Judged
+from polyrl.cluster.lifecycle import Life, Stage, farewell, life
+from polyrl.cluster.look import Look
+from polyrl.cluster.memory import Memory, SeenPod
+from polyrl.cluster.pools import pool_views
+from polyrl.cluster.removal import forced
+from polyrl.cluster.rollouts import Standing, rollouts, silent_since
+from polyrl.cluster.settings import Settings
+from polyrl.cluster.singles import children, dismiss, disrupted, manager, trainer, trainer_numbers
+from polyrl.cluster.status_of import refused, status_of
+from polyrl.cluster.steps import step_news
+from polyrl.cluster.wish import Wish, stale_at, wish
+from polyrl.manifest.spec import OPERATOR
+from polyrl.worker import Role
+
+
+def reconcile(facts: JobFacts, settings: Settings, memory: Memory, now: float) -> Decision:
+    """What to do about one job at `now` (Unix seconds). Never raises for what a cluster or a user may contain.
+
+    The returned memory is for the next look; it is to be kept only once the returned status is stored, when it differs.
+    """
+    if facts.managed_by != OPERATOR or facts.deleting:
+        return Decision((), facts.status, memory)
+    if facts.job is None:
+        status = refused(facts.status, facts.generation, facts.refusal, now)
+        return Decision(tuple(flips(facts.status, status)), status, memory)
+    judged = _judge(Look(facts, facts.job, settings, memory, now))
+    status = status_of(judged)
+    actions, dues = _act(judged)
+    due = min((due for due in dues if due is not None and due > now), default=None)
+    return Decision((*actions, *flips(facts.status, status)), status, _remembered(judged), due)
+
+
+def _judge(look: Look) -> Judged:
+    fleet, news, stage = rollouts(look), step_news(look), life(look)
+    pods, stored = [one.pod for one in fleet], look.status.rollout
+    taken = newly_counted(pods, Tally.PREEMPTION, stored.preemptions)
+    failed = newly_counted(pods, Tally.FAILURE, stored.failures)
+    runs = stage.stage is Stage.RUNS and not look.finishing
+    accepted = _settled(look) if stage.ended else acceptance(look)
+    views = pool_views(look, fleet, failed, taken)
+    return Judged(
+        look=look,
+        accepted=accepted,
+        life=stage,
+        fleet=fleet,
+        views=tuple(view if accepted.makes_pods else replace(view, room=0) for view in views),
+        wish=wish(look, fleet, news) if stage.stage is Stage.RUNS else _at_rest(look),
+        news=news,
+        taken=tuple(taken),
+        failed=tuple(failed),
+        vanished=tuple(vanished(look, Role.ROLLOUT)) if runs else (),
+        trainers_vanished=len(vanished(look, Role.TRAINER)) if runs else 0,
+        trainers_disrupted=tuple(disrupted(look)) if runs else (),
+    )
+
+
+def _settled(look: Look) -> Acceptance:
+    """An ended job is not judged again."""
+    before = next((known for known in look.status.conditions if known.type == "Accepted"), None)
+    if before is None:
+        return Acceptance(True, "Valid", "the job is understood", makes_pods=False)
+    verdict = {"True": True, "False": False}.get(before.status)
+    return Acceptance(verdict, before.reason, before.message, makes_pods=False)
+
+
+def _at_rest(look: Look) -> Wish:
+    """A job that does not run wishes for what it last had, so that it goes on from there."""
+    return Wish(look.status.rollout.desired_replicas, look.status.scaling, (), False, "Idle", "the job does not run")
+
+
+def _act(judged: Judged) -> tuple[list[Action], list[float | None]]:
+    """Actions in order, and moments at which time alone may ask for more."""
+    removed = forced(judged.look)
+    dues: list[float | None] = [removed.due, judged.accepted.due, judged.life.due]
+    if judged.life.stage is Stage.RUNS:
+        actions, more = _run(judged)
+    else:
+        actions, more = _rest(judged)
+    return [*actions, *removed.actions], [*dues, *more]
+
+
+def _run(judged: Judged) -> tuple[list[Action], list[float | None]]:
+    look, accepted = judged.look, judged.accepted
+    asks: list[Action] = [accepted.ask] if accepted.ask is not None else []
+    if not accepted.makes_pods and look.status.start_time is None:
+        return asks, []
+    fixed = list(children(look)) if accepted.makes_pods else []
+    plan = _fleet(judged)
+    single, manager_due = manager(look) if look.wants_manager and not look.finishing else ([], None)
+    singles = [*single, *trainer(look, judged.life), *trainer_numbers(look, judged.trainers_vanished)]
+    actions = [*asks, *fixed, *_allowed(singles, accepted), *_allowed(plan.actions, accepted)]
+    dues = [manager_due, plan.due, stall_due(judged), stale_at(look)]
+    return [*actions, *fleet_news(judged, plan)], dues
+
+
+def _fleet(judged: Judged) -> Plan:
+    """While the run says goodbye, rollouts leave by themselves; otherwise the fleet is kept at the wished number."""
+    return fleet_plan(
+        judged.look,
+        judged.fleet,
+        0 if judged.look.finishing else judged.wish.wished,
+        judged.views,
+        judged.news.boundary,
+        len(judged.vanished),
+    )
+
+
+def _allowed(actions: Iterable[Action], accepted: Acceptance) -> list[Action]:
+    """Without pods that the API server refused, or has not agreed to yet."""
+    return [action for action in actions if accepted.makes_pods or not isinstance(action, Create)]
+
+
+def _rest(judged: Judged) -> tuple[list[Action], list[float | None]]:
+    look, now = judged.look, judged.life
+    why = "the job has ended" if now.ended else "the job is suspended"
+    actions: list[Action] = list(trainer(look, now))
+    for one in judged.fleet:
+        actions += let_go(look, one, why)
+    actions += dismiss(look, why)
+    gone, due = farewell(look, now) if now.ended else ([], None)
+    return [*actions, *gone], [due]
+
+
+def _remembered(judged: Judged) -> Memory:
+    look, memory = judged.look, judged.accepted.memory or judged.look.memory
+    uids = {pod.uid for pod in look.facts.pods}
+    listed = {one.pod.uid for one in judged.fleet if one.engine is not None}
+    silent = {one.pod.uid: since for one in judged.fleet if (since := silent_since(one.pod, look)) is not None}
+    standing = {one.pod.uid: one.standing for one in judged.fleet}
+    return replace(
+        memory,
+        recommendations=judged.wish.window,
+        watch=judged.news.watch,
+        seen={pod.uid: _seen(pod, standing.get(pod.uid), judged.life) for pod in look.facts.pods},
+        silent_since=silent,
+        registered=(memory.registered & uids) | listed,
+        drains_told=memory.drains_told & uids,
+    )
+
+
+def _seen(pod: PodFacts, standing: Standing | None, now: Life) -> SeenPod:
+    settled = pod.ended or counted(pod) is not None or standing is Standing.RELEASED or now.stage is not Stage.RUNS
+    return SeenPod(pod.name, pod.role, pod.pool, pod.node, settled, runs_since(pod))

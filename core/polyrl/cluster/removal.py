@@ -1,0 +1,56 @@
+"""Deleting pods of ours: with a note that it was our wish, and by force only where no kubelet will ever answer.
+
+A pod on a silent node stays until its kubelet answers, and keeps its volume and its name. It is removed by force, grace
+0, once it is GIVEN_UP_S past its grace (the rule of Kueue's KEP-6757); on a machine that is gone for certain, at once.
+Refuses to hold: who is deleted. Read next: `node_signs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Action, Annotate, Delete
+from polyrl.cluster.facts import PodFacts
+from polyrl.cluster.look import Look
+from polyrl.cluster.node_signs import is_dead, is_gone
+
+GIVEN_UP_S: Final = 60.0
+"""A node that has been silent for its pods' whole grace and this long again is not expected to kill them."""
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Removals by force that are due, and when the next one will be."""
+
+    actions: tuple[Delete, ...] = ()
+    due: float | None = None
+
+
+def forced(look: Look) -> Forced:
+    """For pods of every role that are being deleted on nodes that do not answer."""
+    actions, dues = [], []
+    for pod in look.facts.pods:
+        due = _force_due(pod, look)
+        if due is not None and look.now >= due:
+            why = f"node {pod.node} does not answer for it"
+            actions.append(Delete("Pod", pod.name, pod.uid, why, grace_s=0))
+        elif due is not None:
+            dues.append(due)
+    return Forced(tuple(actions), min(dues, default=None))
+
+
+def release(pod: PodFacts, why: str) -> Iterator[Action]:
+    """Our wish, written on the pod, and its deletion with the pod's own grace; nothing that is under way already."""
+    if names.ANNOTATION_RELEASED not in pod.annotations:
+        yield Annotate(pod.name, pod.uid, {names.ANNOTATION_RELEASED: why}, f"it is let go: {why}")
+    if pod.deletion_at is None:
+        yield Delete("Pod", pod.name, pod.uid, why)
+
+
+def _force_due(pod: PodFacts, look: Look) -> float | None:
+    if pod.deletion_at is None or not is_dead(pod, look.facts, look.now):
+        return None
+    return look.now if is_gone(pod, look.facts, look.now) else pod.deletion_at + GIVEN_UP_S

@@ -1,0 +1,62 @@
+"""Who goes first when the fleet shrinks: who costs least to lose.
+
+    1 has no node yet    2 at risk    3 not yet registered    4 a stand-in while spot serves    5 any other
+and within each: older weights, fewer samples running (least remaining work), alone on its node, younger. On-demand pods
+of `baseOnDemand` come last of all: they are there to stay.
+Refuses to hold: how many go (see `mix`, `gap`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from polyrl.cluster.rollouts import Rollout, Standing, of_pool
+from polyrl.sample import Pool
+
+_LAST: Final = 9
+
+_Key: TypeAlias = tuple[int, int, int, int, float, str]
+
+
+def victims(fleet: Sequence[Rollout], number: int, base: int, among: Sequence[Rollout] | None = None) -> list[Rollout]:
+    """The `number` of live rollouts that cost least to lose, cheapest first; `base` on-demand ones are no stand-ins.
+    `among` narrows the choice."""
+    live = [one for one in fleet if one.live]
+    kept = {one.pod.uid for one in _established(live)[:base]}
+    newest = max((one.engine.weight_version for one in live if one.engine is not None), default=-1)
+    shared = Counter(one.pod.node for one in live)
+    spot_serves = any(one.standing is Standing.SERVING and one.pool is Pool.SPOT for one in live)
+
+    def key(one: Rollout) -> _Key:
+        stale = one.engine is None or one.engine.weight_version < newest
+        running = 0 if one.engine is None else one.engine.running
+        alone = shared[one.pod.node] == 1
+        rank = _LAST if one.pod.uid in kept else _rank(one, spot_serves)
+        return rank, not stale, running, not alone, -one.pod.created_at, one.pod.name
+
+    choice = live if among is None else [one for one in among if one.live]
+    return sorted(choice, key=key)[: max(0, number)]
+
+
+def stand_ins(fleet: Sequence[Rollout], base: int) -> list[Rollout]:
+    """On-demand pods beyond the `base` that is there to stay."""
+    return _established(list(fleet))[base:]
+
+
+def _established(live: list[Rollout]) -> list[Rollout]:
+    """On-demand pods, those first that have come furthest."""
+    return sorted(
+        of_pool(live, Pool.ON_DEMAND), key=lambda one: (-one.standing.value, one.pod.created_at, one.pod.name)
+    )
+
+
+def _rank(one: Rollout, spot_serves: bool) -> int:
+    if one.standing is Standing.WAITING:
+        return 1
+    if one.notice is not None:
+        return 2
+    if one.standing is Standing.STARTING:
+        return 3
+    return 4 if spot_serves and one.pool is Pool.ON_DEMAND else 5
