@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import signal
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
+from polyrl_operator.cluster.certificate import make_certificate
 from polyrl_operator.keygen import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
@@ -45,26 +40,15 @@ JOB = {
 }
 
 
+HOST = "run-manager"
+"""For whom the certificate is; the clients here dial the loopback and ask for that name."""
+
+
 def write_certificate(folder: Path, name: str) -> None:
-    """name.crt, signed by itself for 127.0.0.1, and name.key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / f"{name}.key").write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    """name.crt, name.key, and name.ca, the authority that signed it."""
+    made = make_certificate([HOST])
+    for ending, text in (("crt", made.certificate), ("key", made.key), ("ca", made.authority)):
+        (folder / f"{name}.{ending}").write_bytes(text)
 
 
 @pytest.fixture
@@ -102,13 +86,13 @@ class Pod:
     def client(self) -> object:
         return RolloutClient.connect(self.run / "manager.json", self.run / "keys/trainer.key", EPOCH)
 
-    async def status(self, url: str, authority: str = "tls.crt") -> ManagerStatus:
+    async def status(self, url: str, authority: str = "tls.ca") -> ManagerStatus:
         token = read_keys(OperatorKeys, self.run / "keys/operator.key").http_token
         context = ssl.create_default_context(cafile=str(self.run / authority))
         headers = {"Authorization": f"Bearer {token}"}
         async with (
             aiohttp.ClientSession(url, headers=headers, timeout=aiohttp.ClientTimeout(total=DEADLINE_S)) as session,
-            session.get("/v1/status", ssl=context) as response,
+            session.get("/v1/status", ssl=context, server_hostname=HOST) as response,
         ):
             return msgspec.json.decode(await response.read(), type=ManagerStatus)
 
@@ -138,7 +122,7 @@ async def test_its_api_is_encrypted_and_its_certificate_can_be_pinned(pod: Pod) 
     assert (await pod.status(url)).epoch == EPOCH
     write_certificate(pod.run, "other")
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
-        await pod.status(url, "other.crt")
+        await pod.status(url, "other.ca")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_S)) as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get(url.replace("https", "http") + "/healthz")
