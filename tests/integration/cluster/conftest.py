@@ -1,0 +1,219 @@
+"""The operator on a bare API server: stand-ins for nodes, namespaces of their own for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from polyrl.cluster.settings import Settings
+from polyrl_operator.cluster.app import Operator, operator
+from polyrl_operator.cluster.client import Client
+from polyrl_operator.cluster.connect import load_configuration, watch_session
+from polyrl_operator.cluster.fake_nodes import FakeNodes
+from polyrl_operator.cluster.kinds import FIXED, JOB, POD, SECRET, TRAINER
+from polyrl_operator.cluster.leader import Terms
+from polyrl_operator.cluster.options import Options
+
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 60.0
+LOOK_S = 0.05
+SETTINGS = Settings(manager_image="polyrl-manager", trainer_image="polyrl-trainer", rollout_image="polyrl-rollout")
+QUICK = Terms(duration_s=3.0, renew_s=2.0, retry_s=0.3)
+
+
+def manifest(name: str = "job", **spec: Any) -> dict[str, Any]:
+    """A job with two rollouts and nothing that needs a volume."""
+    rollout = {"replicas": 2, "minReplicas": 0, "maxReplicas": 8} | spec.pop("rollout", {})
+    wanted = {
+        "recipe": {
+            "mode": "rl",
+            "model": {"path": "model"},
+            "data": {"rl": [{"path": "prompts.jsonl"}]},
+            "reward": {"function": "rewards:exact"},
+        },
+        "rollout": rollout,
+    }
+    return {
+        "apiVersion": "polyrl.dev/v1alpha1",
+        "kind": "PolyRLJob",
+        "metadata": {"name": name},
+        "spec": wanted | spec,
+    }
+
+
+@dataclass
+class Place:
+    """One namespace of the API server."""
+
+    configuration: Configuration
+    client: Client
+    namespace: str
+    server: Any
+
+    def options(self, **changed: Any) -> Options:
+        """Of an operator for this namespace."""
+        given: dict[str, Any] = {
+            "settings": SETTINGS,
+            "namespaces": (self.namespace,),
+            "lease_namespace": self.namespace,
+            "identity": f"test-{uuid.uuid4().hex[:6]}",
+            "host": "127.0.0.1",
+            "metrics_port": 0,
+            "health_port": 0,
+            "watch_nodes": False,
+            "kubeconfig": self.server.kubeconfig(),
+            "terms": QUICK,
+        }
+        return Options(**given | changed)
+
+    async def submit(self, name: str = "job", **spec: Any) -> dict[str, Any]:
+        """Creates a job."""
+        job = manifest(name, **spec)
+        job["metadata"]["namespace"] = self.namespace
+        return await self.client.create(job)
+
+    async def job(self, name: str = "job") -> dict[str, Any]:
+        """The job as stored."""
+        stored = await self.client.get(JOB, self.namespace, name)
+        assert stored is not None
+        return stored
+
+    async def pods(self, role: str = "") -> list[dict[str, Any]]:
+        """Pods of all jobs, or those of one role."""
+        selector = f"polyrl.dev/role={role}" if role else ""
+        return [pod async for pods, _ in self.client.pages(POD, self.namespace, selector) for pod in pods]
+
+    async def children(self) -> set[tuple[str, str]]:
+        """Kind and name of all children, pods and trainers with them."""
+        return {
+            (kind.name, item["metadata"]["name"])
+            for kind in (*FIXED, SECRET, TRAINER, POD)
+            async for items, _ in self.client.pages(
+                kind, self.namespace, "app.kubernetes.io/managed-by=polyrl-operator"
+            )
+            for item in items
+        }
+
+    async def until(self, what: str, holds: Callable[[], Awaitable[Any]], deadline_s: float = DEADLINE_S) -> Any:
+        """Waits until `holds` gives something true, and returns it."""
+        until = time.monotonic() + deadline_s
+        while True:
+            found = await holds()
+            if found:
+                return found
+            if time.monotonic() > until:
+                job = await self.client.get(JOB, self.namespace, "job")
+                status = json.dumps((job or {}).get("status"), indent=1)
+                pytest.fail(f"not within {deadline_s} s: {what}; {await self.children()}; status {status}")
+            await asyncio.sleep(LOOK_S)
+
+    async def rollouts(self, count: int, name: str = "job") -> list[dict[str, Any]]:
+        """Waits until the job has `count` rollout pods that run."""
+
+        async def enough() -> list[dict[str, Any]]:
+            pods = [
+                pod for pod in await self.pods("rollout") if pod["metadata"]["labels"]["polyrl.dev/job-name"] == name
+            ]
+            live = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+            running = [pod for pod in live if pod["status"].get("phase") == "Running"]
+            return running if len(running) == len(live) == count else []
+
+        found: list[dict[str, Any]] = await self.until(f"{count} rollouts run", enough) if count else []
+        return found
+
+    async def state(self, *wanted: str, name: str = "job") -> dict[str, Any]:
+        """Waits until the job's state is one of these."""
+
+        async def reached() -> dict[str, Any] | None:
+            stored = await self.job(name)
+            return stored if stored.get("status", {}).get("state") in wanted else None
+
+        found: dict[str, Any] = await self.until(f"{name} is {' or '.join(wanted)}", reached)
+        return found
+
+
+@pytest.fixture(scope="session")
+def crd(api_server: Any) -> Any:
+    """The server with our CRD."""
+    definition = yaml.safe_load((ROOT / "crds" / "polyrljobs.yaml").read_text())
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    status, answer = api_server.request("POST", path, definition)
+    assert status in (201, 409), answer
+    until = time.monotonic() + DEADLINE_S
+    while api_server.request("GET", "/apis/polyrl.dev/v1alpha1/polyrljobs")[0] != 200:
+        assert time.monotonic() < until, "the CRD is not served"
+        time.sleep(LOOK_S)
+    return api_server
+
+
+@pytest.fixture
+async def place(crd: Any) -> AsyncIterator[Place]:
+    """A fresh namespace."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    status, answer = crd.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    assert status == 201, answer
+    configuration = await load_configuration(crd.kubeconfig())
+    async with ApiClient(configuration) as api:
+        place = Place(configuration, Client(api, field_manager="test"), name, crd)
+        yield place
+        for job in [job async for jobs, _ in place.client.pages(JOB, name) for job in jobs]:
+            await place.client.delete(JOB, name, job["metadata"]["name"], job["metadata"]["uid"])
+
+
+@pytest.fixture
+async def nodes(place: Place) -> AsyncIterator[FakeNodes]:
+    """Nodes on which pods run at once."""
+    async with watch_session(place.configuration, []) as session:
+        fake = FakeNodes(place.client, session, place.configuration.host, node="fake-node")
+        task = asyncio.create_task(fake.play())
+        yield fake
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@dataclass
+class Running:
+    """An operator in this process, fed by its own lists instead of by kopf's watches."""
+
+    one: Operator
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running(place: Place, look_s: float = 0.2, **changed: Any) -> AsyncIterator[Running]:
+    """The operator without kopf: it lists every `look_s`."""
+    configuration = await load_configuration(place.server.kubeconfig())
+    async with operator(place.options(**changed), configuration) as one:
+        held = Running(one)
+
+        async def look() -> None:
+            while True:
+                one.resync.soon()
+                await asyncio.sleep(look_s)
+
+        held.tasks = [asyncio.create_task(work) for work in (*one.tasks(), look())]
+        yield held
+        await held.stop()
+
+
+@pytest.fixture
+def run_operator(place: Place) -> Callable[..., Any]:
+    """Runs an operator in this process: `async with run_operator() as held`."""
+    return lambda **changed: running(place, **changed)
