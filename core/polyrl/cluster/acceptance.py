@@ -14,7 +14,7 @@ from polyrl.cluster.actions import DryRun, Object
 from polyrl.cluster.look import Look
 from polyrl.cluster.memory import Memory
 from polyrl.cluster.objects.checks import unsupported
-from polyrl.cluster.objects.hashes import hash_of, template_hash
+from polyrl.cluster.objects.hashes import hash_of
 from polyrl.cluster.objects.manager import manager_pod
 from polyrl.cluster.objects.rollout import rollout_pod
 from polyrl.cluster.objects.trainer import trainer_job
@@ -55,11 +55,7 @@ def acceptance(look: Look) -> Acceptance:
     if refused:
         return Acceptance(False, "Unsupported", refused, makes_pods=False)
     trainer = look.facts.trainer
-    if (
-        trainer is not None
-        and not trainer.suspended
-        and trainer.template_hash != template_hash(look.owner, Role.TRAINER)
-    ):
+    if trainer is not None and not trainer.suspended and trainer.template_hash != look.written.templates[Role.TRAINER]:
         said = "spec.trainer and spec.recipe: the trainer runs on as it began; suspend the job to change them"
         if trainer.complete_at is None and trainer.failed_at is None:
             return Acceptance(False, "ImmutableFieldChanged", said, makes_pods=True)
@@ -67,7 +63,7 @@ def acceptance(look: Look) -> Acceptance:
 
 
 def _admitted(look: Look) -> Acceptance:
-    written = hash_of([template_hash(look.owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)])
+    written = hash_of(list(look.written.templates.values()))
     answer = look.facts.dry_run
     if look.memory.accepted == written or _accepted_before(look):
         return _yes(look, written, "")

@@ -61,8 +61,7 @@ def fleet_plan(
     drains, told_due = drains_of(look, fleet)
     removals, stay_due = _removals(look, fleet)
     actions: list[Action] = [*drains, *_numbers(look, fleet, vanished), *_creations(look, fleet, split)]
-    for one, why in leaving:
-        actions += let_go(look, one, why)
+    actions += let_go(look, leaving)
     dues = [split.due, told_due, stay_due, *(view.due for view in views)]
     reasons: dict[str, int] = {}
     for _, why in leaving:
@@ -84,13 +83,12 @@ def drains_of(look: Look, fleet: Sequence[Rollout]) -> tuple[list[Action], float
     return drains, look.now + TELL_AGAIN_S if drains else None
 
 
-def let_go(look: Look, one: Rollout, why: str) -> Iterator[Action]:
-    """Notes our wish on the pod, has its work moved, and deletes it with its own grace."""
-    wish = list(release(one.pod, why))
-    yield from (action for action in wish if isinstance(action, Annotate))
-    if _works(look, one):
-        yield Drain(one.pod.name, one.pod.uid, look.drain_s, why)
-    yield from (action for action in wish if isinstance(action, Delete))
+def let_go(look: Look, leaving: Sequence[tuple[Rollout, str]]) -> list[Action]:
+    """Notes our wish on each pod, has its work moved, and deletes it with its own grace; all of one sort together."""
+    wishes = [action for one, why in leaving for action in release(one.pod, why)]
+    drains = [Drain(one.pod.name, one.pod.uid, look.drain_s, why) for one, why in leaving if _works(look, one)]
+    notes = [action for action in wishes if isinstance(action, Annotate)]
+    return [*notes, *drains, *(action for action in wishes if isinstance(action, Delete))]
 
 
 def rollouts_made(look: Look) -> int:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from polyrl.cluster import names
 from polyrl.cluster.facts import JobFacts
-from polyrl.cluster.memory import Memory
+from polyrl.cluster.memory import Memory, Written
+from polyrl.cluster.objects.fixed import fixed_children
+from polyrl.cluster.objects.hashes import template_hash
 from polyrl.cluster.objects.owner import Owner
 from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
@@ -18,7 +21,7 @@ from polyrl.manifest.spec import JobSpec
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.status import EngineStatus, ManagerStatus
-from polyrl.worker import samples_to_train, wants_engines
+from polyrl.worker import Role, samples_to_train, wants_engines
 
 UNREACHABLE_POLLS: Final = 3
 """Polls in a row without an answer after which the manager counts as unreachable."""
@@ -49,6 +52,19 @@ class Look:
     @cached_property
     def owner(self) -> Owner:
         return Owner(self.facts.name, self.facts.namespace, self.facts.uid, self.job)
+
+    @cached_property
+    def written(self) -> Written:
+        """Hashes of what the job asks for, as it is written now."""
+        known = self.memory.written
+        if known is not None and known.generation == self.facts.generation:
+            return known
+        templates = {role: template_hash(self.owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)}
+        fixed = {
+            (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["annotations"][names.ANNOTATION_CONTENT]
+            for obj in fixed_children(self.owner, self.settings)
+        }
+        return Written(self.facts.generation, templates, fixed)
 
     @property
     def wants_manager(self) -> bool:

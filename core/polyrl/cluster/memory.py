@@ -49,6 +49,16 @@ class SeenPod:
 
 
 @dataclass(frozen=True)
+class Written:
+    """Hashes of what this generation of the job asks for, so that a look without news need not build it again."""
+
+    generation: int
+    templates: Mapping[Role, str]
+    fixed: Mapping[tuple[str, str], str]
+    """Content of the fixed children, by kind and name."""
+
+
+@dataclass(frozen=True)
 class Refusal:
     """The API server took none of our new pods, at `at` (Unix seconds) and `times` times in a row."""
 
@@ -72,6 +82,7 @@ class Memory:
     """UIDs of pods whose engine the manager has listed."""
     drains_told: frozenset[str] = frozenset()
     """UIDs of pods whose drain the manager has confirmed."""
+    written: Written | None = None
     accepted: str = ""
     """Hash of the pods that the API server agreed to in a dry run."""
     asked_at: float | None = None

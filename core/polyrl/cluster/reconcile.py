@@ -140,8 +140,7 @@ def _rest(judged: Judged) -> tuple[list[Action], list[float | None]]:
     look, now = judged.look, judged.life
     why = "the job has ended" if now.ended else "the job is suspended"
     actions: list[Action] = list(trainer(look, now))
-    for one in judged.fleet:
-        actions += let_go(look, one, why)
+    actions += let_go(look, [(one, why) for one in judged.fleet])
     actions += dismiss(look, why)
     gone, due = farewell(look, now) if now.ended else ([], None)
     return [*actions, *gone], [due]
@@ -155,6 +154,7 @@ def _remembered(judged: Judged) -> Memory:
     standing = {one.pod.uid: one.standing for one in judged.fleet}
     return replace(
         memory,
+        written=look.written,
         recommendations=judged.wish.window,
         watch=judged.news.watch,
         seen={pod.uid: _seen(pod, standing.get(pod.uid), judged.life) for pod in look.facts.pods},

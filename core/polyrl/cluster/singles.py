@@ -9,11 +9,11 @@ Refuses to hold: rollouts (see `fleet_plan`), how objects look (see `objects`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, MakeKeys, Object, SuspendTrainer
+from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
 from polyrl.cluster.counting import Counted, Tally, counted, next_number
 from polyrl.cluster.disruption import Notice, notice_of
 from polyrl.cluster.facts import Child, PodFacts
@@ -21,7 +21,6 @@ from polyrl.cluster.lifecycle import Life, Stage
 from polyrl.cluster.look import UNREACHABLE_POLLS, Look
 from polyrl.cluster.node_signs import is_dead
 from polyrl.cluster.objects.fixed import fixed_children, manager_hosts
-from polyrl.cluster.objects.hashes import template_hash
 from polyrl.cluster.objects.manager import manager_pod
 from polyrl.cluster.objects.trainer import trainer_job
 from polyrl.cluster.removal import release
@@ -44,16 +43,11 @@ def children(look: Look) -> Iterator[Action]:
     secret = names.keys_secret(look.facts.name)
     if look.wants_manager and ("Secret", secret) not in present:
         yield MakeKeys(secret, manager_hosts(look.owner, look.settings))
-    wanted = fixed_children(look.owner, look.settings)
-    for obj in wanted:
-        there = present.get((obj["kind"], obj["metadata"]["name"]))
-        if there is None:
-            yield Create(obj, "the job needs it")
-        elif _differs(obj, there) and not there.deleting:
-            yield Apply(obj, "it is not as the job wants it")
-    asked = {(obj["kind"], obj["metadata"]["name"]) for obj in wanted}
+    wanted = look.written.fixed
+    if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
+        yield from _mended(look, present)
     for (kind, name), child in present.items():
-        if kind in OPTIONAL and (kind, name) not in asked and not child.deleting:
+        if kind in OPTIONAL and (kind, name) not in wanted and not child.deleting:
             yield Delete(kind, name, child.uid, "the job no longer asks for it")
 
 
@@ -96,7 +90,7 @@ def trainer(look: Look, now: Life) -> Iterator[Action]:
         why = "the job failed" if now.ended else "spec.suspend"
         yield SuspendTrainer(name, True, why)
     elif now.stage is Stage.RUNS and job.suspended:
-        if job.template_hash == template_hash(look.owner, Role.TRAINER):
+        if job.template_hash == look.written.templates[Role.TRAINER]:
             yield SuspendTrainer(name, False, "the job goes on")
         elif job.active == 0:
             yield Delete("Job", name, job.uid, "it is suspended and its template was changed; another is made")
@@ -130,9 +124,19 @@ def dismiss(look: Look, why: str) -> Iterator[Action]:
         yield from release(pod, why)
 
 
-def _differs(wanted: Object, there: Child) -> bool:
-    written = wanted["metadata"]["annotations"][names.ANNOTATION_CONTENT]
-    return wanted["kind"] not in KEPT_AS_MADE and there.content_hash != written
+def _differs(place: tuple[str, str], content: str, there: Child | None) -> bool:
+    if there is None:
+        return True
+    return not there.deleting and place[0] not in KEPT_AS_MADE and there.content_hash != content
+
+
+def _mended(look: Look, present: Mapping[tuple[str, str], Child]) -> Iterator[Action]:
+    for obj in fixed_children(look.owner, look.settings):
+        place = (obj["kind"], obj["metadata"]["name"])
+        if place not in present:
+            yield Create(obj, "the job needs it")
+        elif _differs(place, look.written.fixed[place], present[place]):
+            yield Apply(obj, "it is not as the job wants it")
 
 
 def _is_lost(pod: PodFacts, look: Look) -> bool:

@@ -17,7 +17,6 @@ from polyrl.cluster.fleet_plan import rollouts_made
 from polyrl.cluster.judged import Judged
 from polyrl.cluster.lifecycle import Stage, active_s
 from polyrl.cluster.look import Look
-from polyrl.cluster.objects.hashes import template_hash
 from polyrl.cluster.rollouts import Standing, of_pool
 from polyrl.cluster.singles import managers_made
 from polyrl.cluster.stamps import millisecond, second, unix
@@ -135,7 +134,7 @@ def _trainer(judged: Judged) -> TrainerStatus:
 def _rollout(judged: Judged) -> RolloutStatus:
     look, stored = judged.look, judged.look.status.rollout
     pods = [one.pod for one in judged.fleet]
-    newest = template_hash(look.owner, Role.ROLLOUT)
+    newest = look.written.templates[Role.ROLLOUT]
     lost = bool(judged.taken or judged.vanished)
     return RolloutStatus(
         replicas=len(judged.live),

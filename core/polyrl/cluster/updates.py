@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from polyrl.cluster.look import Look
 from polyrl.cluster.mix import base
-from polyrl.cluster.objects.hashes import template_hash
 from polyrl.cluster.rollouts import Rollout, Standing, of_pool
 from polyrl.cluster.victims import victims
 from polyrl.sample import Pool
@@ -18,7 +17,7 @@ from polyrl.worker import Role
 
 def outdated(look: Look, fleet: Sequence[Rollout], wished: int) -> list[Rollout]:
     """Live rollouts of another template, or spot ones where the policy has no room for any."""
-    newest = template_hash(look.owner, Role.ROLLOUT)
+    newest = look.written.templates[Role.ROLLOUT]
     unwanted = {one.pod.uid for one in of_pool(fleet, Pool.SPOT)[wished - base(look.spec.rollout, wished) :]}
     return [one for one in fleet if one.live and (one.pod.template_hash != newest or one.pod.uid in unwanted)]
 
