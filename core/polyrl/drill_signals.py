@@ -1,6 +1,7 @@
-"""The two signals by which a drill cuts an agent off from its manager, and lets it back (see the agent's `link`).
+"""The signals by which a drill cuts an agent off from its manager, and lets it back (see the agent's `link`).
 
-A plain process cannot cut a connection of another one; so the agent itself holds everything back in both directions.
+A plain process cannot cut a connection of another one; so the agent itself holds everything back, in one direction or
+in both.
 Refuses to hold: who sends them (see the runner's `inflicting`).
 """
 
@@ -10,4 +11,11 @@ import signal
 from typing import Final
 
 CUT_OFF: Final = signal.SIGUSR1
+CUT_IN: Final = int(signal.SIGRTMIN) + 1
+"""What the manager says is lost."""
+
+CUT_OUT: Final = int(signal.SIGRTMIN) + 2
+"""What the agent says is lost."""
+
 LET_BACK: Final = signal.SIGUSR2
+"""The end of each of them."""

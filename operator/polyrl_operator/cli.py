@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from polyrl_operator.fault_kinds import MAX_SECONDS, Action, Target
+from polyrl_operator.fault_kinds import MAX_SECONDS, Action, Direction, Target
 
 RUN_FAILED: Final = 1
 USER_ERROR: Final = 2
@@ -203,12 +203,15 @@ def chaos(
         float, typer.Option("--for", metavar="SECONDS", min=0.1, max=MAX_SECONDS, help="How long; preempt: the notice.")
     ] = 5.0,
     speed: Annotated[float, typer.Option(min=0.01, max=0.99, help="Of slow: the share of time it runs.")] = 0.1,
+    direction: Annotated[
+        Direction, typer.Option(help="Of partition: what is lost, to the agent, from it, or both.")
+    ] = Direction.BOTH,
 ) -> None:
     """Inflict a fault on a live run of this machine; nothing of it should be lost."""
     from polyrl_operator.chaos import chaos_line
     from polyrl_operator.faults import Wish
 
-    wish = Wish(action=action, target=role, worker=worker, seconds=lasts, speed=speed)
+    wish = Wish(action=action, target=role, worker=worker, seconds=lasts, speed=speed, direction=direction)
     typer.echo(chaos_line(run, wish, seed))
 
 

@@ -4,7 +4,7 @@
     preempt    a notice (SIGTERM), then the end `seconds` later; an agent only
     freeze     SIGSTOP, and SIGCONT `seconds` later
     slow       stopped and continued in turn for `seconds`, so that it runs for `speed` of the time
-    partition  nothing passes between an agent and the manager for `seconds`, in either direction
+    partition  nothing passes between an agent and the manager for `seconds`: either way, only to it, or only from it
 
 Refuses to hold: anything that takes time to import; the command line shows these names. Read next: `faults`.
 """
@@ -26,6 +26,16 @@ class Action(StrEnum):
     FREEZE = "freeze"
     SLOW = "slow"
     PARTITION = "partition"
+
+
+class Direction(StrEnum):
+    """Of what a partition cuts, as the agent sees it."""
+
+    BOTH = "both"
+    IN = "in"
+    """What the manager says to it is lost."""
+    OUT = "out"
+    """What it says is lost."""
 
 
 class Target(StrEnum):

@@ -16,7 +16,7 @@ from polyrl.errors import UserError
 from polyrl.fleet import Observed
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
-from polyrl_operator.fault_kinds import MAX_SECONDS, Action, Target
+from polyrl_operator.fault_kinds import MAX_SECONDS, Action, Direction, Target
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +31,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How long it lasts; with preempt, from the notice to the end."""
     speed: Annotated[float, Meta(gt=0, lt=1)] = 0.1
     """Of slow: the share of the time in which the victim runs."""
+    direction: Direction = Direction.BOTH
+    """Of partition: what is lost."""
 
 
 class Infliction(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,7 @@ class Infliction(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     seconds: float = 0.0
     speed: float = 1.0
+    direction: Direction = Direction.BOTH
 
     @property
     def takes_capacity(self) -> bool:
@@ -67,12 +70,18 @@ class Infliction(msgspec.Struct, frozen=True, kw_only=True):
             case Action.SLOW:
                 return f"{whom} slowed to {self.speed:.0%} for {self.seconds:g} s"
             case Action.PARTITION:
-                return f"{whom} cut off from the manager for {self.seconds:g} s"
+                return f"{whom} {_CUT_WORDS[self.direction]} for {self.seconds:g} s"
 
 
 ONLY_AGENTS: Final = {
     Action.PREEMPT: "only an agent gets a notice; kill ends the others",
     Action.PARTITION: "only an agent can be cut off from the manager",
+}
+
+_CUT_WORDS: Final = {
+    Direction.BOTH: "cut off from the manager",
+    Direction.IN: "cut off from what the manager says",
+    Direction.OUT: "cut off from the manager's ear",
 }
 
 _ROLES: Final = {
@@ -88,6 +97,8 @@ def aim(wish: Wish, observed: Sequence[Observed], status: ManagerStatus) -> Infl
 
     Rollouts come before the reserved engine, which is hit only when it is named.
     """
+    if wish.direction is not Direction.BOTH and wish.action is not Action.PARTITION:
+        raise UserError(f"--direction {wish.direction}: only a partition has one, not {wish.action}")
     if wish.action in ONLY_AGENTS and wish.target is not Target.AGENT:
         raise UserError(f"--role {wish.target}: {ONLY_AGENTS[wish.action]}")
     alive = [seen for seen in observed if seen.role in _ROLES[wish.target] and seen.counts]
@@ -102,6 +113,7 @@ def aim(wish: Wish, observed: Sequence[Observed], status: ManagerStatus) -> Infl
         role=victim.role,
         seconds=wish.seconds,
         speed=wish.speed,
+        direction=wish.direction,
     )
 
 

@@ -13,16 +13,16 @@ import asyncio
 import signal
 from typing import Final, Protocol
 
-from polyrl.drill_signals import CUT_OFF, LET_BACK
+from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.errors import UserError
-from polyrl_operator.fault_kinds import Action, Target
+from polyrl_operator.fault_kinds import Action, Direction, Target
 from polyrl_operator.faults import Infliction
 from polyrl_operator.process_fleet import Part
 
 SLOW_PERIOD_S: Final = 0.5
 """A slow victim is stopped once in this time: often beside a lease of 3 s, rarely beside a token."""
 
-_CUT: Final = (CUT_OFF, LET_BACK)
+_CUT: Final = {Direction.BOTH: CUT_OFF, Direction.IN: CUT_IN, Direction.OUT: CUT_OUT}
 _STOP: Final = (signal.SIGSTOP, signal.SIGCONT)
 
 
@@ -74,7 +74,7 @@ class Inflictor:
         loop = asyncio.get_running_loop()
         end = loop.time() + fault.seconds
         part = _part(fault)
-        begin, undo = _CUT if fault.action is Action.PARTITION else _STOP
+        begin, undo = (_CUT[fault.direction], LET_BACK) if fault.action is Action.PARTITION else _STOP
         stopped_s, running_s = fault.seconds, 0.0
         if fault.action is Action.SLOW:
             stopped_s, running_s = SLOW_PERIOD_S * (1 - fault.speed), SLOW_PERIOD_S * fault.speed

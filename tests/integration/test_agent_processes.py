@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from polyrl import leash
+from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import Group, Purpose, SamplingParams, Scored
@@ -151,6 +152,23 @@ async def test_agents_killed_and_preempted_mid_stream_cost_no_token(site: Site) 
     status = site.manager.status()
     assert status.samples.acknowledged == GROUPS * SAMPLES
     assert site.serving() == ["stays"]
+
+
+@pytest.mark.parametrize("cut", [CUT_OFF, CUT_IN, CUT_OUT], ids=["both", "in", "out"])
+async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(site: Site, cut: int) -> None:
+    """Whatever is lost, its lease ends; work that it never heard of, or whose tokens never came, goes on elsewhere."""
+    await site.publish(0)
+    for name in ("cut", "stays"):
+        await site.start_agent(name)
+    await site.until_serving(2)
+    site.agents["cut"].send_signal(cut)
+    check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
+    async with asyncio.timeout(DEADLINE_S):
+        while site.serving() != ["stays"]:  # noqa: ASYNC110 - the status has no event of its own
+            await asyncio.sleep(0.02)
+    assert site.manager.status().engines_lost == 1
+    site.agents["cut"].send_signal(LET_BACK)
+    await site.until_serving(2)
 
 
 async def test_agents_drain_and_leave_nothing_when_the_run_is_over(site: Site) -> None:

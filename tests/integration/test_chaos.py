@@ -9,15 +9,16 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from polyrl.drill_signals import CUT_OFF, LET_BACK
+from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.errors import UserError
 from polyrl.fleet import Phase
 from polyrl.worker import Role, Worker
-from polyrl_operator.fault_kinds import Action, Target
+from polyrl_operator.fault_kinds import Action, Direction, Target
 from polyrl_operator.faults import Infliction, Wish
 from polyrl_operator.inflicting import SLOW_PERIOD_S, Inflictor
 from polyrl_operator.process_fleet import ProcessFleet
@@ -29,7 +30,7 @@ LOOK_S = 0.01
 AGENT = f"""
 import signal, subprocess, sys
 def obey(number, _): print("got", number, flush=True)
-signal.signal({CUT_OFF:d}, obey)
+for number in ({CUT_OFF:d}, {CUT_IN:d}, {CUT_OUT:d}): signal.signal(number, obey)
 signal.signal({LET_BACK:d}, obey)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
@@ -51,8 +52,8 @@ class Rig:
         self.engine = psutil.Process(int(self.log.read_text().splitlines()[0]))
         self.agent = psutil.Process(self.engine.ppid())
 
-    async def inflict(self, action: Action, target: Target = Target.AGENT, **more: float) -> None:
-        numbers = {"seconds": 0.5, "speed": 0.2} | more
+    async def inflict(self, action: Action, target: Target = Target.AGENT, **more: Any) -> None:
+        numbers: dict[str, Any] = {"seconds": 0.5, "speed": 0.2} | more
         fault = Infliction(action=action, target=target, victim="rollout-0", role=Role.ROLLOUT, **numbers)
         self.inflictor.check(fault)
         await self.inflictor.inflict(fault)
@@ -134,11 +135,14 @@ async def test_a_preempted_agent_gets_its_notice(rig: Rig) -> None:
     assert await rig.gone() == -15
 
 
-async def test_a_partition_tells_the_agent_and_nobody_below(rig: Rig) -> None:
-    await rig.inflict(Action.PARTITION)
+@pytest.mark.parametrize(
+    ("direction", "number"), [(Direction.BOTH, CUT_OFF), (Direction.IN, CUT_IN), (Direction.OUT, CUT_OUT)]
+)
+async def test_a_partition_tells_the_agent_and_nobody_below(rig: Rig, direction: Direction, number: int) -> None:
+    await rig.inflict(Action.PARTITION, direction=direction)
     await rig.until(lambda: rig.may(Action.PARTITION), "its end")
     await rig.until(lambda: rig.log.read_text().count("\n") >= 3, "both signals")
-    assert rig.log.read_text().splitlines()[1:] == [f"got {CUT_OFF:d}", f"got {LET_BACK:d}"]
+    assert rig.log.read_text().splitlines()[1:] == [f"got {number:d}", f"got {LET_BACK:d}"]
     assert rig.engine.is_running()
 
 

@@ -12,7 +12,7 @@ from polyrl.fleet import Observed, Phase, Reclaim
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role
-from polyrl_operator.fault_kinds import Action, Target
+from polyrl_operator.fault_kinds import Action, Direction, Target
 from polyrl_operator.faults import Infliction, Wish, aim
 
 
@@ -96,6 +96,7 @@ def test_a_partition_wants_an_agent_that_has_greeted() -> None:
         ({"worker": "reserved", "action": Action.PREEMPT}, "a live rollout called reserved"),
         ({"target": Target.TRAINER, "action": Action.PREEMPT}, "--role trainer: only an agent gets a notice"),
         ({"target": Target.MANAGER, "action": Action.PARTITION}, "--role manager: only an agent can be cut off"),
+        ({"action": Action.FREEZE, "direction": Direction.IN}, "--direction in: only a partition has one, not freeze"),
         ({"target": Target.ENGINE, "action": Action.PARTITION}, "--role engine: only an agent can be cut off"),
     ],
 )

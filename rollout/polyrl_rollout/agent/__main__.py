@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from polyrl import leash
 from polyrl.control import parse_endpoints
-from polyrl.drill_signals import CUT_OFF, LET_BACK
+from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.errors import InvalidData, UserError
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
@@ -80,6 +80,8 @@ async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: 
         for number in NOTICE_SIGNALS:
             loop.add_signal_handler(number, _on_notice, agent)
         loop.add_signal_handler(CUT_OFF, agent.cut_off)
+        loop.add_signal_handler(CUT_IN, agent.cut_off, True, False)
+        loop.add_signal_handler(CUT_OUT, agent.cut_off, False, True)
         loop.add_signal_handler(LET_BACK, agent.let_back)
         return await agent.run()
     finally:

@@ -107,10 +107,10 @@ class Agent:
         patience = min(DRAIN_ANSWER_S, self._settings.drain_s / 2) if self.manager.welcome else 0.0
         self._loop.call_later(patience, self._drain, Drain(self._settings.drain_s - patience, "SIGTERM"))
 
-    def cut_off(self) -> None:
-        """A drill: from here on the manager cannot be reached, and does not reach us."""
-        log.info("cut off from the manager, for a drill")
-        self.manager.cut_off()
+    def cut_off(self, inward: bool = True, outward: bool = True) -> None:
+        """A drill: from here on the manager does not reach us, or cannot be reached, or both."""
+        log.info("cut off from the manager, for a drill", inward=inward, outward=outward)
+        self.manager.cut_off(inward, outward)
 
     def let_back(self) -> None:
         """The end of that drill."""

@@ -109,11 +109,11 @@ class Conversation:
             return
         self.said_at = self._loop.time()
 
-    def cut_off(self) -> None:
-        """From here on the manager cannot be reached, and does not reach us."""
+    def cut_off(self, inward: bool = True, outward: bool = True) -> None:
+        """From here on the manager does not reach us, or cannot be reached, or both; a new link needs both."""
         self._reachable.clear()
         if self.link is not None:
-            self.link.cut()
+            self.link.cut(inward, outward)
 
     def let_back(self) -> None:
         """The end of that."""
