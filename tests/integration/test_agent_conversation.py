@@ -439,6 +439,43 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     assert len(rig.manager.all_of(Hello)) == greetings
 
 
+async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=200)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
+    rig.agent.cut_off(inward=True, outward=False)
+    await rig.assign(2)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 50, "tokens")
+    assert 2 not in rig.agent.book.streams
+    rig.agent.let_back()
+    await rig.finished(range(1, 3))
+    rig.agent.cut_off(inward=False, outward=True)
+    await asyncio.sleep(0.1)  # what had left before arrives
+    heard = len(rig.manager.heard)
+    await rig.assign(3)
+    await rig.manager.until(lambda: 3 in rig.agent.book.streams, "an assignment that is heard")
+    await asyncio.sleep(0.3)
+    assert len(rig.manager.heard) == heard
+    rig.agent.let_back()
+    await rig.finished(range(3, 4))
+    assert rig.manager.tokens[1] == undisturbed(1, 200)
+
+
+@pytest.mark.parametrize(("inward", "outward"), [(True, False), (False, True)])
+async def test_a_link_needs_both_directions_for_longer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, inward: bool, outward: bool
+) -> None:
+    monkeypatch.setattr(cut, "HEARTBEAT_LOST_MS", 200)
+    await rig.serve(0)
+    greetings = len(rig.manager.all_of(Hello))
+    rig.agent.cut_off(inward, outward)
+    await asyncio.sleep(0.6)
+    assert len(rig.manager.all_of(Hello)) == greetings, "it cannot dial"
+    rig.agent.let_back()
+    await rig.manager.hear(Hello, greetings + 1)
+
+
 async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
