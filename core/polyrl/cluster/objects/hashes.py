@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from copy import deepcopy
 from typing import Any, Final
 
 from polyrl.cluster import names
@@ -24,9 +23,9 @@ HASH_CHARACTERS: Final = 10
 
 def content_hash(obj: Object) -> str:
     """Of all of an object but its own hash: HASH_CHARACTERS hexadecimal digits."""
-    plain = deepcopy(obj)
-    plain.get("metadata", {}).get("annotations", {}).pop(names.ANNOTATION_CONTENT, None)
-    return hash_of(plain)
+    annotations = dict(obj["metadata"].get("annotations", {}))
+    annotations.pop(names.ANNOTATION_CONTENT, None)
+    return hash_of(obj | {"metadata": obj["metadata"] | {"annotations": annotations}})
 
 
 def stamped(obj: Object) -> Object:

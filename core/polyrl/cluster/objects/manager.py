@@ -53,7 +53,7 @@ def manager_pod(owner: Owner, ordinal: int, settings: Settings) -> Object:
     volumes = (
         job_volume(owner),
         keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
-        kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, names.manager_service(owner.name)),
+        kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
         tmp_volume(),
     )
     ours = container(worker, settings.manager_image, settings, volumes)

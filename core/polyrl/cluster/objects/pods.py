@@ -66,12 +66,15 @@ class Mounted:
     path: str
     source: Fields
     read_only: bool = False
+    sub_path: str = ""
 
     def volume(self) -> Fields:
         return {"name": self.name, **self.source}
 
     def mount(self) -> Fields:
-        return {"name": self.name, "mountPath": self.path} | ({"readOnly": True} if self.read_only else {})
+        mount: Fields = {"name": self.name, "mountPath": self.path}
+        mount |= {"readOnly": True} if self.read_only else {}
+        return mount | ({"subPath": self.sub_path} if self.sub_path else {})
 
 
 @dataclass(frozen=True)
@@ -159,11 +162,14 @@ def memory_volume() -> Mounted:
     return Mounted("polyrl-shm", MEMORY, {"emptyDir": {"medium": "Memory"}})
 
 
-def kept_volume(name: str, path: str, storage: Storage, claim: str) -> Mounted:
-    """What outlives its pod, or as the manifest says, does not; `claim` is the one that the operator makes."""
+def kept_volume(name: str, path: str, storage: Storage, owner: Owner, claim: str) -> Mounted:
+    """What outlives its pod, or as the manifest says, does not; `claim` is the one that the operator makes. In a claim
+    of the user's each job has a folder of its own, so that none goes on where another one ended."""
     if storage.ephemeral:
         return Mounted(name, path, {"emptyDir": {}})
-    return Mounted(name, path, {"persistentVolumeClaim": {"claimName": storage.claim_name or claim}})
+    if storage.claim_name is None:
+        return Mounted(name, path, {"persistentVolumeClaim": {"claimName": claim}})
+    return Mounted(name, path, {"persistentVolumeClaim": {"claimName": storage.claim_name}}, sub_path=owner.uid)
 
 
 def bare_pod(owner: Owner, name: str, role: Role, template: Fields) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _template(owner: Owner, settings: Settings) -> Fields:
     spec = owner.job.spec
     resources = merged_resources(_their_resources(owner), RESOURCES)
     workers = pod_workers(owner, whole_cpus(resources))
-    run = kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, names.trainer_name(owner.name))
+    run = kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
     keys, shared = keys_volume(owner, "trainer.key"), (job_volume(owner), tmp_volume(), memory_volume())
     code = code_volume(spec.recipe.code)
     volumes = (*shared, keys, run) + (() if code is None else (code,))
