@@ -1,0 +1,98 @@
+"""A real API server takes every child of a job in a namespace that enforces Pod Security `restricted`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.objects.fixed import fixed_children
+from polyrl.cluster.objects.manager import manager_pod
+from polyrl.cluster.objects.owner import Owner
+from polyrl.cluster.objects.rollout import rollout_pod
+from polyrl.cluster.objects.trainer import trainer_job
+from polyrl.cluster.settings import Settings
+from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
+
+SETTINGS = Settings("registry/manager:1", "registry/trainer:1", "registry/rollout:1")
+PATHS = {
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "Service": "/api/v1/namespaces/{}/services",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+}
+TEMPLATE = {
+    "metadata": {"labels": {"team": "blue"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "ours",
+                "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "250m"}},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                "env": [{"name": "HOME", "value": "/data"}],
+            },
+            {"name": "logs", "image": "logs:1"},
+        ],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "nodeSelector": {"zone": "a"},
+    },
+}
+RULES = [
+    {"action": "Count", "onExitCodes": {"operator": "NotIn", "values": [0, 1]}},
+    {"action": "Ignore", "onPodConditions": [{"type": "NodeGone"}]},
+]
+
+
+def manifest(preset: str, **spec: Any) -> dict[str, Any]:
+    recipe = {
+        "mode": "rl",
+        "code": {"configMap": "files"},
+        "model": {"path": "model"},
+        "data": {"rl": [{"path": "rl.jsonl"}]},
+        "reward": {"function": "reward:score"},
+        "algorithm": {"steps": 1},
+    }
+    wanted = {"recipe": recipe, "networkPolicy": {"mode": "Isolated", "extraEgress": [{"cidr": "10.0.0.0/8"}]}, **spec}
+    wanted["rollout"] = {**spec.get("rollout", {}), "capacity": {"preset": preset}}
+    return {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": "job"}, "spec": wanted}
+
+
+@pytest.fixture(scope="module")
+def namespace(api_server: Any) -> str:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "children", "labels": labels}}
+    assert api_server.request("POST", "/api/v1/namespaces", body)[0] == 201
+    return "children"
+
+
+@pytest.mark.parametrize("preset", ["None", "Karpenter", "GKE", "AKS", "EKSManaged"])
+@pytest.mark.parametrize("theirs", [{}, {"template": TEMPLATE}], ids=["plain", "templates"])
+def test_every_child_is_taken(api_server: Any, namespace: str, preset: str, theirs: dict[str, Any]) -> None:
+    parts = {"trainer": theirs, "manager": theirs, "rollout": theirs, "failurePolicy": {"rules": RULES}}
+    job = PolyRLJob.model_validate(manifest(preset, **parts))
+    owner = Owner("job", namespace, "6b8c1f0e-0000-4000-8000-000000000000", job)
+    pods = [rollout_pod(owner, 3, pool, SETTINGS) for pool in (Pool.SPOT, Pool.ON_DEMAND)]
+    made = [*fixed_children(owner, SETTINGS), manager_pod(owner, 1, SETTINGS), trainer_job(owner, SETTINGS), *pods]
+    assert {child["kind"] for child in made} == PATHS.keys()
+    for child in made:
+        path = PATHS[child["kind"]].format(namespace) + "?dryRun=All&fieldValidation=Strict"
+        status, answer = api_server.request("POST", path, child)
+        assert status == 201, f"{child['kind']} {child['metadata']['name']}: {answer}"
+
+
+def test_the_trainers_pod_is_held_to_the_same(api_server: Any, namespace: str) -> None:
+    """Of a Job only its pods are judged, later and out of sight; so here they are judged as pods."""
+    for theirs, reserved in itertools.product(({}, {"template": TEMPLATE}), (True, False)):
+        job = PolyRLJob.model_validate(manifest("GKE", trainer={**theirs, "reservedEngine": reserved}))
+        template = trainer_job(Owner("job", namespace, "uid", job), SETTINGS)["spec"]["template"]
+        body = {"apiVersion": "v1", "kind": "Pod", **template}
+        body["metadata"] = {**body["metadata"], "name": "trainer"}
+        path = PATHS["Pod"].format(namespace) + "?dryRun=All&fieldValidation=Strict"
+        status, answer = api_server.request("POST", path, body)
+        assert status == 201, answer
