@@ -112,10 +112,13 @@ def test_uninstall_leaves_the_crd_and_says_so(bed: Cluster, installed: Kubectl, 
     kubectl("create", "namespace", kubectl.namespace)
 
 
+NARROW = ("watch.nodes=false", "crds.install=false", "priorityClasses.create=false", "rbac.aggregate=false")
+"""Nothing that is cluster-scoped."""
+
+
 def test_an_operator_in_namespaced_mode_has_roles_only(bed: Cluster, installed: Kubectl, kubectl: Kubectl) -> None:
     mine = f"narrow-{kubectl.namespace}"
-    values = [f"watch.namespaces={{{kubectl.namespace}}}", "watch.nodes=false", "crds.install=false",
-              "priorityClasses.create=false", "rbac.aggregate=false", *(f"images.{role}={image(role)}" for role in ROLES)]  # fmt: skip
+    values = [f"watch.namespaces={{{kubectl.namespace}}}", *NARROW, *(f"images.{role}={image(role)}" for role in ROLES)]
     given = [part for value in values for part in ("--set", value)]
     place = ("--namespace", kubectl.namespace)
     call("helm", "install", mine, str(CHART), *place, *given, "--wait", "--timeout", "120s", timeout_s=HELM_S,
@@ -134,13 +137,14 @@ def can(kubectl: Kubectl, account: str, verb: str, resource: str, namespace: str
     try:
         return kubectl("auth", "can-i", verb, resource, f"--as={account}", *place).strip() == "yes"
     except BedFailed as refused:
-        assert "no" in str(refused), refused
+        if "exit 1: " not in str(refused):
+            raise
         return False
 
 
 MAY: list[tuple[str, str]] = [
-    ("list", "polyrljobs.polyrl.dev"), ("patch", "polyrljobs.polyrl.dev/status"), ("create", "pods"), ("delete", "pods"),
-    ("create", "jobs.batch"), ("create", "secrets"), ("get", "secrets"), ("create", "configmaps"), ("watch", "nodes"),
+    ("list", "polyrljobs.polyrl.dev"), ("patch", "polyrljobs.polyrl.dev/status"), ("create", "pods"),
+    ("delete", "pods"), ("create", "jobs.batch"), ("create", "secrets"), ("get", "secrets"), ("create", "configmaps"), ("watch", "nodes"),
 ]  # fmt: skip
 MAY_NOT: list[tuple[str, str]] = [
     ("list", "secrets"), ("watch", "secrets"), ("delete", "secrets"), ("update", "polyrljobs.polyrl.dev"),
