@@ -46,6 +46,10 @@ REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 """Statuses that mean no: quota, Pod Security, a webhook, a namespace that ends, an object that is too large."""
 
 
+NO_ACCOUNT: Final = 'serviceaccount "default" not found'
+"""In the API server's words, when a namespace has no default account."""
+
+
 class NameTaken(ApiError):
     """The name belongs to an object that is not this job's: mostly a namesake's, which the garbage collector takes."""
 
@@ -111,7 +115,7 @@ class Actor:
                     stored = await self._client.patch(TRAINER, owner.namespace, action.name, change)
                     self._cache.observe(TRAINER, stored)
                 case DryRun():
-                    outcome.dry_run = await self._dry_run(action)
+                    outcome.dry_run = await self._dry_run(owner, action)
 
     async def _create(self, owner: Owner, item: Object, outcome: Outcome) -> None:
         kind = KINDS[item["kind"]]
@@ -156,16 +160,27 @@ class Actor:
             if error.status not in (404, 409):
                 raise
 
-    async def _dry_run(self, action: DryRun) -> str:
+    async def _dry_run(self, owner: Owner, action: DryRun) -> str:
         for item in action.objects:
             try:
-                await self._client.create(item, dry_run=True)
+                await self._client.create(_as_anybody(owner, item), dry_run=True)
             except ApiError as error:
+                if NO_ACCOUNT in str(error):
+                    # A namespace that is a moment old has none yet.
+                    raise
                 if error.status in REFUSED:
                     return f"{item['kind']} {item['metadata']['name']}: {error}"
                 if error.status != 409:
                     raise
         return ""
+
+
+def _as_anybody(owner: Owner, item: Object) -> Object:
+    """A pod as the namespace's default account: our own does not exist before the job is accepted."""
+    spec = item.get("spec") or {}
+    if item["kind"] != POD.name or spec.get("serviceAccountName") != owner.name:
+        return item
+    return item | {"spec": {key: value for key, value in spec.items() if key != "serviceAccountName"}}
 
 
 def _batches(actions: Iterable[Action]) -> Iterator[list[Action]]:

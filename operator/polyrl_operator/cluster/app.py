@@ -148,7 +148,7 @@ async def run(options: Options) -> None:
         ):
             runner, bound = await health.serve(app, options.host, port)
             stack.push_async_callback(runner.cleanup)
-            log.info("listens", port=bound, paths=sorted(str(route.resource) for route in app.router.routes()))
+            log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
         watches = Watches(one.cache, connect, options.namespaces, watched)
         await _until_first_ends([watches.run(), *one.tasks()])
 

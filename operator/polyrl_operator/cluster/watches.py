@@ -53,7 +53,6 @@ class Watches:
         self._cache, self._connect = cache, connect
         self._namespaces = namespaces
         self._registry = kopf.OperatorRegistry()
-        self._seen: dict[str, int] = {}
         kopf.on.login(registry=self._registry)(self._login)
         for kind in kinds:
             self._register(kind)
@@ -68,7 +67,8 @@ class Watches:
             standalone=True,
         )
 
-    def _login(self, **_: Any) -> kopf.AiohttpSession:
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        """Asynchronous, or kopf would call it in a thread, where no session can be made."""
         session, server = self._connect()
         return kopf.AiohttpSession(aiohttp_session=session, server=server)
 

@@ -42,6 +42,7 @@ def manifest(name: str = "job", **spec: Any) -> dict[str, Any]:
             "model": {"path": "model"},
             "data": {"rl": [{"path": "prompts.jsonl"}]},
             "reward": {"function": "rewards:exact"},
+            "algorithm": {"steps": 4},
         },
         "rollout": rollout,
     }

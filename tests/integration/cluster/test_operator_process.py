@@ -1,0 +1,176 @@
+"""The operator as it is deployed: its own process, kopf's watches, its ports, its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from polyrl_operator.cluster.kinds import POD
+
+DEADLINE_S = 60.0
+LOOK_S = 0.05
+
+
+@dataclass
+class Process:
+    """A running operator and what it says."""
+
+    process: asyncio.subprocess.Process
+    lines: list[dict[str, Any]]
+    reading: asyncio.Task[None]
+
+    async def port_of(self, path: str) -> int:
+        """Waits until it listens."""
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            for line in self.lines:
+                if line.get("event") == "listens" and any(path in said for said in line["paths"]):
+                    return int(line["port"])
+            assert self.process.returncode is None, self.lines
+            assert time.monotonic() < until, self.lines
+            await asyncio.sleep(LOOK_S)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Asks one of its ports."""
+        port = await self.port_of(path)
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.status, await answer.text()
+
+    async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        status = await asyncio.wait_for(self.process.wait(), DEADLINE_S)
+        await self.reading
+        return status
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line.get("event") == event]
+
+
+@asynccontextmanager
+async def operator_process(
+    place: Any, *flags: str, kubeconfig: Any = None, name: str = "one"
+) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "polyrl_operator.cluster", f"--namespace={place.namespace}", "--no-nodes"]
+    command += [f"--lease-namespace={place.namespace}", "--host=127.0.0.1", "--metrics-port=0", "--health-port=0"]
+    command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r", *flags]
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig or place.server.kubeconfig()), "POD_NAME": name}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+    lines: list[dict[str, Any]] = []
+
+    async def read() -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                lines.append({"event": "not JSON", "text": line.decode()})
+
+    running = Process(process, lines, asyncio.create_task(read()))
+    try:
+        yield running
+    except BaseException:
+        # What it said is the first thing to look at.
+        print(*lines, sep="\n")
+        raise
+    finally:
+        await running.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def start(place: Any) -> Callable[..., Any]:
+    return lambda *flags, **more: operator_process(place, *flags, **more)
+
+
+async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, start: Any) -> None:
+    async with start() as operator:
+        job = await place.submit()
+        await place.rollouts(2)
+        assert ("Secret", "job-keys") in await place.children()
+        await place.state("Running", "Degraded", "Pending")
+        await nodes.finish_trainer(place.namespace, "job")
+        stored = await place.state("Complete")
+        await place.until("rollouts go", lambda: gone(place, "rollout"))
+        await place.until("the manager goes", lambda: gone(place, "manager"))
+        conditions = {one["type"]: one["status"] for one in stored["status"]["conditions"]}
+        assert conditions["Complete"] == "True"
+        assert stored["spec"] == job["spec"], "the operator never writes spec"
+        assert "finalizers" not in stored["metadata"]
+        assert "annotations" not in stored["metadata"]
+        assert await operator.end() == 0
+        assert not [line for line in operator.lines if line["event"] == "not JSON"]
+        assert not [line for line in operator.lines if line.get("level") in ("error", "critical")]
+    owners = {manager["manager"] for manager in stored["metadata"]["managedFields"]}
+    assert owners == {"test", "polyrl-operator"}
+
+
+async def gone(place: Any, role: str) -> bool:
+    return not await place.pods(role)
+
+
+async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start: Any) -> None:
+    async with start() as operator:
+        await place.submit()
+        await place.rollouts(2)
+        assert await operator.get("/healthz") == (200, "ok\n")
+        assert (await operator.get("/readyz"))[0] == 200
+        status, text = await operator.get("/metrics")
+        assert status == 200
+        assert f'polyrl_rollout_desired_replicas{{job="job",namespace="{place.namespace}"}} 2.0' in text
+        assert "polyrl_reconcile_seconds_bucket" in text
+        assert 'polyrl_api_requests_total{code="2xx",resource="pods",verb="create"}' in text
+        assert "job-r-1" not in text, "no pod is a label"
+        path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
+        reasons = {event["reason"] for event in place.server.request("GET", path)[1]["items"]}
+        assert {"Accepted", "RolloutCreated"} <= reasons
+
+
+async def test_flags_are_checked_with_a_sentence(place: Any) -> None:
+    command = [sys.executable, "-m", "polyrl_operator.cluster"]
+    command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r"]
+    for flags, words in (([], "--all-namespaces"), (["--all-namespaces", "--log-level=loud"], "loud")):
+        process = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.PIPE)
+        _, said = await process.communicate()
+        assert process.returncode == 2
+        assert words in said.decode()
+        assert "Traceback" not in said.decode()
+
+
+async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any, start: Any) -> None:
+    async with start(name="first") as first:
+        await place.submit()
+        await place.rollouts(2)
+        async with start(name="second") as second:
+            await second.port_of("/readyz")
+            await place.until("the standby is ready", lambda: ready(second))
+            assert not second.said("act")
+            await first.end(signal.SIGKILL)
+            killed_at = time.monotonic()
+            pod = (await place.rollouts(2))[0]["metadata"]
+            await place.client.delete(POD, place.namespace, pod["name"], pod["uid"])
+            pods = await place.until("the lost rollout is replaced", lambda: replaced(place, pod["name"]), 60)
+            print(f"replaced {time.monotonic() - killed_at:.1f} s after the leader was killed")
+            assert {one["metadata"]["name"] for one in pods} == {"job-r-2", "job-r-3"} or pod["name"] == "job-r-2"
+            created = [line["action"] for line in second.said("act") if "create Pod" in line["action"]]
+            assert len(created) == 1, created
+
+
+async def ready(process: Process) -> bool:
+    return (await process.get("/readyz"))[0] == 200
+
+
+async def replaced(place: Any, lost: str) -> list[dict[str, Any]]:
+    pods = [pod for pod in await place.pods("rollout") if not pod["metadata"].get("deletionTimestamp")]
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running" and pod["metadata"]["name"] != lost]
+    return running if len(running) == 2 else []
