@@ -143,12 +143,13 @@ def can(kubectl: Kubectl, account: str, verb: str, resource: str, namespace: str
 
 
 MAY: list[tuple[str, str]] = [
-    ("list", "polyrljobs.polyrl.dev"), ("patch", "polyrljobs.polyrl.dev/status"), ("create", "pods"),
-    ("delete", "pods"), ("create", "jobs.batch"), ("create", "secrets"), ("get", "secrets"), ("create", "configmaps"), ("watch", "nodes"),
+    ("list", "polyrljobs.polyrl.dev"), ("patch", "polyrljobs.polyrl.dev/status"), ("watch", "nodes"),
+    ("create", "pods"), ("delete", "pods"), ("create", "jobs.batch"), ("create", "configmaps"),
+    ("create", "secrets"), ("get", "secrets"),
 ]  # fmt: skip
 MAY_NOT: list[tuple[str, str]] = [
-    ("list", "secrets"), ("watch", "secrets"), ("delete", "secrets"), ("update", "polyrljobs.polyrl.dev"),
-    ("patch", "polyrljobs.polyrl.dev"), ("create", "pods/exec"), ("create", "pods/attach"), ("create", "clusterroles"),
+    ("update", "polyrljobs.polyrl.dev"), ("patch", "polyrljobs.polyrl.dev"), ("list", "secrets"), ("watch", "secrets"),
+    ("delete", "secrets"), ("create", "pods/exec"), ("create", "pods/attach"), ("create", "clusterroles"),
     ("create", "roles"), ("impersonate", "users"), ("delete", "nodes"), ("patch", "nodes"), ("delete", "namespaces"),
     ("create", "serviceaccounts/token"), ("delete", "persistentvolumes"), ("create", "deployments.apps"),
 ]  # fmt: skip
