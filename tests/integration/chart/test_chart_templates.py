@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 CHART = ROOT / "charts/polyrl"
