@@ -1,7 +1,7 @@
 """An operator in miniature for `fake_cluster`: reads late, acts in order, may die between any two actions.
 
 It keeps the promises that the real shell makes to `reconcile`: what it wrote it has read; of two views of an object the
-newer counts; a status is stored only on top of the one that was read; memory is kept only once all was done.
+newer counts; status and memory are kept together, once all was done; a status is written only on top of what was read.
 Refuses to hold: decisions. Read next: `fake_cluster`.
 """
 
@@ -53,6 +53,8 @@ class FakeOperator:
     """Changes of the cluster's log that its watches have delivered."""
     cache: dict[Place, tuple[int, Object | None]] = field(default_factory=dict)
     dry_run: tuple[int, str] | None = None
+    status: dict[str, Any] | None = None
+    """Decided last, written or not."""
     drained: dict[str, float] = field(default_factory=dict)
     """By uid: seconds given, of drains that the manager was told."""
     values: dict[str, float] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class FakeOperator:
         generation = job["metadata"]["generation"]
         fixed = ("Pod", "Job", "Node", "PolyRLJob")
         return job_facts(
-            job,
+            job if self.status is None else job | {"status": self.status},
             [raw for (kind, _), raw in seen.items() if kind == "Pod"],
             next((raw for (kind, _), raw in seen.items() if kind == "Job"), None),
             {name: raw for (kind, name), raw in seen.items() if kind == "Node"},
@@ -103,8 +105,8 @@ class FakeOperator:
             if rng is not None and rng.random() < 0.02:
                 raise Killed
             memory = self._do(action, memory)
-        if self._store(decision):
-            self.memory = memory
+        self.memory = memory
+        self._store(decision)
         return decision
 
     def _do(self, action: Action, memory: Memory) -> Memory:
@@ -144,21 +146,18 @@ class FakeOperator:
                 self.said.append(action)
         return memory
 
-    def _store(self, decision: Decision) -> bool:
-        """True when the status is as decided; False when somebody changed the job meanwhile."""
+    def _store(self, decision: Decision) -> None:
+        """Shows the status to the next turn, and writes it unless somebody changed the job meanwhile."""
         place = ("PolyRLJob", self.cluster.job["metadata"]["name"])
         if place not in self.cluster.objects:
-            return False
+            return
         version, known = self.cache[place]
-        new: dict[str, Any] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        if known is not None and known.get("status") == new:
-            return True
-        if int(self.cluster.objects[place]["metadata"]["resourceVersion"]) != version:
-            return False
-        before = len(self.cluster.log)
-        self.cluster.patch(*place, {"status": new})
-        self._read_own(before)
-        return True
+        self.status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        newest = int(self.cluster.objects[place]["metadata"]["resourceVersion"])
+        if known is not None and known.get("status") != self.status and newest == version:
+            before = len(self.cluster.log)
+            self.cluster.patch(*place, {"status": self.status})
+            self._read_own(before)
 
     def _read_own(self, before: int) -> None:
         """Replies to own requests are the newest views of those objects."""

@@ -43,7 +43,7 @@ class SeenPod:
     pool: Pool | None
     node: str
     settled: bool
-    """Nothing more is to be learnt from its end: it was counted or released, or ended by then."""
+    """Nothing more is to be learnt from its end: it was counted or released, had ended, or had no node yet."""
     runs_since: float | None
     """When it got its node; None: it had none, or had ended."""
 

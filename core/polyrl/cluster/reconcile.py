@@ -42,7 +42,8 @@ from polyrl.worker import Role
 def reconcile(facts: JobFacts, settings: Settings, memory: Memory, now: float) -> Decision:
     """What to do about one job at `now` (Unix seconds). Never raises for what a cluster or a user may contain.
 
-    The returned memory is for the next look; it is to be kept only once the returned status is stored, when it differs.
+    The next look is to be shown the returned status and memory together, once all actions are done, even while the
+    status waits to be written; a look whose actions failed leaves neither.
     """
     if facts.managed_by != OPERATOR or facts.deleting:
         return Decision((), facts.status, memory)
@@ -165,5 +166,7 @@ def _remembered(judged: Judged) -> Memory:
 
 
 def _seen(pod: PodFacts, standing: Standing | None, now: Life) -> SeenPod:
-    settled = pod.ended or counted(pod) is not None or standing is Standing.RELEASED or now.stage is not Stage.RUNS
+    """A pod that had no node yet was not taken from anybody."""
+    ours = standing is Standing.RELEASED or now.stage is not Stage.RUNS
+    settled = pod.ended or pod.scheduled_at is None or counted(pod) is not None or ours
     return SeenPod(pod.name, pod.role, pod.pool, pod.node, settled, runs_since(pod))

@@ -43,7 +43,7 @@ class World:
 
     @property
     def status(self) -> JobStatus:
-        return JobStatus.model_validate(self.job.get("status", {}))
+        return JobStatus.model_validate(self.operator.status or self.job.get("status", {}))
 
     @property
     def job(self) -> Object:
