@@ -14,6 +14,7 @@ from cluster.choice import choose_cluster
 from cluster.port import POOL_LABEL, Cluster, Unsupported
 from cluster.tools import Kubectl
 from on_cluster import release
+from on_cluster.faults import mend
 
 HERE = Path(__file__).parent
 DELETE_S = 180
@@ -70,6 +71,4 @@ def whole_bed(bed: Cluster) -> Iterator[Cluster]:
     }
     yield bed
     for name, pool in before.items():
-        if everywhere.node_ready(name) != "True":
-            bed.add_node(name, pool)
-        everywhere("uncordon", name)
+        mend(bed, name, pool)

@@ -10,13 +10,10 @@ import json
 from typing import Any, Final
 
 import yaml
-from cluster.tools import Kubectl, eventually
+from cluster.tools import Kubectl, call, eventually
 from on_cluster.settings import ROOT
 
 EXAMPLE: Final = ROOT / "examples/sort-digits"
-CODE: Final = "code"
-"""Name of the ConfigMap with the example's files."""
-FILES: Final = ("reward.py", "sft.jsonl", "rl.jsonl", "eval.jsonl")
 COMPLETE_S: Final = 600.0
 """A short job takes two minutes on two busy cores; a fault may cost a minute of waiting for a node."""
 RUNNING_S: Final = 240.0
@@ -31,7 +28,6 @@ def short_job(name: str, steps: int = 40) -> Manifest:
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec.pop("faultInjection")
-    spec["recipe"]["code"] = {"path": ".", "configMap": CODE}
     spec["recipe"]["sft"]["steps"] = 10
     spec["recipe"]["algorithm"]["steps"] = steps
     spec["recipe"]["evaluation"]["everySteps"] = steps
@@ -50,11 +46,11 @@ class Run:
         self.name: str = manifest["metadata"]["name"]
 
     def apply(self) -> None:
-        """Makes the files' ConfigMap and the job."""
-        files = [f"--from-file={EXAMPLE / name}" for name in FILES]
-        rendered = self.kubectl("create", "configmap", CODE, *files, "--dry-run=client", "-o", "yaml")
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(self.manifest))
+        """Makes the ConfigMap of the example's files, and the job."""
+        rendered = yaml.safe_load_all(call("kubectl", "kustomize", str(EXAMPLE)))
+        files = next(one for one in rendered if one["kind"] == "ConfigMap")
+        for one in (files, self.manifest):
+            self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(one))
 
     def delete(self) -> None:
         self.kubectl("delete", "polyrljob", self.name, "--ignore-not-found", "--timeout=120s", timeout_s=125)
