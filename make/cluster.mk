@@ -4,8 +4,8 @@ CLUSTER := $(POLYRL_CLUSTER_PREFIX) env PYTHONPATH=tests/e2e $(abspath $(BIN))/p
 ON_CLUSTER := $(POLYRL_CLUSTER_PREFIX) env $(if $(KUBECONFIG),,KUBECONFIG=$(abspath .cluster/kubeconfig))
 REGISTRY ?= polyrl.test
 # The tag follows what lies in the images, so that a change of the code is a new image, and pods of the old one are replaced.
-TAG ?= $(shell find constraints.txt pyproject.toml README.md LICENSE images core operator rollout trainer -type f -not -name '*.pyc' \
-  -print0 | sort -z | xargs -0 cat | sha256sum | cut -c1-12)
+TAG := $(or $(TAG),$(shell find constraints.txt pyproject.toml README.md LICENSE images core operator rollout trainer -type f -not -name '*.pyc' \
+  -print0 | sort -z | xargs -0 cat | sha256sum | cut -c1-12))
 VARIANT ?= cpu
 BASE ?= python:3.11-slim
 PIP_ARGS ?=
@@ -33,8 +33,9 @@ deploy: load-images ## Install the chart with these images
 undeploy: ## Uninstall the chart; jobs of users keep their objects
 	$(ON_CLUSTER) helm uninstall $(RELEASE) --namespace $(OPERATOR_NAMESPACE) --wait --timeout 180s
 
-test-e2e: deploy ## Pass the tests that need a cluster (ARGS="-k smoke" for some)
-	$(POLYRL_CLUSTER_PREFIX) $(abspath $(BIN))/python -m pytest tests/e2e -m e2e -q $(ARGS)
+test-e2e: load-images ## Pass the tests that need a cluster, which install the chart (ARGS="-k smoke" for some)
+	$(POLYRL_CLUSTER_PREFIX) env POLYRL_IMAGES=$(REGISTRY)/ROLE:$(TAG) POLYRL_RELEASE=$(RELEASE) \
+	  POLYRL_OPERATOR_NAMESPACE=$(OPERATOR_NAMESPACE) $(abspath $(BIN))/python -m pytest tests/e2e -m e2e -q $(ARGS)
 
 cluster-down: install ## Delete the cluster
 	$(CLUSTER) down
