@@ -1,13 +1,15 @@
-"""Writes the example's data: `sft.jsonl` with answers, `rl.jsonl` and `eval.jsonl` without.
+"""Writes the example's data: `sft.jsonl.gz` with answers, `rl.jsonl` and `eval.jsonl` without.
 
 No prompt is in two files.
 
     python make_data.py [--seed N]
 
-The files beside this script were made with the default seed; making them again changes no byte.
+The files beside this script were made with the default seed; making them again changes no row. The largest is packed,
+so that all together fit into what `kubectl apply` remembers of a ConfigMap, 256 KiB.
 """
 
 import argparse
+import gzip
 import json
 import random
 from pathlib import Path
@@ -27,7 +29,12 @@ def main() -> None:
     for name, count in ROWS.items():
         drawn, numbers = numbers[:count], numbers[count:]
         lines = [json.dumps(row(f"{number:0{DIGITS}}", answered=name == "sft")) for number in drawn]
-        (HERE / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n"
+        if name == "sft":
+            # Without a time in it, the same rows are the same bytes.
+            (HERE / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+        else:
+            (HERE / f"{name}.jsonl").write_text(text)
 
 
 def row(digits: str, *, answered: bool) -> dict[str, str]:

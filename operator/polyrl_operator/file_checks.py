@@ -22,7 +22,7 @@ from polyrl.manifest.recipe import Mode, Recipe
 from polyrl_operator.manifest_file import Fault, fault_lines, read_manifest
 from polyrl_operator.yaml_source import FieldPath
 
-DATA_SUFFIXES: Final = (".jsonl", ".parquet")
+DATA_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 """One of these makes a folder a tokenizer's."""
 
@@ -77,7 +77,7 @@ def _functions(recipe: Recipe) -> Iterator[tuple[FieldPath, str]]:
 
 
 def _data(file: Path) -> str:
-    if file.suffix not in DATA_SUFFIXES:
+    if not file.name.endswith(DATA_SUFFIXES):
         return f"{file} is neither {' nor '.join(DATA_SUFFIXES)}"
     if not file.is_file():
         return f"{file} is a folder, not a file" if file.is_dir() else f"no such file: {file}"

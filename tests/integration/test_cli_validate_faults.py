@@ -220,7 +220,7 @@ def test_a_wrong_file_is_named_at_its_field(
 
 # Overrides that lead to files which are not right.
 ELSEWHERE = [
-    (["spec.recipe.data.rl[0].path=rl.csv"], "--set spec.recipe.data.rl[0].path: ", "is neither .jsonl nor .parquet"),
+    (["spec.recipe.data.rl[0].path=rl.csv"], "--set spec.recipe.data.rl[0].path: ", "is neither .jsonl nor .jsonl.gz nor .parquet"),
     (["spec.recipe.data.rl[0].path=d.jsonl"], "--set spec.recipe.data.rl[0].path: ", "is a folder, not a file"),
     (["spec.recipe.code.path=nowhere"], "--set spec.recipe.code.path: ", "no such folder"),
     (["spec.recipe.code.path=reward.py"], "--set spec.recipe.code.path: ", "is a file, not a folder"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pyarrow
@@ -86,7 +87,11 @@ def test_bad_row_is_refused_at_its_place(tmp_path, stage, line, sentence):
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", "holds no rows"),
         ("blank.jsonl", b"\n  \n", "holds no rows"),
-        ("rows.csv", b"prompt\n1=", "unknown kind of data file '.csv'; must end in .jsonl or .parquet"),
+        ("rows.csv", b"prompt\n1=", "unknown kind of data file; must end in .jsonl, .jsonl.gz, .parquet"),
+        ("rows.gz", b"", "unknown kind of data file"),
+        ("rows.jsonl.gz", b'{"prompt": "1="}\n', "rows.jsonl.gz: not a whole gzip file: Not a gzipped file"),
+        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "1="}\n')[:-4], "rows.jsonl.gz: not a whole gzip file"),
+        ("rows.jsonl.gz", gzip.compress(b"[]\n"), ":1: a row must be an object"),
         ("rows.parquet", b"PAR1 not really", "not a readable parquet file"),
     ],
 )
@@ -96,7 +101,16 @@ def test_bad_file_is_refused(tmp_path, name, content, sentence):
         path.write_bytes(content)
     with pytest.raises(InvalidData, match=sentence) as refusal:
         read_rows(path)
-    assert str(refusal.value).startswith(f"{path}: ")
+    assert str(refusal.value).startswith(f"{path}:")
+
+
+def test_packed_rows_are_the_same_rows(tmp_path):
+    text = b'{"prompt": "12="}\n\n{"prompt": "21="}\n'
+    (tmp_path / "plain.jsonl").write_bytes(text)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(text))
+    plain, packed = read_rows(tmp_path / "plain.jsonl"), read_rows(tmp_path / "packed.jsonl.gz")
+    assert [row.fields for row in packed] == [row.fields for row in plain]
+    assert [row.place.rpartition(":")[2] for row in packed] == ["1", "3"]
 
 
 def test_parquet_rows_are_read_and_a_missing_column_is_named(tmp_path):

@@ -53,8 +53,8 @@ class Storage(Spec):
     storage_class_name: Name | None = None
     """Class of the claim that is made; default: the cluster's own."""
     claim_name: Name | None = None
-    """A PersistentVolumeClaim in the job's namespace that is used instead; it stays when the job goes. Each job writes to
-    a folder of its own there, named by the job's uid."""
+    """A PersistentVolumeClaim in the job's namespace that is used instead; it stays when the job goes. Each job has a
+    folder of its own there, named by the job's uid."""
     ephemeral: bool = False
     """True keeps it in the pod, and loses it with the pod; for trials only."""
 

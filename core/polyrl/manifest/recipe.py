@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, INT32_MAX, Count, FunctionName, Name, PathText, Positive, Spec
+from polyrl.manifest.base import BY_VALUE, INT32_MAX, Count, FunctionName, Name, PathText, Positive, Spec
 
 MODEL_CONFIG_SCHEMA: Final = {
     "type": "object",
@@ -46,10 +46,11 @@ class Code(Spec):
     path: PathText = "."
     """Folder put on the trainer's import path, relative to the manifest; on a cluster the mount point of the ConfigMap
     or volume, or a folder of the image."""
-    config_map: Annotated[Name, CLUSTER_ONLY] | None = None
-    """ConfigMap whose keys are the files of that folder; kustomize makes it from the files beside job.yaml."""
-    volume_claim: Annotated[Name, CLUSTER_ONLY] | None = None
-    """PersistentVolumeClaim mounted there, read-only."""
+    config_map: Name | None = None
+    """ConfigMap whose keys are the files of that folder, rows of data included if they are small; kustomize makes it
+    from the files beside job.yaml. A local run reads the folder itself."""
+    volume_claim: Name | None = None
+    """PersistentVolumeClaim mounted there, read-only. A local run reads the folder itself."""
 
 
 class Tokenizer(Spec):
@@ -82,8 +83,8 @@ class Dataset(Spec):
     """One file of rows and its weight in the mixture."""
 
     path: PathText
-    """JSONL or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL rows: `prompt` or
-    `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
+    """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL
+    rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
     weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Share of draws, relative to the other files' weights."""
 

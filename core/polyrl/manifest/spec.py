@@ -52,4 +52,4 @@ class JobSpec(Spec):
     telemetry: Annotated[Telemetry, CLUSTER_ONLY] = Telemetry()
     """How the operator watches the manager."""
     fault_injection: list[Fault] = Field(default=[], max_length=64)
-    """Faults that the run inflicts on itself; a drill, not a setting for production."""
+    """Faults that a local run inflicts on itself; a drill, not a setting for production. A cluster has its own."""

@@ -126,7 +126,8 @@ def test_a_run_is_applied_followed_and_ends_as_the_job_does(server: Any, folder:
         _, job = server.request("GET", path_of(name))
         code = job["spec"]["recipe"]["code"]["configMap"]
         _, files = server.request("GET", f"/api/v1/namespaces/default/configmaps/{code}")
-        assert files["data"].keys() == {"reward.py", "make_data.py", "sft.jsonl", "rl.jsonl", "eval.jsonl"}
+        assert files["data"].keys() == {"reward.py", "make_data.py", "rl.jsonl", "eval.jsonl"}
+        assert files["binaryData"].keys() == {"sft.jsonl.gz"}
         assert {one["manager"] for one in job["metadata"]["managedFields"]} == {"polyrl"}
         tell(server, name, job["metadata"]["uid"], "created 2 pods")
         command.await_line("RolloutCreated: created 2 pods")

@@ -1,4 +1,4 @@
-"""Reads JSONL and parquet into rows that know their place, so that every complaint can name file and line.
+"""Reads JSONL (gzipped or not) and parquet into rows that know their place, so that a complaint names file and line.
 
 Refuses to guess: a file that is not UTF-8, a line that is not an object or a missing field ends in InvalidData,
 never in a skipped row. Read next: `prompts`, `conversations` and `finished_samples`, which say what each stage
@@ -7,15 +7,17 @@ needs of a row.
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyrl.errors import InvalidData
 
-SUFFIXES = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ def read_rows(path: Path) -> list[Row]:
     """All rows of a file, at least one. Raises InvalidData."""
     if not path.is_file():
         raise InvalidData(f"{path}: no such file")
-    if path.suffix not in SUFFIXES:
-        raise InvalidData(f"{path}: unknown kind of data file {path.suffix!r}; must end in .jsonl or .parquet")
+    if not path.name.endswith(SUFFIXES):
+        raise InvalidData(f"{path}: unknown kind of data file; must end in {', '.join(SUFFIXES)}")
     rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path))
     if not rows:
         raise InvalidData(f"{path}: holds no rows")
@@ -44,10 +46,17 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
                 yield _parse_line(line, f"{path}:{number}")
+
+
+def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InvalidData(f"{path}: not a whole gzip file: {error}") from error
 
 
 def _parse_line(line: bytes, place: str) -> Row:
