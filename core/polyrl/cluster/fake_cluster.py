@@ -229,7 +229,7 @@ class FakeCluster:
 
     def _schedule(self) -> None:
         for pod in self.pods():
-            if pod["spec"].get("nodeName"):
+            if pod["spec"].get("nodeName") or is_ended(pod):
                 continue
             pool = pod["metadata"]["labels"].get(names.LABEL_POOL, Pool.RESERVED.value)
             if sum(self._pool_of(other) == pool for other in self.pods() if self._holds(other)) < self.room[pool]:

@@ -18,7 +18,7 @@ from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
-SCHEDULES = 150
+SCHEDULES = 30
 EVENTS = 40
 MAX_REPLICAS = 6
 SETTLE_S = 6000.0
@@ -80,7 +80,7 @@ class World:
         """What must hold at any moment."""
         self.watch()
         assert len(json.dumps(self.job.get("status", {}))) < STATUS_BYTES
-        counts = self.status.rollout
+        counts = JobStatus.model_validate(self.job.get("status", {})).rollout
         now = (counts.preemptions, counts.failures, counts.created)
         assert all(new >= old for new, old in zip(now, self.counts, strict=True)), "counters only grow"
         self.counts = now
@@ -170,17 +170,13 @@ class World:
         end = cluster.now + SETTLE_S
         cluster.tick_s = 5.0
         while cluster.now < end:
+            changes = len(cluster.log)
             self.operator.catch_up()
             decision = self.turn()
             assert decision is not None
             due = min(end, decision.wake_at or end)
-            self.pass_until(due)
-
-    def pass_until(self, due: float) -> None:
-        """Time passes until then, or until the cluster changes."""
-        changes = len(self.cluster.log)
-        while self.cluster.now < due and len(self.cluster.log) == changes:
-            self.cluster.pass_time(5.0)
+            while cluster.now < due and len(cluster.log) == changes:
+                cluster.pass_time(5.0)
 
 
 def is_marked(pod: Object) -> bool:
