@@ -22,19 +22,22 @@ CHUNK: Final = 200
 """Objects per page of a first list: at 5,000 pods it keeps 150 MiB out of memory."""
 
 SILENCE_S: Final = 70.0
-"""A watch without events or bookmarks (one a minute) for so long is dead, and begins again."""
+"""A watch without events or bookmarks (one a minute) for so long is taken for dead, and begins again."""
 
 REQUEST_S: Final = 30.0
 """Of kopf's lists."""
 
 CONNECT_S: Final = 5.0
 
-BACKOFFS: Final = (0.5, 1, 2, 3, 5, 5, 5, 5, 10, 10, 10, 10)
-"""Between tries of a list or of the start of a watch: a minute in all, then kopf gives up and the operator ends, to be
-started anew."""
+BACKOFFS: Final = (0.5, 1, 2, *(5,) * 60)
+"""Between tries of a list or of the start of a watch: five minutes in all, then kopf gives up and the operator ends, to
+be started anew."""
 
 IDLE_S: Final = 1.0
 """How long kopf keeps a task per object after its last event."""
+
+IDENTITY: Final = "polyrl-operator"
+"""What kopf calls itself in its own log; no lock of kopf's is used."""
 
 EXIT_S: Final = 10.0
 """For an end in order, below the pod's grace."""
@@ -49,8 +52,9 @@ class Watches:
         connect: Callable[[], tuple[aiohttp.ClientSession, str]],
         namespaces: Sequence[str] | None,
         kinds: Sequence[Kind],
+        silence_s: float = SILENCE_S,
     ) -> None:
-        self._cache, self._connect = cache, connect
+        self._cache, self._connect, self._silence_s = cache, connect, silence_s
         self._namespaces = namespaces
         self._registry = kopf.OperatorRegistry()
         kopf.on.login(registry=self._registry)(self._login)
@@ -61,10 +65,12 @@ class Watches:
         """Watches until cancelled, or until a signal says that it is time to end. Raises what kopf cannot mend."""
         await kopf.operator(
             registry=self._registry,
-            settings=kopf_settings(),
+            settings=kopf_settings(self._silence_s),
             clusterwide=self._namespaces is None,
             namespaces=self._namespaces or (),
             standalone=True,
+            # Else kopf asks for the user's name, and in a pod uid 10001 has none.
+            identity=IDENTITY,  # type: ignore[arg-type]  # a NewType of text, which kopf does not export
         )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
@@ -84,14 +90,14 @@ def watched_kinds(*, nodes: bool, claims: bool) -> tuple[Kind, ...]:
     return (JOB, POD, TRAINER, *((NODE,) if nodes else ()), *((CLAIM,) if nodes and claims else ()))
 
 
-def kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings(silence_s: float) -> kopf.OperatorSettings:
     """kopf as a reader of streams."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.watching.chunk_size = CHUNK
-    settings.watching.inactivity_timeout = SILENCE_S
+    settings.watching.inactivity_timeout = silence_s
     settings.watching.connect_timeout = CONNECT_S
     settings.watching.label_selectors[POD.group, POD.version, POD.plural] = OURS
     settings.watching.label_selectors[TRAINER.group, TRAINER.version, TRAINER.plural] = OURS
