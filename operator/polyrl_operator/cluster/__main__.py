@@ -18,6 +18,7 @@ from polyrl.errors import PolyRLError, UserError
 from polyrl_operator.cluster import logs
 from polyrl_operator.cluster.app import run
 from polyrl_operator.cluster.options import HEALTH_PORT, METRICS_PORT, Options
+from polyrl_operator.cluster.watches import SILENCE_S
 
 FAILED: Final = 1
 USER_ERROR: Final = 2
@@ -51,6 +52,9 @@ def main(  # noqa: PLR0913 - one argument per flag
     kubeconfig: Annotated[
         Path | None, typer.Option(envvar="KUBECONFIG", help="Outside a cluster; default: the user's.")
     ] = None,
+    watch_silence: Annotated[
+        float, typer.Option(envvar=_env("WATCH_SILENCE"), min=1, help="Seconds after which a silent watch begins anew.")
+    ] = SILENCE_S,
     log_level: Annotated[str, typer.Option(envvar=_env("LOG_LEVEL"), help="debug, info, warning, error.")] = "info",
 ) -> None:
     """Runs PolyRLJobs as pods until it is asked to end."""
@@ -73,6 +77,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         metrics_port=metrics_port,
         health_port=health_port,
         kubeconfig=kubeconfig,
+        silence_s=watch_silence,
     )
     try:
         logs.configure(log_level)

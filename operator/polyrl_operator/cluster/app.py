@@ -80,7 +80,7 @@ class Operator:
         places = self.options.namespaces or (None,)
         paths = [kind.path(place) for kind in watched for place in (places if kind.namespaced else (None,))]
         return [
-            health.silent_watches(self.requests.stream_ages, paths),
+            health.silent_watches(self.requests.stream_ages, paths, health.SILENCES * self.options.silence_s),
             health.too_old("a job has been at its turn", self.turns.longest, health.TURN_S),
             health.too_old("a job has waited for its turn", self._waited, health.QUEUE_S),
         ]
@@ -149,7 +149,7 @@ async def run(options: Options) -> None:
             runner, bound = await health.serve(app, options.host, port)
             stack.push_async_callback(runner.cleanup)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
-        watches = Watches(one.cache, connect, options.namespaces, watched)
+        watches = Watches(one.cache, connect, options.namespaces, watched, options.silence_s)
         await _until_first_ends([watches.run(), *one.tasks()])
 
 

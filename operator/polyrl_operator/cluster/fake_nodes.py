@@ -47,9 +47,14 @@ class FakeNodes:
 
     async def play(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for kind, seen in ((POD, self._pod), (TRAINER, self._trainer), (JOB, self._job)):
-                group.create_task(self._follow(kind, seen))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for kind, seen in ((POD, self._pod), (TRAINER, self._trainer), (JOB, self._job)):
+                    group.create_task(self._follow(kind, seen))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def finish_trainer(self, namespace: str, job: str) -> None:
         """The trainer ends well: its pod has succeeded, and its Job is complete."""

@@ -17,9 +17,7 @@ from typing import Final
 import prometheus_client
 from aiohttp import web
 
-from polyrl_operator.cluster.watches import SILENCE_S
-
-WATCH_SILENCE_S: Final = 3 * SILENCE_S
+SILENCES: Final = 3
 """A watch is begun anew after one silence; one that stays silent through three is beyond repair from within."""
 
 TURN_S: Final = 180.0
@@ -32,9 +30,7 @@ Check = Callable[[], list[str]]
 """What is wrong, a sentence each."""
 
 
-def silent_watches(
-    ages: Callable[[], dict[str, float]], expected: Sequence[str], limit_s: float = WATCH_SILENCE_S
-) -> Check:
+def silent_watches(ages: Callable[[], dict[str, float]], expected: Sequence[str], limit_s: float) -> Check:
     """A check of the watches on `expected` paths; one that never began ages from now on."""
     began = time.monotonic()
 

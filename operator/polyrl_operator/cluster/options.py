@@ -8,6 +8,7 @@ from typing import Final
 
 from polyrl.cluster.settings import Settings
 from polyrl_operator.cluster.leader import DEFAULT_TERMS, Terms
+from polyrl_operator.cluster.watches import SILENCE_S
 
 METRICS_PORT: Final = 8080
 HEALTH_PORT: Final = 8081
@@ -33,3 +34,5 @@ class Options:
     kubeconfig: Path | None = None
     """None: the pod's service account, or the user's default."""
     terms: Terms = DEFAULT_TERMS
+    silence_s: float = SILENCE_S
+    """After which a watch begins anew; after three such silences the operator is unhealthy."""

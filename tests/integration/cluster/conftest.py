@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from kubernetes.aio.client.api_client import ApiClient
@@ -143,6 +147,77 @@ class Place:
 
         found: dict[str, Any] = await self.until(f"{name} is {' or '.join(wanted)}", reached)
         return found
+
+
+@dataclass
+class Process:
+    """A running operator and what it says."""
+
+    process: asyncio.subprocess.Process
+    lines: list[dict[str, Any]]
+    reading: asyncio.Task[None]
+
+    async def port_of(self, path: str) -> int:
+        """Waits until it listens."""
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            for line in self.lines:
+                if line.get("event") == "listens" and any(path in said for said in line["paths"]):
+                    return int(line["port"])
+            assert self.process.returncode is None, self.lines
+            assert time.monotonic() < until, self.lines
+            await asyncio.sleep(LOOK_S)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Asks one of its ports."""
+        port = await self.port_of(path)
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.status, await answer.text()
+
+    async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        status = await asyncio.wait_for(self.process.wait(), DEADLINE_S)
+        await self.reading
+        return status
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line.get("event") == event]
+
+
+@asynccontextmanager
+async def operator_process(
+    place: Any, *flags: str, kubeconfig: Any = None, name: str = "one"
+) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "polyrl_operator.cluster", f"--namespace={place.namespace}", "--no-nodes"]
+    command += [f"--lease-namespace={place.namespace}", "--host=127.0.0.1", "--metrics-port=0", "--health-port=0"]
+    command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r", *flags]
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig or place.server.kubeconfig()), "POD_NAME": name}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+    lines: list[dict[str, Any]] = []
+
+    async def read() -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                lines.append({"event": "not JSON", "text": line.decode()})
+
+    running = Process(process, lines, asyncio.create_task(read()))
+    try:
+        yield running
+    except BaseException:
+        # What it said is the first thing to look at.
+        print(*lines, sep="\n")
+        raise
+    finally:
+        await running.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def start_operator(place: Any) -> Callable[..., Any]:
+    return lambda *flags, **more: operator_process(place, *flags, **more)
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
-
-import aiohttp
-import pytest
 
 from polyrl_operator.cluster.kinds import POD
 
@@ -22,79 +14,8 @@ DEADLINE_S = 60.0
 LOOK_S = 0.05
 
 
-@dataclass
-class Process:
-    """A running operator and what it says."""
-
-    process: asyncio.subprocess.Process
-    lines: list[dict[str, Any]]
-    reading: asyncio.Task[None]
-
-    async def port_of(self, path: str) -> int:
-        """Waits until it listens."""
-        until = time.monotonic() + DEADLINE_S
-        while True:
-            for line in self.lines:
-                if line.get("event") == "listens" and any(path in said for said in line["paths"]):
-                    return int(line["port"])
-            assert self.process.returncode is None, self.lines
-            assert time.monotonic() < until, self.lines
-            await asyncio.sleep(LOOK_S)
-
-    async def get(self, path: str) -> tuple[int, str]:
-        """Asks one of its ports."""
-        port = await self.port_of(path)
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
-            return answer.status, await answer.text()
-
-    async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
-        if self.process.returncode is None:
-            self.process.send_signal(how)
-        status = await asyncio.wait_for(self.process.wait(), DEADLINE_S)
-        await self.reading
-        return status
-
-    def said(self, event: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line.get("event") == event]
-
-
-@asynccontextmanager
-async def operator_process(
-    place: Any, *flags: str, kubeconfig: Any = None, name: str = "one"
-) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "polyrl_operator.cluster", f"--namespace={place.namespace}", "--no-nodes"]
-    command += [f"--lease-namespace={place.namespace}", "--host=127.0.0.1", "--metrics-port=0", "--health-port=0"]
-    command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r", *flags]
-    environment = os.environ | {"KUBECONFIG": str(kubeconfig or place.server.kubeconfig()), "POD_NAME": name}
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
-    lines: list[dict[str, Any]] = []
-
-    async def read() -> None:
-        assert process.stderr is not None
-        async for line in process.stderr:
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                lines.append({"event": "not JSON", "text": line.decode()})
-
-    running = Process(process, lines, asyncio.create_task(read()))
-    try:
-        yield running
-    except BaseException:
-        # What it said is the first thing to look at.
-        print(*lines, sep="\n")
-        raise
-    finally:
-        await running.end(signal.SIGKILL)
-
-
-@pytest.fixture
-def start(place: Any) -> Callable[..., Any]:
-    return lambda *flags, **more: operator_process(place, *flags, **more)
-
-
-async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, start: Any) -> None:
-    async with start() as operator:
+async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, start_operator: Any) -> None:
+    async with start_operator() as operator:
         job = await place.submit()
         await place.rollouts(2)
         assert ("Secret", "job-keys") in await place.children()
@@ -119,8 +40,8 @@ async def gone(place: Any, role: str) -> bool:
     return not await place.pods(role)
 
 
-async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start: Any) -> None:
-    async with start() as operator:
+async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start_operator: Any) -> None:
+    async with start_operator() as operator:
         await place.submit()
         await place.rollouts(2)
         assert await operator.get("/healthz") == (200, "ok\n")
@@ -147,11 +68,11 @@ async def test_flags_are_checked_with_a_sentence(place: Any) -> None:
         assert "Traceback" not in said.decode()
 
 
-async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any, start: Any) -> None:
-    async with start(name="first") as first:
+async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any, start_operator: Any) -> None:
+    async with start_operator(name="first") as first:
         await place.submit()
         await place.rollouts(2)
-        async with start(name="second") as second:
+        async with start_operator(name="second") as second:
             await second.port_of("/readyz")
             await place.until("the standby is ready", lambda: ready(second))
             assert not second.said("act")
@@ -166,7 +87,7 @@ async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any,
             assert len(created) == 1, created
 
 
-async def ready(process: Process) -> bool:
+async def ready(process: Any) -> bool:
     return (await process.get("/readyz"))[0] == 200
 
 

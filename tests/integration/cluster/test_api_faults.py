@@ -1,0 +1,234 @@
+"""A bad API server between the operator and the cluster: refusals, cut and silent streams, old lists, no server at all.
+
+The operator neither falls nor storms it, ends where it would have ended, and says so when it can no longer see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from polyrl_operator.cluster.connect import watch_session
+from polyrl_operator.cluster.kinds import JOB, POD
+
+BEAT_S = 0.5
+HOLD_S = 120.0
+
+
+class FaultProxy:
+    """Plain HTTP on loopback in front of the API server. What goes wrong is drawn by `seed`."""
+
+    def __init__(self, place: Any, folder: Path, seed: int) -> None:
+        self._place, self._folder, self._draw = place, folder, random.Random(seed)
+        self.rate = 0.0
+        self.frozen = False
+        self.deaf = asyncio.Event()
+        self.requests = 0
+        self.faults: list[str] = []
+        self._lists: dict[str, bytes] = {}
+        self._port = 0
+
+    async def start(self) -> None:
+        self._session = watch_session(self._place.configuration, [])
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await self.open()
+
+    async def open(self) -> None:
+        """Listens, on the same port every time."""
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Nobody is there any more; open streams break."""
+        for site in list(self._runner.sites):
+            await site.stop()
+        assert self._runner.server is not None
+        await self._runner.server.shutdown(0.1)
+
+    async def stop(self) -> None:
+        self.deaf.set()
+        await self._runner.cleanup()
+        await self._session.close()
+
+    def kubeconfig(self) -> Path:
+        config = json.loads(self._place.server.kubeconfig().read_text())
+        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._port}"}
+        file = self._folder / "through-proxy.kubeconfig"
+        file.write_text(json.dumps(config))
+        return file
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests += 1
+        if "leases" not in request.path and self._draw.random() < self.rate:
+            fault = self._draw.choice(["429", "500", "503", "late", "cut", "409", "410", "old"])
+            answer = await self._fault(fault, request)
+            if answer is not None:
+                self.faults.append(fault)
+                return answer
+        return await self._forward(request)
+
+    async def _fault(self, fault: str, request: web.Request) -> web.StreamResponse | None:
+        listing = request.method == "GET" and not request.query.get("watch")
+        if fault == "late":
+            await asyncio.sleep(1.0)
+            return await self._forward(request)
+        if fault == "cut" and request.transport is not None:
+            request.transport.close()
+            return web.Response(status=500)
+        if fault == "410" and request.method == "GET":
+            return _refusal(410, "Expired")
+        if fault == "409" and request.method != "GET":
+            return _refusal(409, "Conflict") if request.method == "PATCH" else None
+        if fault == "old" and listing and request.path in self._lists:
+            return web.Response(body=self._lists[request.path], content_type="application/json")
+        if fault in ("429", "500", "503"):
+            return _refusal(int(fault), "Trouble", {"Retry-After": "1"} if fault == "429" else None)
+        return None
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        headers = {key: value for key, value in request.headers.items() if key.lower() in ("content-type", "accept")}
+        url = self._place.configuration.host + str(request.rel_url)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        async with self._session.request(
+            request.method, url, data=await request.read(), headers=headers, timeout=timeout
+        ) as upstream:
+            kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
+            if not request.query.get("watch") or upstream.status != 200:
+                body = await upstream.read()
+                if request.method == "GET" and upstream.status == 200 and "limit" in request.query:
+                    self._lists.setdefault(request.path, body)
+                return web.Response(status=upstream.status, body=body, headers=kind)
+            return await self._stream(request, upstream, kind)
+
+    async def _stream(
+        self, request: web.Request, upstream: aiohttp.ClientResponse, kind: dict[str, str]
+    ) -> web.StreamResponse:
+        """A watch, with empty lines as its heartbeat; a frozen one stands open and says nothing."""
+        answer = web.StreamResponse(headers=kind)
+        await answer.prepare(request)
+        reading: asyncio.Task[bytes] | None = None
+        try:
+            while not self.deaf.is_set():
+                if self.frozen:
+                    await asyncio.sleep(BEAT_S)
+                    continue
+                reading = reading or asyncio.create_task(upstream.content.readany())
+                done, _ = await asyncio.wait({reading}, timeout=BEAT_S)
+                data = reading.result() if done else b"\n"
+                if done:
+                    reading = None
+                if not data or (self.rate and self._draw.random() < self.rate / 4):
+                    break
+                await answer.write(data)
+        finally:
+            if reading is not None:
+                reading.cancel()
+        return answer
+
+
+def _refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    body = {"kind": "Status", "apiVersion": "v1", "code": status, "reason": reason, "message": f"drawn {status}"}
+    return web.json_response(body, status=status, headers=headers)
+
+
+@pytest.fixture
+async def proxy(place: Any, tmp_path: Path, seed: int) -> AsyncIterator[FaultProxy]:
+    made = FaultProxy(place, tmp_path, seed)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_trouble_of_every_kind_changes_nothing_in_the_end(
+    place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
+) -> None:
+    proxy.rate = 0.15
+    async with start_operator("--watch-silence=20", kubeconfig=proxy.kubeconfig()) as operator:
+        for name in ("job", "two", "three"):
+            await place.submit(name)
+        for name in ("job", "two", "three"):
+            await place.rollouts(2, name)
+        lost = (await place.rollouts(2))[0]["metadata"]
+        await place.client.delete(POD, place.namespace, lost["name"], lost["uid"], 0)
+        await place.client.patch(JOB, place.namespace, "two", {"spec": {"suspend": True}})
+        await nodes.finish_trainer(place.namespace, "three")
+        await place.state("Suspended", name="two")
+        await place.state("Complete", name="three")
+        survivors = await place.rollouts(2)
+        assert lost["uid"] not in {pod["metadata"]["uid"] for pod in survivors}
+        await place.until("only the running job has rollouts", lambda: only(place, "job"))
+        assert operator.process.returncode is None, operator.lines[-5:]
+        assert len(proxy.faults) > 10, "there was trouble"
+        print(f"{len(proxy.faults)} faults in {proxy.requests} requests: {sorted(set(proxy.faults))}")
+        proxy.rate = 0.0
+        before = proxy.requests
+        await asyncio.sleep(5)
+        assert proxy.requests - before < 150, "it does not storm the server when all is well"
+
+
+async def only(place: Any, job: str) -> bool:
+    return {pod["metadata"]["labels"]["polyrl.dev/job-name"] for pod in await place.pods("rollout")} == {job}
+
+
+async def test_a_server_that_is_away_is_waited_for(
+    place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
+) -> None:
+    async with start_operator(kubeconfig=proxy.kubeconfig()) as operator:
+        await place.submit()
+        await place.rollouts(2)
+        await proxy.close()
+        lost = (await place.rollouts(2))[0]["metadata"]
+        await place.client.delete(POD, place.namespace, lost["name"], lost["uid"], 0)
+        # Longer than the holder of a Lease may act without renewing it.
+        await asyncio.sleep(12)
+        before = proxy.requests
+        await proxy.open()
+        await place.until("the lost rollout is replaced", lambda: replaced(place, lost["uid"]))
+        assert operator.process.returncode is None
+        assert operator.said("leads no longer"), "it stopped acting meanwhile"
+        assert proxy.requests - before < 500
+
+
+async def replaced(place: Any, lost: str) -> bool:
+    pods = [pod for pod in await place.pods("rollout") if pod["status"].get("phase") == "Running"]
+    return len(pods) == 2 and lost not in {pod["metadata"]["uid"] for pod in pods}
+
+
+async def test_a_watch_that_stands_open_and_is_silent_makes_it_unhealthy(
+    place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
+) -> None:
+    async with start_operator("--watch-silence=2", kubeconfig=proxy.kubeconfig()) as operator:
+        await place.submit()
+        await place.rollouts(2)
+        healthy_until = time.monotonic() + 9
+        while time.monotonic() < healthy_until:
+            assert await operator.get("/healthz") == (200, "ok\n")
+            await asyncio.sleep(1)
+        proxy.frozen = True
+        _, said = await place.until("it is unhealthy", lambda: unhealthy(operator))
+        assert "the watch on" in said
+        assert "gave nothing for" in said
+        proxy.frozen = False
+        await place.until("it is healthy again", lambda: healthy(operator))
+
+
+async def unhealthy(operator: Any) -> tuple[int, str] | None:
+    answer: tuple[int, str] = await operator.get("/healthz")
+    return answer if answer[0] == 503 else None
+
+
+async def healthy(operator: Any) -> bool:
+    return bool((await operator.get("/healthz"))[0] == 200)
