@@ -18,9 +18,9 @@ from polyrl.cluster.lifecycle import Stage
 from polyrl.cluster.pools import REASON_LENGTH
 from polyrl.cluster.rollouts import Standing
 from polyrl.cluster.stamps import second, unix
-from polyrl.cluster.steps import STEP_S
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition
+from polyrl.status import StepValue
 
 FAILED_STARTS: Final = 3
 """Rollouts that failed in a row before one registered: a wrong setting fails every time, bad luck does not."""
@@ -54,7 +54,7 @@ def stall_due(judged: Judged) -> float | None:
     since = unix(judged.look.status.manager.step_time)
     if since is None or judged.look.told is None:
         return None
-    length = STALL_STEPS * judged.look.told.values.get(STEP_S, 0.0)
+    length = STALL_STEPS * judged.look.told.values.get(StepValue.STEP_SECONDS, 0.0)
     return since + max(SHORTEST_STALL_S, length)
 
 

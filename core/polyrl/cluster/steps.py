@@ -13,15 +13,13 @@ from typing import Final
 from polyrl.cluster.gap import Measured
 from polyrl.cluster.look import Look
 from polyrl.cluster.memory import StepWatch
-from polyrl.status import EngineState
+from polyrl.status import EngineState, StepValue
 
-ROLLOUT_S: Final = "rolloutSeconds"
-TRAIN_S: Final = "trainSeconds"
-STEP_S: Final = "stepSeconds"
-RESERVED_S: Final = "reservedSeconds"
-"""Time in which the reserved engine generated; without it, all of a step that had no rollouts, and none of others."""
-POLLUTED: Final = "pollutedStep"
-"""1 when validation or a checkpoint fell into the step."""
+GENERATE: Final = (EngineState.SERVING, EngineState.SUSPECT)
+"""States in which an engine takes part in a step."""
+
+NEEDED: Final = {StepValue.ROLLOUT_SECONDS, StepValue.TRAIN_SECONDS, StepValue.STEP_SECONDS}
+"""Without these a step cannot be judged."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def step_news(look: Look) -> StepNews:
     told, last = look.told, look.memory.watch
     if told is None or not look.manager_answers:
         return StepNews(last)
-    serving = sum(engine.state is not EngineState.DRAINING for engine in look.engines.values())
+    serving = sum(engine.state in GENERATE for engine in look.engines.values())
     if last is None:
         return StepNews(StepWatch(told.step, serving, whole=False), boundary=not told.trainer_connected)
     if told.step == last.step:
@@ -53,15 +51,15 @@ def step_news(look: Look) -> StepNews:
 
 def _measured(look: Look, last: StepWatch, serving: int) -> Measured | None:
     values = look.told.values if look.told is not None else {}
-    if look.told is None or look.told.step < last.step or not {ROLLOUT_S, TRAIN_S, STEP_S} <= values.keys():
+    if look.told is None or look.told.step < last.step or not values.keys() >= NEEDED:
         return None
     alone = last.engines == 0 and look.spec.trainer.reserved_engine
     return Measured(
         step=look.told.step,
         engines=last.engines,
-        rollout_s=values[ROLLOUT_S],
-        train_s=values[TRAIN_S],
-        step_s=values[STEP_S],
-        reserved_s=values.get(RESERVED_S, values[ROLLOUT_S] if alone else 0.0),
-        steady=last.whole and serving == last.engines and values.get(POLLUTED, 0.0) < 0.5,
+        rollout_s=values[StepValue.ROLLOUT_SECONDS],
+        train_s=values[StepValue.TRAIN_SECONDS],
+        step_s=values[StepValue.STEP_SECONDS],
+        reserved_s=values.get(StepValue.RESERVED_SECONDS, values[StepValue.ROLLOUT_SECONDS] if alone else 0.0),
+        steady=last.whole and serving == last.engines and values.get(StepValue.POLLUTED_STEP, 0.0) < 0.5,
     )
