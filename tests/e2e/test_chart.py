@@ -133,9 +133,10 @@ def test_an_operator_in_namespaced_mode_has_roles_only(bed: Cluster, installed: 
 
 
 def can(kubectl: Kubectl, account: str, verb: str, resource: str, namespace: str | None) -> bool:
-    place = ["-n", namespace] if namespace else []
+    kind, _, part = resource.partition("/")
+    place = (["-n", namespace] if namespace else []) + ([f"--subresource={part}"] if part else [])
     try:
-        return kubectl("auth", "can-i", verb, resource, f"--as={account}", *place).strip() == "yes"
+        return kubectl("auth", "can-i", verb, kind, f"--as={account}", *place).strip() == "yes"
     except BedFailed as refused:
         if "exit 1: " not in str(refused):
             raise
