@@ -31,9 +31,8 @@ def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float =
         ((2, 50.0, 0.0, 0.0), 1024),  # no training at all: as many as there may be
     ],
 )
-def test_throughput(
-    build: Any, engines: int, rollout_s: float, train_s: float, reserved_s: float, expected: int
-) -> None:
+def test_throughput(build: Any, times: tuple[int, float, float, float], expected: int) -> None:
+    """`times`: engines, rollout, training and reserved seconds."""
     spec = build.job({"maxReplicas": 100}).spec
     assert recommend(spec, measured(*times), 0) == expected
 

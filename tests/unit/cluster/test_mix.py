@@ -37,9 +37,7 @@ def rollout(number: int, pool: Pool, standing: Standing) -> Rollout:
     return Rollout(pod, standing)
 
 
-def views(
-    spot_room: int = UNLIMITED, limited_s: float | None = None, on_demand_room: int = UNLIMITED
-) -> list[PoolView]:
+def views(spot_room: int = UNLIMITED, limited_s: float | None = None, on_demand: int = UNLIMITED) -> list[PoolView]:
     since = None if limited_s is None else millisecond(NOW - limited_s)
     return [
         PoolView(PoolStatus.model_validate({"name": "spot", "limitedSince": since}), spot_room),
