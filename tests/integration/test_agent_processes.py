@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from aiohttp import web
 
 from polyrl import leash
 from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
@@ -23,7 +24,10 @@ from polyrl.sample import Group, Purpose, SamplingParams, Scored
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.fake_engine import continuation
+from polyrl_rollout.fake_metadata import FakeMetadata
 from polyrl_rollout.manager.server import Listen, Manager
+from polyrl_rollout.metadata.asking import Notice
+from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
 from polyrl_rollout.staging import default_base
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.publisher import WeightPublisher
@@ -31,6 +35,8 @@ from polyrl_trainer.publisher import WeightPublisher
 EPOCH = 5
 DEADLINE_S = 60.0
 GROUPS, SAMPLES, TOKENS = 6, 4, 200
+NOTICE_S = 9.0
+"""Longer than a drain takes here, and unlike any default."""
 SPEED = 100.0
 """Tokens per second of a sequence: each takes two seconds, so that kills fall into the middle."""
 
@@ -42,9 +48,10 @@ class Site:
         self.keys, self.manager, self.client, self.publisher = keys, manager, client, publisher
         self.agents: dict[str, asyncio.subprocess.Process] = {}
 
-    async def start_agent(self, name: str) -> None:
+    async def start_agent(self, name: str, *more: str) -> None:
         script = Path(__file__).with_name("agent_on_fake_engine.py")
         argv = (str(script), str(self.keys / "agent.key"), self.manager.endpoints.agents, str(EPOCH), name, str(SPEED))
+        argv += more
         env = {**os.environ, leash.PARENT_PID: str(os.getpid())}
         self.agents[name] = await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)
 
@@ -168,6 +175,69 @@ async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(sit
             await asyncio.sleep(0.02)
     assert site.manager.status().engines_lost == 1
     site.agents["cut"].send_signal(LET_BACK)
+    await site.until_serving(2)
+
+
+@pytest.fixture
+async def metadata() -> AsyncIterator[tuple[FakeMetadata, str]]:
+    served = FakeMetadata()
+    runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield served, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("preset", ["Karpenter", "GKE", "AKS"])
+async def test_a_notice_in_the_clouds_metadata_costs_no_token(
+    site: Site, metadata: tuple[FakeMetadata, str], preset: str
+) -> None:
+    cloud, url = metadata
+    await site.publish(0)
+    await site.start_agent("noticed", preset, url)
+    await site.start_agent("stays")
+    await site.until_serving(2)
+    training = asyncio.create_task(site.train())
+    await asyncio.sleep(0.5)  # in mid-stream
+    assert site.agents["noticed"].returncode is None
+    cloud.take_away(NOTICE_S)
+    assert await asyncio.wait_for(site.agents["noticed"].wait(), DEADLINE_S) == 0
+    check_exact(await asyncio.wait_for(training, DEADLINE_S))
+    status = site.manager.status()
+    assert status.engines_lost == 0, "it said goodbye"
+    assert status.tokens.regenerated == 0
+    assert len(cloud.asked) >= 2
+
+
+async def test_metadata_that_does_not_answer_is_asked_again_and_changes_nothing(
+    metadata: tuple[FakeMetadata, str],
+) -> None:
+    cloud, url = metadata
+    told: list[Notice] = []
+    deaf = MetadataWatcher(CLOUDS["GKE"](), "http://127.0.0.1:1", told.append, away_s=0.01)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(deaf.run(), 0.3)
+    assert told == []
+    cloud.take_away(NOTICE_S)
+    await asyncio.wait_for(MetadataWatcher(CLOUDS["EKSManaged"](), url, told.append).run(), DEADLINE_S)
+    assert len(told) == 1
+    assert NOTICE_S - 2 <= told[0].seconds <= NOTICE_S, "AWS says it in whole seconds"
+
+
+async def test_an_agent_that_is_started_again_under_its_name_costs_no_token(site: Site) -> None:
+    """A container that restarts in place: the pod, and so the name, stays."""
+    await site.publish(0)
+    for name in ("restarts", "stays"):
+        await site.start_agent(name)
+    await site.until_serving(2)
+    training = asyncio.create_task(site.train())
+    for _ in range(2):
+        await asyncio.sleep(0.5)  # in mid-stream
+        site.agents["restarts"].kill()
+        await site.agents["restarts"].wait()
+        await site.start_agent("restarts")
+    check_exact(await asyncio.wait_for(training, DEADLINE_S))
+    assert site.manager.status().samples.acknowledged == GROUPS * SAMPLES
     await site.until_serving(2)
 
 

@@ -1,7 +1,7 @@
 """`python -m polyrl_rollout.agent`: reads its files, makes the engine that the job names, runs the agent.
 
 Exit codes: 0 drained, 1 failed (the fleet replaces it), 2 a file or an argument is wrong. SIGTERM and SIGINT are a
-preemption notice; a second one ends the process at once.
+preemption notice; a second one ends the process at once. On a cloud that the job names, its metadata is a notice too.
 
 Refuses to hold: anything that happens once the agent runs. Read next: `app`.
 """
@@ -12,8 +12,10 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import structlog
 import typer
@@ -32,10 +34,13 @@ from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engine import Engine, EngineInfo
 from polyrl_rollout.engines.choice import choose_engine
+from polyrl_rollout.metadata.asking import METADATA_URL, Notice
+from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
 from polyrl_rollout.staging import Staging
 
 EXIT_USER: Final = 2
 EXIT_SECOND_SIGNAL: Final = 130
+METADATA_ENV: Final = "POLYRL_METADATA_URL"
 NOTICE_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -47,6 +52,7 @@ def main(
     pool: Annotated[Pool, typer.Option(help="Kind of capacity this engine runs on.")],
     manager_endpoints: Annotated[Path | None, typer.Option(help="File in which the manager says where it is.")] = None,
     manager: Annotated[str | None, typer.Option(help="tcp://host:port of the manager, instead of the file.")] = None,
+    metadata: Annotated[str, typer.Option(envvar=METADATA_ENV, help="Where the cloud's metadata is.")] = METADATA_URL,
 ) -> None:
     """Generate for one run with one engine, until told to leave."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -68,14 +74,22 @@ def main(
     settings = AgentSettings(address, agent_keys, epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
     engine_spec = spec.spec.rollout.engine
     engine = choose_engine(engine_spec, spec.spec.recipe.seed)
-    sys.exit(asyncio.run(serve(settings, engine, expected_info(engine_spec), spec.metadata.name)))
+    cloud = CLOUDS.get(spec.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
+    watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
+    sys.exit(asyncio.run(serve(settings, engine, expected_info(engine_spec), spec.metadata.name, watch)))
 
 
-async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: str) -> int:
+Watch: TypeAlias = Callable[[Callable[[Notice], None]], MetadataWatcher]
+"""Makes the watcher of the machine's metadata from what it tells a notice to."""
+
+
+async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: str, watch: Watch | None = None) -> int:
     """Runs an agent in this process until it ends; returns its exit code."""
     staging = Staging(run, settings.engine)
     try:
         agent = Agent(settings, engine, info, staging)
+        if watch is not None:
+            agent.watch(watch(lambda notice: agent.notice(notice.seconds, notice.reason)).run())
         loop = asyncio.get_running_loop()
         for number in NOTICE_SIGNALS:
             loop.add_signal_handler(number, _on_notice, agent)

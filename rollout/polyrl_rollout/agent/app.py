@@ -4,7 +4,7 @@
     tokens      leave every delta period, as far as worth it (see `tokens`); a beat when nothing else was said
     weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
     drain       generate on while there is time, hand back the rest, wait until the manager has everything, Bye, exit 0
-    notice      SIGTERM: Leaving; the manager's Drain follows, or the agent drains itself
+    notice      SIGTERM, or the cloud's metadata: Leaving; the manager's Drain follows, or the agent drains itself
     fenced      abort and forget everything, greet anew
     engine      broken: hand everything back, Bye, exit 1. Nothing is restarted here: replacing workers is the fleet's
 
@@ -100,12 +100,14 @@ class Agent:
         log.info("agent ends", engine=self._settings.engine, exit_code=code, reason=why)
         return code
 
-    def notice(self) -> None:
-        """The machine is taken away (SIGTERM): `drain_s` seconds are left."""
-        log.info("notice", seconds=self._settings.drain_s)
-        self._tell(Leaving(self._settings.drain_s, "SIGTERM"))
-        patience = min(DRAIN_ANSWER_S, self._settings.drain_s / 2) if self.manager.welcome else 0.0
-        self._loop.call_later(patience, self._drain, Drain(self._settings.drain_s - patience, "SIGTERM"))
+    def notice(self, seconds: float | None = None, reason: str = "SIGTERM") -> None:
+        """The machine is taken away within `seconds`; None: within `drain_s`, as after SIGTERM. Of several notices the
+        one that ends first counts."""
+        seconds = self._settings.drain_s if seconds is None else seconds
+        log.info("notice", seconds=seconds, reason=reason)
+        self._tell(Leaving(seconds, reason))
+        patience = min(DRAIN_ANSWER_S, seconds / 2) if self.manager.welcome else 0.0
+        self._loop.call_later(patience, self._drain, Drain(seconds - patience, reason))
 
     def cut_off(self, inward: bool = True, outward: bool = True) -> None:
         """A drill: from here on the manager does not reach us, or cannot be reached, or both."""
@@ -116,6 +118,10 @@ class Agent:
         """The end of that drill."""
         log.info("let back")
         self.manager.let_back()
+
+    def watch(self, watching: Coroutine[Any, Any, None]) -> None:
+        """Runs beside the agent for as long as it lives, and ends it when it breaks."""
+        self._spawn(watching)
 
     # --- what the manager says ----------------------------------------------------------------------------------------
 
