@@ -20,7 +20,8 @@ def looked(cloud: Cloud, *answers: Answer) -> tuple[list[Question], Finding]:
     look, asked = cloud.look(NOW), []
     try:
         asked.append(next(look))
-        asked.extend(map(look.send, answers))
+        for answer in answers:
+            asked.append(look.send(answer))  # noqa: PERF401 - extend would swallow the end of the look
     except StopIteration as told:
         assert len(asked) == len(answers)
         return asked, told.value
