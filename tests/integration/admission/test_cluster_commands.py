@@ -37,6 +37,11 @@ def name_of(folder: Path) -> str:
     return name
 
 
+def named_by(job: dict[str, Any]) -> set[str]:
+    """Data files."""
+    return {rows["path"] for stage in ("sft", "rl", "eval") for rows in job["spec"]["recipe"]["data"][stage]}
+
+
 def polyrl(server: Any, *args: str | Path, user: str = "admin") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "polyrl_operator.cli", *args, "--kubeconfig", server.kubeconfig(user)]
     return subprocess.run(command, capture_output=True, text=True, timeout=STEP_S * 2)
