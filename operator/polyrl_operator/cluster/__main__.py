@@ -11,14 +11,17 @@ import socket
 from pathlib import Path
 from typing import Annotated, Final
 
+import structlog
 import typer
 
 from polyrl.cluster.settings import Settings
-from polyrl.errors import PolyRLError, UserError
+from polyrl.errors import UserError
 from polyrl_operator.cluster import logs
 from polyrl_operator.cluster.app import run
 from polyrl_operator.cluster.options import HEALTH_PORT, METRICS_PORT, Options
 from polyrl_operator.cluster.watches import SILENCE_S
+
+log = structlog.get_logger(__name__)
 
 FAILED: Final = 1
 USER_ERROR: Final = 2
@@ -81,12 +84,16 @@ def main(  # noqa: PLR0913 - one argument per flag
     )
     try:
         logs.configure(log_level)
-        asyncio.run(run(options))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--log-level") from None
-    except PolyRLError as error:
+    try:
+        asyncio.run(run(options))
+    except UserError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(USER_ERROR if isinstance(error, UserError) else FAILED) from None
+        raise typer.Exit(USER_ERROR) from None
+    except Exception:
+        log.exception("the operator cannot go on, and is to be started anew")
+        raise typer.Exit(FAILED) from None
 
 
 def _namespaces(named: list[str], everywhere: bool) -> tuple[str, ...] | None:

@@ -1,7 +1,6 @@
 """A job's turn: observe, decide, act, write the status once. All of it may be cut off anywhere and done again.
 
-What a turn decided of the status is shown to the next turn even before it is written, and is written at most every two
-seconds unless a condition flips. A turn that fails writes nothing: its counts might be of deeds that were not done.
+A turn whose actions failed leaves nothing behind: its status might tell of deeds that were not done.
 Refuses to hold: decisions (see `polyrl.cluster`), requests (see `act`). Read next: `act`, `polyrl.cluster.reconcile`.
 """
 
@@ -24,17 +23,15 @@ from polyrl.cluster.observe import job_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.settings import Settings
 from polyrl.errors import PolyRLError
-from polyrl.manifest.status import JobStatus
 from polyrl.worker import Role
 from polyrl_operator.cluster.act import Actor, Outcome
 from polyrl_operator.cluster.cache import Cache, Key
-from polyrl_operator.cluster.client import ApiError, Client, NotLeader
-from polyrl_operator.cluster.kinds import JOB
+from polyrl_operator.cluster.client import Client, NotLeader
 from polyrl_operator.cluster.manager_client import Address
 from polyrl_operator.cluster.manager_link import Links
-from polyrl_operator.cluster.merge_patch import merge_patch
 from polyrl_operator.cluster.metrics import Metrics
 from polyrl_operator.cluster.queue import WorkQueue
+from polyrl_operator.cluster.status_writer import Pending, StatusWriter
 
 log = structlog.get_logger(__name__)
 
@@ -43,9 +40,6 @@ WORKERS: Final = 16
 
 TURN_DEADLINE_S: Final = 120.0
 """Of one turn: five hundred pods take ten seconds on a slow server."""
-
-STATUS_SPACING_S: Final = 2.0
-"""Least time between two writes of one job's status while no condition flips."""
 
 
 @dataclass
@@ -56,9 +50,7 @@ class JobState:
     memory: Memory = field(default_factory=Memory)
     told: set[str] = field(default_factory=set)
     """UIDs of pods whose drain was confirmed since the last turn."""
-    status: dict[str, Any] | None = None
-    """Decided and not yet written."""
-    written_at: float = float("-inf")
+    pending: Pending = field(default_factory=Pending)
     dry_run: tuple[int, str] | None = None
     """Generation and answer."""
 
@@ -78,9 +70,11 @@ class Turns:
         *,
         sees_nodes: bool,
     ) -> None:
-        self._cache, self._client, self._actor, self._links = cache, client, actor, links
+        self._cache, self._actor, self._links = cache, actor, links
         self._queue, self._metrics, self._settings = queue, metrics, settings
         self._sees_nodes = sees_nodes
+        self._writer = StatusWriter(client, cache, queue.wake_at)
+        metrics.gauge("polyrl_status_writes", "Statuses written.", lambda: float(self._writer.writes))
         self._states: dict[Key, JobState] = {}
         self._began: dict[Key, float] = {}
 
@@ -124,13 +118,16 @@ class Turns:
             self._forget(key)
             return
         state = self._state(key, raw["metadata"]["uid"])
+        raw = await self._writer.catch_up(key, raw, state.pending)
         pods = self._cache.pods(key, state.uid)
         facts = self._facts(key, raw, pods, state)
         self._links.follow(key, _manager(facts, pods))
         decision = reconcile(facts, self._settings, state.memory, time.time())
         outcome = await self._act(facts, decision)
         self._remember(key, state, facts, decision, outcome)
-        await self._write_status(key, raw, state, decision.status)
+        self._metrics.decided(key, decision.status)
+        plain = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        await self._writer.decided(key, state.pending, plain)
         if decision.wake_at is not None:
             self._queue.wake_at(key, time.monotonic() + max(0.0, decision.wake_at - time.time()))
 
@@ -141,7 +138,7 @@ class Turns:
             state.memory = state.memory.told(state.told.pop())
         answered = state.dry_run is not None and state.dry_run[0] == generation
         return job_facts(
-            raw if state.status is None else raw | {"status": state.status},
+            raw,
             pods,
             self._cache.trainer(key, uid),
             nodes if self._sees_nodes else None,
@@ -169,41 +166,6 @@ class Turns:
         if outcome.refusal or outcome.dry_run is not None:
             # An answer is a fact like any other: it is looked at in a turn of its own.
             self._queue.add(key)
-
-    async def _write_status(self, key: Key, raw: Object, state: JobState, status: JobStatus) -> None:
-        """Writes what changed, now or when its time comes."""
-        self._metrics.decided(key, status)
-        new = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        stored = raw.get("status") or {}
-        change = merge_patch(stored, new)
-        if not change:
-            state.status = None
-            return
-        state.status = new
-        due = state.written_at + STATUS_SPACING_S
-        if time.monotonic() < due and _conditions(stored) == _conditions(new):
-            self._queue.wake_at(key, due)
-            return
-        version = raw["metadata"]["resourceVersion"]
-        body = {"metadata": {"resourceVersion": version}, "status": change}
-        try:
-            stored = await self._client.patch(JOB, key.namespace, key.name, body, "status")
-        except ApiError as error:
-            if error.status == 404:
-                return
-            if error.status == 409:
-                await self._refresh(key)
-            raise
-        state.written_at = time.monotonic()
-        self._metrics.status_writes.inc()
-        state.status = None
-        self._cache.observe(JOB, stored, quiet=True)
-
-    async def _refresh(self, key: Key) -> None:
-        """Somebody changed the job since it was read."""
-        newest = await self._client.get(JOB, key.namespace, key.name)
-        if newest is not None:
-            self._cache.observe(JOB, newest)
 
     def _state(self, key: Key, uid: str) -> JobState:
         state = self._states.get(key)
@@ -236,9 +198,3 @@ def _manager(facts: JobFacts, pods: list[Object]) -> Address | None:
             dns = names.manager_service(facts.name)
             return Address(host, spec.manager.port, pod.uid, dns, float(spec.telemetry.poll_seconds))
     return None
-
-
-def _conditions(status: dict[str, Any]) -> tuple[object, ...]:
-    """What flips: the state, and each condition's status."""
-    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
-    return status.get("state"), tuple(sorted(conditions.items()))
