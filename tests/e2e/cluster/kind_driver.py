@@ -24,6 +24,7 @@ UP_S: Final = 600.0
 READY_S: Final = 180.0
 LOAD_S: Final = 600.0
 """Two GB into one node, which unpacks them."""
+UNPACKED_ONLY: Final = "--discard-unpacked-layers"
 API_MANIFEST: Final = "kube-apiserver.yaml"
 
 
@@ -75,8 +76,9 @@ class KindCluster:
             "--namespace=k8s.io",
             "images",
             "import",
+            "--local",
             "--snapshotter=overlayfs",
-            "--discard-unpacked-layers",
+            UNPACKED_ONLY,
             "-",
         )
         with archive.open("rb") as packed:
