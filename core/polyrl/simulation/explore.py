@@ -7,6 +7,9 @@ It begins when two engines have greeted and every sample was given to one. Time 
 Faults and deadlines are counted off, so the space is finite. A scene in which nothing is left to happen must be done,
 or be brought to its end by new connections and time alone (I5).
 
+Scenes that differ only in what no step can read are one: what is counted for people; and, once time stands still, when
+the deadlines would have been.
+
 Refuses to hold: chance (see `world`). Read next: `invariants`.
 """
 
@@ -23,7 +26,7 @@ from polyrl.ledger import Fact, Ledger, LedgerConfig, Outcome
 from polyrl.ledger import facts as f
 from polyrl.ledger.codec import decode_facts, decode_state, encode_facts, encode_state
 from polyrl.ledger.fold import fold
-from polyrl.ledger.state import State
+from polyrl.ledger.state import Counters, State
 from polyrl.sample import Response
 from polyrl.simulation.invariants import Violation
 from polyrl.simulation.restarts import lost_by_restart
@@ -361,7 +364,36 @@ def _check_end(scene: Scene) -> None:
 
 
 def _digest(scene: Scene) -> bytes:
-    return hashlib.blake2b(_encoder.encode(scene), digest_size=16).digest()
+    """Of all that any further step could read."""
+    alike = _decoder.decode(_encoder.encode(scene))
+    for state in (alike.state, alike.kept):
+        _forget_history(state)
+        if not scene.ticks:
+            _forget_deadlines(state)
+    if not scene.ticks:
+        alike.heard = {}
+    return hashlib.blake2b(_encoder.encode(alike), digest_size=16).digest()
+
+
+def _forget_history(state: State) -> None:
+    """What is told to people and decides nothing."""
+    state.counters = Counters()
+    for engine in state.engines.values():
+        engine.tokens, engine.greeted_at = 0, 0.0
+
+
+def _forget_deadlines(state: State) -> None:
+    """What only a tick reads. Where time has come to stand still, no step differs for it; the way to the end does, and
+    is gone once for all scenes that are alike but for this."""
+    state.due = state.trainer_at = state.trainer_since = 0.0
+    for engine in state.engines.values():
+        engine.heard_at = 0.0
+    for sample in state.samples.values():
+        sample.asks, sample.ask_due = 0, 0.0
+    for assignment in state.assignments.values():
+        assignment.progress_at = 0.0
+    for pending in state.pending.values():
+        pending.since = pending.due = 0.0
 
 
 _encoder = msgspec.msgpack.Encoder()
