@@ -1,0 +1,275 @@
+"""The operator's link to a manager, over real TLS to a stand-in: news wake, silence is counted, drains are told."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from polyrl.cluster.actions import Drain
+from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest
+from polyrl.errors import ProtocolError
+from polyrl.sample import Pool
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl_operator.cluster import manager_link
+from polyrl_operator.cluster.cache import Key
+from polyrl_operator.cluster.certificate import make_certificate
+from polyrl_operator.cluster.manager_client import Address, ManagerClient, manager_session
+from polyrl_operator.cluster.manager_link import Links
+from polyrl_operator.cluster.secret import Access
+
+KEY = Key("ns", "job")
+TOKEN = "t" * 32
+NAME = "job-manager"
+DEADLINE_S = 20.0
+LOOK_S = 0.01
+
+
+class Manager:
+    """Answers as one does; `status` is what it says, `drains` what it was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.status = ManagerStatus(seq=0, epoch=1)
+        self.drains: list[DrainRequest] = []
+        self.polls = 0
+        self._changed = asyncio.Condition()
+        self.certificate = make_certificate([NAME])
+        (folder / "crt").write_bytes(self.certificate.certificate)
+        (folder / "key").write_bytes(self.certificate.key)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(folder / "crt", folder / "key")
+        self.port = 0
+
+    @property
+    def access(self) -> Access:
+        return Access(TOKEN, self.certificate.authority.decode())
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port, "pod-uid", NAME, poll_s=0.3)
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get(STATUS_PATH, self._status)
+        app.router.add_post(DRAIN_PATH, self._drain)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def say(self, **changed: Any) -> None:
+        async with self._changed:
+            self.status = msgspec.structs.replace(self.status, seq=self.status.seq + 1, **changed)
+            self._changed.notify_all()
+
+    async def _status(self, request: web.Request) -> web.Response:
+        if request.headers["Authorization"] != f"Bearer {TOKEN}":
+            return web.Response(status=401)
+        self.polls += 1
+        since, wait = int(request.query["since"]), float(request.query["waitSeconds"])
+        try:
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(lambda: self.status.seq > since)
+        except TimeoutError:
+            pass
+        return web.Response(body=msgspec.json.encode(self.status))
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read(), type=DrainRequest)
+        self.drains.append(body)
+        known = any(engine.engine == body.engine for engine in self.status.engines)
+        return web.Response(body=msgspec.json.encode(DrainAnswer(engine=body.engine, known=known)))
+
+
+class Heard:
+    """What the links tell."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self.told: list[str] = []
+        self.drained_in: list[tuple[float, bool]] = []
+        self.failed = 0
+
+    def wake(self, key: Key) -> None:
+        self.woken += 1
+
+    def tell(self, key: Key, uid: str) -> None:
+        self.told.append(uid)
+
+    def drained(self, seconds: float, known: bool) -> None:
+        self.drained_in.append((seconds, known))
+
+    def drain_failed(self) -> None:
+        self.failed += 1
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[Manager]:
+    made = Manager(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def links(manager: Manager, heard: Heard) -> AsyncIterator[Links]:
+    async def access(key: Key) -> Access:
+        return manager.access
+
+    async with manager_session() as session:
+        made = Links(ManagerClient(session), access, heard.wake, heard.tell, heard)
+        yield made
+        await made.close()
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(LOOK_S)
+
+
+def engine(name: str, state: EngineState = EngineState.SERVING, tokens: int = 0) -> EngineStatus:
+    return EngineStatus(
+        engine=name, pool=Pool.SPOT, state=state, weight_version=1, running=0, max_running=1, tokens=tokens
+    )
+
+
+def said(links: Links) -> ManagerStatus:
+    facts = links.facts(KEY)
+    assert facts is not None
+    return facts.status
+
+
+async def test_news_wake_and_token_counts_do_not(manager: Manager, links: Links, heard: Heard) -> None:
+    links.follow(KEY, manager.address)
+    await until(lambda: heard.woken == 1)
+    await manager.say(engines=(engine("job-r-1"),))
+    await until(lambda: heard.woken == 2)
+    await manager.say(engines=(engine("job-r-1", tokens=500),))
+    await until(lambda: said(links).engines[0].tokens == 500)
+    assert heard.woken == 2
+    await manager.say(step=3)
+    await until(lambda: heard.woken == 3)
+
+
+async def test_polls_are_as_far_apart_as_the_job_says(manager: Manager, links: Links) -> None:
+    links.follow(KEY, manager.address)
+    await until(lambda: manager.polls)
+    before, end = manager.polls, time.monotonic() + 1.5
+    while time.monotonic() < end:
+        await manager.say(samples=manager.status.samples)
+        await asyncio.sleep(LOOK_S)
+    assert manager.polls - before <= 1.5 / manager.address.poll_s + 2
+
+
+async def test_silence_is_counted_and_told_until_it_is_no_news(manager: Manager, links: Links, heard: Heard) -> None:
+    links.follow(KEY, manager.address)
+    await until(lambda: links.facts(KEY))
+    await manager.stop()
+    await until(lambda: links.facts(KEY).missed == manager_link.MISSED_TOLD + 2)  # type: ignore[union-attr]
+    assert heard.woken == 1 + manager_link.MISSED_TOLD
+    await manager.start()
+    await until(lambda: links.facts(KEY).missed == 0)  # type: ignore[union-attr]
+    assert heard.woken == 2 + manager_link.MISSED_TOLD
+
+
+async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Manager, links: Links, heard: Heard) -> None:
+    await manager.say(engines=(engine("job-r-1"),))
+    links.follow(KEY, manager.address)
+    await until(lambda: links.facts(KEY))
+    fact_at = time.monotonic()
+    for _ in range(3):
+        links.drain(KEY, Drain("job-r-1", "uid-1", 30.0, "spot interruption"), fact_at)
+    await until(lambda: heard.told)
+    assert heard.told == ["uid-1"]
+    assert len(manager.drains) == 1, "saying it again while it is told changes nothing"
+    (seconds, known) = heard.drained_in[0]
+    assert known
+    assert seconds < 2
+    assert 25 < manager.drains[0].deadline_seconds <= 30
+
+
+async def test_a_drain_waits_for_a_manager_that_is_away(manager: Manager, links: Links, heard: Heard) -> None:
+    links.follow(KEY, manager.address)
+    await until(lambda: links.facts(KEY))
+    await manager.stop()
+    links.drain(KEY, Drain("job-r-9", "uid-9", 30.0, "drain"), None)
+    await asyncio.sleep(0.5)
+    assert not heard.told
+    await manager.start()
+    await until(lambda: heard.told == ["uid-9"])
+    assert heard.drained_in[0][1] is False, "it knew no such engine, and said so"
+
+
+async def test_a_drain_that_nobody_hears_is_given_up(
+    manager: Manager, links: Links, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_link, "MIN_DRAIN_S", 0.3)
+    links.drain(KEY, Drain("job-r-1", "uid-1", 0.1, "drain"), None)
+    await until(lambda: heard.failed == 1)
+    assert heard.told == []
+    links.drain(KEY, Drain("job-r-1", "uid-1", 0.1, "drain"), None)
+    await until(lambda: heard.failed == 2)
+
+
+async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Manager, heard: Heard) -> None:
+    other = Access(TOKEN, make_certificate([NAME]).authority.decode())
+
+    async def access(key: Key) -> Access:
+        return other
+
+    async with manager_session() as session:
+        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard)
+        links.follow(KEY, manager.address)
+        links.drain(KEY, Drain("job-r-1", "uid-1", 1.0, "drain"), None)
+        await asyncio.sleep(1.5)
+        assert links.facts(KEY) is None
+        assert manager.polls == 0
+        assert manager.drains == []
+        await links.close()
+
+
+async def test_a_manager_elsewhere_is_followed_and_one_that_is_gone_is_not(manager: Manager, links: Links) -> None:
+    links.follow(KEY, manager.address)
+    await until(lambda: links.facts(KEY))
+    links.follow(KEY, manager.address)
+    assert links.facts(KEY) is not None, "the same address again changes nothing"
+    links.follow(KEY, None)
+    assert links.facts(KEY) is None
+    polls = manager.polls
+    await asyncio.sleep(1)
+    assert manager.polls == polls
+
+
+async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Manager, heard: Heard) -> None:
+    asked = 0
+
+    async def access(key: Key) -> Access:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise ProtocolError("there is no Secret yet")
+        return manager.access
+
+    async with manager_session() as session:
+        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard)
+        links.follow(KEY, manager.address)
+        await until(lambda: links.facts(KEY))
+        assert asked == 3
+        await links.close()
