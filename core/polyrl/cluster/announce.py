@@ -16,7 +16,6 @@ from polyrl.cluster.judged import Judged
 from polyrl.cluster.rollouts import Standing
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition, JobStatus, State
-from polyrl.sample import Pool
 
 NAMED: Final = 3
 """Pods named in one sentence; the others are counted."""
@@ -55,9 +54,8 @@ def fleet_news(judged: Judged, plan: Plan) -> Iterator[Say]:
     made = {pool.value: number for pool, number in plan.made.items() if number}
     if made:
         yield Say("RolloutCreated", f"{sum(made.values())} rollouts are made: {_sum_of(made)}")
-    fallback = plan.made.get(Pool.ON_DEMAND, 0) and judged.views[0].held
-    if fallback and judged.look.spec.rollout.capacity.fallback.enabled:
-        yield Say("FallbackOnDemand", f"{plan.made[Pool.ON_DEMAND]} on-demand rollouts stand in for spot")
+    if plan.standing_in:
+        yield Say("FallbackOnDemand", f"{plan.standing_in} on-demand rollouts stand in for spot")
     if plan.let_go:
         yield Say("RolloutReleased", f"{sum(plan.let_go.values())} rollouts are let go: {_sum_of(plan.let_go)}")
     if judged.wish.changed:

@@ -55,6 +55,8 @@ class FakeCluster:
     """How often controllers and kubelets look."""
     asleep: set[str] = field(default_factory=set)
     """Nodes whose kubelet does not answer."""
+    unheard: set[str] = field(default_factory=set)
+    """Pods whose agent cannot reach the manager, though their node is well."""
     made: list[str] = field(default_factory=list)
     """UIDs of all pods that ever were."""
     _version: int = 0
@@ -108,6 +110,11 @@ class FakeCluster:
         """Replaces top-level parts of an object."""
         return self.put(kind, self.objects[kind, name] | deepcopy(change))
 
+    def apply(self, raw: Object) -> Object:
+        """Server-side apply: as described, with the uid that it has."""
+        there = self.objects[raw["kind"], raw["metadata"]["name"]]
+        return self.put(raw["kind"], raw | {"metadata": {"uid": there["metadata"]["uid"], **raw["metadata"]}})
+
     def put(self, kind: str, raw: Object) -> Object:
         """Stores an object under a new resourceVersion."""
         self._version += 1
@@ -135,7 +142,8 @@ class FakeCluster:
     def serves(self, pod: Object) -> bool:
         """The pod's container runs and reaches the others."""
         node = pod["spec"].get("nodeName", "")
-        return pod["status"]["phase"] == "Running" and node not in self.asleep and ("Node", node) in self.objects
+        runs = pod["status"]["phase"] == "Running" and ("Node", node) in self.objects
+        return runs and node not in self.asleep and pod["metadata"]["name"] not in self.unheard
 
     def pass_time(self, seconds: float) -> None:
         """Lets everything happen that is due by then."""

@@ -129,7 +129,7 @@ class FakeOperator:
             case MakeKeys():
                 self.cluster.create({"kind": "Secret", "metadata": {"name": action.name}})
             case Apply():
-                self.cluster.put(action.object["kind"], action.object)
+                self.cluster.apply(action.object)
             case Delete():
                 self.cluster.delete(action.kind, action.name, action.uid, action.grace_s)
             case Annotate():

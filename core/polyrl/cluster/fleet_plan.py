@@ -25,7 +25,7 @@ from polyrl.cluster.node_signs import Kind
 from polyrl.cluster.objects.rollout import rollout_pod
 from polyrl.cluster.pools import PoolView
 from polyrl.cluster.removal import release
-from polyrl.cluster.rollouts import Rollout, Standing
+from polyrl.cluster.rollouts import Rollout, Standing, of_pool
 from polyrl.cluster.stamps import millisecond
 from polyrl.cluster.updates import making_way
 from polyrl.cluster.victims import stand_ins, victims
@@ -47,6 +47,8 @@ class Plan:
     actions: tuple[Action, ...]
     made: dict[Pool, int]
     """Pods asked for in this look."""
+    standing_in: int
+    """On-demand pods among them that stand in for spot."""
     let_go: dict[str, int]
     """Pods let go in this look, by reason."""
     due: float | None = None
@@ -68,7 +70,7 @@ def fleet_plan(
         reasons[why] = reasons.get(why, 0) + 1
     made = {Pool.SPOT: split.spot, Pool.ON_DEMAND: split.on_demand}
     due = min((due for due in dues if due is not None and due > look.now), default=None)
-    return Plan((*actions, *removals), made, reasons, due)
+    return Plan((*actions, *removals), made, split.standing_in, reasons, due)
 
 
 def drains_of(look: Look, fleet: Sequence[Rollout]) -> tuple[list[Action], float | None]:
@@ -152,10 +154,13 @@ def _leaving(
     fixed = base(look.spec.rollout, wished)
     back = victims(fleet, split.stand_ins_back, fixed, stand_ins(fleet, fixed))
     waited = [one for view in views for one in view.surplus]
-    gone = {one.pod.uid for one in (*waited, *back)}
+    probes = [one for one in of_pool(fleet, Pool.SPOT) if one.standing is Standing.WAITING and one not in waited]
+    replaced = list(reversed(probes))[: split.spot_back]
+    gone = {one.pod.uid for one in (*waited, *replaced, *back)}
     rest = [one for one in fleet if one.pod.uid not in gone]
     excess = victims(rest, split.excess, fixed)
     chosen = [(one, "it waited in vain for a node") for one in waited]
+    chosen += [(one, "a stand-in has its place") for one in replaced]
     chosen += [(one, "spot is back") for one in back]
     chosen += [(one, "the fleet is larger than wished") for one in excess]
     if not chosen:

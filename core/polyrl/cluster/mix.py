@@ -3,8 +3,8 @@
     OnDemand        all on-demand
     Spot            the first baseOnDemand on-demand, the rest spot
     SpotPreferred   the same; once spot has been short for fallback.afterSeconds, on-demand pods stand in for what is
-                    missing, beside one spot pod that waits as a probe. As spot pods serve again, stand-ins leave, one
-                    for each; while any stands in, one spot pod is on its way at a time
+                    missing, beside one spot pod that waits as a probe; others that wait make way for them. As spot
+                    pods serve again, stand-ins leave, one for each; meanwhile one spot pod is on its way at a time
 
 Beside stand-ins the fleet may have one pod more than wished: the spot pod on its way. Pods with nodes never exceed
 maxReplicas: when that one gets its node, a stand-in goes at once if it must.
@@ -32,6 +32,10 @@ class Mix:
     """Spot pods to make."""
     on_demand: int = 0
     """On-demand pods to make."""
+    standing_in: int = 0
+    """How many of these stand in for spot."""
+    spot_back: int = 0
+    """Spot pods without a node to let go: a stand-in has their place."""
     stand_ins_back: int = 0
     """Stand-ins to let go: a spot pod has their place."""
     excess: int = 0
@@ -70,12 +74,14 @@ def mix(fleet: Sequence[Rollout], wished: int, spec: RolloutSpec, views: Sequenc
     called, due = _called(spec, slots, spot, spot_view, now)
     wanted = min(slots, max(called, min(stand_ins, slots - spot.serving)))
     surge = 1 if wanted > 0 else 0
-    free = wished + surge - spot.all - on_demand.all
+    spot_back = min(spot.waiting, max(0, spot.all - (slots - wanted + surge))) if called else 0
+    free = wished + surge - spot.all - on_demand.all + spot_back
     make_on_demand = max(0, min(fixed + wanted - on_demand.all, free, on_demand_view.room))
     make_spot = max(0, min(slots - wanted + surge - spot.all, free - make_on_demand, spot_view.room))
     over_max = spot.placed + on_demand.placed - spec.max_replicas
     back = min(stand_ins, max(stand_ins - wanted, over_max if surge else 0, 0))
-    return Mix(make_spot, make_on_demand, back, max(0, -free - back), due)
+    standing_in = max(0, make_on_demand - max(0, fixed - on_demand.all))
+    return Mix(make_spot, make_on_demand, standing_in, spot_back, back, max(0, -free - back), due)
 
 
 def _half(fleet: Sequence[Rollout], pool: Pool, view: PoolView) -> _Half:

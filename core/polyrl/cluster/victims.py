@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+from polyrl.cluster import names
 from polyrl.cluster.rollouts import Rollout, Standing, of_pool
 from polyrl.sample import Pool
 
 _LAST: Final = 9
 
-_Key: TypeAlias = tuple[int, int, int, int, float, str]
+_Key: TypeAlias = tuple[int, int, int, int, float, int]
 
 
 def victims(fleet: Sequence[Rollout], number: int, base: int, among: Sequence[Rollout] | None = None) -> list[Rollout]:
@@ -34,7 +35,7 @@ def victims(fleet: Sequence[Rollout], number: int, base: int, among: Sequence[Ro
         running = 0 if one.engine is None else one.engine.running
         alone = shared[one.pod.node] == 1
         rank = _LAST if one.pod.uid in kept else _rank(one, spot_serves)
-        return rank, not stale, running, not alone, -one.pod.created_at, one.pod.name
+        return rank, not stale, running, not alone, -one.pod.created_at, -names.ordinal_of(one.pod.name)
 
     choice = live if among is None else [one for one in among if one.live]
     return sorted(choice, key=key)[: max(0, number)]

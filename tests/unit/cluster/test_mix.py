@@ -75,6 +75,7 @@ def test_without_fallback(spot: str, on_demand: str, wished: int, capacity: Any,
     [
         ("vw", "", 100.0, (0, 0, 0, 0)),  # room 1 for spot is taken by the probe; not yet time
         ("vw", "", 300.0, (0, 2, 0, 0)),  # 3 wished: two stand in, the probe waits beside
+        ("vwww", "", 300.0, (0, 2, 0, 0)),
         ("vw", "vv", 900.0, (0, 0, 0, 0)),
         ("vs", "vv", None, (0, 0, 0, 0)),  # the probe got a node: it starts, stand-ins stay
         ("vv", "vv", None, (0, 0, 1, 0)),  # it serves: a stand-in goes
