@@ -13,6 +13,7 @@ Refuses to hold: HTTP (the manager's `http_api` serves it). Read next: `status`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -32,6 +33,9 @@ MAX_WAIT_SECONDS: Final = 60.0
 
 MAX_DRAIN_SECONDS: Final = 3600.0
 """Longest deadline of a drain; a notice that is longer than an hour is no notice."""
+
+
+_IPV4_ENDPOINT: Final = re.compile(r"tcp://\d+\.\d+\.\d+\.\d+:(\d+|\*)")
 
 
 class _Body(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +105,11 @@ BODIES: Final[dict[str, tuple[str, type[Any] | None, type[Any]]]] = {
 def bracketed(host: str) -> str:
     """A host as it stands before a port: an IPv6 address goes into brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def may_be_ipv6(endpoint: str) -> bool:
+    """False for `tcp://`, an IPv4 address and a port: only then may the socket that binds or dials do without IPv6."""
+    return _IPV4_ENDPOINT.fullmatch(endpoint) is None
 
 
 def parse_endpoints(text: str | bytes, source: str) -> Endpoints:

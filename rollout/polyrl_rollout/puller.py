@@ -22,6 +22,7 @@ import structlog
 import zmq
 import zmq.asyncio
 
+from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.weights import ChunkEntry, VersionManifest, chunk_matches, decode_manifest, missing_chunks
@@ -118,6 +119,7 @@ class Puller:
             (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
         ):
             socket.setsockopt(option, value)
+        socket.ipv6 = may_be_ipv6(announce.endpoint)
         socket.connect(announce.endpoint)
         return socket
 

@@ -174,6 +174,7 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * DEADLINE_S)
 async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kubelet) -> None:
     manager = manager_pod(kubelet.owner, 1, SETTINGS)
     trainer = trainer_job(kubelet.owner, SETTINGS)["spec"]["template"]

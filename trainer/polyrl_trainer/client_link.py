@@ -23,6 +23,7 @@ from typing import Final
 
 import zmq
 
+from polyrl.control import may_be_ipv6
 from polyrl.errors import DeadlineExceeded, PolyRLError, ProtocolError, RunFailed, Superseded
 from polyrl.keys import TrainerKeys
 from polyrl.wire import (
@@ -183,6 +184,7 @@ class ManagerLink:
         monitor = socket.get_monitor_socket(_BROKEN)
         self._socket, self._monitor, self._welcome, self._fenced, self._broken = socket, monitor, None, None, False
         try:
+            socket.ipv6 = may_be_ipv6(endpoint)
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise RunFailed(f"cannot dial the manager at {endpoint!r}: {error}") from error

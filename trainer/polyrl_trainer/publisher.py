@@ -24,7 +24,7 @@ import torch
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from polyrl.control import bracketed
+from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.weights import (
@@ -53,8 +53,6 @@ HEARTBEAT_MS: Final = 5_000
 """Silence after which a peer is asked whether it is there; three times that and its queue is freed."""
 STOP_SECONDS: Final = 5.0
 """Longest wait for the serving thread to notice that it should end."""
-ANYWHERE: Final = "://*:"
-"""In an address to bind: all of the machine's, of IPv4 and IPv6."""
 _ZAP_DOMAIN: Final = "publisher"
 
 _DTYPES: Final = {
@@ -239,7 +237,7 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str)
         (zmq.LINGER, 0),
     ):
         socket.setsockopt(option, value)
-    socket.ipv6 = ANYWHERE in bind
+    socket.ipv6 = may_be_ipv6(bind)
     socket.bind(bind)
     return socket
 

@@ -22,6 +22,7 @@ from typing import Final, Self, TypeAlias
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.wire import MAX_FRAME_BYTES, FromAgent, ToAgent, decode_to_agent, encode
@@ -91,6 +92,7 @@ class Link:
 
     async def _shake_hands(self, endpoint: str) -> None:
         try:
+            self._socket.ipv6 = may_be_ipv6(endpoint)
             self._socket.connect(endpoint)
             async with asyncio.timeout(HANDSHAKE_S):
                 await self._answered.wait()

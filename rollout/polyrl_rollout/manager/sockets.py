@@ -25,9 +25,8 @@ from typing import Final
 
 import zmq
 
-from polyrl.control import bracketed
+from polyrl.control import bracketed, may_be_ipv6
 from polyrl.wire import MAX_FRAME_BYTES
-from polyrl.worker import EVERYWHERE
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
@@ -86,8 +85,9 @@ class Router:
         self.traffic = Traffic()
         self._socket = context.socket(zmq.ROUTER)
         _configure(self._socket, keys)
-        self._socket.ipv6 = address == EVERYWHERE or ":" in address
-        self._socket.bind(f"tcp://{bracketed(address)}:{port or '*'}")
+        endpoint = f"tcp://{bracketed(address)}:{port or '*'}"
+        self._socket.ipv6 = may_be_ipv6(endpoint)
+        self._socket.bind(endpoint)
         self.endpoint: str = self._socket.get_string(zmq.LAST_ENDPOINT)
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop = asyncio.get_running_loop()
