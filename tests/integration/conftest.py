@@ -32,7 +32,13 @@ LOOK_S: Final = 0.05
 ADMIN: Final = "admin"
 STRANGER: Final = "stranger"
 """A user without any right."""
-TOKENS: Final = {ADMIN: 'admin-token,admin,1,"system:masters"', STRANGER: "stranger-token,stranger,2"}
+OPERATOR: Final = "operator"
+"""A user with the rights that a test gives it."""
+TOKENS: Final = {
+    ADMIN: 'admin-token,admin,1,"system:masters"',
+    STRANGER: "stranger-token,stranger,2",
+    OPERATOR: "operator-token,operator,3",
+}
 
 
 @dataclass

@@ -16,31 +16,27 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete]
-# The trainer is an Indexed Job; suspending a job suspends it.
+# The trainer is an Indexed Job; suspending a job suspends it, and one whose template was changed meanwhile is made anew.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# A run's addresses and configuration; a changed spec makes a new ConfigMap, and the old one goes.
+# A run's addresses, and an account for its workers that may do nothing; put right when somebody changed them.
 - apiGroups: [""]
-  resources: [services, configmaps]
-  verbs: [get, list, create, patch, delete]
-# Workers run under an account of their own that may do nothing.
-- apiGroups: [""]
-  resources: [serviceaccounts]
+  resources: [services, serviceaccounts]
   verbs: [get, list, create, patch]
-# Volumes for checkpoints and the journal.
+# A run's configuration, which a changed spec makes anew under a new name; volumes for checkpoints and the journal.
 - apiGroups: [""]
-  resources: [persistentvolumeclaims]
-  verbs: [get, list, create, patch]
+  resources: [configmaps, persistentvolumeclaims]
+  verbs: [get, list, create]
 # Each job's keys: made once, read by name to speak with the job's manager. Never listed.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]
-# Voluntary evictions spare the trainer.
+# Voluntary evictions spare the trainer; deleted when a job no longer asks for it.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, create, patch, delete]
-# networkPolicy.mode Isolated.
+# networkPolicy.mode Isolated; deleted when a job no longer asks for it.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, create, patch, delete]
