@@ -20,7 +20,7 @@ class Container(Spec):
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-    """Name of the container; the operator adds its environment to the first one."""
+    """Name of the container; the first one is renamed after its role: manager, trainer or rollout."""
     image: PathText | None = None
     """Image reference; default: the operator's own image."""
 
@@ -31,7 +31,7 @@ class PodSpec(Spec):
     model_config = ConfigDict(extra="allow")
 
     containers: list[Container] = Field(min_length=1, max_length=32)
-    """The first one is ours, the others are sidecars."""
+    """The first one is ours: the operator sets its command, and adds to the rest. The others are sidecars."""
 
 
 class PodTemplate(Spec):
@@ -40,7 +40,9 @@ class PodTemplate(Spec):
     metadata: dict[str, Any] = Field(default={})
     """Labels and annotations of the pod."""
     spec: PodSpec
-    """The pod. The operator adds environment, labels, restartPolicy, grace period, and what `capacity` asks for."""
+    """The pod. The operator adds what it needs and what `capacity` asks for; of environment, mounts, resources,
+    tolerations and securityContext both are kept, and where they clash, what is written here wins. Its own are command,
+    restartPolicy, grace period and selecting labels."""
 
 
 Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")]
