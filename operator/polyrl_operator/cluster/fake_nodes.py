@@ -17,6 +17,7 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
+from polyrl.worker import Role
 from polyrl_operator.cluster.client import ApiError, Client
 from polyrl_operator.cluster.kinds import FIXED, JOB, POD, SECRET, TRAINER, Kind
 from polyrl_operator.cluster.resync import OURS
@@ -114,7 +115,7 @@ class FakeNodes:
         elif self._node and not pod["spec"].get("nodeName"):
             await self._bind(metadata)
         elif status.get("phase") == "Pending" and not status.get("podIP"):
-            await self._status(POD, metadata["namespace"], metadata["name"], self._running())
+            await self._status(POD, metadata["namespace"], metadata["name"], self._running(metadata))
 
     async def _bind(self, metadata: Object) -> None:
         target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
@@ -123,11 +124,13 @@ class FakeNodes:
         async with self._session.post(self._host + path, json=binding) as response:
             await response.read()
 
-    def _running(self) -> Object:
-        stamp = _now()
+    def _running(self, metadata: Object) -> Object:
+        """A manager without a container behind it never answers, so it never becomes ready."""
+        stamp, role = _now(), metadata["labels"].get(names.LABEL_ROLE)
+        ready = () if role == Role.MANAGER.value else ("ContainersReady", "Ready")
         true = [
             {"type": kind, "status": "True", "lastTransitionTime": stamp}
-            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+            for kind in ("PodScheduled", "Initialized", *ready)
         ]
         place = {"podIP": self._address, "podIPs": [{"ip": self._address}], "startTime": stamp}
         return {"phase": "Running", "conditions": true} | place

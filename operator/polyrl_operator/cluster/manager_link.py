@@ -29,7 +29,10 @@ POLLS: Final = 512
 """Long-polls at a time; drains do not queue behind them. Beyond it polls come later, and are not counted as missed."""
 
 FIRST_CONTACT_S: Final = 1.0
-"""Between tries until a manager first answers."""
+"""Before the second try to reach a manager that never answered; doubles."""
+
+MAX_CONTACT_S: Final = 30.0
+"""Longest pause between two such tries: a thousand managers out of reach cost 33 tries a second."""
 
 MISSED_TOLD: Final = 3
 """Missed polls that are each news; further ones change nothing."""
@@ -66,14 +69,15 @@ class Links:
         self._draining: dict[str, asyncio.Task[None]] = {}
         self._polls = asyncio.Semaphore(POLLS)
 
-    def follow(self, key: Key, address: Address | None) -> None:
-        """The job's manager is there now; None: it has none."""
+    def follow(self, key: Key, address: Address | None, *, ready: bool = True) -> None:
+        """The job's manager is there now; None: it has none. One that is not ready yet is not spoken to; one that was
+        is not left for a failed probe."""
         link = self._links.get(key)
         if link is not None and link.address != address:
             link.task.cancel()
             del self._links[key]
             link = None
-        if link is None and address is not None:
+        if link is None and address is not None and ready:
             self._links[key] = self._linked(key, address)
 
     def facts(self, key: Key) -> ManagerFacts | None:
@@ -104,7 +108,7 @@ class Links:
 
     async def _poll(self, key: Key, link: _Link) -> None:
         """Until cancelled. A manager that cannot be read is missed like one that does not answer."""
-        seq = -1
+        seq, contact_s = -1, FIRST_CONTACT_S
         while True:
             began = time.monotonic()
             try:
@@ -118,7 +122,8 @@ class Links:
             else:
                 seq = status.seq
                 self._heard(key, link, status)
-            spacing = link.address.poll_s if link.facts is not None else FIRST_CONTACT_S
+            spacing = link.address.poll_s if link.facts is not None else contact_s
+            contact_s = min(2 * contact_s, MAX_CONTACT_S)
             await asyncio.sleep(max(0.0, began + spacing - time.monotonic()))
 
     def _heard(self, key: Key, link: _Link, status: ManagerStatus) -> None:

@@ -121,7 +121,8 @@ class Turns:
         raw = await self._writer.catch_up(key, raw, state.pending)
         pods = self._cache.pods(key, state.uid)
         facts = self._facts(key, raw, pods, state)
-        self._links.follow(key, _manager(facts, pods))
+        address, ready = _manager(facts, pods)
+        self._links.follow(key, address, ready=ready)
         decision = reconcile(facts, self._settings, state.memory, time.time())
         outcome = await self._act(facts, decision)
         self._remember(key, state, facts, decision, outcome)
@@ -187,14 +188,14 @@ class Turns:
             log.warning("turn failed", job=str(key), error=str(error) or type(error).__name__, again_s=round(pause, 1))
 
 
-def _manager(facts: JobFacts, pods: list[Object]) -> Address | None:
-    """Of the newest manager pod that has an address and has not ended."""
+def _manager(facts: JobFacts, pods: list[Object]) -> tuple[Address | None, bool]:
+    """Of the newest manager pod that has an address and has not ended, and whether it is ready."""
     if facts.job is None or facts.deleting:
-        return None
+        return None, False
     spec, raw = facts.job.spec, {pod["metadata"]["uid"]: pod for pod in pods}
     for pod in reversed(facts.of_role(Role.MANAGER)):
         host = (raw[pod.uid].get("status") or {}).get("podIP")
         if host and not pod.ended:
             dns = names.manager_service(facts.name)
-            return Address(host, spec.manager.port, pod.uid, dns, float(spec.telemetry.poll_seconds))
-    return None
+            return Address(host, spec.manager.port, pod.uid, dns, float(spec.telemetry.poll_seconds)), pod.ready
+    return None, False
