@@ -41,7 +41,7 @@ class Trainer(Spec):
     capacity: Annotated[TrainerCapacity, BY_VALUE, CLUSTER_ONLY] = TrainerCapacity.ON_DEMAND
     """OnDemand keeps the trainer off spot machines by the affinity of `rollout.capacity.preset`."""
     template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None
-    """Pod of one trainer rank; default: the operator's own image with no devices. An initContainer `reserved` in it adds
-    to the reserved engine's sidecar, such as a share of the trainer's devices. Immutable unless suspended."""
+    """Pod of one trainer rank; default: the operator's own image with no devices. An initContainer `reserved` adds to
+    the reserved engine's sidecar, such as a share of the trainer's devices. Immutable unless suspended."""
     storage: Annotated[TrainerStorage, CLUSTER_ONLY] = TrainerStorage()
     """Where checkpoints and metrics lie; a local run has its folder. Immutable."""
