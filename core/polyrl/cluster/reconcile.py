@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from polyrl.cluster.acceptance import Acceptance, acceptance
-from polyrl.cluster.actions import Action, Create, Decision
+from polyrl.cluster.actions import Action, Create, Decision, Delete
 from polyrl.cluster.announce import fleet_news, flips
 from polyrl.cluster.conditions import stall_due
 from polyrl.cluster.cost import runs_since
@@ -29,7 +29,7 @@ from polyrl.cluster.look import Look
 from polyrl.cluster.memory import Memory, SeenPod
 from polyrl.cluster.pools import pool_views
 from polyrl.cluster.removal import forced
-from polyrl.cluster.rollouts import Standing, rollouts, silent_since
+from polyrl.cluster.rollouts import Standing, rollouts
 from polyrl.cluster.settings import Settings
 from polyrl.cluster.singles import children, dismiss, disrupted, manager, trainer, trainer_numbers
 from polyrl.cluster.status_of import refused, status_of
@@ -54,7 +54,7 @@ def reconcile(facts: JobFacts, settings: Settings, memory: Memory, now: float) -
     status = status_of(judged)
     actions, dues = _act(judged)
     due = min((due for due in dues if due is not None and due > now), default=None)
-    return Decision((*actions, *flips(facts.status, status)), status, _remembered(judged), due)
+    return Decision((*actions, *flips(facts.status, status)), status, _remembered(judged, actions), due)
 
 
 def _judge(look: Look) -> Judged:
@@ -147,26 +147,26 @@ def _rest(judged: Judged) -> tuple[list[Action], list[float | None]]:
     return [*actions, *gone], [due]
 
 
-def _remembered(judged: Judged) -> Memory:
+def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
     look, memory = judged.look, judged.accepted.memory or judged.look.memory
     uids = {pod.uid for pod in look.facts.pods}
     listed = {one.pod.uid for one in judged.fleet if one.engine is not None}
-    silent = {one.pod.uid: since for one in judged.fleet if (since := silent_since(one.pod, look)) is not None}
-    standing = {one.pod.uid: one.standing for one in judged.fleet}
+    silent = {one.pod.uid: one.silent_since for one in judged.fleet if one.silent_since is not None}
+    ours = {action.uid for action in actions if isinstance(action, Delete)}
+    ours |= {one.pod.uid for one in judged.standing(Standing.RELEASED)}
     return replace(
         memory,
         written=look.written,
         recommendations=judged.wish.window,
         watch=judged.news.watch,
-        seen={pod.uid: _seen(pod, standing.get(pod.uid), judged.life) for pod in look.facts.pods},
+        seen={pod.uid: _seen(pod, ours, judged.life) for pod in look.facts.pods},
         silent_since=silent,
         registered=(memory.registered & uids) | listed,
         drains_told=memory.drains_told & uids,
     )
 
 
-def _seen(pod: PodFacts, standing: Standing | None, now: Life) -> SeenPod:
-    """A pod that had no node yet was not taken from anybody."""
-    ours = standing is Standing.RELEASED or now.stage is not Stage.RUNS
-    settled = pod.ended or pod.scheduled_at is None or counted(pod) is not None or ours
-    return SeenPod(pod.name, pod.role, pod.pool, pod.node, settled, runs_since(pod))
+def _seen(pod: PodFacts, ours: set[str], now: Life) -> SeenPod:
+    """A pod that had no node yet was not taken from anybody; one that we delete in this very look neither."""
+    lost = not (pod.ended or pod.scheduled_at is None or pod.uid in ours or now.stage is not Stage.RUNS)
+    return SeenPod(pod.name, pod.role, pod.pool, pod.node, not lost or counted(pod) is not None, runs_since(pod))
