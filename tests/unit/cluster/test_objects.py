@@ -352,7 +352,9 @@ def test_a_job_that_samples_nothing_has_no_manager() -> None:
     kinds = {(child["kind"], child["metadata"]["name"]) for child in fixed_children(one, SETTINGS)}
     assert not {name for _, name in kinds if name.endswith("-manager")}
     job = trainer_job(one, SETTINGS)
-    assert "initContainers" not in job["spec"]["template"]["spec"]
+    pod = job["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert not [volume for volume in pod["volumes"] if "secret" in volume], "nobody to talk to, so nothing to hide"
     for build in (lambda: manager_pod(one, 1, SETTINGS), lambda: rollout_pod(one, 1, Pool.SPOT, SETTINGS)):
         with pytest.raises(ValueError, match="sample"):
             build()

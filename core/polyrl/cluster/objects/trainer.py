@@ -78,9 +78,10 @@ def _template(owner: Owner, settings: Settings) -> Fields:
     resources = merged_resources(_their_resources(owner), RESOURCES)
     workers = pod_workers(owner, whole_cpus(resources))
     run = kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
-    keys, shared = keys_volume(owner, "trainer.key"), (job_volume(owner), tmp_volume(), memory_volume())
+    shared = (job_volume(owner), tmp_volume(), memory_volume())
+    keys = () if workers.manager is None else (keys_volume(owner, "trainer.key"),)
     code = code_volume(spec.recipe.code)
-    volumes = (*shared, keys, run) + (() if code is None else (code,))
+    volumes = (*shared, *keys, run, *(() if code is None else (code,)))
     ours = container(workers.trainer, settings.trainer_image, settings, volumes)
     ours["env"].append(from_field(ADVERTISE_ENV, "status.podIP"))
     ours |= {"ports": [{"name": "weights", "containerPort": names.PUBLISHER_PORT}], "resources": RESOURCES}
