@@ -21,6 +21,7 @@ from polyrl.cluster.stamps import second, unix
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition
 from polyrl.status import StepValue
+from polyrl.worker import Role
 
 FAILED_STARTS: Final = 3
 """Rollouts that failed in a row before one registered: a wrong setting fails every time, bad luck does not."""
@@ -110,8 +111,10 @@ def _trainer_ready(judged: Judged) -> Said:
         return Said("TrainerReady", "False", *idle)
     if judged.trainer_ready:
         return Said("TrainerReady", "True", "Ready", "the trainer is ready")
-    if judged.trainers_disrupted:
-        pod, notice = judged.trainers_disrupted[-1]
+    newest = judged.look.facts.of_role(Role.TRAINER)[-1:]
+    gone = [(pod, notice) for pod, notice in judged.trainers_disrupted if pod in newest]
+    if gone:
+        pod, notice = gone[0]
         return Said("TrainerReady", "False", "Disrupted", f"{pod.name} is taken away: {notice.why}")
     if judged.unreachable:
         return Said("TrainerReady", "False", "ManagerUnreachable", "the manager does not answer")
@@ -158,7 +161,7 @@ def _capacity_limited(judged: Judged) -> Said:
     if (idle := _idle(judged)) is not None:
         return Said("CapacityLimited", "False", *idle)
     refusal = judged.look.memory.refusal
-    if refusal is not None:
+    if refusal is not None and len(judged.live) < judged.wish.wished:
         word = "QuotaExceeded" if "exceeded quota" in refusal.message else "Refused"
         return Said("CapacityLimited", "True", word, refusal.message[:REASON_LENGTH])
     held = [view.status for view in judged.views if view.held]

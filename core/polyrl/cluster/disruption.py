@@ -5,6 +5,7 @@
     node or its NodeClaim is being deleted            confirmed
     node is shutting down, out of service, gone       confirmed
     taint of a termination (spot-itn, ToBeDeleted...) confirmed
+    its agent hands over: it got a signal or a notice confirmed
     node not ready or unreachable                     at risk; confirmed once the manager has lost the engine as well
     cordon, rebalance, candidate, disrupted taint     at risk: no replacement, first victim
 
@@ -56,9 +57,14 @@ class Notice:
     why: str
 
 
-def notice_of(pod: PodFacts, facts: JobFacts, drain_s: float, now: float, *, silent: bool) -> Notice | None:
-    """The notice of `pod`, which we have not released. `silent`: the manager has lost its engine."""
+def notice_of(
+    pod: PodFacts, facts: JobFacts, drain_s: float, now: float, *, silent: bool = False, drains: bool = False
+) -> Notice | None:
+    """The notice of `pod`, which we have not released. `silent`: the manager has lost its engine; `drains`: its agent
+    hands over of its own accord, so it was told by its machine or by a signal."""
     signs = [*_pod_signs(pod), *node_signs(pod, facts, now, silent=silent)]
+    if drains:
+        signs.append(Sign(Kind.UNKNOWN, True, why="its agent hands over"))
     told_at = unix(pod.annotations.get(names.ANNOTATION_NOTICED_AT))
     confirmed = [sign for sign in signs if sign.confirmed]
     if told_at is None and not signs:

@@ -27,17 +27,19 @@ def failure(pod: PodFacts, look: Look, silent_since: float | None) -> str:
         return ""
     if silent_since is not None and look.now - silent_since >= SILENT_S:
         return f"the manager has not heard its engine for {SILENT_S:.0f} s"
-    limit = look.spec.rollout.startup_timeout_seconds
-    if start_due(pod, look) is not None and pod.scheduled_at is not None and look.now - pod.scheduled_at >= limit:
-        return f"it did not register within {limit} s of being scheduled"
+    due = start_due(pod, look)
+    if due is not None and look.now >= due:
+        return f"it did not register within {look.spec.rollout.startup_timeout_seconds} s of being scheduled"
     return ""
 
 
 def start_due(pod: PodFacts, look: Look) -> float | None:
-    """Unix seconds by which the pod must have registered; None when it has, or has no node yet."""
+    """Unix seconds by which the pod must have registered; None when it has, or has no node yet. An operator that began
+    to look just now may have met a manager that did too, and does not know its engines yet."""
     if pod.scheduled_at is None or pod.name in look.engines or pod.uid in look.memory.registered:
         return None
-    return pod.scheduled_at + look.spec.rollout.startup_timeout_seconds
+    began_at = look.now if look.memory.began_at is None else look.memory.began_at
+    return max(pod.scheduled_at + look.spec.rollout.startup_timeout_seconds, began_at + SILENT_S)
 
 
 def _ended(pod: PodFacts, look: Look) -> str:

@@ -60,6 +60,8 @@ class PodFacts:
     """status.reason: Evicted, Terminated, NodeShutdown, NodeLost, ..."""
     exits: tuple[Exit, ...] = ()
     """Of its containers that ended for good."""
+    ended_at: float | None = None
+    """When the last of these ended."""
     template_hash: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Only ours."""

@@ -25,7 +25,7 @@ from polyrl.cluster.node_signs import Kind
 from polyrl.cluster.objects.rollout import rollout_pod
 from polyrl.cluster.pools import PoolView
 from polyrl.cluster.removal import release
-from polyrl.cluster.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.rollouts import Rollout, Standing, next_due, of_pool
 from polyrl.cluster.stamps import millisecond
 from polyrl.cluster.updates import making_way
 from polyrl.cluster.victims import stand_ins, victims
@@ -64,7 +64,7 @@ def fleet_plan(
     removals, stay_due = _removals(look, fleet)
     actions: list[Action] = [*drains, *_numbers(look, fleet, vanished), *_creations(look, fleet, split)]
     actions += let_go(look, leaving)
-    dues = [split.due, told_due, stay_due, *(view.due for view in views)]
+    dues = [split.due, told_due, stay_due, next_due(fleet, look), *(view.due for view in views)]
     reasons: dict[str, int] = {}
     for _, why in leaving:
         reasons[why] = reasons.get(why, 0) + 1

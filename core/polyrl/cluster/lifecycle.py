@@ -56,9 +56,9 @@ def life(look: Look) -> Life:
         return Life(Stage.FAILED, ended_at, look.status.failure)
     trainer = look.facts.trainer
     if trainer is not None and trainer.complete_at is not None:
-        return Life(Stage.COMPLETE, look.now)
+        return Life(Stage.COMPLETE, trainer.complete_at)
     if trainer is not None and trainer.failed_at is not None:
-        return Life(Stage.FAILED, look.now, _failure(look, trainer))
+        return Life(Stage.FAILED, trainer.failed_at, _failure(look, trainer))
     due = _deadline(look)
     if due is not None and look.now >= due:
         limit = look.spec.active_deadline_seconds

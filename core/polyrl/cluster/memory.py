@@ -71,6 +71,8 @@ class Refusal:
 class Memory:
     """Of one job. The shell adds what its requests taught it: `told`, `refused`, `taken`."""
 
+    began_at: float | None = None
+    """When the first of these looks was; absence is judged only after a while of looking."""
     recommendations: tuple[Recommendation, ...] = ()
     """Newest last, as many as the longest window."""
     watch: StepWatch | None = None

@@ -46,7 +46,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class _Half:
-    """The pods of one pool that hold a place; those not yet counted as failed do, so that back-off comes first."""
+    """The pods of one pool that hold a place; those not yet counted as failed, or that just left, still do."""
 
     all: int
     placed: int
@@ -86,11 +86,15 @@ def mix(fleet: Sequence[Rollout], wished: int, spec: RolloutSpec, views: Sequenc
 
 def _half(fleet: Sequence[Rollout], pool: Pool, view: PoolView) -> _Half:
     leaving = {one.pod.uid for one in view.surplus}
-    failed = [one for one in fleet if one.pool is pool and one.standing is Standing.FAILED and one.counted is None]
+    failed = [one for one in fleet if one.pool is pool and _undecided(one)]
     live = [one for one in fleet if one.pool is pool and one.live and one.pod.uid not in leaving]
     waiting = sum(one.standing is Standing.WAITING for one in live)
     serving = sum(one.standing is Standing.SERVING for one in live)
     return _Half(len(live) + len(failed), len(live) + len(failed) - waiting, serving)
+
+
+def _undecided(one: Rollout) -> bool:
+    return one.standing is Standing.LEFT or (one.standing is Standing.FAILED and one.counted is None)
 
 
 def _called(spec: RolloutSpec, slots: int, spot: _Half, view: PoolView, now: float) -> tuple[int, float | None]:

@@ -41,6 +41,7 @@ def pod_facts(pod: Raw) -> PodFacts | None:
         disruption=raw.text(disrupted, "reason") or "Unknown" if raw.holds(disrupted) else "",
         reason=raw.text(pod, "status", "reason"),
         exits=_exits(pod),
+        ended_at=_ended_at(pod),
         template_hash=raw.text(labels, names.LABEL_TEMPLATE),
         annotations=_annotations(pod),
     )
@@ -67,13 +68,18 @@ def _exits(pod: Raw) -> tuple[Exit, ...]:
         PodPhase.FAILED,
     ):
         return ()
+    return tuple(Exit(name, raw.count(end, "exitCode"), raw.text(end, "reason")) for name, end in _terminated(pod))
+
+
+def _ended_at(pod: Raw) -> float | None:
+    stamps = [unix(raw.text(end, "finishedAt")) for _, end in _terminated(pod)]
+    return max((at for at in stamps if at is not None), default=None)
+
+
+def _terminated(pod: Raw) -> list[tuple[str, Raw]]:
     statuses = raw.parts(pod, "status", "containerStatuses") + raw.parts(pod, "status", "initContainerStatuses")
-    ended = [(status, raw.part(status, "state", "terminated")) for status in statuses]
-    return tuple(
-        Exit(raw.text(status, "name"), raw.count(end, "exitCode"), raw.text(end, "reason"))
-        for status, end in ended
-        if end
-    )
+    states = [(raw.text(status, "name"), raw.part(status, "state", "terminated")) for status in statuses]
+    return [(name, end) for name, end in states if end]
 
 
 def _annotations(pod: Raw) -> dict[str, str]:

@@ -157,6 +157,8 @@ def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
     return replace(
         memory,
         written=look.written,
+        began_at=look.now if memory.began_at is None else memory.began_at,
+        refusal=None if len(judged.live) >= judged.wish.wished else memory.refusal,
         recommendations=judged.wish.window,
         watch=judged.news.watch,
         seen={pod.uid: _seen(pod, ours, judged.life) for pod in look.facts.pods},

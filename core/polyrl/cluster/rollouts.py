@@ -3,6 +3,7 @@
     WAITING -> STARTING -> SERVING      in the count of the fleet
     TAKEN                               the cluster takes it or took it; replaced at once
     FAILED                              ended, never registered or fell silent, by no sign of the cluster's
+    LEFT                                ended with status 0 a moment ago: whether the run is over is about to be known
     RELEASED                            we chose to let it go
 
 Refuses to hold: what follows from it (see `fleet_plan`). Read next: `disruption`, `endings`.
@@ -18,13 +19,16 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.counting import Counted, Tally, counted
 from polyrl.cluster.disruption import Notice, notice_of
-from polyrl.cluster.endings import failure
+from polyrl.cluster.endings import SILENT_S, failure, start_due
 from polyrl.cluster.facts import PodFacts
 from polyrl.cluster.look import Look
-from polyrl.cluster.node_signs import Kind
+from polyrl.cluster.node_signs import NODE_KNOWN_S, Kind
 from polyrl.sample import Pool
-from polyrl.status import EngineStatus
+from polyrl.status import EngineState, EngineStatus
 from polyrl.worker import Role
+
+QUIET_S: Final = 10.0
+"""When a run ends, rollouts end first and the manager's word arrives within a poll; nobody is to be replaced then."""
 
 LEASE_LOST_S: Final = 5.0
 """On a node that is not ready, silence for so long is no passing reconnect; agents reconnect within a second."""
@@ -38,6 +42,7 @@ class Standing(Enum):
     SERVING = auto()
     TAKEN = auto()
     FAILED = auto()
+    LEFT = auto()
     RELEASED = auto()
 
 
@@ -78,6 +83,17 @@ def rollouts(look: Look) -> tuple[Rollout, ...]:
     return tuple(_rollout(pod, look) for pod in look.facts.of_role(Role.ROLLOUT))
 
 
+def next_due(fleet: Sequence[Rollout], look: Look) -> float | None:
+    """Unix seconds at which time alone will make one of them stand otherwise; None when never."""
+    dues: list[float | None] = [start_due(one.pod, look) for one in fleet if one.standing is Standing.STARTING]
+    dues += [one.pod.ended_at + QUIET_S for one in fleet if one.standing is Standing.LEFT and one.pod.ended_at]
+    for since in (one.silent_since for one in fleet if one.silent_since is not None):
+        dues += [since + LEASE_LOST_S, since + SILENT_S]
+    unseen = [one.pod for one in fleet if one.pod.node not in look.facts.nodes and look.facts.sees_nodes]
+    dues += [pod.scheduled_at + NODE_KNOWN_S for pod in unseen if pod.scheduled_at is not None]
+    return min((due for due in dues if due is not None and due > look.now), default=None)
+
+
 def of_pool(fleet: Sequence[Rollout], pool: Pool) -> list[Rollout]:
     """The live ones of one pool."""
     return [one for one in fleet if one.live and one.pool is pool]
@@ -98,12 +114,15 @@ def _rollout(pod: PodFacts, look: Look) -> Rollout:
     if written is not None and written.tally is Tally.FAILURE:
         return Rollout(pod, Standing.FAILED, None, engine, since, "it was counted as failed")
     silent = since is not None and look.now - since >= LEASE_LOST_S
-    notice = notice_of(pod, look.facts, look.drain_s, look.now, silent=silent)
+    drains = engine is not None and engine.state is EngineState.DRAINING and not look.finishing
+    notice = notice_of(pod, look.facts, look.drain_s, look.now, silent=silent, drains=drains)
     if notice is not None and notice.confirmed:
         return Rollout(pod, Standing.TAKEN, notice, engine, since)
     why = failure(pod, look, since)
     if why:
         return Rollout(pod, Standing.FAILED, None, engine, since, why)
+    if pod.ended and pod.ended_at is not None and look.now - pod.ended_at < QUIET_S:
+        return Rollout(pod, Standing.LEFT, None, engine, since)
     if pod.ended:
         left = Notice(Kind.UNKNOWN, look.now, look.now, True, "its agent ended after handing over")
         return Rollout(pod, Standing.TAKEN, left, engine, since)
