@@ -36,6 +36,10 @@ POD_PATIENCE_S: Final = 1800.0
 HANDED_OVER_EXIT: Final = 143
 """Exit code of a trainer that was asked to leave, saved, and wants a successor; what shells say of SIGTERM."""
 
+TEMPORARY_EXIT: Final = 75
+"""Exit code of a trainer in a pod that waited in vain for others, or broke for a reason unknown to it: it said nothing
+of an end, and another try may do better. EX_TEMPFAIL of sysexits.h."""
+
 
 class Role(StrEnum):
     """What a worker is for."""

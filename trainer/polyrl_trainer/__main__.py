@@ -1,7 +1,8 @@
 """`python -m polyrl_trainer`: parses the command line, then runs the trainer.
 
 Logs are JSON lines on stderr. Ends with 0 when done or stopped on request, 1 when the run cannot go on, 2 on wrong
-input, each failure with one sentence; with HANDED_OVER_EXIT when a successor is to go on, or does so already.
+input, each failure with one sentence. Where another process takes its place it ends with HANDED_OVER_EXIT when that one
+is to go on, or does so already, and with TEMPORARY_EXIT when that one may succeed where it did not.
 Refuses to import torch before the arguments are known to be right. Read next: `app`.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +20,8 @@ import structlog
 import typer
 
 from polyrl import leash
-from polyrl.errors import PolyRLError, Superseded, UserError
-from polyrl.worker import HANDED_OVER_EXIT
+from polyrl.errors import DeadlineExceeded, PolyRLError, Superseded, UserError
+from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.client import PATIENCE_S
 
 
@@ -50,14 +52,22 @@ def main(  # noqa: PLR0913 - one argument per flag
         done = asyncio.run(run_trainer(arguments))
     except PolyRLError as error:
         print(error, file=sys.stderr, flush=True)
-        raise typer.Exit(_exit_code(error, hand_over)) from None
+        raise typer.Exit(exit_code_of(error, hand_over)) from None
+    except Exception:
+        if not hand_over:
+            raise
+        traceback.print_exc()
+        raise typer.Exit(TEMPORARY_EXIT) from None
     if hand_over and not done:
         raise typer.Exit(HANDED_OVER_EXIT)
 
 
-def _exit_code(error: PolyRLError, hand_over: bool) -> int:
+def exit_code_of(error: PolyRLError, hand_over: bool) -> int:
+    """What the process's end says of this error, to whoever may start another one."""
     if hand_over and isinstance(error, Superseded):
         return HANDED_OVER_EXIT
+    if hand_over and isinstance(error, DeadlineExceeded):
+        return TEMPORARY_EXIT
     return 2 if isinstance(error, UserError) else 1
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from polyrl.errors import InvalidData, PolyRLError, RunFailed, Superseded
+from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import Mode
 from polyrl.worker import EVERYWHERE
@@ -144,7 +144,8 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
         checkpoints.adopt_finals(resumed_from)
     go_back_to(arguments.run / METRICS, state)
     metrics = open_metrics(arguments.run, recipe.logging.tensorboard)
-    return Session(state, checkpoints, metrics, recipe.checkpoint.every_steps), resumed_from
+    every = recipe.checkpoint.every_steps
+    return Session(state, checkpoints, metrics, every, patience_s=arguments.patience_s), resumed_from
 
 
 def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
@@ -173,10 +174,9 @@ async def _run_stages(
             async with _rollout_side(arguments, job, prepared, session, client) as side:
                 story = stages.run(side)
                 done = await _until_left(arguments, session, story, side.host.run(), side.supply.run())
-        except Superseded:
-            raise
         except Exception as error:
-            await _say_failed(client, error)
+            if not (arguments.hand_over and _is_temporary(error)):
+                await _say_failed(client, error)
             raise
         if arguments.hand_over and not done:
             return False
@@ -259,6 +259,11 @@ async def _stop_in_time(session: Session) -> None:
     await session.stop.wait()
     await asyncio.sleep(STOP_DEADLINE_S)
     raise RunFailed(f"asked to stop, and did not within {STOP_DEADLINE_S:g} s; the newest checkpoint on disk is whole")
+
+
+def _is_temporary(error: Exception) -> bool:
+    """True when it says nothing against the run: others were awaited in vain or are at work, or we broke."""
+    return isinstance(error, DeadlineExceeded | Superseded) or not isinstance(error, PolyRLError)
 
 
 async def _say_failed(client: RolloutClient, error: Exception) -> None:

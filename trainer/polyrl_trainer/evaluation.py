@@ -102,7 +102,7 @@ class Evaluator:
                 min_samples=len(groups.live),
                 max_samples=len(groups.live),
                 max_tokens=MAX_TOKENS_PER_ANSWER,
-                deadline_s=EVALUATION_DEADLINE_S,
+                deadline_s=max(EVALUATION_DEADLINE_S, self._session.patience_s),
             )
             groups.use([one.group for one in batch.samples])
             scored += batch.samples

@@ -175,7 +175,7 @@ class RlStep:
             min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
             max_samples=missing,
             max_tokens=self._recipe.max_tokens_per_micro_batch,
-            deadline_s=NEXT_DEADLINE_S,
+            deadline_s=max(NEXT_DEADLINE_S, self._session.patience_s),
         )
 
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:

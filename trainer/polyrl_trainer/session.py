@@ -37,6 +37,8 @@ class Session:
     """None in modes that run without a manager."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run was asked to end; loops save and return."""
+    patience_s: float = 0.0
+    """How long capacity may be away; loops wait for samples at least so long."""
     told: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
 

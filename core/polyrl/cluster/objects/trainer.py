@@ -4,7 +4,8 @@
     exit 1, 2          it said why and would end so again: the Job fails at once
     exit 143           it was asked to leave and saved: replaced, not counted
     DisruptionTarget   its machine was taken: replaced, not counted
-    anything else      counts towards backoffLimit; `failurePolicy.rules` come before the exit codes
+    anything else      counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
+    `failurePolicy.rules` come before the first two of these exit codes.
 Refuses to hold: when to suspend or replace the Job (see `reconcile`). Read next: `failure_rules`.
 """
 
