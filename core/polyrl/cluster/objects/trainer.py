@@ -5,7 +5,7 @@
     exit 143           it was asked to leave and saved: replaced, not counted
     DisruptionTarget   its machine was taken: replaced, not counted
     anything else      counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
-    `failurePolicy.rules` come before the first two of these exit codes.
+    The order is: disruptions, 143, `failurePolicy.rules`, then 1 and 2.
 Refuses to hold: when to suspend or replace the Job (see `reconcile`). Read next: `failure_rules`.
 """
 
