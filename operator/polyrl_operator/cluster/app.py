@@ -69,7 +69,7 @@ class Operator:
         """All that runs side by side, but for the watches."""
         workers = [self.turns.work(self.resync.until_ready) for _ in range(WORKERS)]
         return [
-            self.leader.hold(self.resync.begin, self.resync.end),
+            self.leader.hold(self.resync.begin, self._stand_by),
             self.resync.keep(self._wake_all),
             self.events.send(),
             *workers,
@@ -92,6 +92,10 @@ class Operator:
     def _waited(self) -> float:
         """Only a leader with everything read takes turns."""
         return self.queue.oldest_age() if self.resync.ready else 0.0
+
+    def _stand_by(self) -> None:
+        self.resync.end()
+        self.links.leave()
 
     def _wake_all(self) -> None:
         for key in self.cache.all_jobs():

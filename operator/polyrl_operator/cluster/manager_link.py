@@ -93,13 +93,17 @@ class Links:
             self._draining[action.uid] = task
             task.add_done_callback(lambda _: self._draining.pop(action.uid, None))
 
-    async def close(self) -> None:
-        """Ends all links and drains."""
+    def leave(self) -> list[asyncio.Task[None]]:
+        """Ends all links and drains: another replica may have them now. What was begun ends soon after."""
         tasks = [link.task for link in self._links.values()] + list(self._draining.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         self._links.clear()
+        return tasks
+
+    async def close(self) -> None:
+        """Leaves all, and waits until they have ended."""
+        await asyncio.gather(*self.leave(), return_exceptions=True)
 
     def _linked(self, key: Key, address: Address) -> _Link:
         link = _Link(address)

@@ -16,6 +16,7 @@ import kopf
 
 from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.kinds import CLAIM, JOB, NODE, POD, TRAINER, Kind
+from polyrl_operator.cluster.no_memory import NoDiffs, NoProgress
 from polyrl_operator.cluster.resync import OURS
 
 CHUNK: Final = 200
@@ -96,6 +97,8 @@ def kopf_settings(silence_s: float) -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.peering.standalone = True
+    settings.persistence.diffbase_storage = NoDiffs()
+    settings.persistence.progress_storage = NoProgress()
     settings.watching.chunk_size = CHUNK
     settings.watching.inactivity_timeout = silence_s
     settings.watching.connect_timeout = CONNECT_S

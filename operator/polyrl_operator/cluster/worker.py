@@ -92,7 +92,6 @@ class Turns:
         """Takes keys and gives each its turn, until cancelled. `may_begin` is awaited before each."""
         while True:
             key = await self._queue.take()
-            self._began[key] = time.monotonic()
             try:
                 await may_begin()
                 self._began[key] = time.monotonic()
@@ -109,7 +108,7 @@ class Turns:
                 self._metrics.reconciles.labels("done").inc()
                 self._queue.done(key)
             finally:
-                del self._began[key]
+                self._began.pop(key, None)
 
     async def turn(self, key: Key) -> None:
         """One look at one job, and what follows. Raises ApiError or NotLeader when something was not done."""
