@@ -32,6 +32,9 @@ STALL_STEPS: Final = 5.0
 SHORTEST_STALL_S: Final = 300.0
 """No step is called stalled earlier; the first one's length is not known, and models load for minutes."""
 
+MESSAGE_LENGTH: Final = 512
+"""Characters of a sentence that are kept: schedulers and webhooks can go on for pages."""
+
 Verdict = Literal["True", "False", "Unknown"]
 
 
@@ -65,7 +68,7 @@ def _stamped(judged: Judged, said: Said, before: Condition | None) -> Condition:
         type=said.type,
         status=said.status,
         reason=said.reason,
-        message=said.message,
+        message=said.message[:MESSAGE_LENGTH],
         last_transition_time=before.last_transition_time if before is not None and kept else second(judged.look.now),
         observed_generation=judged.look.facts.generation,
     )

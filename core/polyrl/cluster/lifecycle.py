@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from polyrl.cluster.actions import Delete
 from polyrl.cluster.facts import PodFacts, PodPhase, TrainerFacts
@@ -20,6 +21,9 @@ from polyrl.cluster.stamps import unix
 from polyrl.manifest.job import KIND
 from polyrl.manifest.status import Failure
 from polyrl.worker import Role
+
+MESSAGE_LENGTH: Final = 1024
+"""Characters of the trainer's last words that are kept."""
 
 
 class Stage(Enum):
@@ -101,7 +105,7 @@ def _failure(look: Look, trainer: TrainerFacts) -> Failure:
     said = trainer.failed_message or "the trainer's Job failed"
     return Failure(
         reason=trainer.failed_reason or "TrainerFailed",
-        message=said if code is None else f"the trainer ended with status {code}: {said}",
+        message=(said if code is None else f"the trainer ended with status {code}: {said}")[:MESSAGE_LENGTH],
         exit_code=code if code is None or 0 <= code <= 255 else None,
         pod_name=pod.name if pod is not None else "",
     )

@@ -18,7 +18,8 @@ from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
-SCHEDULES = 30
+SCHEDULES = 12
+MANY_SCHEDULES = 150
 EVENTS = 40
 MAX_REPLICAS = 6
 SETTLE_S = 6000.0
@@ -183,9 +184,8 @@ def is_marked(pod: Object) -> bool:
     return names.ANNOTATION_COUNTED in pod["metadata"].get("annotations", {})
 
 
-@pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
-def test_random_faults(make_job: MakeJob, seed: int, deadly: bool) -> None:
-    for number in range(SCHEDULES):
+def run(make_job: MakeJob, seed: int, schedules: int, *, deadly: bool) -> None:
+    for number in range(schedules):
         world = World(make_job(pricing=PRICES), random.Random(f"{seed}/{number}"), deadly=deadly)
         try:
             world.live()
@@ -194,6 +194,43 @@ def test_random_faults(make_job: MakeJob, seed: int, deadly: bool) -> None:
         except BaseException:
             print(f"schedule {number} of seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
+def test_random_faults(make_job: MakeJob, seed: int, deadly: bool) -> None:
+    run(make_job, seed, SCHEDULES, deadly=deadly)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
+def test_many_random_faults(make_job: MakeJob, seed: int, deadly: bool) -> None:
+    run(make_job, seed, MANY_SCHEDULES, deadly=deadly)
+
+
+def test_two_operators_at_once(make_job: MakeJob, seed: int) -> None:
+    """An old one that has not noticed its successor: names meet, and nothing is made twice."""
+    for number in range(SCHEDULES):
+        rng = random.Random(f"{seed}/{number}")
+        world = World(make_job(pricing=PRICES), rng, deadly=False)
+        other = FakeOperator(world.cluster)
+        other.catch_up()
+        for _ in range(EVENTS):
+            world.strike()
+            world.cluster.pass_time(rng.choice((0.0, 1.0, 7.0)))
+            if rng.random() < 0.5:
+                world.operator, other = other, world.operator
+                world.operator.step, world.operator.values = other.step, other.values
+            world.operator.catch_up(rng.choice((1, 5, None)))
+            world.operator.turn()
+            world.watch()
+            made = [pod["metadata"]["name"] for pod in world.cluster.pods()]
+            assert len(set(made)) == len(made)
+            managers = [pod for pod in world.cluster.pods(Role.MANAGER) if not is_ended(pod)]
+            assert len(managers) <= 2
+        world.lost |= world.known.keys()
+        world.operator = FakeOperator(world.cluster, step=world.operator.step, dry_run=world.operator.dry_run)
+        world.heal()
+        settled(world)
 
 
 PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 5.0}

@@ -1,0 +1,67 @@
+"""Each lost pod once: numbers, and the counter that follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.cluster import names
+from polyrl.cluster.counting import Counted, Tally, counted, newly_counted, next_number, total
+from polyrl.cluster.facts import PodFacts, PodPhase
+from polyrl.worker import Role
+
+
+def marked(number: int | None, tally: str = "preemption") -> PodFacts:
+    written = {} if number is None else {names.ANNOTATION_COUNTED: f"{tally}-{number}"}
+    return PodFacts(f"p-{number}", f"u-{number}", Role.ROLLOUT, PodPhase.FAILED, 0.0, annotations=written)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("preemption-7", Counted(Tally.PREEMPTION, 7)),
+        ("failure-1", Counted(Tally.FAILURE, 1)),
+        ("disruption-2", Counted(Tally.DISRUPTION, 2)),
+        ("preemption-", None),
+        ("preemption-x", None),
+        ("theft-3", None),
+        ("", None),
+    ],
+)
+def test_mark(build: Any, written: str, read: Counted | None) -> None:
+    assert counted(build.pod(annotations={names.ANNOTATION_COUNTED: written})) == read
+    if read is not None:
+        assert str(read) == written
+
+
+def test_of_the_other_tally_nothing_is_known() -> None:
+    pods = [marked(4), marked(9, "failure"), marked(None)]
+    assert [pod.name for pod in newly_counted(pods, Tally.PREEMPTION, 3)] == ["p-4"]
+    assert newly_counted(pods, Tally.PREEMPTION, 4) == []
+    assert next_number(pods, Tally.PREEMPTION, 3, 0) == 5
+    assert total(pods, Tally.FAILURE, 3, 0) == 9
+
+
+@given(
+    losses=st.lists(st.sampled_from(["marked", "vanished"]), max_size=30),
+    looks=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    forgets=st.sets(st.integers(0, 29)),
+)
+def test_every_loss_is_counted_once_however_looks_fall(losses: list[str], looks: list[int], forgets: set[int]) -> None:
+    """Pods are numbered, read back, stored and deleted in looks that see some of them each; some looks store nothing,
+    as an operator does that dies after it annotated."""
+    stored, there, waiting = 0, list[PodFacts](), list(losses)
+    for number, many in enumerate([*looks, *[30] * 4]):
+        arrived, waiting = waiting[:many], waiting[many:]
+        gone = arrived.count("vanished")
+        fresh = next_number(there, Tally.PREEMPTION, stored, gone)
+        counter = total(there, Tally.PREEMPTION, stored, gone)
+        there += [marked(fresh + place) for place in range(arrived.count("marked"))]
+        if number in forgets and number < len(looks) and not gone:
+            continue
+        stored = counter
+        there = [pod for pod in there if (mark := counted(pod)) is None or mark.number > stored]
+    assert stored == len(losses)
