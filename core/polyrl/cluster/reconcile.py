@@ -113,7 +113,7 @@ def _run(judged: Judged) -> tuple[list[Action], list[float | None]]:
         return asks, []
     fixed = list(children(look)) if accepted.makes_pods else []
     plan = _fleet(judged)
-    single, manager_due = manager(look) if look.wants_manager and not look.finishing else ([], None)
+    single, manager_due = manager(look) if look.wants_manager else ([], None)
     singles = [*single, *trainer(look, judged.life), *trainer_numbers(look, judged.trainers_vanished)]
     actions = [*asks, *fixed, *_allowed(singles, accepted), *_allowed(plan.actions, accepted)]
     dues = [manager_due, plan.due, stall_due(judged), stale_at(look)]
