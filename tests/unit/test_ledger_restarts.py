@@ -198,3 +198,43 @@ def test_a_verdict_that_never_comes_has_a_deadline_as_long_as_the_trainer_lives(
         assert "no verdict on turn 0" in dropped[0].detail
         assert stage.ledger.status(stage.now).samples.discarded == {"rewardTimedOut": 1, "groupIncomplete": 1}
     nothing_is_broken(stage)
+
+
+def held_through_a_restart() -> Stage:
+    """The manager has come back; of two engines alike, `a` has greeted and told the end of all that it ran; the other
+    one has greeted with two samples, of which it holds more than the journal has."""
+    stage = Stage()
+    for name in "ab":
+        stage.engine(name)
+    stage.submit(4)
+    for _ in range(20):
+        stage.now += 0.1
+        for number, assignment in tuple(stage.ledger.state.assignments.items()):
+            stage.tokens(assignment.engine, number, [5])
+    stage._keep(stage.ledger.resume(stage.now))
+    greetings: dict[str, list[Held]] = {"a": [], "b": []}
+    for number, assignment in stage.ledger.state.assignments.items():
+        greetings[assignment.engine].append(Held(number, assignment.sample, 1, 90))
+    for name, held in greetings.items():
+        stage.now += 0.01
+        stage.agent(name, Hello(1, name, Pool.SPOT, 8, 100_000, 4096, 0, tuple(held)))
+        stage.ledger.state.engines["b"].step_scale = 1.0  # far slower, for all that was measured
+    return stage
+
+
+def test_what_an_engine_holds_is_not_generated_elsewhere_before_it_has_come() -> None:
+    stage = held_through_a_restart()
+    for held in tuple(stage.placed()["a"]):
+        stage.tokens("a", stage.number(held), [5] * 70 + [2], "stop")
+    stage.pass_time(0.01)
+    assert len(stage.placed()["b"]) == 2
+    stage.pass_time_heard(6.0)
+    assert len(stage.placed()["a"]) == 2, "but it is not waited for longer than that"
+
+
+def test_what_has_piled_up_is_no_speed() -> None:
+    stage = held_through_a_restart()
+    before = stage.ledger.state.engines["a"].step_scale
+    for held in tuple(stage.placed()["a"]):
+        stage.tokens("a", stage.number(held), [5] * 70)
+    assert stage.ledger.state.engines["a"].step_scale == before

@@ -9,6 +9,7 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import facts as f
+from polyrl.ledger import speed
 from polyrl.ledger.counting import count, wake
 from polyrl.ledger.state import Engine, State, Version, step_key
 
@@ -76,7 +77,9 @@ def engine_greeted(state: State, fact: f.EngineGreeted) -> None:
         state.engines[fact.engine] = engine
     engine.pool, engine.max_running = fact.pool, fact.max_running
     engine.kv_tokens, engine.max_context = fact.kv_tokens, fact.max_context
-    engine.heard_at = fact.at
+    engine.heard_at = engine.greeted_at = fact.at
+    # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
+    speed.begin_window(engine, fact.at)
     _serve(engine, fact.version)
     wake(state, fact.at + state.config.lease_s)
 

@@ -7,7 +7,8 @@ The sample that would finish last goes first, to the engine where one more token
 spreads) or a busy faster one (the tail gathers), whichever ends it sooner. It moves only when `stay - go` exceeds both
 GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
 if what the thief runs already still ends before `stay`: else the move would put the step's end off. Hysteresis: a
-sample that moved stays put for REST_S, and one that tries an engine (see `placement`) stays until it has told.
+sample that moved stays put for REST_S, and one that tries an engine (see `placement`) stays until it has told. An
+engine that greets anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
 
 Refuses to hold: waiting samples (`placement` takes those first). Read next: `drains`.
 """
@@ -68,14 +69,18 @@ def _present_step(engine: Engine, fleet: float) -> float:
     return speed.pace_of(engine, fleet).step(len(engine.running)) if engine.running else 0.0
 
 
-def _is_tried(engine: Engine) -> bool:
-    """What it runs is to measure it, and has not yet."""
-    return engine.on_trial and len(engine.running) == 1
+def _is_to_speak(state: State, engine: Engine, now: float) -> bool:
+    """What it runs is to measure it, and has not yet; or it has just greeted, and what it holds is on its way."""
+    if engine.on_trial and len(engine.running) == 1:
+        return True
+    if engine.token_at >= engine.greeted_at or now >= engine.greeted_at + REST_S:
+        return False
+    return state.assignments[next(iter(engine.running))].at < engine.greeted_at
 
 
 def _take(d: Decision, thief: Engine, fleet: float) -> None:
     """What would finish last first, as far as it pays."""
-    for _, number in sorted(_candidates(d.state, thief, fleet), reverse=True):
+    for _, number in sorted(_candidates(d.state, thief, fleet, d.now), reverse=True):
         if not has_slot(thief, d.now):
             return
         name = d.state.assignments[number].sample
@@ -86,10 +91,10 @@ def _take(d: Decision, thief: Engine, fleet: float) -> None:
                 assign(d, name, thief, reading)
 
 
-def _candidates(state: State, thief: Engine, fleet: float) -> Iterator[tuple[float, int]]:
+def _candidates(state: State, thief: Engine, fleet: float, now: float) -> Iterator[tuple[float, int]]:
     """(seconds until it is finished where it is, assignment) on engines so slow that a move may pay."""
     limit = _next_step(thief, fleet) / (1 - GAIN_SHARE)
-    others = (e for e in state.engines.values() if e is not thief and e.running and not _is_tried(e))
+    others = (e for e in state.engines.values() if e is not thief and e.running and not _is_to_speak(state, e, now))
     slow = ((_present_step(e, fleet), e.name) for e in others)
     for step, name in nlargest(VICTIMS, slow):
         if step > limit:

@@ -129,6 +129,7 @@ class Engine(msgspec.Struct):
     max_context: int
     version: int
     greeted_at: float
+    """For the first time or again."""
     heard_at: float
     served: list[int]
     """Versions it has verified, newest last; tokens of others are refused."""

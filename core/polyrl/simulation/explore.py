@@ -379,7 +379,7 @@ def _forget_history(state: State) -> None:
     """What is told to people and decides nothing."""
     state.counters = Counters()
     for engine in state.engines.values():
-        engine.tokens, engine.greeted_at = 0, 0.0
+        engine.tokens = 0
 
 
 def _forget_deadlines(state: State) -> None:
