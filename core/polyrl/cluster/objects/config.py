@@ -6,7 +6,6 @@ Refuses to hold: keys (see the Secret), the user's code. Read next: `pods`.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -44,7 +43,7 @@ def _job(owner: Owner) -> str:
     }
     read["rollout"]["capacity"] = {"preset": rollout["capacity"]["preset"]}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": owner.name}, "spec": read}
-    return json.dumps(job, indent=1, sort_keys=True) + "\n"
+    return msgspec.json.format(msgspec.json.encode(job, order="sorted"), indent=1).decode() + "\n"
 
 
 def _endpoints(owner: Owner) -> str:
