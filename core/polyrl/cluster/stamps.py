@@ -5,6 +5,7 @@ Refuses to hold: a clock. Read next: `observe`.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 
@@ -21,7 +22,7 @@ def unix(stamp: object) -> float | None:
 
 def second(at: float) -> str:
     """RFC 3339 to the second, as conditions carry it."""
-    return _moment(at).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _moment(math.floor(at)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def millisecond(at: float) -> str:
