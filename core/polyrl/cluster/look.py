@@ -51,7 +51,9 @@ class Look:
 
     @cached_property
     def owner(self) -> Owner:
-        return Owner(self.facts.name, self.facts.namespace, self.facts.uid, self.job)
+        return Owner(
+            self.facts.name, self.facts.namespace, self.facts.uid, self.job, domain=self.settings.cluster_domain
+        )
 
     @cached_property
     def written(self) -> Written:

@@ -151,7 +151,7 @@ class Turns:
     async def _act(self, facts: JobFacts, decision: Decision) -> Outcome:
         if not decision.actions or facts.job is None:
             return Outcome()
-        owner = Owner(facts.name, facts.namespace, facts.uid, facts.job)
+        owner = Owner(facts.name, facts.namespace, facts.uid, facts.job, domain=self._settings.cluster_domain)
         return await self._actor.act(owner, decision.actions)
 
     def _remember(self, key: Key, state: JobState, facts: JobFacts, decision: Decision, outcome: Outcome) -> None:

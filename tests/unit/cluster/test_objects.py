@@ -281,7 +281,8 @@ def test_workers_read_the_job_again() -> None:
     assert (read.rollout.engine, read.rollout.drain_seconds) == (one.job.spec.rollout.engine, 7)
     assert read.rollout.capacity.preset == "GKE"
     ends = parse_endpoints(data["manager.json"], "manager.json")
-    assert (ends.agents, ends.trainer) == (f"tcp://{NAME}-manager:5001", f"tcp://{NAME}-manager:5002")
+    whole = f"{NAME}-manager.ns.svc.cluster.local."
+    assert (ends.agents, ends.trainer) == (f"tcp://{whole}:5001", f"tcp://{whole}:5002")
     assert (ends.http, ends.epoch) == (f"https://{NAME}-manager:5000", names.EPOCH)
 
 

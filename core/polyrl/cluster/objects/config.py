@@ -47,11 +47,13 @@ def _job(owner: Owner) -> str:
 
 
 def _endpoints(owner: Owner) -> str:
-    """Within a namespace a Service's plain name is the quickest to look up. The keys are in the key files."""
+    """The keys are in the key files. Peers look up the whole name, dot and all: a shorter one would be asked for in every
+    search domain, and of the world outside, wherever the cluster has no IPv6 address for it."""
     host = names.manager_service(owner.name)
+    whole = f"{host}.{owner.namespace}.svc.{owner.domain}."
     endpoints = Endpoints(
-        agents=f"tcp://{host}:{names.AGENTS_PORT}",
-        trainer=f"tcp://{host}:{names.TRAINER_PORT}",
+        agents=f"tcp://{whole}:{names.AGENTS_PORT}",
+        trainer=f"tcp://{whole}:{names.TRAINER_PORT}",
         http=f"https://{host}:{owner.job.spec.manager.port}",
         pid=0,
         epoch=names.EPOCH,

@@ -18,6 +18,8 @@ class Owner:
     namespace: str
     uid: str
     job: PolyRLJob
+    domain: str = "cluster.local"
+    """The cluster's DNS domain."""
 
     def metadata(self, name: str, role: Role | None = None) -> dict[str, Any]:
         """metadata of a child: name, labels, and the reference by which it goes when the job goes."""
