@@ -47,8 +47,8 @@ def _job(owner: Owner) -> str:
 
 
 def _endpoints(owner: Owner) -> str:
-    """The keys are in the key files. Peers look up the whole name, dot and all: a shorter one would be asked for in every
-    search domain, and of the world outside, wherever the cluster has no IPv6 address for it."""
+    """The keys are in the key files. Peers look up the whole name, dot and all: a shorter one would be asked for in
+    every search domain, and of the world outside, wherever the cluster has no IPv6 address for it."""
     host = names.manager_service(owner.name)
     whole = f"{host}.{owner.namespace}.svc.{owner.domain}."
     endpoints = Endpoints(
