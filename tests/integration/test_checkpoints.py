@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from polyrl.errors import InvalidData
+from polyrl.errors import InvalidData, Superseded
 from polyrl_operator.run_folder import RunFolder, rl_steps_kept
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.state import Stage, TrainerState
@@ -54,6 +54,31 @@ def test_the_newest_and_the_stages_last_are_kept(checkpoints):
     assert checkpoints.stage_final(Stage.SFT).name == "sft-step-000003"
     assert checkpoints.stage_final(Stage.RL) is None
     assert latest(checkpoints.folder.parent).name == "rl-step-000004"
+
+
+def test_who_starts_last_is_the_one_writer(checkpoints, tmp_path):
+    """A machine that was frozen comes back, and with it a trainer that has a successor by now."""
+    checkpoints.save(state(1), Weights())
+    successor = Checkpoints(tmp_path, keep=2)
+    successor.start()
+    with pytest.raises(Superseded, match="another trainer writes here"):
+        checkpoints.save(state(2), Weights())
+    successor.save(state(3), Weights())
+    assert names(successor) == ["sft-step-000001", "sft-step-000003"]
+    assert not list(checkpoints.folder.glob(".unfinished-*"))
+
+
+def test_a_save_that_a_successor_comes_into_leaves_nothing(checkpoints, tmp_path):
+    class Slow(Weights):
+        def save(self, folder):
+            super().save(folder)
+            successor.start()
+
+    successor = Checkpoints(tmp_path, keep=2)
+    with pytest.raises(Superseded):
+        checkpoints.save(state(2), Slow())
+    assert names(successor) == []
+    assert successor.newest() is None
 
 
 @pytest.mark.parametrize("shift_s", [3600, -3600])

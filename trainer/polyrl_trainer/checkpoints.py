@@ -6,12 +6,15 @@
 
 A checkpoint is written under a temporary name, flushed to the disk, and renamed; leftovers are removed when a run
 starts. The newest `keep` stay, and the last of each stage besides: a later stage starts from it.
+Who starts last is the run's one writer. One that a frozen machine brings back, on a disk that several machines share,
+finds another name in .trainer and touches nothing any more.
 Refuses to hold: when to save (see the loops), the model's format (see `torch_backend`). Read next: `session`.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Final
@@ -19,7 +22,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl.errors import UNDECODABLE, InvalidData, Superseded
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.state import Stage, TrainerState
 
@@ -27,6 +30,11 @@ COMPLETE: Final = "COMPLETE.json"
 STATE: Final = "state.json"
 MODEL: Final = "model"
 UNFINISHED_PREFIX: Final = ".unfinished-"
+
+WRITER: Final = ".trainer"
+"""Beside the folder."""
+WRITER_BYTES: Final = 8
+"""Of a writer's random name."""
 
 READ_BYTES: Final = 4 << 20
 """Piece in which files are read for their checksums."""
@@ -53,11 +61,14 @@ class Checkpoints:
 
     def __init__(self, run: Path, keep: int) -> None:
         self.folder = run / "checkpoints"
+        self._writer = run / WRITER
         self._keep = keep
+        self._name = secrets.token_hex(WRITER_BYTES)
 
     def start(self) -> None:
-        """Makes the folder and removes what an interrupted save left behind."""
+        """Makes the folder ours and removes what an interrupted save left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._writer.write_text(self._name)
         for leftover in self.folder.glob(f"{UNFINISHED_PREFIX}*"):
             shutil.rmtree(leftover)
 
@@ -66,7 +77,20 @@ class Checkpoints:
         return next(reversed(complete_checkpoints(self.folder)), None)
 
     def save(self, state: TrainerState, backend: TrainingBackend) -> Path:
-        """Writes one checkpoint and prunes older ones; blocks until it is on the disk."""
+        """Writes one checkpoint and prunes older ones; blocks until it is on the disk. Raises Superseded when the
+        folder has another writer by now."""
+        self._must_be_ours()
+        try:
+            return self._save(state, backend)
+        except OSError:
+            self._must_be_ours()  # who starts removes what others have not finished
+            raise
+
+    def _must_be_ours(self) -> None:
+        if self._writer.read_text() != self._name:
+            raise Superseded(f"{self.folder}: another trainer writes here by now")
+
+    def _save(self, state: TrainerState, backend: TrainingBackend) -> Path:
         final = self.folder / checkpoint_name(state.stage, state.step)
         unfinished = self.folder / f"{UNFINISHED_PREFIX}{final.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -81,6 +105,7 @@ class Checkpoints:
         return final
 
     def _move_into_place(self, unfinished: Path, final: Path) -> None:
+        self._must_be_ours()
         replaced = self.folder / f"{UNFINISHED_PREFIX}replaced-{final.name}"
         if final.exists():
             # Saved again at the same step, as when a run is stopped right after a periodic save.
