@@ -211,6 +211,7 @@ def held_through_a_restart() -> Stage:
         stage.now += 0.1
         for number, assignment in tuple(stage.ledger.state.assignments.items()):
             stage.tokens(assignment.engine, number, [5])
+    stage.now += 0.9
     stage._keep(stage.ledger.resume(stage.now))
     greetings: dict[str, list[Held]] = {"a": [], "b": []}
     for number, assignment in stage.ledger.state.assignments.items():
