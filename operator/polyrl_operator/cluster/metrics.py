@@ -32,6 +32,7 @@ class Metrics:
         self.reconcile_seconds = Histogram(
             "polyrl_reconcile_seconds", "Duration of a turn.", buckets=RECONCILE_BUCKETS, registry=registry
         )
+        self.status_writes = Counter("polyrl_status_writes", "Statuses written.", registry=registry)
         self._drain_seconds = Histogram(
             "polyrl_drain_seconds",
             "From the first sign of a rollout's end to its drain confirmed by the manager.",

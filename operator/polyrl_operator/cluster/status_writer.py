@@ -53,9 +53,10 @@ class Pending:
 class StatusWriter:
     """For all jobs."""
 
-    def __init__(self, client: Client, cache: Cache, wake_at: Callable[[Key, float], None]) -> None:
-        self._client, self._cache, self._wake_at = client, cache, wake_at
-        self.writes = 0
+    def __init__(
+        self, client: Client, cache: Cache, wake_at: Callable[[Key, float], None], written: Callable[[], None]
+    ) -> None:
+        self._client, self._cache, self._wake_at, self._written = client, cache, wake_at, written
 
     async def catch_up(self, key: Key, raw: Object, pending: Pending) -> Object:
         """The job with what was decided; counts that could not be stored are, first. Raises ApiError."""
@@ -93,7 +94,7 @@ class StatusWriter:
                 return
             raise
         pending.status, pending.written_at = None, time.monotonic()
-        self.writes += 1
+        self._written()
         self._cache.observe(JOB, stored, quiet=True)
 
     async def _refresh(self, key: Key) -> None:

@@ -73,8 +73,7 @@ class Turns:
         self._cache, self._actor, self._links = cache, actor, links
         self._queue, self._metrics, self._settings = queue, metrics, settings
         self._sees_nodes = sees_nodes
-        self._writer = StatusWriter(client, cache, queue.wake_at)
-        metrics.gauge("polyrl_status_writes", "Statuses written.", lambda: float(self._writer.writes))
+        self._writer = StatusWriter(client, cache, queue.wake_at, metrics.status_writes.inc)
         self._states: dict[Key, JobState] = {}
         self._began: dict[Key, float] = {}
 

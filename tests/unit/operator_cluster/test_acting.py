@@ -289,7 +289,8 @@ class Writing:
         self.store, self.pending, self.woken = Store(), Pending(), []
         self.cache = Cache(lambda key: None)
         self.cache.observe(JOB, self.store.raw())
-        self.writer = StatusWriter(self.store, self.cache, lambda key, when: self.woken.append(when))  # type: ignore[arg-type]
+        store: Any = self.store
+        self.writer = StatusWriter(store, self.cache, lambda key, when: self.woken.append(when), lambda: None)
 
     async def decide(self, **status: Any) -> None:
         await self.writer.decided(KEY, self.pending, status)
