@@ -30,9 +30,10 @@ from polyrl.cluster.actions import (
     SuspendTrainer,
 )
 from polyrl.cluster.objects.owner import Owner
-from polyrl_operator.cluster.cache import WATCHED, Cache, Key
+from polyrl_operator.cluster.cache import WATCHED, Cache
 from polyrl_operator.cluster.client import ApiError, Client
 from polyrl_operator.cluster.events import Events, Subject
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import JOB, KINDS, POD, TRAINER
 from polyrl_operator.cluster.manager_link import Links
 from polyrl_operator.cluster.secret import keys_secret

@@ -19,10 +19,11 @@ from polyrl.cluster import names
 from polyrl.errors import ProtocolError
 from polyrl_operator.cluster import health
 from polyrl_operator.cluster.act import Actor
-from polyrl_operator.cluster.cache import Cache, Key
+from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.client import Client
 from polyrl_operator.cluster.connect import load_configuration, watch_session
 from polyrl_operator.cluster.events import Events
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import CLAIM, SECRET, Kind
 from polyrl_operator.cluster.leader import Leader
 from polyrl_operator.cluster.manager_client import ManagerClient, manager_session

@@ -1,7 +1,7 @@
 """What is known of the cluster: trimmed objects by the job they belong to, from watches, lists and our own requests.
 
 Whatever comes is compared by resourceVersion, so that the order of arrival does not matter: an old list cannot undo a
-newer event. Objects are kept as JSON text (a twentieth of the memory of dictionaries) and read when their job's turn
+newer event. Objects are kept as JSON text (a fraction of what dictionaries take) and read when their job's turn
 comes; every look-up is by job or by node, so that no cost grows with the number of jobs.
 Refuses to hold: judgement; requests (see `resync`). Read next: `expectations`, `queue`.
 """
@@ -11,45 +11,16 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
-
-import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl_operator.cluster.expectations import Expectations
+from polyrl_operator.cluster.held import NOWHERE, Held, Key, held_of, job_of, place_of, version_of
 from polyrl_operator.cluster.kinds import CLAIM, JOB, NODE, POD, TRAINER, Kind
-from polyrl_operator.cluster.trim import trimmed
 
 WATCHED = (POD.name, TRAINER.name)
 """Kinds of children whose end a watch tells; the others are forgotten with their job."""
-
-
-class Key(NamedTuple):
-    """A job."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-@dataclass(slots=True)
-class Held:
-    """One object."""
-
-    uid: str
-    version: int
-    text: bytes
-    owner: str
-    """uid of its controller; empty: none."""
-    node: str
-    """Of a pod or a NodeClaim; empty: none yet."""
-    changed_at: float
-    """Monotonic: when the change came that made it so."""
 
 
 Shelf = dict[tuple[str, str], Held]
@@ -76,12 +47,12 @@ class Cache:
         concerns knows it already."""
         metadata, now = raw["metadata"], self._clock()
         shelf, name = self._place(kind, metadata)
-        held, version, place = shelf.get(name), _version(metadata), _global(kind, metadata)
+        held, version, place = shelf.get(name), version_of(metadata), place_of(kind, metadata)
         if (held is not None and version < held.version) or self._expectations.is_old(place, version, now):
             return False
         if gone:
             self._expectations.ended(place, metadata["uid"], version, now)
-        new = None if gone else _held(kind, raw, now)
+        new = None if gone else held_of(kind, raw, now)
         if held is not None and new is not None and held.text == new.text:
             held.version = new.version
             return False
@@ -99,7 +70,7 @@ class Cache:
         """Drops what a complete list of `version` did not show; the number of objects dropped."""
         absent = [held for held in self._of_kind(kind, namespace) if held.uid not in seen and held.version <= version]
         for held in absent:
-            raw = _read(held)
+            raw = held.read()
             raw["metadata"]["resourceVersion"] = str(version)
             self.observe(kind, raw, gone=True)
         return len(absent)
@@ -123,7 +94,7 @@ class Cache:
     def job(self, key: Key) -> Object | None:
         """The job."""
         held = self._jobs.get(key)
-        return None if held is None else _read(held)
+        return None if held is None else held.read()
 
     def pods(self, key: Key, job_uid: str) -> list[Object]:
         """Pods of this job, and not of a namesake that was deleted."""
@@ -147,7 +118,7 @@ class Cache:
         nodes = {name: (NODE.name, name) for name in wanted}
         claims = {name: (CLAIM.name, self._claim_of.get(name, "")) for name in wanted}
         found = [
-            {name: _read(self._machines[place]) for name, place in places.items() if place in self._machines}
+            {name: self._machines[place].read() for name, place in places.items() if place in self._machines}
             for places in (nodes, claims)
         ]
         return found[0], found[1]
@@ -167,7 +138,7 @@ class Cache:
             return self._jobs, (metadata["namespace"], name)
         if kind in (NODE, CLAIM):
             return self._machines, (kind.name, name)
-        return self._children[_key(metadata)], (kind.name, name)
+        return self._children[job_of(metadata)], (kind.name, name)
 
     def _index(self, kind: Kind, metadata: Object, old: Held | None, new: Held | None) -> list[Key]:
         """Keeps the look-ups by node; the jobs that the change concerns."""
@@ -177,11 +148,11 @@ class Cache:
                 self._forget_fixed(key)
             return [key]
         if kind in (NODE, CLAIM):
-            node = metadata["name"] if kind is NODE else (new or old or _NOWHERE).node
+            node = metadata["name"] if kind is NODE else (new or old or NOWHERE).node
             if kind is CLAIM and node:
                 self._claim_of[node] = metadata["name"]
             return list(self._pods_on.get(node, ()))
-        key = _key(metadata)
+        key = job_of(metadata)
         self._count(key, old, -1)
         self._count(key, new, +1)
         return [key]
@@ -215,41 +186,8 @@ class Cache:
 
     def _seen(self, held: Held) -> Object:
         """The object; one whose deletion was accepted says so, even if the watch has not told yet."""
-        raw = _read(held)
+        raw = held.read()
         if self._expectations.is_leaving(held.uid, self._clock()):
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             raw["metadata"].setdefault("deletionTimestamp", stamp)
         return raw
-
-
-_NOWHERE = Held(uid="", version=0, text=b"", owner="", node="", changed_at=0.0)
-
-
-def _global(kind: Kind, metadata: Object) -> tuple[str, str, str]:
-    return kind.name, metadata.get("namespace", ""), metadata["name"]
-
-
-def _key(metadata: Object) -> Key:
-    return Key(metadata["namespace"], (metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
-
-
-def _held(kind: Kind, raw: Object, now: float) -> Held:
-    metadata = raw["metadata"]
-    owners = (owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("controller"))
-    node = ""
-    if kind is POD:
-        node = (raw.get("spec") or {}).get("nodeName") or ""
-    elif kind is CLAIM:
-        node = (raw.get("status") or {}).get("nodeName") or ""
-    text = msgspec.json.encode(trimmed(kind, raw))
-    return Held(metadata["uid"], _version(metadata), text, next(owners, ""), node, now)
-
-
-def _version(metadata: Object) -> int:
-    return int(metadata.get("resourceVersion") or 0)
-
-
-def _read(held: Held) -> Object:
-    raw: Object = msgspec.json.decode(held.text)
-    raw["metadata"]["resourceVersion"] = str(held.version)
-    return raw

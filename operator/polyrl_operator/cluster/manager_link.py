@@ -19,7 +19,7 @@ from polyrl.cluster.actions import Drain
 from polyrl.cluster.facts import ManagerFacts
 from polyrl.errors import PolyRLError
 from polyrl.status import ManagerStatus
-from polyrl_operator.cluster.cache import Key
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.manager_client import Address, ManagerClient, Unanswered
 from polyrl_operator.cluster.secret import Access
 

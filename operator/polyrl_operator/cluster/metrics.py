@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from polyrl.manifest.status import JobStatus
-from polyrl_operator.cluster.cache import Key
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.requests import Requests
 
 RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)

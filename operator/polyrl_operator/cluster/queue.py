@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from polyrl_operator.cluster.cache import Key
+from polyrl_operator.cluster.held import Key
 
 FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""

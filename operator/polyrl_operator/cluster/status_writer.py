@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polyrl.cluster.actions import Object
-from polyrl_operator.cluster.cache import Cache, Key
+from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.client import ApiError, Client
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import JOB
 from polyrl_operator.cluster.merge_patch import merge_patch
 

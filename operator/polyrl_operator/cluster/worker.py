@@ -25,8 +25,9 @@ from polyrl.cluster.settings import Settings
 from polyrl.errors import PolyRLError
 from polyrl.worker import Role
 from polyrl_operator.cluster.act import Actor, Outcome
-from polyrl_operator.cluster.cache import Cache, Key
+from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.client import Client, NotLeader
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.manager_client import Address
 from polyrl_operator.cluster.manager_link import Links
 from polyrl_operator.cluster.metrics import Metrics

@@ -19,8 +19,8 @@ from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl_operator.cluster import manager_link
-from polyrl_operator.cluster.cache import Key
 from polyrl_operator.cluster.certificate import make_certificate
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.manager_client import Address, ManagerClient, manager_session
 from polyrl_operator.cluster.manager_link import Links
 from polyrl_operator.cluster.secret import Access

@@ -13,8 +13,9 @@ from polyrl.cluster.objects.owner import Owner
 from polyrl_operator.cluster import client as client_module
 from polyrl_operator.cluster import status_writer
 from polyrl_operator.cluster.act import Actor, NameTaken
-from polyrl_operator.cluster.cache import Cache, Key
+from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.client import ATTEMPTS, ApiError, Client, NotLeader
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import JOB, POD, SECRET
 from polyrl_operator.cluster.status_writer import Pending, StatusWriter
 

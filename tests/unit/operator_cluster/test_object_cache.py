@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from polyrl_operator.cluster.cache import Cache, Key
+from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.expectations import EXPECTATION_S, SWEEP_AT, Expectations
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
 
 KEY = Key("ns", "j")

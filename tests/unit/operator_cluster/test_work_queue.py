@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from polyrl_operator.cluster.cache import Key
+from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.queue import MAX_BACKOFF_S, MIN_PAUSE_S, WorkQueue
 
 A, B = Key("ns", "a"), Key("ns", "b")
