@@ -35,20 +35,24 @@ def fleet(engines: int, samples: int) -> Ledger:
     return ledger
 
 
-def place(ledger: Ledger, samples: int, budget: int) -> tuple[Outcome, float]:
-    """Submits a step at once; the outcome and its seconds."""
+def place(ledger: Ledger, samples: int, budget: int) -> tuple[list[Outcome], list[float]]:
+    """Submits a step at once; the outcomes until all is placed, and the CPU seconds of each."""
     sampling = SamplingParams(budget)
     prompt = pack_ids(range(PROMPT))
     groups = tuple(Group(g, 0, Purpose.TRAIN, prompt, GROUP, sampling, 0, 0) for g in range(samples // GROUP))
-    begin = time.perf_counter()
-    outcome = ledger.from_trainer(Submit(2, groups), 0.0)
-    return outcome, time.perf_counter() - begin
+    begin = time.process_time()
+    outcomes, seconds = [ledger.from_trainer(Submit(2, groups), 0.0)], [time.process_time() - begin]
+    while ledger.state.queue:
+        begin = time.process_time()
+        outcomes.append(ledger.tick(0.0))
+        seconds.append(time.process_time() - begin)
+    return outcomes, seconds
 
 
-def feed(ledger: Ledger, placed: Outcome, tokens: int, row: int) -> float:
+def feed(ledger: Ledger, placed: list[Outcome], tokens: int, row: int) -> float:
     """Streams at least `tokens` tokens in frames of one row per running sample; CPU seconds of the ledger alone."""
     numbers: dict[str, list[int]] = {}
-    for engine, message in placed.to_agents:
+    for engine, message in (said for outcome in placed for said in outcome.to_agents):
         if isinstance(message, Assign):
             numbers.setdefault(engine, []).append(message.assignment)
     column, done, position, cpu = bytes(4 * row), 0, 0, 0.0
@@ -78,7 +82,9 @@ def main() -> None:
     status = ledger.status(0.0)
     figures = {
         "cpuSecondsPerMillionTokens": round(cpu, 3),
-        "placeSeconds": round(seconds, 4),
+        "placeSeconds": round(sum(seconds), 4),
+        "slices": len(seconds),
+        "longestSliceSeconds": round(max(seconds), 4),
         "bytesPerToken": round(status.delta_bytes / status.tokens.generated, 2),
     }
     print(json.dumps(vars(arguments) | figures))
