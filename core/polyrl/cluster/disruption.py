@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.facts import JobFacts, PodFacts
+from polyrl.cluster.facts import PodFacts
+from polyrl.cluster.look import Look
 from polyrl.cluster.node_signs import Kind, Sign, node_signs
 from polyrl.cluster.stamps import unix
 from polyrl.sample import Pool
@@ -57,12 +58,10 @@ class Notice:
     why: str
 
 
-def notice_of(
-    pod: PodFacts, facts: JobFacts, drain_s: float, now: float, *, silent: bool = False, drains: bool = False
-) -> Notice | None:
+def notice_of(pod: PodFacts, look: Look, *, silent: bool = False, drains: bool = False) -> Notice | None:
     """The notice of `pod`, which we have not released. `silent`: the manager has lost its engine; `drains`: its agent
     hands over of its own accord, so it was told by its machine or by a signal."""
-    signs = [*_pod_signs(pod), *node_signs(pod, facts, now, silent=silent)]
+    signs = [*_pod_signs(pod), *node_signs(pod, look, silent=silent)]
     if drains:
         signs.append(Sign(Kind.UNKNOWN, True, why="its agent hands over"))
     told_at = unix(pod.annotations.get(names.ANNOTATION_NOTICED_AT))
@@ -71,15 +70,16 @@ def notice_of(
         return None
     if told_at is None and not confirmed:
         first = signs[0]
-        return Notice(first.kind, now, now + drain_s, confirmed=False, why=first.why)
-    return _confirmed(pod, confirmed, told_at, drain_s, now)
+        return Notice(first.kind, look.now, look.now + look.drain_s, confirmed=False, why=first.why)
+    return _confirmed(pod, confirmed, told_at, look)
 
 
-def _confirmed(pod: PodFacts, signs: list[Sign], told_at: float | None, drain_s: float, now: float) -> Notice:
+def _confirmed(pod: PodFacts, signs: list[Sign], told_at: float | None, look: Look) -> Notice:
+    now = look.now
     signs = sorted(signs, key=lambda sign: _RANK.index(sign.kind))
     seen_at = now if told_at is None else told_at
     at = seen_at if told_at is not None else min([now, *(sign.at for sign in signs if sign.at is not None)])
-    deadline = min([seen_at + drain_s, *(sign.deadline for sign in signs if sign.deadline is not None)])
+    deadline = min([seen_at + look.drain_s, *(sign.deadline for sign in signs if sign.deadline is not None)])
     written = pod.annotations.get(names.ANNOTATION_NOTICE, "")
     kind = Kind(written) if written in {kind.value for kind in Kind} else signs[0].kind if signs else Kind.UNKNOWN
     return Notice(kind, at, deadline, True, signs[0].why if signs else "it was told to hand over")

@@ -23,7 +23,7 @@ def failure(pod: PodFacts, look: Look, silent_since: float | None) -> str:
     """Why the pod failed, for one that the cluster did not take; empty when it did not."""
     if pod.ended:
         return _ended(pod, look)
-    if is_dead(pod, look.facts, look.now) or not look.manager_answers:
+    if is_dead(pod, look) or not look.manager_answers:
         return ""
     if silent_since is not None and look.now - silent_since >= SILENT_S:
         return f"the manager has not heard its engine for {SILENT_S:.0f} s"

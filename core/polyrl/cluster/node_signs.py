@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from polyrl.cluster.facts import JobFacts, NodeFacts, PodFacts, Taint
+from polyrl.cluster.facts import NodeFacts, PodFacts, Taint
+from polyrl.cluster.look import Look
 from polyrl.sample import Pool
 
 
@@ -42,7 +43,8 @@ SHUTDOWN_S: Final = 15.0
 """Seconds that a kubelet gives ordinary pods once its machine shuts down, by GKE's and AKS's defaults."""
 
 NODE_KNOWN_S: Final = 60.0
-"""A node that a pod was bound to so long ago has reached our watch, if it exists: absent now means gone."""
+"""A node that a pod is bound to reaches our watch within that time, if it exists; timed by our own looks, as pods and
+nodes come by different watches. One that was seen before and is not there now is gone at once."""
 
 RENAMED_S: Final = 5.0
 """A node made so much later than its pod was bound is another machine under that name; stamps are whole seconds."""
@@ -81,13 +83,15 @@ _SUSPECT: Final = frozenset(("node.kubernetes.io/not-ready", "node.kubernetes.io
 _OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 
 
-def node_signs(pod: PodFacts, facts: JobFacts, now: float, *, silent: bool) -> Iterator[Sign]:
+def node_signs(pod: PodFacts, look: Look, *, silent: bool) -> Iterator[Sign]:
     """Signs of the pod's node. `silent`: the manager has lost the engine that runs there."""
-    if not pod.node or not facts.sees_nodes:
+    now = look.now
+    if not pod.node or not look.facts.sees_nodes:
         return
-    node = facts.nodes.get(pod.node)
+    node = look.facts.nodes.get(pod.node)
     if node is None:
-        if pod.scheduled_at is not None and now - pod.scheduled_at >= NODE_KNOWN_S:
+        due = absence_due(pod, look)
+        if due is not None and now >= due:
             yield _lost(now, f"node {pod.node} is gone")
         return
     if pod.scheduled_at is not None and node.created_at > pod.scheduled_at + RENAMED_S:
@@ -99,15 +103,24 @@ def node_signs(pod: PodFacts, facts: JobFacts, now: float, *, silent: bool) -> I
     yield from _doubts(node, now, silent=silent)
 
 
-def is_gone(pod: PodFacts, facts: JobFacts, now: float) -> bool:
+def absence_due(pod: PodFacts, look: Look) -> float | None:
+    """When the absence of the pod's node means that it is gone; None when it is there, or cannot be seen."""
+    if not pod.node or not look.facts.sees_nodes or pod.node in look.facts.nodes:
+        return None
+    if pod.node in look.memory.nodes:
+        return look.now
+    return look.memory.absent_since.get(pod.node, look.now) + NODE_KNOWN_S
+
+
+def is_gone(pod: PodFacts, look: Look) -> bool:
     """True when the machine cannot come back with the pod running: it is gone, or declared out of service."""
-    return any(sign.kind is Kind.LOST and sign.confirmed for sign in node_signs(pod, facts, now, silent=False))
+    return any(sign.kind is Kind.LOST and sign.confirmed for sign in node_signs(pod, look, silent=False))
 
 
-def is_dead(pod: PodFacts, facts: JobFacts, now: float) -> bool:
+def is_dead(pod: PodFacts, look: Look) -> bool:
     """True when no kubelet answers for the pod now: its node is gone, or has fallen silent."""
-    node = facts.nodes.get(pod.node)
-    return is_gone(pod, facts, now) or (facts.sees_nodes and node is not None and _is_suspect(node))
+    node = look.facts.nodes.get(pod.node)
+    return is_gone(pod, look) or (look.facts.sees_nodes and node is not None and _is_suspect(node))
 
 
 def _lost(now: float, why: str) -> Sign:

@@ -149,7 +149,7 @@ def _rest(judged: Judged) -> tuple[list[Action], list[float | None]]:
 
 def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
     look, memory = judged.look, judged.accepted.memory or judged.look.memory
-    uids = {pod.uid for pod in look.facts.pods}
+    uids, bound = {pod.uid for pod in look.facts.pods}, {pod.node for pod in look.facts.pods if pod.node}
     listed = {one.pod.uid for one in judged.fleet if one.engine is not None}
     silent = {one.pod.uid: one.silent_since for one in judged.fleet if one.silent_since is not None}
     ours = {action.uid for action in actions if isinstance(action, Delete)}
@@ -162,6 +162,8 @@ def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
         recommendations=judged.wish.window,
         watch=judged.news.watch,
         seen={pod.uid: _seen(pod, ours, judged.life) for pod in look.facts.pods},
+        nodes=frozenset(look.facts.nodes) | (memory.nodes & bound),
+        absent_since={node: memory.absent_since.get(node, look.now) for node in bound - look.facts.nodes.keys()},
         silent_since=silent,
         registered=(memory.registered & uids) | listed,
         drains_told=memory.drains_told & uids,

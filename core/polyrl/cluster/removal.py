@@ -51,6 +51,6 @@ def release(pod: PodFacts, why: str) -> Iterator[Action]:
 
 
 def _force_due(pod: PodFacts, look: Look) -> float | None:
-    if pod.deletion_at is None or not is_dead(pod, look.facts, look.now):
+    if pod.deletion_at is None or not is_dead(pod, look):
         return None
-    return look.now if is_gone(pod, look.facts, look.now) else pod.deletion_at + GIVEN_UP_S
+    return look.now if is_gone(pod, look) else pod.deletion_at + GIVEN_UP_S

@@ -22,7 +22,7 @@ from polyrl.cluster.disruption import Notice, notice_of
 from polyrl.cluster.endings import SILENT_S, failure, start_due
 from polyrl.cluster.facts import PodFacts
 from polyrl.cluster.look import Look
-from polyrl.cluster.node_signs import NODE_KNOWN_S, Kind
+from polyrl.cluster.node_signs import Kind, absence_due
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
 from polyrl.worker import Role
@@ -89,8 +89,7 @@ def next_due(fleet: Sequence[Rollout], look: Look) -> float | None:
     dues += [one.pod.ended_at + QUIET_S for one in fleet if one.standing is Standing.LEFT and one.pod.ended_at]
     for since in (one.silent_since for one in fleet if one.silent_since is not None):
         dues += [since + LEASE_LOST_S, since + SILENT_S]
-    unseen = [one.pod for one in fleet if one.pod.node not in look.facts.nodes and look.facts.sees_nodes]
-    dues += [pod.scheduled_at + NODE_KNOWN_S for pod in unseen if pod.scheduled_at is not None]
+    dues += [absence_due(one.pod, look) for one in fleet]
     return min((due for due in dues if due is not None and due > look.now), default=None)
 
 
@@ -115,7 +114,7 @@ def _rollout(pod: PodFacts, look: Look) -> Rollout:
         return Rollout(pod, Standing.FAILED, None, engine, since, "it was counted as failed")
     silent = since is not None and look.now - since >= LEASE_LOST_S
     drains = engine is not None and engine.state is EngineState.DRAINING and not look.finishing
-    notice = notice_of(pod, look.facts, look.drain_s, look.now, silent=silent, drains=drains)
+    notice = notice_of(pod, look, silent=silent, drains=drains)
     if notice is not None and notice.confirmed:
         return Rollout(pod, Standing.TAKEN, notice, engine, since)
     why = failure(pod, look, since)

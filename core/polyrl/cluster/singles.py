@@ -9,6 +9,7 @@ Refuses to hold: rollouts (see `fleet_plan`), how objects look (see `objects`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -98,9 +99,10 @@ def trainer(look: Look, now: Life) -> Iterator[Action]:
 
 def disrupted(look: Look) -> list[tuple[PodFacts, Notice]]:
     """Pods of a running trainer that the cluster takes or took; those of before a suspension were our wish."""
-    since = unix(look.status.last_resume_time) or 0.0
+    # Pods' stamps are whole seconds.
+    since = math.floor(unix(look.status.last_resume_time) or 0.0)
     pods = [pod for pod in look.facts.of_role(Role.TRAINER) if pod.created_at >= since]
-    noted = [(pod, notice_of(pod, look.facts, look.drain_s, look.now, silent=False)) for pod in pods]
+    noted = [(pod, notice_of(pod, look)) for pod in pods]
     return [(pod, notice) for pod, notice in noted if notice is not None and notice.confirmed]
 
 
@@ -143,4 +145,4 @@ def _is_lost(pod: PodFacts, look: Look) -> bool:
     """Its node does not answer, and neither does it."""
     heard = look.facts.manager
     silent = heard is None or heard.missed >= UNREACHABLE_POLLS
-    return silent and is_dead(pod, look.facts, look.now)
+    return silent and is_dead(pod, look)

@@ -9,11 +9,12 @@ import pytest
 from polyrl.cluster import names
 from polyrl.cluster.disruption import notice_of
 from polyrl.cluster.facts import PodPhase, Taint
+from polyrl.cluster.memory import Memory
 from polyrl.cluster.node_signs import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone
 from polyrl.cluster.stamps import millisecond
 from polyrl.sample import Pool
 
-DRAIN_S = 20.0
+DRAIN_S = 20
 
 CONFIRMED_TAINTS = {
     "aws-node-termination-handler/spot-itn": ("SpotInterruption", "NodeDrain"),
@@ -36,7 +37,11 @@ AT_RISK_TAINTS = (
 
 
 def notice(build: Any, pod: Any, *, silent: bool = False, **facts: Any) -> Any:
-    return notice_of(pod, build.facts(pods=(pod,), **facts), DRAIN_S, build.now, silent=silent)
+    return notice_of(pod, look(build, pod, **facts), silent=silent)
+
+
+def look(build: Any, pod: Any, **facts: Any) -> Any:
+    return build.look(build.job({"drainSeconds": DRAIN_S}), pods=(pod,), **facts)
 
 
 @pytest.mark.parametrize("key", CONFIRMED_TAINTS)
@@ -106,7 +111,7 @@ def test_shutdown_leaves_fifteen_seconds(build: Any) -> None:
     off = {"ready": False, "ready_reason": "KubeletNotReady: node is shutting down", "ready_changed_at": build.now - 4}
     seen = notice(build, pod, nodes=build.nodes(pod, **off))
     assert (seen.kind, seen.confirmed, seen.deadline) == ("SpotInterruption", True, build.now - 4 + SHUTDOWN_S)
-    assert not is_dead(pod, build.facts(nodes=build.nodes(pod, **off)), build.now)
+    assert not is_dead(pod, look(build, pod, nodes=build.nodes(pod, **off)))
 
 
 @pytest.mark.parametrize(("silent", "confirmed"), [(False, False), (True, True)])
@@ -115,22 +120,31 @@ def test_node_that_is_not_ready_needs_a_second_witness(build: Any, silent: bool,
     nodes = build.nodes(pod, ready=False, ready_reason="NodeStatusUnknown")
     seen = notice(build, pod, nodes=nodes, silent=silent)
     assert (seen.kind, seen.confirmed) == ("NodeLost", confirmed)
-    assert is_dead(pod, build.facts(nodes=nodes), build.now)
-    assert not is_gone(pod, build.facts(nodes=nodes), build.now)
+    assert is_dead(pod, look(build, pod, nodes=nodes))
+    assert not is_gone(pod, look(build, pod, nodes=nodes))
 
 
-@pytest.mark.parametrize(("placed", "lost"), [(NODE_KNOWN_S - 1, False), (NODE_KNOWN_S, True)])
-def test_absent_node_means_lost_once_it_must_be_known(build: Any, placed: float, lost: bool) -> None:
-    pod = build.pod(placed=placed)
-    seen = notice(build, pod, nodes={})
+@pytest.mark.parametrize(
+    ("memory", "lost"),
+    [
+        (Memory(), False),
+        (Memory(absent_since={"n-j-r-1": 1_000_001.0 - NODE_KNOWN_S}), False),
+        (Memory(absent_since={"n-j-r-1": 1_000_000.0 - NODE_KNOWN_S}), True),
+        (Memory(nodes=frozenset({"n-j-r-1"})), True),
+    ],
+    ids=["pods may come before their nodes", "not for long", "for long", "it was there before"],
+)
+def test_absent_node(build: Any, memory: Memory, lost: bool) -> None:
+    pod = build.pod()
+    seen = notice(build, pod, nodes={}, memory=memory)
     assert (seen is not None and seen.confirmed) == lost
-    assert is_gone(pod, build.facts(nodes={}), build.now) == lost
+    assert is_gone(pod, look(build, pod, nodes={}, memory=memory)) == lost
 
 
 def test_without_rights_on_nodes_their_absence_means_nothing(build: Any) -> None:
     pod = build.pod()
     assert notice(build, pod, nodes={}, sees_nodes=False) is None
-    assert not is_dead(pod, build.facts(nodes={}, sees_nodes=False), build.now)
+    assert not is_dead(pod, look(build, pod, nodes={}, sees_nodes=False))
 
 
 def test_another_machine_under_the_old_name(build: Any) -> None:

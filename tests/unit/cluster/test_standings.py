@@ -116,6 +116,7 @@ def test_next_moment_is_the_earliest_of_theirs(build: Any) -> None:
     assert next_due(rollouts(look), look) == build.now + QUIET_S - 4
     look = build.look(pods=(starting,), manager=build.manager([]), memory=Memory(began_at=0.0))
     assert next_due(rollouts(look), look) == build.now + 1700
-    unseen = build.pod("j-r-3", placed=20.0)
-    look = build.look(pods=(unseen,), nodes={}, manager=build.manager(["j-r-3"]))
+    unseen = build.pod("j-r-3")
+    missed = Memory(absent_since={"n-j-r-3": build.now - 20})
+    look = build.look(pods=(unseen,), nodes={}, manager=build.manager(["j-r-3"]), memory=missed)
     assert next_due(rollouts(look), look) == build.now + 40
