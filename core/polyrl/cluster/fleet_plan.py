@@ -125,7 +125,7 @@ def _numbers(look: Look, fleet: Sequence[Rollout], gone: int) -> Iterator[Action
             mark = Counted(Tally.PREEMPTION, preempted)
             noted = {
                 names.ANNOTATION_COUNTED: str(mark),
-                names.ANNOTATION_NOTICED_AT: millisecond(one.notice.at),
+                names.ANNOTATION_NOTICED_AT: millisecond(look.now),
                 names.ANNOTATION_NOTICE: one.notice.kind.value,
             }
             yield Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polyrl.cluster.disruption import SCHEDULER
 from polyrl.cluster.pools import PoolView
 from polyrl.cluster.rollouts import Rollout, Standing
 from polyrl.cluster.stamps import unix
@@ -94,7 +95,10 @@ def _half(fleet: Sequence[Rollout], pool: Pool, view: PoolView) -> _Half:
 
 
 def _undecided(one: Rollout) -> bool:
-    return one.standing is Standing.LEFT or (one.standing is Standing.FAILED and one.counted is None)
+    """Its back-off begins once it is counted, or it is not known yet what its end means."""
+    pushed_out = one.standing is Standing.TAKEN and one.pod.disruption == SCHEDULER
+    backs_off = one.standing is Standing.FAILED or pushed_out
+    return one.standing is Standing.LEFT or (backs_off and one.counted is None)
 
 
 def _called(spec: RolloutSpec, slots: int, spot: _Half, view: PoolView, now: float) -> tuple[int, float | None]:

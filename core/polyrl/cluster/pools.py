@@ -68,6 +68,18 @@ class PoolView:
         return self.status.state == "BackingOff"
 
 
+@dataclass(frozen=True)
+class _Hold:
+    """Whether a pool is held for want of nodes."""
+
+    until: float | None
+    """Unix seconds; None: it is not."""
+    failures: int
+    """Times in a row that it did not place a pod."""
+    renews: bool = False
+    """The probe makes way for a fresh one."""
+
+
 def backoff_s(failures: int, uid: str) -> float:
     """Seconds to hold a pool after so many failures in a row: deterministic, and different for each job."""
     full = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (failures - 1))
@@ -115,29 +127,32 @@ def _capacity(prior: PoolStatus, look: Look, live: list[Rollout], pushed_out: bo
     timeout = look.spec.rollout.pending_timeout_seconds
     waiting = [one for one in live if one.standing is Standing.WAITING]
     overdue = [one for one in waiting if look.now - one.pod.created_at >= timeout]
-    until, failures = unix(prior.backoff_until), prior.consecutive_failures
-    renewed = False
-    if until is not None and _is_over(until, failures, look, live):
-        until = None
-    elif (overdue and (until is None or look.now >= until)) or pushed_out:
-        renewed = until is not None and bool(overdue)
-        failures += 1
-        until = look.now + backoff_s(failures, look.facts.uid)
-    elif until is None and not waiting and any(look.now - placed >= PROVED_S for placed in _placed(live)):
-        failures = 0
-    surplus = (tuple(overdue) if renewed else tuple(overdue[1:])) if until is not None else ()
+    hold = _hold(prior, look, live, overdue, pushed_out)
+    surplus: list[Rollout] = [] if hold.until is None else overdue if hold.renews else overdue[1:]
     status = prior.model_copy(
         update={
-            "backoff_until": None if until is None else millisecond(until),
-            "consecutive_failures": failures,
-            "limited_since": _limited_since(prior, waiting, until),
+            "backoff_until": None if hold.until is None else millisecond(hold.until),
+            "consecutive_failures": hold.failures,
+            "limited_since": _limited_since(prior, waiting, hold.until),
             "last_reason": _reason(prior, overdue, pushed_out, timeout),
         }
     )
-    dues = [one.pod.created_at + timeout for one in waiting] + ([until] if until is not None else [])
-    if failures and until is None:
+    dues = [one.pod.created_at + timeout for one in waiting] + ([] if hold.until is None else [hold.until])
+    if hold.failures and hold.until is None:
         dues += [placed + PROVED_S for placed in _placed(live)]
-    return PoolView(status, 0, surplus, min((due for due in dues if due > look.now), default=None))
+    return PoolView(status, 0, tuple(surplus), min((due for due in dues if due > look.now), default=None))
+
+
+def _hold(prior: PoolStatus, look: Look, live: list[Rollout], overdue: list[Rollout], pushed_out: bool) -> _Hold:
+    until, failures = unix(prior.backoff_until), prior.consecutive_failures
+    if until is not None and not pushed_out and _is_over(until, failures, look, live):
+        return _Hold(None, failures)
+    if pushed_out or (overdue and (until is None or look.now >= until)):
+        longer = look.now + backoff_s(failures + 1, look.facts.uid)
+        return _Hold(longer, failures + 1, renews=until is not None and look.now >= until)
+    waiting = any(one.standing is Standing.WAITING for one in live)
+    lived = any(look.now - placed >= PROVED_S for placed in _placed(live))
+    return _Hold(until, 0 if until is None and lived and not waiting else failures)
 
 
 def _placed(live: list[Rollout]) -> list[float]:

@@ -458,6 +458,30 @@ def test_no_capacity_for_two_hours_then_it_returns(make_job: MakeJob) -> None:
     assert story.status.rollout.registered_replicas == 5
 
 
+def test_who_was_pushed_out_does_not_push_back(story: Story) -> None:
+    """Where a pod of higher priority took the room, asking at once would only lose again."""
+    for name in story.names():
+        story.cluster.end_pod(name, 143, disruption="PreemptionByScheduler")
+    story.cluster.room[Pool.SPOT.value] = 0
+    done = story.go(50)
+    assert len(of(done, Create)) == 1, "one probe"
+    assert story.reason("CapacityLimited") == "SpotUnavailable"
+    assert story.status.rollout.preemptions == 3
+    story.cluster.room[Pool.SPOT.value] = 100
+    story.go(20)
+    assert len(story.names()) == 3
+
+
+def test_notice_that_was_seen_late_still_gets_its_time(story: Story) -> None:
+    node = story.pod("j-r-2")["spec"]["nodeName"]
+    story.cluster.taint_node(node, "ToBeDeletedByClusterAutoscaler")
+    story.cluster.pass_time(300)
+    (drain,) = of(story.go(0), Drain)
+    assert drain.deadline_s == 5
+    assert not [one for one in of(story.go(12), Delete) if one.name == "j-r-2"]
+    assert [one.name for one in of(story.go(8), Delete)] == ["j-r-2"], "gone by then, or we end it"
+
+
 def test_pod_that_never_registers_is_replaced_as_a_failure(make_job: MakeJob) -> None:
     story = running(make_job({"replicas": 1, "maxReplicas": 1, "startupTimeoutSeconds": 100}), seconds=2)
     story.cluster.unheard.add("j-r-1")
