@@ -128,6 +128,8 @@ def definition(name: str, answer: str) -> str:
         return f'const void *{name}[] = {{{KIND} + 16, "{name[4:]}"}};\n'
     if name.startswith("_ZTV"):
         return f"void *{name}[] = TABLE;\n"
+    if re.search("(?i)get_?error_?(string|name)", name):
+        return f'const char *{name}(void) {{ return "there is no CUDA here"; }}\n'
     if re.match(r"_ZN.*C[12]E", name):
         return f"void {name}(void **self) {{ *self = table + 2; }}\n"
     return f"long {name}(void) {{ return {answer}; }}\n"
