@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from polyrl.cluster.objects.checks import unsupported
+from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rules import RULES
 from polyrl.manifest.transitions import TRANSITIONS
 
@@ -23,6 +25,7 @@ STRICT = "fieldValidation=Strict"
 
 BASE: dict[str, Any] = yaml.safe_load((ROOT / "examples/sort-digits/job.yaml").read_text())
 BAD: list[dict[str, Any]] = yaml.safe_load((HERE / "bad_manifests.yaml").read_text())
+UNSUPPORTED: list[dict[str, Any]] = yaml.safe_load((HERE / "unsupported_manifests.yaml").read_text())
 CHANGES: list[dict[str, Any]] = yaml.safe_load((HERE / "bad_changes.yaml").read_text())
 
 
@@ -57,6 +60,14 @@ def test_a_bad_manifest_is_refused_by_the_field(server: Any, case: dict[str, Any
     assert status in (400, 422), answer
     assert refusal_names(answer, case["field"]), answer
     assert case.get("says", "") in answer["message"]
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED, ids=lambda case: case["id"])
+def test_what_cannot_be_run_yet_is_taken_and_then_refused_by_the_field(server: Any, case: dict[str, Any]) -> None:
+    body = changed(BASE, case["set"])
+    status, answer = server.request("POST", f"{JOBS}?dryRun=All&{STRICT}", body)
+    assert status == 201, answer
+    assert unsupported(PolyRLJob.model_validate(answer)).startswith(f"{case['field']}: ")
 
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case["id"])
