@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
+import ssl
 import sys
 import time
 import uuid
@@ -16,19 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import yaml
+from aiohttp import web
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.cluster.settings import Settings
+from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest
+from polyrl.keys import OperatorKeys, parse_keys
+from polyrl.status import ManagerStatus
 from polyrl_operator.cluster.app import Operator, operator
+from polyrl_operator.cluster.certificate import Certificate, make_certificate
 from polyrl_operator.cluster.client import Client
 from polyrl_operator.cluster.connect import load_configuration, watch_session
 from polyrl_operator.cluster.fake_nodes import FakeNodes
 from polyrl_operator.cluster.kinds import FIXED, JOB, POD, SECRET, TRAINER
 from polyrl_operator.cluster.leader import Terms
+from polyrl_operator.cluster.manager_client import Address
 from polyrl_operator.cluster.options import Options
+from polyrl_operator.cluster.secret import Access
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60.0
@@ -218,6 +228,92 @@ async def operator_process(
 @pytest.fixture
 def start_operator(place: Any) -> Callable[..., Any]:
     return lambda *flags, **more: operator_process(place, *flags, **more)
+
+
+class Manager:
+    """Answers over TLS as a manager does; `status` is what it says, `drains` what it was told."""
+
+    name = "job-manager"
+
+    def __init__(self, folder: Path, certificate: Certificate, token: str) -> None:
+        self.certificate, self.token = certificate, token
+        self.status = ManagerStatus(seq=0, epoch=1)
+        self.drains: list[DrainRequest] = []
+        self.polls = 0
+        self._changed = asyncio.Condition()
+        (folder / "crt").write_bytes(self.certificate.certificate)
+        (folder / "key").write_bytes(self.certificate.key)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(folder / "crt", folder / "key")
+        self.port = 0
+
+    @property
+    def access(self) -> Access:
+        return Access(self.token, self.certificate.authority.decode())
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port, "pod-uid", self.name, poll_s=0.3)
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get(STATUS_PATH, self._status)
+        app.router.add_post(DRAIN_PATH, self._drain)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def say(self, **changed: Any) -> None:
+        async with self._changed:
+            self.status = msgspec.structs.replace(self.status, seq=self.status.seq + 1, **changed)
+            self._changed.notify_all()
+
+    async def _status(self, request: web.Request) -> web.Response:
+        if request.headers["Authorization"] != f"Bearer {self.token}":
+            return web.Response(status=401)
+        self.polls += 1
+        since, wait = int(request.query["since"]), float(request.query["waitSeconds"])
+        try:
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(lambda: self.status.seq > since)
+        except TimeoutError:
+            pass
+        return web.Response(body=msgspec.json.encode(self.status))
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read(), type=DrainRequest)
+        self.drains.append(body)
+        known = any(engine.engine == body.engine for engine in self.status.engines)
+        return web.Response(body=msgspec.json.encode(DrainAnswer(engine=body.engine, known=known)))
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[Manager]:
+    """A manager of nobody's."""
+    made = Manager(tmp_path, make_certificate([Manager.name]), "t" * 32)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+def serve_manager(place: Place, tmp_path: Path) -> Callable[..., Any]:
+    """Plays the manager of a job with its own keys: `await serve_manager(port)` once the job has them."""
+
+    async def serve(port: int) -> Manager:
+        secret = await place.until("the job has keys", lambda: place.client.get(SECRET, place.namespace, "job-keys"))
+        files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
+        certificate = Certificate(files["ca.crt"], files["tls.crt"], files["tls.key"])
+        made = Manager(tmp_path, certificate, parse_keys(OperatorKeys, files["operator.key"], "test").http_token)
+        made.port = port
+        await made.start()
+        return made
+
+    return serve
 
 
 @pytest.fixture(scope="session")
