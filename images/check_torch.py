@@ -37,6 +37,11 @@ def main() -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2, losses
     assert ContinuousBatchingManager is not None
+    for asks_cuda in (torch.cuda.is_current_stream_capturing, lambda: torch.zeros(1, device="cuda")):
+        try:
+            asks_cuda()
+        except (RuntimeError, AssertionError) as error:  # as on any machine without a GPU, and not a crash
+            print(str(error).splitlines()[0])
     print(f"torch {torch.__version__}, cuda: {torch.cuda.is_available()}, loss {losses[0]:.2f} -> {losses[-1]:.2f}")
 
 
