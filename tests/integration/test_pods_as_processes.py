@@ -132,7 +132,8 @@ class Kubelet:
 
     def _moved(self, text: str) -> str:
         """Paths and addresses of a pod as they are here."""
-        text = text.replace("/polyrl/", f"{self.root}/polyrl/").replace(names.manager_service(self.owner.name), HOST)
+        text = text.replace("/polyrl/", f"{self.root}/polyrl/")
+        text = re.sub(rf"{names.manager_service(self.owner.name)}(\.[\w.]+)?", HOST, text)
         for port, here in self.ports.items():
             text = re.sub(rf"(?<=:){port}\b|^{port}$", str(here), text)
         return HOST if text == "*" else text
