@@ -72,10 +72,11 @@ def _flip(now: Condition) -> Iterator[Say]:
 
 def _losses(judged: Judged) -> Iterator[Say]:
     taken = [one for one in judged.standing(Standing.TAKEN) if one.counted is None]
-    if taken or judged.vanished:
+    gone = [pod.name for pod in judged.vanished if not pod.mark]
+    if taken or gone:
         kinds = Counter(one.notice.kind.value for one in taken if one.notice is not None)
-        kinds["PodDeleted"] += len(judged.vanished)
-        names = [one.pod.name for one in taken] + [pod.name for pod in judged.vanished]
+        kinds["PodDeleted"] += len(gone)
+        names = [one.pod.name for one in taken] + gone
         said = f"{len(names)} rollouts are taken away: {_sum_of(+kinds)} ({_named(names)})"
         yield Say("RolloutPreempted", said, "Warning")
     failed = [one for one in judged.standing(Standing.FAILED) if one.counted is None]

@@ -151,7 +151,7 @@ def _progressing(judged: Judged) -> Said:
     if (idle := _idle(judged)) is not None:
         return Said("Progressing", "False", *idle)
     told, due = judged.look.told, stall_due(judged)
-    if told is None or due is None:
+    if told is None or due is None or not told.phase:
         return Said("Progressing", "Unknown", "NotStarted", "no step is under way yet")
     if told.step == judged.look.status.manager.step and judged.look.now >= due:
         return Said(

@@ -1,6 +1,6 @@
 """Counting each lost pod once, across crashes, stale reads and repeated looks.
 
-    a pod's end is seen      -> annotate it with the next number, `preemption-7`
+    a pod's end is seen      -> annotate it with the next number, `preemption-7`; total + 1, + 2, ...
     the number is read back  -> the status counts to the highest number read, and lists the pod
     the status is stored     -> the pod may be deleted
 
@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from polyrl.cluster import names
 from polyrl.cluster.facts import PodFacts
+from polyrl.cluster.memory import SeenPod
 
 
 class Tally(StrEnum):
@@ -43,7 +44,12 @@ class Counted:
 
 def counted(pod: PodFacts) -> Counted | None:
     """What is written on the pod; None when nothing is, or nothing that we wrote."""
-    tally, _, number = pod.annotations.get(names.ANNOTATION_COUNTED, "").partition("-")
+    return parsed(pod.annotations.get(names.ANNOTATION_COUNTED, ""))
+
+
+def parsed(mark: str) -> Counted | None:
+    """Inverse of str(Counted); None for any other text."""
+    tally, _, number = mark.partition("-")
     if tally not in {known.value for known in Tally} or not number.isdecimal():
         return None
     return Counted(Tally(tally), int(number))
@@ -55,12 +61,10 @@ def newly_counted(pods: Iterable[PodFacts], tally: Tally, stored: int) -> list[P
     return [pod for number, pod in sorted(numbered, key=lambda pair: pair[0]) if number > stored]
 
 
-def next_number(pods: Iterable[PodFacts], tally: Tally, stored: int, vanished: int) -> int:
-    """The number for the next pod; `vanished` ones are counted in this look without being numbered."""
-    marks = [mark.number for pod in pods if (mark := counted(pod)) is not None and mark.tally is tally]
-    return max([stored, *marks]) + vanished + 1
-
-
-def total(pods: Iterable[PodFacts], tally: Tally, stored: int, vanished: int) -> int:
-    """The counter to store."""
-    return next_number(pods, tally, stored, vanished) - 1
+def total(pods: Iterable[PodFacts], tally: Tally, stored: int, vanished: Iterable[SeenPod] = ()) -> int:
+    """The counter to store. Of pods that vanished, those with a number have it still; the others are preemptions, or
+    disruptions of the trainer, and are counted without one."""
+    gone = list(vanished)
+    marks = [counted(pod) for pod in pods] + [parsed(pod.mark) for pod in gone]
+    highest = max([stored, *(mark.number for mark in marks if mark is not None and mark.tally is tally)])
+    return highest + (0 if tally is Tally.FAILURE else sum(not pod.mark for pod in gone))

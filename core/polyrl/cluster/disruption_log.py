@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from polyrl.cluster import names
+from polyrl.cluster.counting import Tally, parsed
 from polyrl.cluster.facts import PodFacts
 from polyrl.cluster.judged import Judged
+from polyrl.cluster.memory import SeenPod
 from polyrl.cluster.node_signs import Kind
 from polyrl.cluster.stamps import millisecond, unix
 from polyrl.manifest.status import Disruption
@@ -34,9 +36,15 @@ def recent(judged: Judged) -> list[Disruption]:
             | {"reason": Kind.DELETED.value}
         )
         for uid, pod in judged.look.memory.seen.items()
-        if pod in judged.vanished and uid not in listed
+        if pod in judged.vanished and is_loss(pod) and uid not in listed
     ]
     return [*known, *counted, *gone][-MOST:]
+
+
+def is_loss(pod: SeenPod) -> bool:
+    """A pod that vanished was taken, unless it had been found to have failed."""
+    mark = parsed(pod.mark)
+    return mark is None or mark.tally is Tally.PREEMPTION
 
 
 def _entry(pod: PodFacts, now: float) -> Disruption:

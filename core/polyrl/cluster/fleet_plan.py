@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, Drain
-from polyrl.cluster.counting import Counted, Tally, next_number
+from polyrl.cluster.counting import Counted, Tally, total
 from polyrl.cluster.look import Look
 from polyrl.cluster.memory import SeenPod
 from polyrl.cluster.mix import Mix, base, mix
@@ -40,6 +40,10 @@ TELL_AGAIN_S: Final = 2.0
 """A drain that the manager did not confirm is repeated after so long."""
 
 
+Gone: TypeAlias = Sequence[SeenPod]
+"""Rollouts of the last look that are not there any more."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Actions in order, and when to look again."""
@@ -55,14 +59,19 @@ class Plan:
 
 
 def fleet_plan(
-    look: Look, fleet: Sequence[Rollout], wished: int, views: Sequence[PoolView], boundary: bool, vanished: int
+    look: Look,
+    fleet: Sequence[Rollout],
+    wished: int,
+    views: Sequence[PoolView],
+    boundary: bool,
+    gone: Sequence[SeenPod],
 ) -> Plan:
-    """For a fleet of `wished`; `vanished` preemptions are counted without a number in this look."""
+    """For a fleet of `wished`; those of `gone` are counted in this look without being numbered."""
     split = mix(fleet, wished, look.spec.rollout, views, look.now)
     leaving = _leaving(look, fleet, wished, views, split, boundary)
     drains, told_due = drains_of(look, fleet)
     removals, stay_due = _removals(look, fleet)
-    actions: list[Action] = [*drains, *_numbers(look, fleet, vanished), *_creations(look, fleet, split)]
+    actions: list[Action] = [*drains, *_numbers(look, fleet, gone), *_creations(look, fleet, split)]
     actions += let_go(look, leaving)
     dues = [split.due, told_due, stay_due, next_due(fleet, look), *(view.due for view in views)]
     reasons: dict[str, int] = {}
@@ -114,14 +123,15 @@ def _works(look: Look, one: Rollout) -> bool:
     return not look.manager_answers and one.pod.uid in look.memory.registered
 
 
-def _numbers(look: Look, fleet: Sequence[Rollout], gone: int) -> Iterator[Action]:
+def _numbers(look: Look, fleet: Sequence[Rollout], gone: Gone) -> Iterator[Action]:
     pods = [one.pod for one in fleet]
-    preempted = next_number(pods, Tally.PREEMPTION, look.status.rollout.preemptions, gone)
-    failed = next_number(pods, Tally.FAILURE, look.status.rollout.failures, 0)
+    preempted = total(pods, Tally.PREEMPTION, look.status.rollout.preemptions, gone)
+    failed = total(pods, Tally.FAILURE, look.status.rollout.failures, gone)
     for one in fleet:
         if one.counted is not None:
             continue
         if one.standing is Standing.TAKEN and one.notice is not None:
+            preempted += 1
             mark = Counted(Tally.PREEMPTION, preempted)
             noted = {
                 names.ANNOTATION_COUNTED: str(mark),
@@ -129,11 +139,10 @@ def _numbers(look: Look, fleet: Sequence[Rollout], gone: int) -> Iterator[Action
                 names.ANNOTATION_NOTICE: one.notice.kind.value,
             }
             yield Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")
-            preempted += 1
         elif one.standing is Standing.FAILED:
+            failed += 1
             noted = {names.ANNOTATION_COUNTED: str(Counted(Tally.FAILURE, failed))}
             yield Annotate(one.pod.name, one.pod.uid, noted, f"it failed: {one.why}")
-            failed += 1
 
 
 def _creations(look: Look, fleet: Sequence[Rollout], split: Mix) -> Iterator[Action]:

@@ -36,8 +36,8 @@ class Judged:
     failed: tuple[PodFacts, ...]
     """Rollouts whose number as failed was read back in this look."""
     vanished: tuple[SeenPod, ...]
-    """Rollouts that went without a sign; counted as preempted in this look."""
-    trainers_vanished: int
+    """Rollouts that are gone before their number was read back, or without any; counted in this look."""
+    trainers_vanished: tuple[SeenPod, ...]
     trainers_disrupted: tuple[tuple[PodFacts, Notice], ...]
 
     def standing(self, *standings: Standing) -> list[Rollout]:

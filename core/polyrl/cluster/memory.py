@@ -46,6 +46,8 @@ class SeenPod:
     """Nothing more is to be learnt from its end: it was counted or released, had ended, or had no node yet."""
     runs_since: float | None
     """When it got its node; None: it had none, or had ended."""
+    mark: str = ""
+    """The number that it was given in that look, which nobody has read back; should it be gone now, it has it still."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
-from polyrl.cluster.actions import Action, Create, Decision, Delete
+from polyrl.cluster.actions import Action, Annotate, Create, Decision, Delete
 from polyrl.cluster.announce import fleet_news, flips
 from polyrl.cluster.conditions import stall_due
 from polyrl.cluster.cost import runs_since
@@ -76,7 +77,7 @@ def _judge(look: Look) -> Judged:
         taken=tuple(taken),
         failed=tuple(failed),
         vanished=tuple(vanished(look, Role.ROLLOUT)) if runs else (),
-        trainers_vanished=len(vanished(look, Role.TRAINER)) if runs else 0,
+        trainers_vanished=tuple(vanished(look, Role.TRAINER)) if runs else (),
         trainers_disrupted=tuple(disrupted(look)) if runs else (),
     )
 
@@ -128,7 +129,7 @@ def _fleet(judged: Judged) -> Plan:
         0 if judged.look.finishing else judged.wish.wished,
         judged.views,
         judged.news.boundary,
-        len(judged.vanished),
+        judged.vanished,
     )
 
 
@@ -154,6 +155,8 @@ def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
     silent = {one.pod.uid: one.silent_since for one in judged.fleet if one.silent_since is not None}
     ours = {action.uid for action in actions if isinstance(action, Delete)}
     ours |= {one.pod.uid for one in judged.standing(Standing.RELEASED)}
+    notes = {action.uid: action.annotations for action in actions if isinstance(action, Annotate)}
+    marks = {uid: written.get(names.ANNOTATION_COUNTED, "") for uid, written in notes.items()}
     return replace(
         memory,
         written=look.written,
@@ -161,7 +164,7 @@ def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
         refusal=None if len(judged.live) >= judged.wish.wished else memory.refusal,
         recommendations=judged.wish.window,
         watch=judged.news.watch,
-        seen={pod.uid: _seen(pod, ours, judged.life) for pod in look.facts.pods},
+        seen={pod.uid: _seen(pod, ours, marks.get(pod.uid, ""), judged.life) for pod in look.facts.pods},
         nodes=frozenset(look.facts.nodes) | (memory.nodes & bound),
         absent_since={node: memory.absent_since.get(node, look.now) for node in bound - look.facts.nodes.keys()},
         silent_since=silent,
@@ -170,7 +173,8 @@ def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
     )
 
 
-def _seen(pod: PodFacts, ours: set[str], now: Life) -> SeenPod:
+def _seen(pod: PodFacts, ours: set[str], mark: str, now: Life) -> SeenPod:
     """A pod that had no node yet was not taken from anybody; one that we delete in this very look neither."""
-    lost = not (pod.ended or pod.scheduled_at is None or pod.uid in ours or now.stage is not Stage.RUNS)
-    return SeenPod(pod.name, pod.role, pod.pool, pod.node, not lost or counted(pod) is not None, runs_since(pod))
+    known = pod.uid in ours or counted(pod) is not None or now.stage is not Stage.RUNS
+    settled = known or (not mark and (pod.ended or pod.scheduled_at is None))
+    return SeenPod(pod.name, pod.role, pod.pool, pod.node, settled, runs_since(pod), mark)

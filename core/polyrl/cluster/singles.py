@@ -10,16 +10,17 @@ Refuses to hold: rollouts (see `fleet_plan`), how objects look (see `objects`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
-from polyrl.cluster.counting import Counted, Tally, counted, next_number
+from polyrl.cluster.counting import Counted, Tally, counted, total
 from polyrl.cluster.disruption import Notice, notice_of
 from polyrl.cluster.facts import Child, PodFacts
 from polyrl.cluster.lifecycle import Life, Stage
 from polyrl.cluster.look import UNREACHABLE_POLLS, Look
+from polyrl.cluster.memory import SeenPod
 from polyrl.cluster.node_signs import is_dead
 from polyrl.cluster.objects.fixed import fixed_children, manager_hosts
 from polyrl.cluster.objects.manager import manager_pod
@@ -106,15 +107,15 @@ def disrupted(look: Look) -> list[tuple[PodFacts, Notice]]:
     return [(pod, notice) for pod, notice in noted if notice is not None and notice.confirmed]
 
 
-def trainer_numbers(look: Look, gone: int) -> Iterator[Annotate]:
+def trainer_numbers(look: Look, gone: Sequence[SeenPod]) -> Iterator[Annotate]:
     """Numbers the disrupted ones, so that each is counted once; `gone` are counted in this look without a number."""
     pods = look.facts.of_role(Role.TRAINER)
-    number = next_number(pods, Tally.DISRUPTION, look.status.trainer.disruptions, gone)
+    number = total(pods, Tally.DISRUPTION, look.status.trainer.disruptions, gone)
     for pod, notice in disrupted(look):
         if counted(pod) is None:
+            number += 1
             mark = {names.ANNOTATION_COUNTED: str(Counted(Tally.DISRUPTION, number))}
             yield Annotate(pod.name, pod.uid, mark, f"it is taken away ({notice.why})")
-            number += 1
 
 
 def dismiss(look: Look, why: str) -> Iterator[Action]:

@@ -12,7 +12,7 @@ from polyrl.cluster import names
 from polyrl.cluster.conditions import FAILED_STARTS, conditions
 from polyrl.cluster.cost import cost
 from polyrl.cluster.counting import Tally, total
-from polyrl.cluster.disruption_log import recent
+from polyrl.cluster.disruption_log import is_loss, recent
 from polyrl.cluster.fleet_plan import rollouts_made
 from polyrl.cluster.judged import Judged
 from polyrl.cluster.lifecycle import Stage, active_s
@@ -135,7 +135,7 @@ def _rollout(judged: Judged) -> RolloutStatus:
     look, stored = judged.look, judged.look.status.rollout
     pods = [one.pod for one in judged.fleet]
     newest = look.written.templates[Role.ROLLOUT]
-    lost = bool(judged.taken or judged.vanished)
+    lost = bool(judged.taken or any(is_loss(pod) for pod in judged.vanished))
     return RolloutStatus(
         replicas=len(judged.live),
         ready_replicas=sum(one.pod.ready for one in judged.live),
@@ -147,8 +147,8 @@ def _rollout(judged: Judged) -> RolloutStatus:
         on_demand_replicas=len(of_pool(judged.fleet, Pool.ON_DEMAND)),
         updated_replicas=sum(one.pod.template_hash == newest for one in judged.live),
         selector=names.selector(look.facts.name, Role.ROLLOUT),
-        preemptions=total(pods, Tally.PREEMPTION, stored.preemptions, len(judged.vanished)),
-        failures=total(pods, Tally.FAILURE, stored.failures, 0),
+        preemptions=total(pods, Tally.PREEMPTION, stored.preemptions, judged.vanished),
+        failures=total(pods, Tally.FAILURE, stored.failures, judged.vanished),
         created=rollouts_made(look),
         last_preemption_time=second(look.now) if lost else stored.last_preemption_time,
         pools=[view.status for view in judged.views] if look.wants_rollouts else [],

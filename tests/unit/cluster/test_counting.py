@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrl.cluster import names
-from polyrl.cluster.counting import Counted, Tally, counted, newly_counted, next_number, total
+from polyrl.cluster.counting import Counted, Tally, counted, newly_counted, total
 from polyrl.cluster.facts import PodFacts, PodPhase
+from polyrl.cluster.memory import SeenPod
 from polyrl.worker import Role
 
 
@@ -41,8 +42,22 @@ def test_of_the_other_tally_nothing_is_known() -> None:
     pods = [marked(4), marked(9, "failure"), marked(None)]
     assert [pod.name for pod in newly_counted(pods, Tally.PREEMPTION, 3)] == ["p-4"]
     assert newly_counted(pods, Tally.PREEMPTION, 4) == []
-    assert next_number(pods, Tally.PREEMPTION, 3, 0) == 5
-    assert total(pods, Tally.FAILURE, 3, 0) == 9
+    assert total(pods, Tally.PREEMPTION, 3) == 4
+    assert total(pods, Tally.FAILURE, 3) == 9
+
+
+def gone(mark: str = "") -> SeenPod:
+    return SeenPod("p", Role.ROLLOUT, None, "n", False, 0.0, mark)
+
+
+@pytest.mark.parametrize(
+    ("marks", "preemptions", "failures"),
+    [([""], 4, 5), (["", ""], 5, 5), (["preemption-4"], 4, 5), (["failure-6"], 3, 6), (["preemption-4", ""], 5, 5)],
+)
+def test_of_the_vanished_each_has_its_number_or_gets_one(marks: list[str], preemptions: int, failures: int) -> None:
+    vanished = [gone(mark) for mark in marks]
+    assert total([], Tally.PREEMPTION, 3, vanished) == preemptions
+    assert total([], Tally.FAILURE, 5, vanished) == failures
 
 
 @given(
@@ -56,11 +71,10 @@ def test_every_loss_is_counted_once_however_looks_fall(losses: list[str], looks:
     stored, there, waiting = 0, list[PodFacts](), list(losses)
     for number, many in enumerate([*looks, *[30] * 4]):
         arrived, waiting = waiting[:many], waiting[many:]
-        gone = arrived.count("vanished")
-        fresh = next_number(there, Tally.PREEMPTION, stored, gone)
-        counter = total(there, Tally.PREEMPTION, stored, gone)
-        there += [marked(fresh + place) for place in range(arrived.count("marked"))]
-        if number in forgets and number < len(looks) and not gone:
+        went = [gone()] * arrived.count("vanished")
+        counter = total(there, Tally.PREEMPTION, stored, went)
+        there += [marked(counter + 1 + place) for place in range(arrived.count("marked"))]
+        if number in forgets and number < len(looks) and not went:
             continue
         stored = counter
         there = [pod for pod in there if (mark := counted(pod)) is None or mark.number > stored]

@@ -86,7 +86,9 @@ class World:
         assert all(new >= old for new, old in zip(now, self.counts, strict=True)), "counters only grow"
         self.counts = now
         assert counts.preemptions + counts.failures <= len(self.lost), "each is counted once"
-        assert len(self.wanted()) <= MAX_REPLICAS
+        assert len(self.wanted()) <= MAX_REPLICAS + 1, "one more only while a spot pod comes for a stand-in"
+        if self.job["spec"]["rollout"]["capacity"]["policy"] != "SpotPreferred":
+            assert len(self.wanted()) <= MAX_REPLICAS
         managers = [pod for pod in self.cluster.pods(Role.MANAGER) if not is_ended(pod)]
         assert len(managers) <= 1
 
@@ -142,7 +144,8 @@ class World:
             cluster.edit(suspend=not self.job["spec"].get("suspend", False))
         elif what == 10:
             fleet = self.job["spec"]["rollout"] | {"maxReplicas": rng.choice((2, 4, MAX_REPLICAS))}
-            cluster.edit(rollout=fleet)
+            image = {"spec": {"containers": [{"name": "rollout", "image": rng.choice("ab")}]}}
+            cluster.edit(rollout=fleet | rng.choice(({}, {"template": image})))
         elif what == 11:
             self.operator.step += 1
             times = {"rolloutSeconds": rng.choice((5.0, 10.0, 40.0)), "trainSeconds": 10.0, "stepSeconds": 41.0}
@@ -184,9 +187,26 @@ def is_marked(pod: Object) -> bool:
     return names.ANNOTATION_COUNTED in pod["metadata"].get("annotations", {})
 
 
+def any_job(make_job: MakeJob, rng: random.Random) -> Object:
+    """A job of any capacity and any way of scaling."""
+    fallback = {"enabled": True, "afterSeconds": rng.choice((0, 60, 300))}
+    capacity: dict[str, Any] = rng.choice(
+        (
+            {"policy": "Spot"},
+            {"policy": "Spot", "baseOnDemand": 1},
+            {"policy": "OnDemand"},
+            {"policy": "SpotPreferred", "baseOnDemand": rng.choice((0, 1)), "fallback": fallback},
+        )
+    )
+    scaling = {"mode": rng.choice(("Gap", "Manual")), "gap": {"cooldownSeconds": rng.choice((0, 120))}}
+    fleet = {"capacity": capacity, "pendingTimeoutSeconds": rng.choice((60, 1200)), "minReplicas": rng.choice((0, 1))}
+    return make_job(fleet | {"update": {"maxUnavailable": 2}}, scaling=scaling, pricing=PRICES)
+
+
 def run(make_job: MakeJob, seed: int, schedules: int, *, deadly: bool) -> None:
     for number in range(schedules):
-        world = World(make_job(pricing=PRICES), random.Random(f"{seed}/{number}"), deadly=deadly)
+        rng = random.Random(f"{seed}/{number}")
+        world = World(any_job(make_job, rng), rng, deadly=deadly)
         try:
             world.live()
             world.heal()
@@ -211,7 +231,7 @@ def test_two_operators_at_once(make_job: MakeJob, seed: int) -> None:
     """An old one that has not noticed its successor: names meet, and nothing is made twice."""
     for number in range(SCHEDULES):
         rng = random.Random(f"{seed}/{number}")
-        world = World(make_job(pricing=PRICES), rng, deadly=False)
+        world = World(any_job(make_job, rng), rng, deadly=False)
         other = FakeOperator(world.cluster)
         other.catch_up()
         for _ in range(EVENTS):
