@@ -66,7 +66,7 @@ class BareApiServer:
         self._spawn("kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
                     f"--secure-port={self.port}", "--cert-dir", self.folder / "certs",
                     "--token-auth-file", self.folder / "tokens.csv", "--authorization-mode=RBAC",
-                    "--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://kubernetes.default.svc",
+                    "--service-cluster-ip-range=10.0.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
                     "--service-account-key-file", key, "--service-account-signing-key-file", key,
                     # There is no controller that would make the default account.
                     "--disable-admission-plugins=ServiceAccount")  # fmt: skip
