@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -233,4 +234,6 @@ if __name__ == "__main__":
     parser.add_argument("--one", type=int, default=500, help="rollouts of the large job (default 500; 0: none)")
     parser.add_argument("--deadline", type=float, default=600, metavar="S", help="of each phase (default 600)")
     parser.add_argument("--kubeconfig", type=Path, help="a cluster whose own nodes, or kwok's, run the pods")
+    # Whoever ends it, what it started ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     asyncio.run(main(parser.parse_args()))

@@ -22,7 +22,7 @@ from polyrl_operator.cluster.act import Actor
 from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.client import Client
 from polyrl_operator.cluster.connect import load_configuration, watch_session
-from polyrl_operator.cluster.events import Events
+from polyrl_operator.cluster.events import SENDERS, Events
 from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import CLAIM, SECRET, Kind
 from polyrl_operator.cluster.leader import Leader
@@ -72,7 +72,7 @@ class Operator:
         return [
             self.leader.hold(self.resync.begin, self._stand_by),
             self.resync.keep(self._wake_all),
-            self.events.send(),
+            *(self.events.send() for _ in range(SENDERS)),
             *workers,
         ]
 

@@ -35,7 +35,10 @@ WINDOW_S: Final = 360.0
 RECOUNT_S: Final = 10.0
 """Least time between two updates of one Event's count."""
 
-WAITING: Final = 1024
+SENDERS: Final = 4
+"""Events sent at a time: enough for a thousand jobs that begin at once, and few beside what is done."""
+
+WAITING: Final = 4096
 """Events that may wait to be sent; more means that the API server is away, and old news help nobody."""
 
 NOTE_LENGTH: Final = 1024
@@ -81,7 +84,7 @@ class Aggregator:
 
 
 class Events:
-    """Run `send` as a task; `say` never waits."""
+    """Run `send` as SENDERS tasks; `say` never waits."""
 
     def __init__(self, client: Client, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._instance, self._clock = client, instance, clock
