@@ -63,8 +63,9 @@ def operator(bed: Cluster) -> None:
 
 
 @pytest.fixture
-def whole_bed(bed: Cluster) -> Iterator[Cluster]:
-    """The bed, whose nodes are all there and schedulable again when the test is over, whatever it did to them."""
+def whole_bed(bed: Cluster, kubectl: Kubectl) -> Iterator[Cluster]:
+    """The bed, whose nodes are there and schedulable again when the test is over, whatever it did to them; only then
+    does the namespace go, for pods of a dead node end when it is back or removed."""
     everywhere = Kubectl(bed.kubeconfig)
     before = {
         n["metadata"]["name"]: n["metadata"]["labels"][POOL_LABEL] for n in everywhere.items("nodes", "-l", POOL_LABEL)

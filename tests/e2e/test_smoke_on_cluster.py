@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.port import Cluster
-from cluster.tools import Kubectl
+from cluster.tools import Kubectl, eventually
 from on_cluster import release
 from on_cluster.audit import assert_nothing_lost, read_report
 from on_cluster.faults import Victims, kill_node
@@ -13,6 +13,8 @@ from on_cluster.settings import OPERATOR_NAMESPACE, RELEASE
 
 STEPS = 30
 STEP = 5
+GONE_S = 60.0
+"""Helm returns while the operator's pod still ends."""
 INSIDE = "pods,services,deployments,configmaps,secrets,serviceaccounts,roles,rolebindings,leases"
 EVERYWHERE = "clusterroles,clusterrolebindings,priorityclasses"
 NATIVE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
@@ -31,7 +33,7 @@ def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kub
     assert_nothing_lost(read_report(kubectl, run.name))
     run.delete()
     release.uninstall(whole_bed.kubeconfig)
-    assert left_behind(whole_bed) == set()
+    eventually("nothing of the release is left", lambda: not left_behind(whole_bed), GONE_S)
     assert Kubectl(whole_bed.kubeconfig)("get", "crd", "polyrljobs.polyrl.dev", "-o", "name").strip()
 
 
