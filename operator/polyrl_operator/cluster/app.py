@@ -34,6 +34,7 @@ from polyrl_operator.cluster.queue import WorkQueue
 from polyrl_operator.cluster.requests import Requests
 from polyrl_operator.cluster.resync import Resync
 from polyrl_operator.cluster.secret import Access, access
+from polyrl_operator.cluster.service_account import own_reference
 from polyrl_operator.cluster.watches import Watches, watched_kinds
 from polyrl_operator.cluster.worker import WORKERS, Turns
 
@@ -45,7 +46,8 @@ class Operator:
 
     def __init__(self, options: Options, api: ApiClient, managers: aiohttp.ClientSession, requests: Requests) -> None:
         self.options, self.requests = options, requests
-        self.leader = Leader(Client(api), options.lease_namespace, options.lease_name, options.identity, options.terms)
+        place = options.lease_namespace, options.lease_name
+        self.leader = Leader(Client(api), *place, options.identity, options.terms, own_reference())
         self.client = Client(api, may_write=self.leader.leads)
         self.queue = WorkQueue()
         self.cache = Cache(self.queue.add)

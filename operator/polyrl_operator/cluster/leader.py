@@ -43,8 +43,17 @@ DEFAULT_TERMS: Final = Terms()
 class Leader:
     """Run `hold` as a task; `leads` is asked before every write."""
 
-    def __init__(self, client: Client, namespace: str, name: str, identity: str, terms: Terms = DEFAULT_TERMS) -> None:
-        self._client, self._namespace, self._name = client, namespace, name
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        identity: str,
+        terms: Terms = DEFAULT_TERMS,
+        owner: Object | None = None,
+    ) -> None:
+        """`owner`: an owner reference for a Lease that is made here."""
+        self._client, self._namespace, self._name, self._owner = client, namespace, name, owner
         self._identity, self._terms = identity, terms
         self._renewed_at = float("-inf")
         self._seen: tuple[object, ...] = ()
@@ -106,7 +115,8 @@ class Leader:
         return now - self._seen_at > float(spec.get("leaseDurationSeconds") or self._terms.duration_s)
 
     def _fresh(self) -> Object:
-        metadata = {"name": self._name, "namespace": self._namespace}
+        metadata: Object = {"name": self._name, "namespace": self._namespace}
+        metadata |= {"ownerReferences": [self._owner]} if self._owner else {}
         spec = self._spec() | {"acquireTime": _now(), "leaseTransitions": 0}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata, "spec": spec}
 
