@@ -103,7 +103,7 @@ def trainers_node(run: Run) -> str:
 
 
 def test_a_spot_market_that_closes_and_opens_again(karpenter: Kubectl, kubectl: Kubectl) -> None:
-    run = Run(kubectl, job("market", policy="SpotPreferred", fallback={"enabled": True, "afterSeconds": 10}))
+    run = Run(kubectl, job("market", policy="SpotPreferred", fallback={"enabled": True, "afterSeconds": 60}))
     clock = Clock()
     run.apply()
     generates(run)
