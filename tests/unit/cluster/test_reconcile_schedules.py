@@ -19,7 +19,7 @@ from polyrl.sample import Pool
 from polyrl.worker import Role
 
 SCHEDULES = 12
-MANY_SCHEDULES = 150
+MANY_SCHEDULES = 40
 EVENTS = 40
 MAX_REPLICAS = 6
 SETTLE_S = 6000.0
