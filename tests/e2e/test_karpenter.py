@@ -67,10 +67,10 @@ def job(name: str, **capacity: Any) -> dict[str, Any]:
     return made
 
 
-def serving(run: Run, pool: str) -> set[str]:
-    """Nodes of ready rollouts of one pool."""
+def serving(run: Run, pool: str) -> list[str]:
+    """The node of each ready rollout of one pool."""
     ready = [pod for pod in run.pods("rollout") if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]]
-    return {pod["spec"]["nodeName"] for pod in ready if pod["metadata"]["labels"]["polyrl.dev/pool"] == pool}
+    return [pod["spec"]["nodeName"] for pod in ready if pod["metadata"]["labels"]["polyrl.dev/pool"] == pool]
 
 
 def count(run: Run, what: str) -> int:
@@ -109,7 +109,7 @@ def test_a_spot_market_that_closes_and_opens_again(karpenter: Kubectl, kubectl: 
     generates(run)
     clock.mark("from nothing to rollouts at work on spot machines that Karpenter ordered")
     home = trainers_node(run)
-    assert serving(run, "spot") == set(ordered_nodes(karpenter, SPOT)) <= machines_in(karpenter, "spot")
+    assert set(serving(run, "spot")) == set(ordered_nodes(karpenter, SPOT)) <= machines_in(karpenter, "spot")
     assert home in ordered_nodes(karpenter, ON_DEMAND)
 
     node_pools.limit_spot(karpenter, 0)
@@ -147,12 +147,16 @@ def test_a_consolidation_empties_nodes_by_drain_and_spares_the_trainers(karpente
     kubectl("scale", f"prl/{run.name}", f"--replicas={ROLLOUTS}")
     generates(run)
     home = trainers_node(run)
-    before = serving(run, "on-demand")
+    before = set(serving(run, "on-demand"))
     assert len(before) == ROLLOUTS, "each on a machine of its own: together they cost more than one for two"
 
     clock = Clock()
     node_pools.apply(karpenter, policy="WhenEmptyOrUnderutilized")
-    moved = lambda: len(serving(run, "on-demand")) == 1 and not before & set(ordered_nodes(karpenter, ON_DEMAND))  # noqa: E731
+
+    def moved() -> bool:
+        nodes = serving(run, "on-demand")
+        return len(nodes) == ROLLOUTS and len(set(nodes)) == 1 and not before & set(ordered_nodes(karpenter, ON_DEMAND))
+
     eventually("both work on one machine, and theirs are gone", moved, 2 * NODE_S, poll_s=1)
     clock.mark("from the wish to consolidate to both rollouts on one cheaper machine")
     generates(run)
