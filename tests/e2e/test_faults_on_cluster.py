@@ -39,7 +39,7 @@ def test_a_job_survives(fault: str, whole_bed: Cluster, kubectl: Kubectl, operat
     run.await_step(STEP)
     run.await_whole()
     hit = FAULTS[fault](Victims(whole_bed, kubectl, run))
-    run.await_whole()
+    run.await_whole(without=hit.engines)
     assert not run.twins()
     run.await_complete()
     assert_no_orphans(run)

@@ -19,7 +19,6 @@ STEPS = 700
 """More than thirty faults last."""
 PATIENCE = 30
 """backoffLimit: a trainer that is killed counts, and may be drawn every time."""
-AGAIN_S = 300.0
 STEPS_S = 1800.0
 """For what is left of them after the last fault."""
 
@@ -36,14 +35,15 @@ def test_a_job_survives_thirty_faults_in_a_row(whole_bed: Cluster, kubectl: Kube
         n["metadata"]["name"]: n["metadata"]["labels"][POOL_LABEL] for n in kubectl.items("nodes", "-l", POOL_LABEL)
     }
     for number in range(ROUNDS):
-        run.await_whole(AGAIN_S)
+        run.await_whole()
         fault = draw.choice(DRAWN)
         print(f"{number}: {fault} at step {run.step()}")
-        FAULTS[fault](Victims(whole_bed, kubectl, run))
+        hit = FAULTS[fault](Victims(whole_bed, kubectl, run))
+        run.await_whole(without=hit.engines)
         assert not run.twins()
         for name, pool in nodes.items():
             mend(whole_bed, name, pool)
-    run.await_whole(AGAIN_S)
+    run.await_whole()
     run.await_step(run.step() + 2)
     run.await_complete(STEPS_S)
     report = read_report(kubectl, run.name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Collection
 from typing import Any, Final
 
 import yaml
@@ -16,6 +17,8 @@ from on_cluster.settings import ROOT
 EXAMPLE: Final = ROOT / "examples/sort-digits"
 COMPLETE_S: Final = 900.0
 """A short job takes two minutes on two busy cores; a fault may cost a minute of waiting for a node."""
+WHOLE_S: Final = 300.0
+"""A machine counts as lost after 16 s, and a new pod starts in 10; minutes on crowded cores."""
 RUNNING_S: Final = 480.0
 """Two images start, a model loads, a first step ends: half a minute on idle cores, minutes on crowded ones."""
 
@@ -91,12 +94,13 @@ class Run:
         status = self.status()
         assert self.condition("Complete").get("status") == "True", json.dumps(status, indent=1)
 
-    def await_whole(self, timeout_s: float = 120) -> None:
-        """Until as many rollouts are ready as are desired, or the job is over."""
+    def await_whole(self, without: Collection[str] = (), timeout_s: float = WHOLE_S) -> None:
+        """Until as many rollouts are ready as are desired and none of `without` is among them, or the job is over."""
 
         def whole() -> bool:
             desired = self.status().get("rollout", {}).get("desiredReplicas", -1)
-            return self._over() or len(self.live("rollout")) == desired
+            live = {pod["metadata"]["name"] for pod in self.live("rollout")}
+            return self._over() or (len(live) == desired and live.isdisjoint(without))
 
         eventually(f"{self.name} has all the rollouts that are desired", whole, timeout_s, poll_s=1)
 
