@@ -14,7 +14,7 @@ from cluster.tools import Kubectl
 from on_cluster.settings import ROOT
 
 PAGE: Final = ROOT / "docs/how-to/spot-capacity.md"
-SPOT, ON_DEMAND = "polyrl-spot", "polyrl-on-demand"
+SPOT, ON_DEMAND = "gpu-spot", "gpu-steady"
 CLASS: Final = {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"}
 GPU: Final = "nvidia.com/gpu"
 
