@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ RESULT = Path("/polyrl/run/trainer-result.json")
 def main() -> None:
     """Prints the report."""
     with open_journal(JOURNAL) as journal:
-        records, wall = list(journal.records()), journal.wall_offset()
+        records = list(journal.records())
     verdicts = [{"invariant": v.invariant, "broken": v.broken, "first": v.first} for v in audit_journal(JOURNAL)]
     report = {
         "verdicts": verdicts,
         "samples": count_samples(records),
-        "engines": engine_times(records, wall),
-        "moves": move_times(records, wall),
+        "engines": engine_times(records),
+        "moves": move_times(records),
         "result": json.loads(RESULT.read_text()) if RESULT.exists() else None,
     }
     print(json.dumps(report))
@@ -50,10 +51,18 @@ def count_samples(records: list[r.AnyRecord]) -> dict[str, Any]:
     }
 
 
-def engine_times(records: list[r.AnyRecord], wall: float) -> list[dict[str, Any]]:
+def in_unix_seconds(records: list[r.AnyRecord]) -> Iterator[tuple[r.AnyRecord, float]]:
+    """Each record with the Unix seconds of its ledger's zero; the ledger's clock stands while no manager runs."""
+    wall = 0.0
+    for one in records:
+        wall = one.wall - one.at if isinstance(one, r.Began) else wall
+        yield one, wall
+
+
+def engine_times(records: list[r.AnyRecord]) -> list[dict[str, Any]]:
     """What befell engines, in Unix seconds."""
     told: list[dict[str, Any]] = []
-    for one in records:
+    for one, wall in in_unix_seconds(records):
         if isinstance(one, r.Greeted | r.Draining | r.Gone):
             cause = getattr(one, "reason", getattr(one, "cause", ""))
             told.append({"what": type(one).__name__, "engine": one.engine, "at": one.at + wall, "cause": cause})
@@ -61,11 +70,11 @@ def engine_times(records: list[r.AnyRecord], wall: float) -> list[dict[str, Any]
     return told
 
 
-def move_times(records: list[r.AnyRecord], wall: float) -> list[dict[str, Any]]:
+def move_times(records: list[r.AnyRecord]) -> list[dict[str, Any]]:
     """Of each sample that moved: from which engine when, and when it was given to which other one."""
     waiting: dict[str, dict[str, Any]] = {}
     moves = []
-    for one in records:
+    for one, wall in in_unix_seconds(records):
         if isinstance(one, r.Moved):
             tokens = sum(end - start for start, end, _ in one.pieces)
             waiting[one.sample] = {"from": one.engine, "at": one.at + wall, "cause": one.cause, "tokens": tokens}
