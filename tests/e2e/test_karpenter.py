@@ -140,11 +140,14 @@ def test_a_spot_market_that_closes_and_opens_again(karpenter: Kubectl, kubectl: 
 
 def test_a_consolidation_empties_nodes_by_drain_and_spares_the_trainers(karpenter: Kubectl, kubectl: Kubectl) -> None:
     manifest = job("consolidated", policy="OnDemand")
-    manifest["spec"]["rollout"]["replicas"] = 1
+    manifest["spec"]["rollout"]["replicas"] = 0
     run = Run(kubectl, manifest)
     run.apply()
-    eventually("one rollout serves", lambda: len(serving(run, "on-demand")) == 1, NODE_S, poll_s=1)
-    kubectl("scale", f"prl/{run.name}", f"--replicas={ROLLOUTS}")
+    # One after the other, or Karpenter would order one larger machine for all at once.
+    eventually("the trainer is ready", lambda: run.live("trainer"), NODE_S, poll_s=1)
+    for number in range(1, ROLLOUTS + 1):
+        kubectl("scale", f"prl/{run.name}", f"--replicas={number}")
+        eventually("rollouts serve", lambda wanted=number: len(serving(run, "on-demand")) == wanted, NODE_S, poll_s=1)
     generates(run)
     home = trainers_node(run)
     before = set(serving(run, "on-demand"))
