@@ -16,9 +16,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SEED = os.environ.get("POLYRL_SEED")
 
-hypothesis.settings.register_profile("repeatable", derandomize=True)
-if SEED:
-    hypothesis.settings.load_profile("repeatable")
+# A test bounds facts: how fast a machine draws and runs examples is none.
+hypothesis.settings.register_profile("anew", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("repeatable", hypothesis.settings.get_profile("anew"), derandomize=True)
+hypothesis.settings.load_profile("repeatable" if SEED else "anew")
 
 
 @pytest.fixture
