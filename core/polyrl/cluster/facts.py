@@ -112,7 +112,6 @@ class TrainerFacts:
     active: int
     ready: int
     failed: int
-    succeeded: int
     suspended: bool
     created_at: float
     complete_at: float | None = None

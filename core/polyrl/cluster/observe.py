@@ -88,7 +88,6 @@ def _trainer(job: Raw) -> TrainerFacts:
         active=raw.count(job, "status", "active"),
         ready=raw.count(job, "status", "ready"),
         failed=raw.count(job, "status", "failed"),
-        succeeded=raw.count(job, "status", "succeeded"),
         suspended=raw.flag(job, "spec", "suspend"),
         created_at=created_at,
         complete_at=(unix(raw.text(complete, "lastTransitionTime")) or created_at) if raw.holds(complete) else None,

@@ -6,7 +6,6 @@ Refuses to hold: the HTTP form (see `polyrl.status`). Read next: `waits`.
 from __future__ import annotations
 
 from collections import Counter
-from math import isfinite
 
 import msgspec
 
@@ -49,8 +48,6 @@ class EngineView(msgspec.Struct, frozen=True):
     tokens: int
     """Accepted since it greeted."""
     tokens_per_s: float
-    last_heard_s: float
-    """Seconds ago."""
     queued: int
     kv_free_tokens: int
     """As it last said."""
@@ -89,8 +86,6 @@ class LedgerStatus(msgspec.Struct, frozen=True):
     version: int
     """Newest published; -1: none."""
     window_open: bool
-    trainer_last_heard_s: float | None
-    """Seconds ago; None: never."""
     phase: str
     step: int
     values: dict[str, float]
@@ -129,7 +124,6 @@ def status_of(state: State, now: float) -> LedgerStatus:
         steps=tuple(_progress(step) for step in sorted(state.steps.values(), key=lambda s: (s.step, s.purpose))),
         version=state.version.version,
         window_open=state.window_open,
-        trainer_last_heard_s=now - state.trainer_at if isfinite(state.trainer_at) else None,
         phase=state.phase,
         step=state.step,
         values=dict(state.values),
@@ -159,7 +153,6 @@ def _engine_view(engine: Engine, now: float) -> EngineView:
         version=engine.version,
         tokens=engine.tokens,
         tokens_per_s=engine.tokens_per_s if engine.running else 0.0,
-        last_heard_s=max(0.0, now - engine.heard_at),
         queued=engine.load[1],
         kv_free_tokens=engine.load[2],
     )

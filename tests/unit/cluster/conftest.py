@@ -109,7 +109,6 @@ class Build:
             "active": 1,
             "ready": 1,
             "failed": 0,
-            "succeeded": 0,
             "suspended": False,
             "created_at": NOW,
         }
