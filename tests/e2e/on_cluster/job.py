@@ -104,6 +104,16 @@ class Run:
 
         eventually(f"{self.name} has all the rollouts that are desired", whole, timeout_s, poll_s=1)
 
+    def await_fleet(self, number: int, timeout_s: float = WHOLE_S) -> None:
+        """Until exactly so many rollouts are ready, and no more are there."""
+
+        def there() -> bool:
+            running = [pod for pod in self.pods("rollout") if _runs(pod)]
+            return self._over() or (len(self.live("rollout")) == number == len(running))
+
+        eventually(f"{self.name} has {number} rollouts", there, timeout_s, poll_s=1)
+        assert not self._over(), f"{self.name} was over before it had {number} rollouts"
+
     def twins(self) -> list[str]:
         """What there is more than once at a moment though it may be there once only."""
         roles = {role: [p["metadata"]["name"] for p in self.pods(role) if _runs(p)] for role in ("manager", "trainer")}
