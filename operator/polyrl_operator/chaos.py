@@ -1,5 +1,6 @@
-"""`polyrl chaos ACTION [RUN]`: asks the runner of a live run for one fault, and says what it has done.
+"""`polyrl chaos ACTION [RUN]`: inflicts one fault on a live run, and says what was done.
 
+On this machine the run's own runner is asked; on a cluster the job's pods are hit from here (see `chaos_on_pods`).
 Refuses to hold: the fault itself (see `inflicting`). Read next: `faults`.
 """
 
@@ -21,8 +22,15 @@ SEED_BITS: Final = 32
 
 
 def chaos_line(run: Path | None, wish: Wish, seed: int | None) -> str:
-    """Who was hit, how, and the seed that would choose the same again. Raises UserError when nothing was done."""
+    """Who was hit on this machine, how, and the seed that would choose the same again.
+
+    Raises UserError when nothing was done.
+    """
     folder = find_run(run)
-    drawn = secrets.randbits(SEED_BITS) if seed is None else seed
-    done = asyncio.run(ask_runner(folder.control, msgspec.structs.replace(wish, seed=drawn)))
-    return f"{folder.root}: {done} (seed {drawn})"
+    drawn = with_seed(wish, seed)
+    return f"{folder.root}: {asyncio.run(ask_runner(folder.control, drawn))} (seed {drawn.seed})"
+
+
+def with_seed(wish: Wish, seed: int | None) -> Wish:
+    """The wish with this seed, or with a new one."""
+    return msgspec.structs.replace(wish, seed=secrets.randbits(SEED_BITS) if seed is None else seed)

@@ -193,9 +193,12 @@ def check(run: NewestRun = None) -> None:
 
 
 @app.command()
-def chaos(
+def chaos(  # noqa: PLR0913 - each is a flag
     action: Annotated[Action, typer.Argument(help="What is done.", show_default=False)],
-    run: NewestRun = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/. On a cluster: the job."),
+    ] = None,
     role: Annotated[Target, typer.Option(help="To what; an agent comes with its engine.")] = Target.AGENT,
     worker: Annotated[str, typer.Option(metavar="NAME", help="To this one, as rollout-1; default: one is drawn.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; default: a new one, which is printed.")] = None,
@@ -206,13 +209,28 @@ def chaos(
     direction: Annotated[
         Direction, typer.Option(help="Of partition: what is lost, to the agent, from it, or both.")
     ] = Direction.BOTH,
+    on: Annotated[On, typer.Option(help="A run of this machine, or a job's pods on a cluster.")] = On.HERE,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
 ) -> None:
-    """Inflict a fault on a live run of this machine; nothing of it should be lost."""
-    from polyrl_operator.chaos import chaos_line
+    """Inflict a fault on a live run; nothing of it should be lost."""
+    from polyrl.errors import UserError
     from polyrl_operator.faults import Wish
 
     wish = Wish(action=action, target=role, worker=worker, seconds=lasts, speed=speed, direction=direction)
-    typer.echo(chaos_line(run, wish, seed))
+    if on is On.HERE:
+        from polyrl_operator.chaos import chaos_line
+
+        _refuse_flags({"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}, "--on kubernetes")
+        typer.echo(chaos_line(None if run is None else Path(run), wish, seed))
+        return
+    from polyrl_operator.chaos_on_pods import cluster_chaos_line
+    from polyrl_operator.user_cluster import Where
+
+    if run is None:
+        raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
+    typer.echo(cluster_chaos_line(run, wish, seed, Where(kubeconfig, context, namespace)))
 
 
 @app.command()

@@ -6,7 +6,7 @@ Refuses to hold: processes, timers (see `inflicting`). Read next: `inflicting`.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from polyrl.errors import UserError
 from polyrl.fleet import Observed
-from polyrl.status import ManagerStatus
 from polyrl.worker import Role
 from polyrl_operator.fault_kinds import MAX_SECONDS, Action, Direction, Target
 
@@ -57,6 +56,16 @@ class Infliction(msgspec.Struct, frozen=True, kw_only=True):
         """True when it is undone after `seconds`."""
         return self.action not in (Action.KILL, Action.PREEMPT)
 
+    @property
+    def nobody(self) -> str:
+        """Said when there is no process to hit."""
+        return f"{self.victim}: no {self.target} process lives there"
+
+    @property
+    def another(self) -> str:
+        """Said when it would last where another one does."""
+        return f"{self.victim}: another fault lasts there; wait for its end"
+
     def __str__(self) -> str:
         engine = f"the engine of {self.victim}"
         whom = engine if self.target is Target.ENGINE else self.victim
@@ -92,8 +101,9 @@ _ROLES: Final = {
 }
 
 
-def aim(wish: Wish, observed: Sequence[Observed], status: ManagerStatus) -> Infliction:
-    """Finds the victim. Raises UserError when there is none, or when the action does not fit it.
+def aim(wish: Wish, observed: Sequence[Observed], greeted: Container[str]) -> Infliction:
+    """Finds the victim; `greeted` are the agents that the manager knows. Raises UserError when there is none, or when
+    the action does not fit it.
 
     Rollouts come before the reserved engine, which is hit only when it is named.
     """
@@ -102,7 +112,7 @@ def aim(wish: Wish, observed: Sequence[Observed], status: ManagerStatus) -> Infl
     if wish.action in ONLY_AGENTS and wish.target is not Target.AGENT:
         raise UserError(f"--role {wish.target}: {ONLY_AGENTS[wish.action]}")
     alive = [seen for seen in observed if seen.role in _ROLES[wish.target] and seen.counts]
-    fitting = [seen for seen in alive if _fits(wish, seen, status)]
+    fitting = [seen for seen in alive if _fits(wish, seen, greeted)]
     if not fitting:
         raise UserError(_nobody(wish, alive))
     victim = random.Random(wish.seed).choice(sorted(fitting, key=lambda seen: seen.name))
@@ -117,13 +127,13 @@ def aim(wish: Wish, observed: Sequence[Observed], status: ManagerStatus) -> Infl
     )
 
 
-def _fits(wish: Wish, seen: Observed, status: ManagerStatus) -> bool:
+def _fits(wish: Wish, seen: Observed, greeted: Container[str]) -> bool:
     if wish.worker and seen.name != wish.worker:
         return False
     if seen.role is Role.RESERVED and (wish.action is Action.PREEMPT or not wish.worker):
         return False
     # An agent listens to the signal from its greeting on; before that the signal would end it.
-    return wish.action is not Action.PARTITION or any(engine.engine == seen.name for engine in status.engines)
+    return wish.action is not Action.PARTITION or seen.name in greeted
 
 
 def _nobody(wish: Wish, alive: Sequence[Observed]) -> str:

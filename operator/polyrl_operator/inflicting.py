@@ -4,26 +4,19 @@ The runner does it, since it started the processes: what it signals is what it s
 same process id. A fault that lasts is undone by the runner, at its end or at the run's; if the runner itself dies, all
 its processes die with it, frozen or not.
 
-Refuses to hold: who is hit (see `faults`). Read next: `process_fleet`.
+Refuses to hold: who is hit (see `faults`), by which signal (see `fault_signals`). Read next: `process_fleet`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
-from typing import Final, Protocol
+from typing import Protocol
 
-from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.errors import UserError
-from polyrl_operator.fault_kinds import Action, Direction, Target
+from polyrl_operator.fault_kinds import Action, Target
+from polyrl_operator.fault_signals import signals_of
 from polyrl_operator.faults import Infliction
 from polyrl_operator.process_fleet import Part
-
-SLOW_PERIOD_S: Final = 0.5
-"""A slow victim is stopped once in this time: often beside a lease of 3 s, rarely beside a token."""
-
-_CUT: Final = {Direction.BOTH: CUT_OFF, Direction.IN: CUT_IN, Direction.OUT: CUT_OUT}
-_STOP: Final = (signal.SIGSTOP, signal.SIGCONT)
 
 
 class Victims(Protocol):
@@ -45,17 +38,18 @@ class Inflictor:
 
     def check(self, fault: Infliction) -> None:
         """Raises UserError when there is no process to hit, or when it would last where another one does."""
-        if not self._fleet.signal(fault.victim, _part(fault), 0):
-            raise UserError(f"{fault.victim}: no {fault.target} process lives there")
+        if not self._fleet.signal(fault.victim, signals_of(fault).part, 0):
+            raise UserError(fault.nobody)
         if fault.lasts and fault.victim in self._lasting:
-            raise UserError(f"{fault.victim}: another fault lasts there; wait for its end")
+            raise UserError(fault.another)
 
     async def inflict(self, fault: Infliction) -> None:
         """Begins; what lasts goes on in the background. A victim that has gone meanwhile is fine."""
         if fault.takes_capacity:
             await self._fleet.reclaim(fault.victim, fault.seconds if fault.action is Action.PREEMPT else 0.0)
         elif fault.action is Action.KILL and fault.target is Target.ENGINE:
-            self._fleet.signal(fault.victim, Part.BELOW, signal.SIGKILL)
+            signals = signals_of(fault)
+            self._fleet.signal(fault.victim, signals.part, signals.begin)
         elif fault.action is Action.KILL:
             await self._fleet.kill(fault.victim)
         else:
@@ -73,20 +67,10 @@ class Inflictor:
     async def _last(self, fault: Infliction) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + fault.seconds
-        part = _part(fault)
-        begin, undo = (_CUT[fault.direction], LET_BACK) if fault.action is Action.PARTITION else _STOP
-        stopped_s, running_s = fault.seconds, 0.0
-        if fault.action is Action.SLOW:
-            stopped_s, running_s = SLOW_PERIOD_S * (1 - fault.speed), SLOW_PERIOD_S * fault.speed
+        part, begin, undo, on_s, off_s = signals_of(fault)
         while (left := end - loop.time()) > 0 and self._fleet.signal(fault.victim, part, begin):
             try:
-                await asyncio.sleep(min(stopped_s, left))
+                await asyncio.sleep(min(on_s, left))
             finally:
                 self._fleet.signal(fault.victim, part, undo)
-            await asyncio.sleep(running_s)
-
-
-def _part(fault: Infliction) -> Part:
-    if fault.action is Action.PARTITION:
-        return Part.WORKER
-    return Part.BELOW if fault.target is Target.ENGINE else Part.ALL
+            await asyncio.sleep(off_s)

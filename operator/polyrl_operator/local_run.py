@@ -85,7 +85,7 @@ class LocalRun:
 
     async def inflict(self, wish: Wish) -> str:
         """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
-        fault = aim(wish, self.observed, self.status)
+        fault = aim(wish, self.observed, {engine.engine for engine in self.status.engines})
         await self._strike(fault, f"chaos: {fault}")
         return str(fault)
 

@@ -39,6 +39,9 @@ SILENCE_S: Final = WATCH_S + 30
 AGAIN_S: Final = 1.0
 """Between a broken stream and the next one."""
 
+CLOSE_S: Final = 1.0
+"""Longest wait for the other side's goodbye on a WebSocket."""
+
 GONE: Final = "DELETED"
 
 
@@ -52,7 +55,7 @@ class Where:
 
 
 class UserCluster:
-    """Objects, watches and logs in one namespace."""
+    """Objects, watches, logs and WebSockets in one namespace."""
 
     def __init__(self, client: Client, session: aiohttp.ClientSession, host: str, namespace: str) -> None:
         self.client, self.namespace, self.host = client, namespace, host
@@ -103,6 +106,13 @@ class UserCluster:
             await _accepted(answer)
             async for line in answer.content:
                 yield line
+
+    @asynccontextmanager
+    async def socket(self, path: str, protocol: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket that the server opens at `path`. Raises WSServerHandshakeError when it does not."""
+        timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_S)
+        async with self._session.ws_connect(self.host + path, protocols=(protocol,), timeout=timeout) as socket:
+            yield socket
 
     def log_url(self, pod: str, container: str, follow: bool) -> str:
         """Where a container's log is read."""

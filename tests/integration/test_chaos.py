@@ -19,8 +19,9 @@ from polyrl.errors import UserError
 from polyrl.fleet import Phase
 from polyrl.worker import Role, Worker
 from polyrl_operator.fault_kinds import Action, Direction, Target
+from polyrl_operator.fault_signals import SLOW_PERIOD_S
 from polyrl_operator.faults import Infliction, Wish
-from polyrl_operator.inflicting import SLOW_PERIOD_S, Inflictor
+from polyrl_operator.inflicting import Inflictor
 from polyrl_operator.process_fleet import ProcessFleet
 from polyrl_operator.runner_desk import ask_runner, listening
 

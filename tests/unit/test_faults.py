@@ -9,8 +9,6 @@ import pytest
 
 from polyrl.errors import UserError
 from polyrl.fleet import Observed, Phase, Reclaim
-from polyrl.sample import Pool
-from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role
 from polyrl_operator.fault_kinds import Action, Direction, Target
 from polyrl_operator.faults import Infliction, Wish, aim
@@ -34,16 +32,11 @@ FLEET = [
 LIVE_ROLLOUTS = {"rollout-2", "rollout-3", "rollout-4"}
 
 
-def engine(name: str) -> EngineStatus:
-    numbers = {"weight_version": 1, "running": 1, "max_running": 8, "tokens": 0}
-    return EngineStatus(engine=name, pool=Pool.SPOT, state=EngineState.SERVING, **numbers)
-
-
-STATUS = ManagerStatus(seq=1, epoch=1, engines=(engine("rollout-3"), engine("reserved")))
+GREETED = {"rollout-3", "reserved"}
 
 
 def hit(fleet: list[Observed] = FLEET, **wish: Any) -> Infliction:
-    return aim(Wish(**({"action": Action.KILL} | wish)), fleet, STATUS)
+    return aim(Wish(**({"action": Action.KILL} | wish)), fleet, GREETED)
 
 
 def refusal(fleet: list[Observed] = FLEET, **wish: Any) -> str:
