@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +19,11 @@ Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def helm() -> Helm:
+def helm(helm_program: str) -> Helm:
     """Runs the real Helm without a cluster."""
-    found = shutil.which("helm", path=f"{os.environ['PATH']}:{os.environ.get('KUBEBUILDER_ASSETS', '')}")
-    if found is None:
-        pytest.skip("helm is neither on the PATH nor in KUBEBUILDER_ASSETS: the chart cannot be rendered")
 
     def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([found, *args], capture_output=True, text=True, timeout=60)
+        return subprocess.run([helm_program, *args], capture_output=True, text=True, timeout=60)
 
     return run
 

@@ -4,9 +4,7 @@ it never used is named here with its reason."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,12 +37,9 @@ CHILDREN = (("services", "job-manager", "v1"), ("serviceaccounts", "job", "v1"),
 
 
 @pytest.fixture
-def granted(place: Any) -> set[tuple[str, str]]:
+def granted(place: Any, helm_program: str) -> set[tuple[str, str]]:
     """What the chart grants in namespaced mode, given to USER on this server: verb and resource."""
-    helm = shutil.which("helm", path=f"{os.environ['PATH']}:{os.environ.get('KUBEBUILDER_ASSETS', '')}")
-    if helm is None:
-        pytest.skip("helm is neither on the PATH nor in KUBEBUILDER_ASSETS: the chart cannot be rendered")
-    command = [helm, "template", "polyrl", CHART, "-n", place.namespace, "--kube-version", "1.36.3"]
+    command = [helm_program, "template", "polyrl", CHART, "-n", place.namespace, "--kube-version", "1.36.3"]
     command += ["--set", f"watch.namespaces={{{place.namespace}}}", "--show-only", "templates/rbac.yaml"]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     rights = set()
