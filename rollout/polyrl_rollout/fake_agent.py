@@ -36,6 +36,7 @@ from polyrl.wire import (
     FromAgent,
     Hello,
     Resend,
+    Return,
     Returned,
     Serving,
     ToAgent,
@@ -151,6 +152,9 @@ class FakeAgent:
             self._begin(message)
         elif isinstance(message, Cancel):
             self._running.pop(message.assignment, None)
+        elif isinstance(message, Return):
+            self._running.pop(message.assignment, None)
+            await self.send(Returned(message.assignment, "draining"))
         elif isinstance(message, TokensKept):
             self._keep(message.seq)
         elif isinstance(message, Resend):

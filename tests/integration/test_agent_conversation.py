@@ -28,6 +28,7 @@ from polyrl.wire import (
     Hello,
     Leaving,
     Resend,
+    Return,
     Returned,
     Serving,
     ToAgent,
@@ -291,6 +292,22 @@ async def test_cancel_ends_a_stream_without_a_word(rig: Rig) -> None:
     assert 1 not in rig.agent.book.streams
     assert rig.engine.aborted
     assert not rig.manager.all_of(Returned)
+
+
+async def test_what_is_to_be_returned_comes_with_all_its_tokens(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    await rig.assign(1, budget=500)
+    await rig.assign(2, budget=500)
+    await rig.manager.hear(Deltas)
+    stream = rig.agent.book.streams[1]
+    await rig.manager.say(Return(1))
+    assert await rig.manager.hear(Returned) == Returned(1, "draining")
+    assert rig.manager.tokens[1] == undisturbed(1, 500)[: stream.length], "all that the engine made"
+    assert len(rig.engine.aborted) == 1
+    await rig.manager.hear(Deltas)
+    assert 1 not in rig.agent.book.streams, "the other one goes on"
+    assert 2 in rig.agent.book.streams
 
 
 async def test_a_request_that_cannot_be_is_rejected_and_the_others_go_on(rig: Rig) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from polyrl.ledger import LedgerConfig, agents, drains, leases, ledger, placement, speed
 from polyrl.ledger.codec import encode_state
-from polyrl.sample import Purpose, sample_id
+from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.simulation.flow import Flow, Speed
-from polyrl.wire import Beat, pack_ids
+from polyrl.wire import Beat, Held, Hello, pack_ids
 
 Patch = pytest.MonkeyPatch
 FAST = Speed(0.02)
@@ -284,6 +284,8 @@ def test_a_drain_lets_short_ones_finish_and_moves_the_longest_first() -> None:
     flow.join("b", Speed(0.02, max_running=3))
     flow.ledger.state.samples["6.0"].moved_at = flow.ledger.state.samples["7.0"].moved_at = flow.now
     flow.drain("a", 8.0)
+    assert flow.placed().get("b", []) == [], "nobody is placed before all its tokens are here"
+    flow.step()
     assert flow.placed()["b"] == ["7.0", "6.0", "5.0"]
     assert len(flow.placed()["a"]) == 5, "who has no room elsewhere goes on here"
     end = flow.run()
@@ -297,7 +299,38 @@ def test_who_evaluates_leaves_first() -> None:
     flow.run(1.0)
     flow.join("b", Speed(0.02, max_running=1))
     flow.drain("a", 2.0)
+    flow.step()
     assert flow.placed()["b"] == ["2.0"]
+
+
+def test_who_leaves_a_draining_engine_leaves_no_token_behind() -> None:
+    flow = Flow({"a": FAST, "b": FAST}, drawn(0), turns=2)
+    flow.submit(12, max_new_tokens=4000)
+    flow.run(2.0)
+    before = set(flow.placed()["a"])
+    flow.drain("a", 1.0)
+    flow.step()
+    assert before & set(flow.placed()["b"])
+    flow.run()
+    assert flow.ledger.state.counters.tokens_in_vain == 0
+
+
+def test_what_an_engine_was_asked_for_is_asked_again_when_it_greets_again() -> None:
+    flow = Flow({"a": FAST}, lambda s, t: 900)
+    flow.submit(1, max_new_tokens=900)
+    flow.run(1.0)
+    flow.engines["a"].deaf = True
+    flow.join("b", FAST)
+    flow.drain("a", 9.0)
+    flow.step()
+    assert flow.placed().get("b", []) == [], "it has not heard"
+    flow.engines["a"].deaf = False
+    (assign,) = [run.assign for run in flow.engines["a"].runs.values()]
+    held = (Held(assign.assignment, assign.sample, assign.attempt, 0),)
+    flow.agent("a", Hello(1, "a", Pool.SPOT, 16, 1_000_000, 131_072, 0, held))
+    for _ in range(3):
+        flow.step()
+    assert flow.placed()["b"] == ["0.0"]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -94,6 +94,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
+        wire.Return(7),
+        "0192a672657475726e07",
+    ),
+    (
+        TO_AGENT,
         wire.TokensKept(5),
         "0192a46b65707405",
     ),

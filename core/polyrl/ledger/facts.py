@@ -91,6 +91,14 @@ class TokensTaken(_Fact, frozen=True):
     at: float
 
 
+class ReturnAsked(_Fact, frozen=True):
+    """A draining engine was asked to give an assignment back, since `to` has room for its sample."""
+
+    assignment: int
+    to: str
+    durable: ClassVar[bool] = False
+
+
 class Moved(_Fact, frozen=True):
     """An assignment ends unfinished; its sample waits again with all its tokens."""
 
@@ -422,6 +430,7 @@ Fact: TypeAlias = (
     | PlacementHeld
     | PlacementPaused
     | TokensTaken
+    | ReturnAsked
     | Moved
     | TurnEnded
     | TurnAsked

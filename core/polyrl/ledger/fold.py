@@ -35,6 +35,7 @@ _FOLDS: Final[dict[type, Callable[[State, Any], None]]] = {
     f.PlacementHeld: fold_samples.placement_held,
     f.PlacementPaused: fold_samples.placement_paused,
     f.TokensTaken: fold_samples.tokens_taken,
+    f.ReturnAsked: fold_samples.return_asked,
     f.Moved: fold_samples.moved,
     f.TurnEnded: fold_samples.turn_ended,
     f.TurnAsked: fold_samples.turn_asked,

@@ -78,6 +78,8 @@ def engine_greeted(state: State, fact: f.EngineGreeted) -> None:
     engine.pool, engine.max_running = fact.pool, fact.max_running
     engine.kv_tokens, engine.max_context = fact.kv_tokens, fact.max_context
     engine.heard_at = engine.greeted_at = fact.at
+    for number in engine.running:
+        state.assignments[number].return_to = ""  # what it was asked before may never have reached it
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
     speed.begin_window(engine, fact.at)
     _serve(engine, fact.version)

@@ -206,6 +206,10 @@ def _count_deltas(state: State, fact: f.TokensTaken, rows: int, tokens: int) -> 
     speed.observe_tokens(engine, tokens, fact.at)
 
 
+def return_asked(state: State, fact: f.ReturnAsked) -> None:
+    state.assignments[fact.assignment].return_to = fact.to
+
+
 def moved(state: State, fact: f.Moved) -> None:
     assignment = _end_assignment(state, fact.assignment)
     sample = state.samples[assignment.sample]

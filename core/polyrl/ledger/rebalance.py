@@ -94,12 +94,17 @@ def _take(d: Decision, thief: Engine, fleet: float) -> None:
 def _candidates(state: State, thief: Engine, fleet: float, now: float) -> Iterator[tuple[float, int]]:
     """(seconds until it is finished where it is, assignment) on engines so slow that a move may pay."""
     limit = _next_step(thief, fleet) / (1 - GAIN_SHARE)
-    others = (e for e in state.engines.values() if e is not thief and e.running and not _is_to_speak(state, e, now))
+    others = (e for e in state.engines.values() if e is not thief and _may_lose(e) and not _is_to_speak(state, e, now))
     slow = ((_present_step(e, fleet), e.name) for e in others)
     for step, name in nlargest(VICTIMS, slow):
         if step > limit:
             for number in state.engines[name].running:
                 yield _expected(state, number) * step, number
+
+
+def _may_lose(engine: Engine) -> bool:
+    """A draining engine gives back what leaves it, see `drains`."""
+    return bool(engine.running) and not engine.draining
 
 
 def _expected(state: State, number: int) -> int:

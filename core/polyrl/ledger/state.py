@@ -98,6 +98,8 @@ class Assignment(msgspec.Struct, array_like=True):
     progress_at: float
     reading: int = 0
     """Tokens that its engine reads; 0 once the first token has come, or if they are too few to measure."""
+    return_to: str = ""
+    """Engine with room for its sample, since its own was asked to give it back; empty: it was not."""
 
 
 class GroupState(msgspec.Struct, array_like=True):

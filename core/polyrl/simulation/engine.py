@@ -30,6 +30,7 @@ from polyrl.wire import (
     Hello,
     Leaving,
     Resend,
+    Return,
     Returned,
     Serving,
     ToAgent,
@@ -168,6 +169,12 @@ class SimulatedEngine:
     def hear_cancel(self, cancel: Cancel) -> None:
         if not self._lie("lieForeign"):
             self.runs.pop(cancel.assignment, None)
+
+    def hear_return(self, asked: Return) -> None:
+        self._send_rows(flush=True)
+        if asked.assignment in self.runs and not self.runs[asked.assignment].finish:
+            del self.runs[asked.assignment]
+            self._say(Returned(asked.assignment, "draining"))
 
     def hear_kept(self, kept: TokensKept) -> None:
         for seq in [seq for seq in self._frames if seq <= kept.seq]:
@@ -315,6 +322,7 @@ _HEARD: Final[dict[type, Callable[[SimulatedEngine, Any], None]]] = {
     Fenced: SimulatedEngine.hear_fenced,
     Assign: SimulatedEngine.hear_assign,
     Cancel: SimulatedEngine.hear_cancel,
+    Return: SimulatedEngine.hear_return,
     TokensKept: SimulatedEngine.hear_kept,
     Resend: SimulatedEngine.hear_resend,
     Announce: SimulatedEngine.hear_announce,

@@ -23,7 +23,7 @@ from polyrl.ledger import LedgerConfig, Outcome
 from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Pool
 from polyrl.simulation.stage import Stage
-from polyrl.wire import FINISH_CODES, Assign, Beat, Cancel, Deltas, Fenced, Hello, Serving, TurnDone
+from polyrl.wire import FINISH_CODES, Assign, Beat, Cancel, Deltas, Fenced, Hello, Return, Returned, Serving, TurnDone
 
 STEP_S: Final = 0.1
 """Virtual time goes on by this much: a few frames of a real agent."""
@@ -210,8 +210,14 @@ class Flow(Stage):
                 engine.start(message, self._end_of(message), self.now)
             elif isinstance(message, Cancel):
                 engine.runs.pop(message.assignment, None)
+            elif isinstance(message, Return):
+                self._give_back(engine, message.assignment)
             elif isinstance(message, Fenced):
                 self._greet(engine)
+
+    def _give_back(self, engine: FlowEngine, assignment: int) -> None:
+        if engine.runs.pop(assignment, None) is not None and not engine.mute:
+            self.agent(engine.name, Returned(assignment, "draining"))
 
     def _end_of(self, assign: Assign) -> int:
         sample = self.ledger.state.samples.get(assign.sample)

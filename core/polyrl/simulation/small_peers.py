@@ -33,6 +33,7 @@ from polyrl.wire import (
     PublishVersion,
     Refused,
     Resend,
+    Return,
     Returned,
     Score,
     Submit,
@@ -110,6 +111,8 @@ class SmallAgent(msgspec.Struct):
             self._take(message)
         elif isinstance(message, Cancel):
             self.runs.pop(message.assignment, None)
+        elif isinstance(message, Return):
+            self._give_back(message.assignment)
         elif isinstance(message, TokensKept):
             self.runs = {n: r for n, r in self.runs.items() if not 0 < r.finish_seq <= message.seq}
         elif isinstance(message, Resend):
@@ -161,6 +164,12 @@ class SmallAgent(msgspec.Struct):
             raise Violation(0.0, "I10", f"{self.name} is asked for position {resend.offset}, which it was given")
         if resend.offset < run.sent or resend.offset < LENGTH:
             run.sent, run.finish_seq = min(run.sent, resend.offset), 0
+
+    def _give_back(self, number: int) -> None:
+        run = self.runs.get(number)
+        if run is not None and not run.finish_seq:
+            del self.runs[number]
+            self.say(Returned(number, "draining"))
 
     def _hand_back(self) -> None:
         self.leaving = True

@@ -143,6 +143,13 @@ class Cancel(Message, frozen=True, tag="cancel"):
     assignment: int
 
 
+class Return(Message, frozen=True, tag="return"):
+    """Stop this assignment and give it back: first what is not sent of its tokens, then Returned. So ends a drain, and
+    no token is generated twice."""
+
+    assignment: int
+
+
 class TokensKept(Message, frozen=True, tag="kept"):
     """Deltas up to `seq` are safe; the agent may forget them."""
 
@@ -183,4 +190,4 @@ class Fenced(Message, frozen=True, tag="fenced"):
 
 
 FromAgent: TypeAlias = Hello | Deltas | Beat | Serving | WeightsFailed | Returned | Leaving | Bye
-ToAgent: TypeAlias = Welcome | Assign | Cancel | TokensKept | Resend | Announce | Drain | Fenced
+ToAgent: TypeAlias = Welcome | Assign | Cancel | Return | TokensKept | Resend | Announce | Drain | Fenced

@@ -175,6 +175,11 @@ class TokenBook:
             for number, stream in self.streams.items()
         )
 
+    def is_unfinished(self, assignment: int) -> bool:
+        """Whether it is here, and the engine has not ended it."""
+        stream = self.streams.get(assignment)
+        return stream is not None and not stream.finish
+
     def unfinished(self) -> list[Stream]:
         return [stream for stream in self.streams.values() if not stream.finish]
 
