@@ -1,11 +1,17 @@
 """The operator at scale: N jobs of five pods, then one job of many rollouts; what it takes, and what it costs at rest.
 
-Without --kubeconfig it starts a bare API server from KUBEBUILDER_ASSETS, and stand-ins for nodes in this process play
-pods and trainers; with one, the cluster's own (kwok's fake nodes, say) do. Prints one JSON object.
+    .venv/bin/python benchmarks/operator/run.py --jobs 1000 --floor 200 --one 500
 
-    seconds           from the operator's start until every job has its children and its pods run, as statuses say
-    requestsPerJob    by verb, of the operator alone
-    rssMiB            highest, of its process;  cpuSeconds until all is done;  idleCpu share of a core afterwards
+From KUBEBUILDER_ASSETS it starts etcd and an API server, and, where that folder holds them, scheduler, job controller
+and kwok, whose fake nodes run the pods; else stand-ins in this process do. With --kubeconfig it uses a cluster that is
+there.
+Prints one JSON object:
+
+    seconds           from the operator's start until half, nine tenths, all jobs say that their pods are ready
+    cpuSeconds        over that time, by program; start: what the operator took before it looked at anything
+    requestsPerJob    by verb, of the operator alone;  rssMiB: highest;  idleCpu: share of a core afterwards
+    cores             busy in all over that time: more than the programs' own is neighbours'
+    floor             a plain client that makes the same objects (see `floor`)
 
 Refuses to hold: managers and trainers: no pod has a process behind it.
 """
@@ -16,32 +22,33 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import psutil
+from control_plane import NEEDED, ROOT, ControlPlane
+from deployed import Deployed, deployed
+from floor import floor
 from kubernetes.aio.client.api_client import ApiClient
+from statuses import Statuses
 
 from polyrl_operator.cluster.client import ApiError, Client
 from polyrl_operator.cluster.connect import load_configuration, watch_session
 from polyrl_operator.cluster.fake_nodes import FakeNodes
 from polyrl_operator.cluster.kinds import JOB
 
-ROOT: Final = Path(__file__).parents[2]
 NAMESPACE: Final = "operator-benchmark"
+FLOOR_NAMESPACE: Final = "operator-benchmark-floor"
 ROLLOUTS: Final = 3
 """Per job; with its manager and its trainer five pods."""
-ASSETS: Final = os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin")
+ASSETS: Final = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
 START_S: Final = 60.0
 LOOK_S: Final = 1.0
 IDLE_S: Final = 30.0
@@ -49,7 +56,7 @@ IDLE_S: Final = 30.0
 SIDE_BY_SIDE: Final = 16
 
 
-def job(name: str, rollouts: int, most: int) -> dict[str, Any]:
+def job(name: str, rollouts: int, most: int, namespace: str = NAMESPACE) -> dict[str, Any]:
     recipe = {
         "mode": "rl",
         "model": {"path": "model"},
@@ -61,23 +68,23 @@ def job(name: str, rollouts: int, most: int) -> dict[str, Any]:
     return {
         "apiVersion": JOB.api_version,
         "kind": JOB.name,
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {"recipe": recipe, "rollout": rollout, "scaling": {"mode": "Manual"}},
     }
 
 
 class Bench:
-    """One run."""
+    """One run. `plane` is None when the cluster is somebody else's."""
 
-    def __init__(self, client: Client, kubeconfig: Path) -> None:
-        self.client, self.kubeconfig = client, kubeconfig
-        self.rss = 0
+    def __init__(self, client: Client, statuses: Statuses, kubeconfig: Path, plane: ControlPlane | None) -> None:
+        self.client, self.statuses, self.kubeconfig, self.plane = client, statuses, kubeconfig, plane
         self._slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def prepare(self) -> None:
-        """CRD and namespace."""
+        """CRD and namespaces."""
         kubectl = shutil.which("kubectl", path=f"{ASSETS}:{os.environ['PATH']}") or "kubectl"
-        for words in (f"apply --server-side -f {ROOT}/crds/polyrljobs.yaml", f"create namespace {NAMESPACE}"):
+        crd = f"apply --server-side -f {ROOT}/crds/polyrljobs.yaml"
+        for words in (crd, f"create namespace {NAMESPACE}", f"create namespace {FLOOR_NAMESPACE}"):
             command = [kubectl, f"--kubeconfig={self.kubeconfig}", *words.split()]
             process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr)
             if await process.wait():
@@ -85,7 +92,7 @@ class Bench:
         async with asyncio.timeout(START_S):
             while True:
                 with suppress(ApiError):
-                    await self.jobs()
+                    await self.client.get(JOB, NAMESPACE, "none")
                     return
                 await asyncio.sleep(LOOK_S)
 
@@ -96,118 +103,95 @@ class Bench:
 
         await asyncio.gather(*(one(item) for item in wanted))
 
-    async def jobs(self) -> list[dict[str, Any]]:
-        return [item async for items, _ in self.client.pages(JOB, NAMESPACE) for item in items]
+    def cpu(self, operator: Deployed | None = None) -> dict[str, float]:
+        """Seconds so far by program, and of all cores: `busy`."""
+        busy = psutil.cpu_times()
+        used = {} if self.plane is None else self.plane.cpu_seconds()
+        used |= {"benchmark": sum(psutil.Process().cpu_times()[:2])}
+        used |= {} if operator is None else {"operator": operator.cpu()}
+        return used | {"busy": sum(busy) - busy.idle - busy.iowait}
 
-    async def until_ready(self, rollouts: int, count: int, deadline_s: float, name: str = "") -> float:
-        """Seconds until the statuses of `count` jobs show so many ready rollouts, and none beyond."""
-        began = time.monotonic()
-        while True:
-            shown = [item.get("status", {}).get("rollout", {}) for item in await self.jobs()
-                     if not name or item["metadata"]["name"] == name]  # fmt: skip
-            done = sum(one.get("readyReplicas") == rollouts == one.get("replicas") for one in shown)
-            if done >= count:
-                return time.monotonic() - began
-            if time.monotonic() - began > deadline_s:
-                raise SystemExit(f"only {done} of {count} jobs were ready within {deadline_s:.0f} s")
-            print(f"{done} of {count} jobs ready at {time.monotonic() - began:.0f} s", file=sys.stderr)
-            await asyncio.sleep(LOOK_S)
+    async def grow(self, operator: Deployed, jobs: int, deadline_s: float) -> dict[str, Any]:
+        """All jobs, which are there already."""
+        before, began = self.cpu() | {"operator": 0.0}, time.monotonic()
+        took = await self.statuses.until_ready(ROLLOUTS, jobs, deadline_s)
+        used = _since(before, self.cpu(operator))
+        asked, turns = await operator.counts()
+        own = used["operator"] - operator.start_cpu
+        return {
+            "seconds": took,
+            "cpuSeconds": {"start": round(operator.start_cpu, 1)} | {name: round(one, 1) for name, one in used.items()},
+            "operatorCpuMillisPerJob": round(1000 * own / jobs, 1),
+            "cores": round(used["busy"] / (time.monotonic() - began), 1),
+            "requestsPerJob": {what: round(one / jobs, 2) for what, one in asked.most_common() if one >= jobs / 20},
+            "requestsPerJobInAll": round(sum(asked.values()) / jobs, 1),
+            "turnsPerJob": round(turns / jobs, 1),
+        }
 
-    async def watch_memory(self, process: psutil.Process) -> None:
-        while True:
-            with suppress(psutil.Error):
-                self.rss = max(self.rss, process.memory_info().rss)
-            await asyncio.sleep(0.2)
+    async def rest(self, operator: Deployed) -> float:
+        """Share of a core when nothing happens."""
+        await asyncio.sleep(IDLE_S / 3)
+        before = operator.cpu()
+        await asyncio.sleep(IDLE_S)
+        return round((operator.cpu() - before) / IDLE_S, 4)
 
-
-@asynccontextmanager
-async def operator(kubeconfig: Path) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """The operator as it is deployed, and the URL of its metrics."""
-    command = [sys.executable, "-m", "polyrl_operator.cluster", f"--namespace={NAMESPACE}", "--host=127.0.0.1"]
-    command += [f"--lease-namespace={NAMESPACE}", "--metrics-port=0", "--health-port=0", "--log-level=info"]
-    command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r"]
-    environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAME": "benchmark"}
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def read(stream: asyncio.StreamReader) -> None:
-        async for line in stream:
-            said = json.loads(line)
-            if said["event"] == "listens" and "/metrics" in said["paths"]:
-                listens.set_result(said["port"])
-            elif said.get("level") in ("warning", "error"):
-                print(line.decode().strip()[:300], file=sys.stderr)
-
-    reading = asyncio.create_task(read(process.stderr))
-    try:
-        port = await asyncio.wait_for(listens, START_S)
-        yield psutil.Process(process.pid), f"http://127.0.0.1:{port}/metrics"
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.wait(), START_S)
-        await reading
+    async def one_large(self, operator: Deployed, rollouts: int, deadline_s: float) -> dict[str, Any]:
+        """One job from no rollout to many and back."""
+        name, took = "many", {}
+        await self.submit([job(name, 0, rollouts)])
+        await self.statuses.until_ready(0, 1, deadline_s, name)
+        for what, wanted in (("grow", rollouts), ("shrink", 0)):
+            before = operator.cpu()
+            await self.client.patch(JOB, NAMESPACE, name, {"spec": {"rollout": {"replicas": wanted}}})
+            seconds = (await self.statuses.until_ready(wanted, 1, deadline_s, name))["all"]
+            took[what] = {"seconds": seconds, "operatorCpuSeconds": round(operator.cpu() - before, 2)}
+        return {"rollouts": rollouts, **took}
 
 
-async def requests(url: str) -> Counter[str]:
-    """Requests to the API server so far, by verb and resource."""
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        text = await answer.text()
-    pattern = r'polyrl_api_requests_total\{code="[^"]+",resource="([^"]+)",verb="(\w+)"\} ([\d.]+)'
-    found: Counter[str] = Counter()
-    for resource, verb, count in re.findall(pattern, text):
-        found[f"{verb} {resource}"] += int(float(count))
+async def measure(bench: Bench, args: argparse.Namespace, session: aiohttp.ClientSession, host: str) -> dict[str, Any]:
+    await bench.prepare()
+    following = asyncio.create_task(bench.statuses.follow())
+    found: dict[str, Any] = {"jobs": args.jobs, "nodes": args.nodes}
+    if args.floor:
+        before = bench.cpu()
+        plain = [job(f"job-{number}", ROLLOUTS, ROLLOUTS, FLOOR_NAMESPACE) for number in range(args.floor)]
+        found["floor"] = await floor(session, host, plain)
+        found["floor"]["cpuSeconds"] = {name: round(one, 1) for name, one in _since(before, bench.cpu()).items()}
+    await bench.submit([job(f"job-{number}", ROLLOUTS, ROLLOUTS) for number in range(args.jobs)])
+    async with deployed(bench.kubeconfig, NAMESPACE) as operator:
+        watching = asyncio.create_task(operator.watch_memory())
+        found |= await bench.grow(operator, args.jobs, args.deadline)
+        found["idleCpu"] = await bench.rest(operator)
+        found["one"] = await bench.one_large(operator, args.one, args.deadline) if args.one else None
+        found["rssMiB"] = round(operator.rss / 2**20)
+        await ended(watching)
+    await ended(following)
     return found
 
 
-async def measure(bench: Bench, jobs: int, one: int, deadline_s: float) -> dict[str, Any]:
-    await bench.prepare()
-    await bench.submit([job(f"job-{number}", ROLLOUTS, ROLLOUTS) for number in range(jobs)])
-    async with operator(bench.kubeconfig) as (process, url):
-        watching = asyncio.create_task(bench.watch_memory(process))
-        seconds = await bench.until_ready(ROLLOUTS, jobs, deadline_s)
-        cpu, asked = sum(process.cpu_times()[:2]), await requests(url)
-        await asyncio.sleep(IDLE_S / 3)
-        before = sum(process.cpu_times()[:2])
-        await asyncio.sleep(IDLE_S)
-        idle = (sum(process.cpu_times()[:2]) - before) / IDLE_S
-        many = await grow_and_shrink(bench, one, deadline_s) if one else {}
-        watching.cancel()
-    return {
-        "jobs": jobs,
-        "seconds": round(seconds, 1),
-        "cpuSeconds": round(cpu, 1),
-        "cpuMillisPerJob": round(1000 * cpu / jobs, 1),
-        "rssMiB": round(bench.rss / 2**20),
-        "idleCpu": round(idle, 3),
-        "requestsPerJob": {what: round(count / jobs, 2) for what, count in asked.most_common() if count >= jobs / 20},
-        **many,
-    }
-
-
-async def grow_and_shrink(bench: Bench, rollouts: int, deadline_s: float) -> dict[str, Any]:
-    """One job from no rollout to many and back."""
-    name = "many"
-    await bench.submit([job(name, 0, rollouts)])
-    await bench.until_ready(0, 1, deadline_s, name)
-    took = {}
-    for what, wanted in (("growSeconds", rollouts), ("shrinkSeconds", 0)):
-        await bench.client.patch(JOB, NAMESPACE, name, {"spec": {"rollout": {"replicas": wanted}}})
-        took[what] = round(await bench.until_ready(wanted, 1, deadline_s, name), 1)
-    return {"rollouts": rollouts, **took}
+def _since(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: used - before.get(name, 0.0) for name, used in after.items()}
 
 
 async def main(args: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
-        kubeconfig = args.kubeconfig or bare_server(stack)
+        plane = None if args.kubeconfig else control_plane(stack)
+        kubeconfig = args.kubeconfig or plane.kubeconfig()
         configuration = await load_configuration(kubeconfig)
         api = await stack.enter_async_context(ApiClient(configuration))
         client = Client(api, field_manager="benchmark")
-        if args.kubeconfig is None:
-            session = await stack.enter_async_context(watch_session(configuration, []))
+        session = await stack.enter_async_context(watch_session(configuration, []))
+        args.nodes = "the cluster's"
+        if plane is not None and all((ASSETS / name).is_file() for name in NEEDED):
+            args.nodes = "kwok's"
+            plane.add_nodes()
+        elif plane is not None:
+            args.nodes = "stand-ins in this process"
             playing = asyncio.create_task(FakeNodes(client, session, configuration.host).play())
             stack.push_async_callback(ended, playing)
-        print(json.dumps(await measure(Bench(client, kubeconfig), args.jobs, args.one, args.deadline), indent=1))
+        statuses = Statuses(session, configuration.host, NAMESPACE)
+        bench = Bench(client, statuses, kubeconfig, plane)
+        print(json.dumps(await measure(bench, args, session, configuration.host), indent=1))
 
 
 async def ended(task: asyncio.Task[None]) -> None:
@@ -215,23 +199,20 @@ async def ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def bare_server(stack: AsyncExitStack) -> Path:
-    """The tests' own; its kubeconfig."""
-    sys.path.insert(0, str(ROOT / "tests/integration"))
-    from conftest import BareApiServer
-
+def control_plane(stack: AsyncExitStack) -> ControlPlane:
+    """Started; it ends with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    server = BareApiServer(Path(ASSETS), folder)
-    stack.callback(server.stop)
-    server.start()
-    found: Path = server.kubeconfig()
-    return found
+    plane = ControlPlane(ASSETS, folder)
+    stack.callback(plane.stop)
+    plane.start()
+    return plane
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1000, help="of five pods each (default 1000)")
     parser.add_argument("--one", type=int, default=500, help="rollouts of the large job (default 500; 0: none)")
+    parser.add_argument("--floor", type=int, default=0, help="jobs that a plain client makes first (default 0)")
     parser.add_argument("--deadline", type=float, default=600, metavar="S", help="of each phase (default 600)")
     parser.add_argument("--kubeconfig", type=Path, help="a cluster whose own nodes, or kwok's, run the pods")
     # Whoever ends it, what it started ends with it.

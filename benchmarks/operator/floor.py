@@ -1,0 +1,83 @@
+"""The floor under the operator: a plain client that makes the same objects on the same API server, and decides nothing.
+
+Bodies are encoded beforehand and answers are not read, so what it takes is the API server, the scheduler, the job
+controller and the nodes; no operator of whatever language is quicker on this machine.
+Refuses to hold: dry runs, Events, statuses, watches, which an operator has beside. Read next: `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import MakeKeys, Object
+from polyrl.cluster.objects.fixed import fixed_children, manager_hosts
+from polyrl.cluster.objects.manager import manager_pod
+from polyrl.cluster.objects.owner import Owner
+from polyrl.cluster.objects.rollout import rollout_pod
+from polyrl.cluster.objects.trainer import trainer_job
+from polyrl.cluster.settings import Settings
+from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
+from polyrl_operator.cluster.kinds import KINDS, POD
+from polyrl_operator.cluster.secret import keys_secret
+
+SETTINGS: Final = Settings("m", "t", "r")
+SIDE_BY_SIDE: Final = 32
+"""As many as the operator sends."""
+LOOK_S: Final = 0.2
+DEADLINE_S: Final = 120.0
+
+
+def objects_of(manifest: Object) -> list[Object]:
+    """All that the operator makes for a job, but for Events."""
+    name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+    job = PolyRLJob.model_validate(manifest)
+    owner = Owner(name, namespace, f"uid-{name}", job)
+    secret = keys_secret(owner, MakeKeys(names.keys_secret(name), manager_hosts(owner, SETTINGS)))
+    pods = [rollout_pod(owner, number + 1, Pool.SPOT, SETTINGS) for number in range(job.spec.rollout.replicas or 0)]
+    return [
+        secret,
+        *fixed_children(owner, SETTINGS),
+        manager_pod(owner, 1, SETTINGS),
+        trainer_job(owner, SETTINGS),
+        *pods,
+    ]
+
+
+async def floor(session: aiohttp.ClientSession, host: str, manifests: list[Object]) -> dict[str, Any]:
+    """Seconds until all objects of these jobs are made, and until their pods run. Raises SystemExit."""
+    made = [(host + KINDS[item["kind"]].path(item["metadata"]["namespace"]), msgspec.json.encode(item))
+            for manifest in manifests for item in objects_of(manifest)]  # fmt: skip
+    began, left = time.monotonic(), iter(made)
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*(_send(session, left) for _ in range(SIDE_BY_SIDE)))
+        created = time.monotonic() - began
+        pods = host + POD.path(manifests[0]["metadata"]["namespace"])
+        wanted = len(manifests) * (2 + manifests[0]["spec"]["rollout"]["replicas"])
+        while not await _all_run(session, pods, wanted):  # noqa: ASYNC110 - a watch would be the operator's cost
+            await asyncio.sleep(LOOK_S)
+    run = time.monotonic() - began
+    return {"jobs": len(manifests), "objects": len(made), "createSeconds": round(created, 1), "seconds": round(run, 1)}
+
+
+async def _send(session: aiohttp.ClientSession, left: Iterator[tuple[str, bytes]]) -> None:
+    for url, body in left:
+        async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
+            if answer.status != 201:
+                raise SystemExit(f"POST {url}: {answer.status} {await answer.text()}")
+
+
+async def _all_run(session: aiohttp.ClientSession, pods: str, wanted: int) -> bool:
+    async with session.get(f"{pods}?limit=1") as answer:
+        metadata = (await answer.json())["metadata"]
+    if 1 + metadata.get("remainingItemCount", 0) < wanted:
+        return False
+    async with session.get(f"{pods}?limit=1&fieldSelector=status.phase=Pending") as answer:
+        return not (await answer.json())["items"]
