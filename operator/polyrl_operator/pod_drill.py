@@ -31,8 +31,15 @@ UNASKED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
 """What a keeper does not end by."""
 
 
-def main(order: dict[str, Any]) -> str:
-    """The answer, once the fault has begun. A fault that lasts returns when it is over, having answered before."""
+def main(order: dict[str, Any]) -> None:
+    """Says what became of the order as soon as that is known, and returns when the fault is over."""
+    answer = answer_to(order)
+    if answer:
+        print(answer, flush=True)
+
+
+def answer_to(order: dict[str, Any]) -> str:
+    """Empty when it was given before: by a fault that lasted."""
     worker = find_worker(order["argv"])
     if worker is None or not targets(worker, order["below"]):
         return GONE
@@ -130,4 +137,4 @@ def last(worker: psutil.Process, order: dict[str, Any], tell: int) -> None:
 
 
 if __name__ == "__main__":
-    print(main(json.loads(sys.argv[1])), flush=True)
+    main(json.loads(sys.argv[1]))
