@@ -154,7 +154,7 @@ class FakeAgent:
             self._running.pop(message.assignment, None)
         elif isinstance(message, Return):
             self._running.pop(message.assignment, None)
-            await self.send(Returned(message.assignment, "draining"))
+            await self.send(Returned(message.assignment, "asked"))
         elif isinstance(message, TokensKept):
             self._keep(message.seq)
         elif isinstance(message, Resend):

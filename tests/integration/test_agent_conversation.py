@@ -302,7 +302,7 @@ async def test_what_is_to_be_returned_comes_with_all_its_tokens(rig: Rig) -> Non
     await rig.manager.hear(Deltas)
     stream = rig.agent.book.streams[1]
     await rig.manager.say(Return(1))
-    assert await rig.manager.hear(Returned) == Returned(1, "draining")
+    assert await rig.manager.hear(Returned) == Returned(1, "asked")
     assert rig.manager.tokens[1] == undisturbed(1, 500)[: stream.length], "all that the engine made"
     assert len(rig.engine.aborted) == 1
     await rig.manager.hear(Deltas)

@@ -10,7 +10,7 @@ from polyrl.ledger import placement, speed
 from polyrl.ledger.rebalance import gain
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.simulation.stage import Stage, said
-from polyrl.wire import Assign, Cancel, GroupDropped, ReservedWindow, Returned, Serving, Submit, pack_ids
+from polyrl.wire import Assign, Bye, Cancel, GroupDropped, ReservedWindow, Return, Returned, Serving, Submit, pack_ids
 
 
 def pace(step_s: float) -> speed.Pace:
@@ -301,11 +301,47 @@ def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
     stage.pass_time(2.0)
     stage.engine("fast")
     stage.ledger.state.engines["fast"].step_scale = 0.01
-    stage.pass_time(0.5)
+    outcome = stage.pass_time(0.5)
+    assert len(said(outcome, Return)) == 4
+    assert not stage.pass_time(0.1).to_agents, "once is enough"
+    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 4, "fast": 0}
+    stage.give_back()
     assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 0, "fast": 4}
     before = stage.placed()
     stage.pass_time_heard(10)
     assert stage.placed() == before
+
+
+def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -> None:
+    stage = Stage()
+    stage.engine("slow")
+    stage.submit(2)
+    stage.ledger.state.engines["slow"].step_scale = 0.5
+    stage.pass_time(2.0)
+    stage.engine("fast", max_running=2)
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage.pass_time(0.5)
+    stage.submit(1)
+    assert stage.placed()["fast"] == [], "it goes where there is room"
+    stage.tokens("slow", stage.number("0.0"), [5, 2], "stop")
+    stage.submit(1)
+    assert stage.placed()["fast"] == ["3.0"], "one of those it waited for has ended"
+    stage.give_back()
+    assert sorted(stage.placed()["fast"]) == ["1.0", "3.0"]
+
+
+def test_a_sample_whose_new_engine_has_gone_waits_like_any_other() -> None:
+    stage = Stage()
+    stage.engine("slow")
+    stage.submit(1)
+    stage.ledger.state.engines["slow"].step_scale = 0.5
+    stage.pass_time(2.0)
+    stage.engine("fast")
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage.pass_time(0.5)
+    stage.agent("fast", Bye("gone"))
+    stage.give_back()
+    assert stage.placed() == {"slow": ["0.0"]}
 
 
 def test_speed_is_measured_from_tokens() -> None:

@@ -230,6 +230,7 @@ def test_what_an_engine_holds_is_not_generated_elsewhere_before_it_has_come() ->
     stage.pass_time(0.01)
     assert len(stage.placed()["b"]) == 2
     stage.pass_time_heard(6.0)
+    stage.give_back()
     assert len(stage.placed()["a"]) == 2, "but it is not waited for longer than that"
 
 

@@ -21,6 +21,7 @@ from polyrl.ledger.facts import (
 )
 from polyrl.ledger.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.moves import move, put_on_probation, strike
+from polyrl.ledger.returns import take_back
 from polyrl.ledger.state import Engine
 from polyrl.wire import (
     RETURN_REASONS,
@@ -131,6 +132,9 @@ def _returned(d: Decision, engine: Engine, returned: Returned) -> None:
     assignment = d.state.assignments.get(returned.assignment)
     if assignment is None or assignment.engine != engine.name:
         d.ignore("returnedTooLate")
+        return
+    if returned.reason == "asked":
+        take_back(d, returned.assignment)
         return
     cause = returned.reason if returned.reason in RETURN_REASONS else "engineError"
     if cause == "versionChanged":

@@ -4,10 +4,9 @@
 
 A sample whose `remaining` fits into the time that is left stays. The others leave as soon as another engine has room,
 the one with the most remaining first (longest processing time first, Graham 1969: the end of all is sooner), but none
-before there is room: here it goes on generating, in a queue it would not. Who leaves is asked for, not taken: its
-engine stops it, sends what it has made, gives it back, and only then it is placed, so that none of its tokens is
-generated twice. An agent gives back what is left before the deadline (`reserve_of`); what has not come by then is moved
-by `leases`, room or not.
+before there is room: here it goes on generating, in a queue it would not. Who leaves is asked for, not taken (see
+`returns`). An agent gives back what is left before the deadline (`reserve_of`); what has not come by then is moved by
+`leases`, room or not.
 
 Refuses to hold: deadlines. Read next: `leases`.
 """
@@ -19,10 +18,9 @@ from typing import Final
 
 from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
-from polyrl.ledger.facts import ReturnAsked
-from polyrl.ledger.placement import Promised, engine_for, need_of
-from polyrl.ledger.state import Engine, State
-from polyrl.wire import Return
+from polyrl.ledger.placement import engine_for, need_of
+from polyrl.ledger.returns import ask_back
+from polyrl.ledger.state import Engine
 
 RESERVE_S: Final = 2.0
 """The end of a drain in which the agent no longer generates: last tokens and goodbye travel."""
@@ -38,27 +36,11 @@ def reserve_of(notice_s: float) -> float:
 
 def leave_draining(d: Decision) -> None:
     """Asks for what cannot be finished in time, as far as there is room elsewhere; what waits was placed before."""
-    draining = [e for e in d.state.engines.values() if e.draining and e.running and isfinite(e.drain_at)]
-    if d.state.queue or not draining:
+    if d.state.queue:
         return
-    promised = _promised(d.state, draining)
-    for engine in draining:
-        _leave(d, engine, promised)
-
-
-def _promised(state: State, draining: list[Engine]) -> dict[str, Promised]:
-    """By engine, what was asked for because it has room."""
-    promised: dict[str, Promised] = {}
-    for engine in draining:
-        for number in engine.running:
-            if state.assignments[number].return_to:
-                _promise(promised, state.assignments[number].return_to, state.assignments[number].kv)
-    return promised
-
-
-def _promise(promised: dict[str, Promised], name: str, kv: int) -> None:
-    before = promised.get(name, Promised(0, 0))
-    promised[name] = Promised(before.samples + 1, before.kv + kv)
+    for engine in tuple(d.state.engines.values()):
+        if engine.draining and engine.running and isfinite(engine.drain_at):
+            _leave(d, engine)
 
 
 def leaving_order(d: Decision, engine: Engine) -> list[int]:
@@ -69,7 +51,7 @@ def leaving_order(d: Decision, engine: Engine) -> list[int]:
     long = []
     for number in engine.running:
         assignment = d.state.assignments[number]
-        if assignment.return_to:
+        if assignment.asked:
             continue
         sample = d.state.samples[assignment.sample]
         seconds = speed.expected_tokens(d.state, sample) * step
@@ -78,12 +60,10 @@ def leaving_order(d: Decision, engine: Engine) -> list[int]:
     return [number for _, _, number in sorted(long)]
 
 
-def _leave(d: Decision, engine: Engine, promised: dict[str, Promised]) -> None:
+def _leave(d: Decision, engine: Engine) -> None:
     for number in leaving_order(d, engine):
         name = d.state.assignments[number].sample
         need = need_of(d.state, name)
-        other = engine_for(d, name, need, promised)
+        other = engine_for(d, name, need, without=engine.name)
         if other is not None:
-            d.record(ReturnAsked(number, other.name))
-            d.tell(engine.name, Return(number))
-            _promise(promised, other.name, need.size)
+            ask_back(d, number, "draining", other, need)

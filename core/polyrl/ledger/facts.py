@@ -92,10 +92,13 @@ class TokensTaken(_Fact, frozen=True):
 
 
 class ReturnAsked(_Fact, frozen=True):
-    """A draining engine was asked to give an assignment back, since `to` has room for its sample."""
+    """A healthy engine was asked to give an assignment back; its sample goes to `to`, which sets `kv` tokens aside."""
 
     assignment: int
+    cause: str
+    """One of `moves.CAUSES`."""
     to: str
+    kv: int
     durable: ClassVar[bool] = False
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from polyrl.ledger import facts as f
 from polyrl.ledger import speed
 from polyrl.ledger.counting import count, wake
+from polyrl.ledger.fold_samples import unask
 from polyrl.ledger.state import Engine, State, Version, step_key
 
 ANSWERED_MEMORY: Final = 1024
@@ -79,7 +80,7 @@ def engine_greeted(state: State, fact: f.EngineGreeted) -> None:
     engine.kv_tokens, engine.max_context = fact.kv_tokens, fact.max_context
     engine.heard_at = engine.greeted_at = fact.at
     for number in engine.running:
-        state.assignments[number].return_to = ""  # what it was asked before may never have reached it
+        unask(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
     speed.begin_window(engine, fact.at)
     _serve(engine, fact.version)

@@ -49,6 +49,7 @@ def _unqueue_sample(state: State, sample: SampleState) -> None:
 
 
 def _end_assignment(state: State, number: int) -> Assignment:
+    unask(state, number)
     assignment = state.assignments.pop(number)
     state.samples[assignment.sample].assignment = 0
     engine = state.engines[assignment.engine]
@@ -207,7 +208,21 @@ def _count_deltas(state: State, fact: f.TokensTaken, rows: int, tokens: int) -> 
 
 
 def return_asked(state: State, fact: f.ReturnAsked) -> None:
-    state.assignments[fact.assignment].return_to = fact.to
+    assignment = state.assignments[fact.assignment]
+    assignment.asked, assignment.goes_to = fact.cause, fact.to
+    state.engines[assignment.engine].leaving += 1
+    state.engines[fact.to].coming[fact.assignment] = fact.kv
+
+
+def unask(state: State, number: int) -> None:
+    """Nobody waits any longer for an assignment to be given back."""
+    assignment = state.assignments[number]
+    if assignment.asked:
+        state.engines[assignment.engine].leaving -= 1
+        to = state.engines.get(assignment.goes_to)
+        if to is not None:
+            to.coming.pop(number, None)
+        assignment.asked = assignment.goes_to = ""
 
 
 def moved(state: State, fact: f.Moved) -> None:

@@ -26,7 +26,6 @@ CAUSES: Final = (
     "engineError",
     "rejected",
     "versionChanged",
-    "cancelled",
     "wrongVersion",
     "wrongTokens",
     "notHeld",
@@ -35,7 +34,7 @@ CAUSES: Final = (
     "straggler",
 )
 """Why assignments end unfinished: an engine vanished, drains, gives no tokens, failed, refused the sample, changed its
-weights, stopped it; sent tokens of a version it may not use, or other tokens than before; no longer had it when it
+weights; sent tokens of a version it may not use, or other tokens than before; no longer had it when it
 greeted again; the reserved window closed; another engine will be faster; its own is far slower than all
 others."""
 

@@ -49,11 +49,7 @@ def has_slot(engine: Engine, now: float) -> bool:
     """Whether it may get one more sample; after a failure, one at a time until tokens come."""
     if engine.draining or engine.version < 0 or engine.trusted_at > now:
         return False
-    return len(engine.running) < _slots(engine)
-
-
-def _slots(engine: Engine) -> int:
-    return 1 if engine.strikes or engine.straggler else engine.max_running
+    return engine.occupied < (1 if engine.strikes or engine.straggler else engine.max_running)
 
 
 def place(d: Decision) -> None:
@@ -237,7 +233,8 @@ class _Offers:
 
 def fits(engine: Engine, need: Need) -> bool:
     """Whether its context and what is left of its KV room suffice; an empty engine takes what its context can hold."""
-    return need.context <= engine.max_context and (not engine.running or engine.kv + need.size <= engine.kv_tokens)
+    is_empty = not engine.occupied
+    return need.context <= engine.max_context and (is_empty or engine.kv_taken + need.size <= engine.kv_tokens)
 
 
 def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best: str) -> bool:
@@ -258,31 +255,16 @@ def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best:
     return True
 
 
-def engine_for(d: Decision, name: str, need: Need, promised: Mapping[str, Promised]) -> Engine | None:
-    """Where an assigned sample would go now; None when no engine has room beside what it is promised to get."""
+def engine_for(d: Decision, name: str, need: Need, without: str) -> Engine | None:
+    """Where an assigned sample would go now; None when no other engine has room."""
     group = d.state.groups[d.state.samples[name].group].group
     homes, offers = homes_of(d.state, group), _Offers(d)
     for engine in d.state.engines.values():
-        room = has_slot(engine, d.now) and _has_room_beside(promised.get(engine.name), engine, need)
-        if room and may_generate(d.state, engine, group.min_version, group.max_version, d.now):
+        able = engine.name != without and has_slot(engine, d.now)
+        if able and may_generate(d.state, engine, group.min_version, group.max_version, d.now):
             offers.update(engine, need, engine.name in homes)
     best = offers.best()
     return None if best is None else d.state.engines[best]
-
-
-class Promised(NamedTuple):
-    """Samples on their way to an engine."""
-
-    samples: int
-    kv: int
-    """Tokens."""
-
-
-def _has_room_beside(promised: Promised | None, engine: Engine, need: Need) -> bool:
-    if promised is None:
-        return True
-    slot = len(engine.running) + promised.samples < _slots(engine)
-    return slot and engine.kv + promised.kv + need.size <= engine.kv_tokens
 
 
 def assign(d: Decision, name: str, engine: Engine, reading: int) -> None:

@@ -21,11 +21,11 @@ from typing import Final
 
 from polyrl.ledger import speed
 from polyrl.ledger.decision import Decision
-from polyrl.ledger.moves import move
-from polyrl.ledger.placement import assign, fits, has_slot, homes_of, need_of
+from polyrl.ledger.placement import fits, has_slot, homes_of, need_of
 from polyrl.ledger.reserved import may_generate
+from polyrl.ledger.returns import ask_back
 from polyrl.ledger.speed import Pace
-from polyrl.ledger.state import Engine, Phase, State
+from polyrl.ledger.state import Engine, State
 
 GAIN_S: Final = 0.5
 """Seconds that a move must promise: above the noise of measured speeds over one window."""
@@ -61,12 +61,12 @@ def rebalance(d: Decision) -> None:
 
 def _next_step(engine: Engine, fleet: float) -> float:
     """Seconds per token with one sample more."""
-    return speed.pace_of(engine, fleet).step(len(engine.running) + 1)
+    return speed.pace_of(engine, fleet).step(engine.soon + 1)
 
 
 def _present_step(engine: Engine, fleet: float) -> float:
     """Seconds per token; 0 when it runs nothing."""
-    return speed.pace_of(engine, fleet).step(len(engine.running)) if engine.running else 0.0
+    return speed.pace_of(engine, fleet).step(engine.soon) if engine.soon else 0.0
 
 
 def _is_to_speak(state: State, engine: Engine, now: float) -> bool:
@@ -83,12 +83,9 @@ def _take(d: Decision, thief: Engine, fleet: float) -> None:
     for _, number in sorted(_candidates(d.state, thief, fleet, d.now), reverse=True):
         if not has_slot(thief, d.now):
             return
-        name = d.state.assignments[number].sample
         if _worthwhile(d, number, thief, fleet):
-            reading = _to_read(d.state, name, thief)
-            move(d, number, "rebalanced")
-            if d.state.samples[name].phase is Phase.WAITING:
-                assign(d, name, thief, reading)
+            need = need_of(d.state, d.state.assignments[number].sample)
+            ask_back(d, number, "rebalanced", thief, need)
 
 
 def _candidates(state: State, thief: Engine, fleet: float, now: float) -> Iterator[tuple[float, int]]:
@@ -118,15 +115,19 @@ def _to_read(state: State, name: str, thief: Engine) -> int:
 
 def _worthwhile(d: Decision, number: int, thief: Engine, fleet: float) -> bool:
     state, assignment = d.state, d.state.assignments[number]
-    if state.samples[assignment.sample].moved_at + REST_S > d.now or assignment.at + speed.WINDOW_S > d.now:
+    if (
+        assignment.asked
+        or state.samples[assignment.sample].moved_at + REST_S > d.now
+        or assignment.at + speed.WINDOW_S > d.now
+    ):
         return False
     need, victim = need_of(state, assignment.sample), state.engines[assignment.engine]
-    room = fits(thief, need) and thief.kv + need.size <= thief.kv_tokens
+    room = fits(thief, need) and thief.kv_taken + need.size <= thief.kv_tokens
     if not room or not may_generate(state, thief, assignment.low, assignment.high, d.now):
         return False
     there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
     reading = thief.unread + _to_read(state, assignment.sample, thief)
-    running = (len(victim.running), len(thief.running))
+    running = (victim.soon, thief.soon)
     if not gain(need.expected, reading, (there, running[0]), (here, running[1]), d.config.delta_s):
         return False
     last = max((_expected(state, other) for other in thief.running), default=0)

@@ -98,8 +98,10 @@ class Assignment(msgspec.Struct, array_like=True):
     progress_at: float
     reading: int = 0
     """Tokens that its engine reads; 0 once the first token has come, or if they are too few to measure."""
-    return_to: str = ""
-    """Engine with room for its sample, since its own was asked to give it back; empty: it was not."""
+    asked: str = ""
+    """Why its engine was asked to give it back; empty: it was not."""
+    goes_to: str = ""
+    """Where its sample goes then."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -139,6 +141,10 @@ class Engine(msgspec.Struct):
     """Live assignment numbers, oldest first."""
     kv: int = 0
     """KV room set aside for them, in tokens."""
+    coming: dict[int, int] = msgspec.field(default_factory=dict)
+    """KV room, in tokens, set aside for samples that other engines were asked to give back, by their assignment."""
+    leaving: int = 0
+    """Of those that it runs, how many it was asked to give back."""
     draining: str = ""
     """Why; empty when it is not."""
     drain_at: float = inf
@@ -187,6 +193,21 @@ class Engine(msgspec.Struct):
     """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
     """running, queued, free KV tokens, as it last said."""
+
+    @property
+    def occupied(self) -> int:
+        """Slots that are taken or set aside."""
+        return len(self.running) + len(self.coming)
+
+    @property
+    def soon(self) -> int:
+        """Samples that it runs once all that is under way has arrived."""
+        return self.occupied - self.leaving
+
+    @property
+    def kv_taken(self) -> int:
+        """KV room that is taken or set aside, in tokens."""
+        return self.kv + sum(self.coming.values())
 
 
 class StepState(msgspec.Struct):

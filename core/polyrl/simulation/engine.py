@@ -174,7 +174,7 @@ class SimulatedEngine:
         self._send_rows(flush=True)
         if asked.assignment in self.runs and not self.runs[asked.assignment].finish:
             del self.runs[asked.assignment]
-            self._say(Returned(asked.assignment, "draining"))
+            self._say(Returned(asked.assignment, "asked"))
 
     def hear_kept(self, kept: TokensKept) -> None:
         for seq in [seq for seq in self._frames if seq <= kept.seq]:

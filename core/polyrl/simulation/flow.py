@@ -217,7 +217,7 @@ class Flow(Stage):
 
     def _give_back(self, engine: FlowEngine, assignment: int) -> None:
         if engine.runs.pop(assignment, None) is not None and not engine.mute:
-            self.agent(engine.name, Returned(assignment, "draining"))
+            self.agent(engine.name, Returned(assignment, "asked"))
 
     def _end_of(self, assign: Assign) -> int:
         sample = self.ledger.state.samples.get(assign.sample)

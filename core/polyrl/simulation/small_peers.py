@@ -169,7 +169,7 @@ class SmallAgent(msgspec.Struct):
         run = self.runs.get(number)
         if run is not None and not run.finish_seq:
             del self.runs[number]
-            self.say(Returned(number, "draining"))
+            self.say(Returned(number, "asked"))
 
     def _hand_back(self) -> None:
         self.leaving = True

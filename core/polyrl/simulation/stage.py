@@ -32,6 +32,7 @@ from polyrl.wire import (
     Next,
     PublishVersion,
     Reject,
+    Returned,
     Score,
     Serving,
     Submit,
@@ -75,6 +76,12 @@ class Stage:
             for name in tuple(self.ledger.state.engines):
                 self.tokens(name, 0, [])
             self._keep(self.ledger.tick(self.now))
+
+    def give_back(self) -> None:
+        """Engines give back what they were asked for."""
+        for number, assignment in tuple(self.ledger.state.assignments.items()):
+            if assignment.asked:
+                self.agent(assignment.engine, Returned(number, "asked"))
 
     def drain(self, engine: str, seconds: float) -> Outcome:
         """The operator's drain."""

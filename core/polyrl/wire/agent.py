@@ -93,7 +93,7 @@ class Returned(Message, frozen=True, tag="returned"):
     detail: str = ""
 
 
-RETURN_REASONS: Final = ("draining", "engineError", "rejected", "versionChanged", "cancelled")
+RETURN_REASONS: Final = ("draining", "engineError", "rejected", "versionChanged", "asked")
 """Only `rejected` speaks of the sample itself (too long, malformed); the others are the engine's own affairs."""
 
 
@@ -144,8 +144,8 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 
 class Return(Message, frozen=True, tag="return"):
-    """Stop this assignment and give it back: first what is not sent of its tokens, then Returned. So ends a drain, and
-    no token is generated twice."""
+    """Stop this assignment and give it back: first what is not sent of its tokens, then Returned with `asked`. The
+    sample goes on elsewhere, and no token of it is generated twice."""
 
     assignment: int
 

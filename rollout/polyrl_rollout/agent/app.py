@@ -156,7 +156,7 @@ class Agent:
                 self.book.forget(assignment)
                 self._spawn(self._generation.stop([assignment]))
             case Return(assignment):
-                self._spawn(self._give_back([assignment]))
+                self._spawn(self._give_back([assignment], "asked"))
             case Announce():
                 self._versions.announce(message)
             case Drain():
@@ -291,19 +291,19 @@ class Agent:
         """Generates on while there is time: who should go on elsewhere, and when, is for the manager to say."""
         while self.book.unfinished() and self._drain_left() > 0:
             await self._wait_for_quiet(min(REPLAN_S, max(0.0, self._drain_left())))
-        await self._give_back([stream.assign.assignment for stream in self.book.unfinished()])
+        await self._give_back([stream.assign.assignment for stream in self.book.unfinished()], "draining")
         self._flush(everything=True)
         while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
             await self._wait_for_quiet(REPLAN_S)
         self._tell(Bye(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
 
-    async def _give_back(self, assignments: Sequence[int]) -> None:
+    async def _give_back(self, assignments: Sequence[int], reason: str) -> None:
         """What ends of itself meanwhile ends as ever."""
         await self._generation.stop(assignments)
         for assignment in assignments:
             if self.book.is_unfinished(assignment):
-                self._hand_back(assignment, "draining")
+                self._hand_back(assignment, reason)
 
     def _drain_left(self) -> float:
         """Seconds in which engines may still generate."""

@@ -23,12 +23,15 @@ def main() -> None:
     """Prints the report."""
     with open_journal(JOURNAL) as journal:
         records = list(journal.records())
+        replayed = journal.replay()
+    assert replayed is not None, "a job that is over has samples"
     verdicts = [{"invariant": v.invariant, "broken": v.broken, "first": v.first} for v in audit_journal(JOURNAL)]
     report = {
         "verdicts": verdicts,
         "samples": count_samples(records),
         "engines": engine_times(records),
         "moves": move_times(records),
+        "tokensAgain": replayed.state.counters.tokens_in_vain,
         "result": json.loads(RESULT.read_text()) if RESULT.exists() else None,
     }
     print(json.dumps(report))
