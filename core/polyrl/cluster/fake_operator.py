@@ -59,8 +59,15 @@ class FakeOperator:
     """By uid: seconds given, of drains that the manager was told."""
     values: dict[str, float] = field(default_factory=dict)
     step: int = 0
+    clock_ahead_s: float = 0.0
+    """How far its machine's clock is before the cluster's."""
     said: list[Say] = field(default_factory=list)
     done: list[Action] = field(default_factory=list)
+
+    @property
+    def now(self) -> float:
+        """By its own clock."""
+        return self.cluster.now + self.clock_ahead_s
 
     def catch_up(self, changes: int | None = None) -> None:
         """Watches deliver so many further changes; None: all."""
@@ -94,12 +101,12 @@ class FakeOperator:
         status = ManagerStatus(
             seq=1, epoch=1, step=self.step, values=self.values, trainer_connected=True, engines=engines if alive else ()
         )
-        return ManagerFacts(status, self.cluster.now, 0 if alive else 3)
+        return ManagerFacts(status, self.now, 0 if alive else 3)
 
     def turn(self, rng: random.Random | None = None) -> Decision:
         """One look and what follows. With `rng`, it may die between any two actions, and then raises Killed."""
         facts = self.facts()
-        decision = reconcile(facts, SETTINGS, self.memory, self.cluster.now)
+        decision = reconcile(facts, SETTINGS, self.memory, self.now)
         memory = decision.memory
         for action in decision.actions:
             if rng is not None and rng.random() < 0.02:
@@ -117,7 +124,7 @@ class FakeOperator:
         except Conflict:
             return memory
         except Refused as error:
-            return memory.refused(str(error), self.cluster.now)
+            return memory.refused(str(error), self.now)
         finally:
             self._read_own(before)
 

@@ -21,6 +21,7 @@ from polyrl_operator.cluster import health
 from polyrl_operator.cluster.act import Actor
 from polyrl_operator.cluster.cache import Cache
 from polyrl_operator.cluster.client import Client
+from polyrl_operator.cluster.clock import ClusterClock
 from polyrl_operator.cluster.connect import load_configuration, watch_session
 from polyrl_operator.cluster.events import SENDERS, Events
 from polyrl_operator.cluster.held import Key
@@ -47,14 +48,17 @@ class Operator:
     def __init__(self, options: Options, api: ApiClient, managers: aiohttp.ClientSession, requests: Requests) -> None:
         self.options, self.requests = options, requests
         place = options.lease_namespace, options.lease_name
-        self.leader = Leader(Client(api), *place, options.identity, options.terms, own_reference())
-        self.client = Client(api, may_write=self.leader.leads)
+        self.clock = ClusterClock()
+        own = Client(api, clock=self.clock)
+        self.leader = Leader(own, *place, options.identity, options.terms, own_reference())
+        self.client = Client(api, may_write=self.leader.leads, clock=self.clock)
         self.queue = WorkQueue()
         self.cache = Cache(self.queue.add)
         self.metrics = Metrics(requests)
         self.events = Events(self.client, options.identity)
         self.resync = Resync(self.client, self.cache, options.namespaces, nodes=options.watch_nodes)
-        self.links = Links(ManagerClient(managers), self._access, self.queue.add, self._told, self.metrics)
+        managed = ManagerClient(managers)
+        self.links = Links(managed, self._access, self.queue.add, self._told, self.metrics, self.clock.now)
         actor = Actor(self.client, self.cache, self.events, self.links)
         self.turns = Turns(
             self.cache,
@@ -127,7 +131,7 @@ class Operator:
 async def operator(options: Options, configuration: Configuration) -> AsyncIterator[Operator]:
     """An operator with its connections, which are closed at the end; nothing runs yet."""
     made: list[Operator] = []
-    requests = Requests(on_relist=lambda: made[0].resync.soon())
+    requests = Requests(on_doubt=lambda: made[0].resync.soon())
     configuration.trace_configs = [requests.trace()]
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(ApiClient(configuration))

@@ -20,6 +20,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import PolyRLError
+from polyrl_operator.cluster.clock import ClusterClock
 from polyrl_operator.cluster.kinds import KINDS, Kind
 
 FIELD_MANAGER: Final = "polyrl-operator"
@@ -61,12 +62,18 @@ class NotLeader(PolyRLError):
 
 
 class Client:
-    """Reads objects, and writes them as `field_manager`. `may_write` is asked before every attempt to change one."""
+    """Reads objects, and writes them as `field_manager`. `may_write` is asked before every attempt to change one;
+    `clock` learns from every answer."""
 
     def __init__(
-        self, api: ApiClient, may_write: Callable[[], bool] = lambda: True, field_manager: str = FIELD_MANAGER
+        self,
+        api: ApiClient,
+        may_write: Callable[[], bool] = lambda: True,
+        field_manager: str = FIELD_MANAGER,
+        clock: ClusterClock | None = None,
     ) -> None:
         self._api = api
+        self.clock = clock or ClusterClock()
         self._may_write = may_write
         self._field_manager = field_manager
 
@@ -164,6 +171,7 @@ class Client:
     async def _attempt(self, method: str, url: str, body: Object | None, headers: dict[str, str]) -> Object:
         headers["User-Agent"] = self._field_manager
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], url, method, body)
+        sent_at = self.clock.steady()
         try:
             response = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
                 method, url, headers=headers, body=body, _request_timeout=REQUEST_S
@@ -173,6 +181,7 @@ class Client:
             words = str(error) or type(error).__name__
             raise _Again(ApiError(0, "Unreachable", f"the API server does not answer: {words}")) from error
         if response.status < 400:
+            self.clock.heard(response.headers.get("Date"), sent_at)
             answer: Object = msgspec.json.decode(data)
             return answer
         refusal = _refusal(response.status, data)

@@ -53,7 +53,8 @@ class DrainLog(Protocol):
 
 
 class Links:
-    """Links of all jobs. `told` hears of confirmed drains, by job and uid of the pod; `wake` of news."""
+    """Links of all jobs. `told` hears of confirmed drains, by job and uid of the pod; `wake` of news;
+    `now` is the cluster's time."""
 
     def __init__(
         self,
@@ -62,9 +63,11 @@ class Links:
         wake: Callable[[Key], None],
         told: Callable[[Key, str], None],
         drains: DrainLog,
+        now: Callable[[], float],
     ) -> None:
         self._client, self._read_access = client, read_access
         self._wake, self._told, self._drains = wake, told, drains
+        self._now = now
         self._links: dict[Key, _Link] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
         self._polls = asyncio.Semaphore(POLLS)
@@ -131,7 +134,7 @@ class Links:
             await asyncio.sleep(max(0.0, began + spacing - time.monotonic()))
 
     def _heard(self, key: Key, link: _Link, status: ManagerStatus) -> None:
-        before, link.facts = link.facts, ManagerFacts(status, time.time())
+        before, link.facts = link.facts, ManagerFacts(status, self._now())
         if before is None or before.missed or _news(before.status) != _news(status):
             self._wake(key)
 

@@ -73,6 +73,7 @@ class Turns:
     ) -> None:
         self._cache, self._actor, self._links = cache, actor, links
         self._queue, self._metrics, self._settings = queue, metrics, settings
+        self._now = client.clock.now
         self._sees_nodes = sees_nodes
         self._writer = StatusWriter(client, cache, queue.wake_at, metrics.status_writes.inc)
         self._states: dict[Key, JobState] = {}
@@ -122,14 +123,14 @@ class Turns:
         facts = self._facts(key, raw, pods, state)
         address, ready = _manager(facts, pods)
         self._links.follow(key, address, ready=ready)
-        decision = reconcile(facts, self._settings, state.memory, time.time())
+        decision = reconcile(facts, self._settings, state.memory, self._now())
         outcome = await self._act(facts, decision)
         self._remember(key, state, facts, decision, outcome)
         self._metrics.decided(key, decision.status)
         plain = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         await self._writer.decided(key, state.pending, plain)
         if decision.wake_at is not None:
-            self._queue.wake_at(key, time.monotonic() + max(0.0, decision.wake_at - time.time()))
+            self._queue.wake_at(key, time.monotonic() + max(0.0, decision.wake_at - self._now()))
 
     def _facts(self, key: Key, raw: Object, pods: list[Object], state: JobState) -> JobFacts:
         uid, generation = state.uid, raw["metadata"].get("generation", 0)
@@ -158,7 +159,7 @@ class Turns:
         state.memory = decision.memory
         if outcome.refusal:
             log.warning("refused", job=str(key), message=outcome.refusal)
-            state.memory = state.memory.refused(outcome.refusal, time.time())
+            state.memory = state.memory.refused(outcome.refusal, self._now())
         elif outcome.created:
             state.memory = state.memory.taken()
         if outcome.dry_run is not None:

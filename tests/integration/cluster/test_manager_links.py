@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ async def links(manager: Any, heard: Heard) -> AsyncIterator[Links]:
         return manager.access
 
     async with manager_session() as session:
-        made = Links(ManagerClient(session), access, heard.wake, heard.tell, heard)
+        made = Links(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         yield made
         await made.close()
 
@@ -162,7 +163,7 @@ async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, hea
         return other
 
     async with manager_session() as session:
-        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard)
+        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         links.follow(KEY, manager.address)
         links.drain(KEY, Drain("job-r-1", "uid-1", 1.0, "drain"), None)
         await asyncio.sleep(1.5)
@@ -184,6 +185,15 @@ async def test_a_manager_elsewhere_is_followed_and_one_that_is_gone_is_not(manag
     assert manager.polls == polls
 
 
+async def test_another_pod_at_the_same_address_is_another_manager(manager: Any, links: Links) -> None:
+    await manager.say(step=9)
+    links.follow(KEY, manager.address)
+    await until(lambda: links.facts(KEY))
+    links.follow(KEY, replace(manager.address, pod_uid="another"))
+    assert links.facts(KEY) is None, "nothing that the first one said is the second one's word"
+    await until(lambda: links.facts(KEY))
+
+
 async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, heard: Heard) -> None:
     asked = 0
 
@@ -195,7 +205,7 @@ async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, h
         return manager.access
 
     async with manager_session() as session:
-        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard)
+        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         links.follow(KEY, manager.address)
         await until(lambda: links.facts(KEY))
         assert asked == 3

@@ -1,0 +1,44 @@
+"""An operator on a machine whose clock is minutes wrong: it reckons by the API server's time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.stamps import unix
+from polyrl_operator.cluster import clock
+from polyrl_operator.cluster.kinds import JOB
+
+WRONG_S = 300.0
+TTL_S = 8
+NEAR_S = 2.5
+"""A cut second, and a start that is stamped to the second."""
+
+
+@pytest.mark.parametrize("wrong_s", [-WRONG_S, WRONG_S], ids=["behind", "ahead"])
+async def test_its_times_are_the_clusters(
+    place: Any, nodes: Any, run_operator: Any, monkeypatch: pytest.MonkeyPatch, wrong_s: float
+) -> None:
+    real = time.time
+    monkeypatch.setattr(clock.ClusterClock.__init__, "__defaults__", (lambda: real() + wrong_s, time.monotonic))
+    async with run_operator() as held:
+        assert abs(held.one.clock.now() - real()) > WRONG_S / 2, "it begins with the machine's"
+        stored = await place.submit(ttlSecondsAfterFinished=TTL_S)
+        await place.rollouts(2)
+        created = unix(stored["metadata"]["creationTimestamp"])
+        status = (await place.state("Running", "Degraded", "Pending"))["status"]
+        assert created is not None
+        assert created - NEAR_S <= unix(status["startTime"]) <= real() + NEAR_S
+        stamps = [unix(one["lastTransitionTime"]) for one in status["conditions"]]
+        assert all(created - NEAR_S <= stamp <= real() + NEAR_S for stamp in stamps)
+        await nodes.finish_trainer(place.namespace, "job")
+        await place.state("Complete")
+        ended = time.monotonic()
+        await place.until("the job goes at its ttl", lambda: gone(place))
+        assert time.monotonic() - ended > TTL_S / 2, "neither early nor, by the wait's deadline, late"
+
+
+async def gone(place: Any) -> bool:
+    return await place.client.get(JOB, place.namespace, "job") is None
