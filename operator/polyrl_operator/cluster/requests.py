@@ -32,12 +32,14 @@ class Stream:
 class Requests:
     """Counts requests and keeps an eye on watches."""
 
-    def __init__(self, on_relist: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_doubt: Callable[[], None] | None = None) -> None:
+        """`on_doubt` hears that a watch may have missed something: its collection was listed anew, or it stood open to
+        its end and gave nothing, as behind a proxy that lost the server."""
         self.counts: Counter[tuple[Access, str]] = Counter()
         """By permission and status class, as `2xx`; `error` where no answer came."""
         self._streams: dict[str, Stream] = {}
         self._listed: set[str] = set()
-        self._on_relist = on_relist
+        self._on_doubt = on_doubt
 
     def trace(self, *, watches: bool = False) -> aiohttp.TraceConfig:
         """Hooks for one session; `watches`: its lists and streams are kopf's."""
@@ -68,12 +70,18 @@ class Requests:
             return
         if access.verb == "watch":
             stream = self._streams.setdefault(end.url.path, Stream(end.response))
+            if stream.response is not end.response and not stream.response.content.total_bytes:
+                self._doubt()
             # Only bytes count as life: a stream that is opened again and again, and stays silent, is dead.
             stream.response, stream.seen_bytes = end.response, 0
         elif access.verb == "list" and "continue" not in end.url.query:
-            if end.url.path in self._listed and self._on_relist is not None:
-                self._on_relist()
+            if end.url.path in self._listed:
+                self._doubt()
             self._listed.add(end.url.path)
+
+    def _doubt(self) -> None:
+        if self._on_doubt is not None:
+            self._on_doubt()
 
     async def _failed(
         self, session: aiohttp.ClientSession, context: SimpleNamespace, end: aiohttp.TraceRequestExceptionParams
