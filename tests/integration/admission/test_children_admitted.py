@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from polyrl.cluster.objects.fixed import fixed_children
 from polyrl.cluster.objects.manager import manager_pod
@@ -16,6 +19,9 @@ from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 
+CHART = Path(__file__).parents[3] / "charts/polyrl"
+LONGEST = 46
+"""Characters of a job's name."""
 SETTINGS = Settings("registry/manager:1", "registry/trainer:1", "registry/rollout:1")
 PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
@@ -96,3 +102,33 @@ def test_the_trainers_pod_is_held_to_the_same(api_server: Any, namespace: str) -
         path = PATHS["Pod"].format(namespace) + "?dryRun=All&fieldValidation=Strict"
         status, answer = api_server.request("POST", path, body)
         assert status == 201, answer
+
+
+@pytest.mark.parametrize("values", [[], ["replicas=2", "metrics.podMonitor.enabled=true", "log.level=debug"]], ids=str)
+def test_the_operators_own_pods_are_taken(
+    api_server: Any, namespace: str, helm_program: str, values: list[str]
+) -> None:
+    command = [helm_program, "template", "polyrl", CHART, "-n", namespace, "--kube-version", "1.36.3"]
+    command += [part for value in values for part in ("--set", value)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    objects = [one for one in yaml.safe_load_all(text) if one]
+    (deployment,) = (one for one in objects if one["kind"] == "Deployment")
+    of_operator = {"apiVersion": "v1", "kind": "Pod", **deployment["spec"]["template"]}
+    of_operator["metadata"] = {**of_operator["metadata"], "name": "operator"}
+    of_test = [one for one in objects if one["kind"] == "Pod"]
+    assert of_test, "helm test has a pod"
+    for pod in (of_operator, *of_test):
+        path = PATHS["Pod"].format(namespace) + "?dryRun=All&fieldValidation=Strict"
+        status, answer = api_server.request("POST", path, pod)
+        assert status == 201, answer
+
+
+def test_a_job_with_the_longest_name_has_all_its_children(api_server: Any, namespace: str) -> None:
+    name = "n" * LONGEST
+    job = PolyRLJob.model_validate(manifest("None") | {"metadata": {"name": name}})
+    owner = Owner(name, namespace, "6b8c1f0e-0000-4000-8000-000000000000", job)
+    pods = [rollout_pod(owner, 10**9, Pool.SPOT, SETTINGS), manager_pod(owner, 10**7, SETTINGS)]
+    for child in (*fixed_children(owner, SETTINGS), trainer_job(owner, SETTINGS), *pods):
+        path = PATHS[child["kind"]].format(namespace) + "?dryRun=All&fieldValidation=Strict"
+        status, answer = api_server.request("POST", path, child)
+        assert status == 201, f"{child['kind']} {child['metadata']['name']}: {answer}"
