@@ -249,7 +249,7 @@ async def test_malformed_requests_are_counted_and_dropped(
         socket.send_multipart([b"two", b"parts"])
         socket.send(encode(GetManifest(0)))
         assert await asyncio.to_thread(socket.poll, 5000)
-    assert publisher.dropped_frames == 5
+    assert publisher.dropped_frames.count == 5
     assert (await Puller(keys.agent, staging).pull(announce(published), None)).staged.version == 0
 
 

@@ -38,6 +38,7 @@ from polyrl.wire import (
     decode_to_trainer,
     encode,
 )
+from polyrl_trainer.dropped import Dropped
 
 RECEIVE_HWM: Final = 1_000
 """Frames that wait here; a frame is a finished turn or a batch, so this is minutes of work."""
@@ -103,8 +104,7 @@ class ManagerLink:
         self._heard_at = 0.0
         self._absent_since = 0.0
         self._known = False
-        self.undecodable = 0
-        """Frames that could not be decoded and were dropped."""
+        self.undecodable = Dropped("frames of the manager that could not be decoded")
 
     async def run(self, on_message: Callable[[ToTrainer], None], on_welcome: Callable[[TrainerWelcome], None]) -> None:
         """Holds the connection until cancelled. Raises DeadlineExceeded or RunFailed when it cannot be had."""
@@ -234,8 +234,8 @@ class ManagerLink:
     def _hear(self, frame: bytes) -> None:
         try:
             message = decode_to_trainer(frame)
-        except ProtocolError:
-            self.undecodable += 1
+        except ProtocolError as error:
+            self.undecodable.add(error)
             return
         if isinstance(message, TrainerWelcome):
             self._welcome = message

@@ -40,6 +40,7 @@ from polyrl.weights import (
     tensor_entry,
 )
 from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, ToPuller, decode_from_puller, encode
+from polyrl_trainer.dropped import Dropped
 
 SEND_HWM: Final = 8
 """Frames that wait for one puller, 32 MiB of chunks; twice what a puller has outstanding."""
@@ -96,8 +97,8 @@ class WeightPublisher:
         self._manifests: dict[int, bytes] = {}
         self._versions: dict[int, VersionManifest] = {}
         self._chunks: dict[bytes, bytes] = {}
-        self.dropped_frames = 0
-        self.dropped_replies = 0
+        self.dropped_frames = Dropped("requests of weight receivers that could not be read")
+        self.dropped_replies = Dropped("weights for receivers that take none, or are gone")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission = _admit(self._context, keys.agent_public_key)
         self._socket = _bind(self._context, keys, bind)
@@ -161,15 +162,15 @@ class WeightPublisher:
         identity, *frames = self._socket.recv_multipart()
         try:
             reply = encode(self._reply(decode_from_puller(frames[0] if len(frames) == 1 else b"")))
-        except ProtocolError:
-            self.dropped_frames += 1
+        except ProtocolError as error:
+            self.dropped_frames.add(error)
             return
         try:
             self._socket.send_multipart((identity, reply), zmq.DONTWAIT, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
-            self.dropped_replies += 1
+            self.dropped_replies.add(error)
 
     def _reply(self, request: FromPuller) -> ToPuller:
         if isinstance(request, GetManifest):

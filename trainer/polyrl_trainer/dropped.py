@@ -1,0 +1,25 @@
+"""What a socket dropped, counted, and told at the first, second, fourth, eighth...: seldom enough for a flood.
+
+A frame that cannot be read is no reason to end, and no secret either: a peer of another version looks just so.
+Refuses to hold: whether it is dropped (see `client_link`, `publisher`).
+"""
+
+from __future__ import annotations
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class Dropped:
+    """Frames of one kind on one socket. Safe where one thread counts."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.count = 0
+
+    def add(self, why: object) -> None:
+        """One more."""
+        self.count += 1
+        if self.count & (self.count - 1) == 0:
+            log.warning("dropped", what=self._what, count=self.count, why=str(why))
