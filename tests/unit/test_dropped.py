@@ -27,6 +27,7 @@ async def test_a_trainer_tells_of_a_manager_that_it_cannot_read() -> None:
     with capture_logs() as lines:
         for _ in range(3):
             link._hear(b"\xc1")
+    link._context.destroy()
     assert link.undecodable.count == 3
     assert [line["count"] for line in lines] == [1, 2]
     assert "not a frame" in lines[0]["why"]

@@ -41,7 +41,8 @@ from polyrl_operator.cluster.options import Options
 from polyrl_operator.cluster.secret import Access
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
+"""For what takes seconds: on crowded cores a process alone takes one of its own to start."""
 LOOK_S = 0.05
 SETTINGS = Settings(manager_image="polyrl-manager", trainer_image="polyrl-trainer", rollout_image="polyrl-rollout")
 QUICK = Terms(duration_s=3.0, renew_s=2.0, retry_s=0.3)

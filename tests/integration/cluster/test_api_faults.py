@@ -158,6 +158,7 @@ async def proxy(place: Any, tmp_path: Path, seed: int) -> AsyncIterator[FaultPro
     await made.stop()
 
 
+@pytest.mark.timeout(900)  # eight waits, one after another
 async def test_trouble_of_every_kind_changes_nothing_in_the_end(
     place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
 ) -> None:
