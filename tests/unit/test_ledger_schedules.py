@@ -21,9 +21,9 @@ def test_every_invariant_holds_under_random_faults(part: int, seed: int) -> None
         assert broken is None, f"python -m polyrl.simulation {number}: {broken}; faults: {smallest.faults}"
 
 
-@pytest.mark.parametrize("number", [463])
+@pytest.mark.parametrize("number", [463, 721])
 def test_what_once_broke_an_invariant_does_not_again(number: int) -> None:
-    """463: a sample held for its prefix until a moment that was now already."""
+    """463: a sample held for its prefix until a moment that was now already. 721: a restart amid what was asked for."""
     run_schedule(draw_schedule(number))
 
 

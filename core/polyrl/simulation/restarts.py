@@ -1,4 +1,4 @@
-"""What a restart may forget: signs of life, load, timers. Everything else must be there again, to the last byte (I10).
+"""What a restart may forget: signs of life, load, timers, what it asked for. Everything else must be there again, to the last byte (I10).
 
 Refuses to hold: how a restart is done (see `manager`). Read next: `invariants`.
 """
@@ -29,8 +29,11 @@ def _without_signs_of_life(state: State) -> State:
         engine.heard_at = engine.weights_at = inf
         engine.load = (0, 0, 0)
         engine.gaps.clear()
+        engine.coming.clear()
+        engine.leaving = 0
     for assignment in copy.assignments.values():
         assignment.progress_at = inf
+        assignment.asked = assignment.goes_to = ""
     for sample in copy.samples.values():
         sample.asks, sample.ask_due = 0, inf
     return copy
