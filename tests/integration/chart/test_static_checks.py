@@ -21,6 +21,7 @@ from polyrl.cluster.objects.trainer import trainer_job
 from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
+from polyrl.worker import Role
 
 HERE = Path(__file__).parent
 VALUES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "values.yaml").read_text())
@@ -85,6 +86,17 @@ def containers_are_restricted(obj: Object) -> Iterator[str]:
             yield f"{one['name']} is privileged"
 
 
+def hosts_are_left_alone(obj: Object) -> Iterator[str]:
+    pod = pod_of(obj) or {"containers": []}
+    if pod.get("hostAliases") or pod.get("securityContext", {}).get("sysctls"):
+        yield "changes names or the kernel's settings"
+    for one in containers_of(pod):
+        if any("hostPort" in port for port in one.get("ports", [])):
+            yield f"{one['name']} takes a port of its host"
+        if one.get("securityContext", {}).get("procMount", "Default") != "Default":
+            yield f"{one['name']} sees its host's processes"
+
+
 def containers_are_sized(obj: Object) -> Iterator[str]:
     for one in containers_of(pod_of(obj) or {"containers": []}):
         requests = one.get("resources", {}).get("requests", {})
@@ -112,6 +124,8 @@ def no_secret_in_the_open(obj: Object) -> Iterator[str]:
         for variable in one.get("env", []):
             if "secretKeyRef" in variable.get("valueFrom", {}):
                 yield f"{one['name']} gets a Secret as variable {variable['name']}"
+        if any("secretRef" in source for source in one.get("envFrom", [])):
+            yield f"{one['name']} gets a whole Secret as variables"
     for volume in (pod_of(obj) or {}).get("volumes", []):
         if "secret" in volume and not volume["secret"].get("items"):
             yield f"volume {volume['name']} shows a whole Secret"
@@ -121,7 +135,17 @@ def pods_end_in_time(obj: Object) -> Iterator[str]:
     pod = pod_of(obj)
     if pod is not None and not pod.get("restartPolicy") and obj["kind"] != "Deployment":
         yield "says not whether it is restarted"
-    if obj["kind"] == "Deployment" and not pod_of(obj)["containers"][0].get("livenessProbe"):  # type: ignore[index]
+
+
+def servers_are_probed(obj: Object) -> Iterator[str]:
+    """Who is spoken to says when it is ready; who nobody would miss says that it lives."""
+    pod, role = pod_of(obj), obj["metadata"].get("labels", {}).get(names.LABEL_ROLE)
+    if pod is None:
+        return
+    first = pod["containers"][0]
+    if (obj["kind"] == "Deployment" or role == Role.MANAGER) and not first.get("readinessProbe"):
+        yield "never says that it is ready"
+    if obj["kind"] == "Deployment" and not first.get("livenessProbe"):
         yield "is never found dead"
 
 
@@ -154,11 +178,13 @@ def it_is_labelled(obj: Object) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     pod_is_restricted,
     containers_are_restricted,
+    hosts_are_left_alone,
     containers_are_sized,
     images_are_named,
     tokens_are_wanted,
     no_secret_in_the_open,
     pods_end_in_time,
+    servers_are_probed,
     rights_are_narrow,
     services_stay_inside,
     it_is_labelled,
@@ -205,6 +231,10 @@ BROKEN: list[tuple[str, Callable[[Object], None]]] = [
     ("token", lambda pod: pod["spec"].pop("automountServiceAccountToken")),
     ("whole Secret", lambda pod: pod["spec"]["volumes"].append({"name": "x", "secret": {"secretName": "s"}})),
     ("lacks", lambda pod: pod["metadata"].pop("labels")),
+    ("port of its host", lambda pod: pod["spec"]["containers"][0].update(ports=[{"containerPort": 1, "hostPort": 1}])),
+    ("as variables", lambda pod: pod["spec"]["containers"][0].update(envFrom=[{"secretRef": {"name": "s"}}])),
+    ("kernel", lambda pod: pod["spec"].update(hostAliases=[{"ip": "10.0.0.1", "hostnames": ["a"]}])),
+    ("never says", lambda pod: pod["spec"]["containers"][0].pop("readinessProbe")),
 ]
 
 

@@ -20,8 +20,6 @@ from polyrl_operator.cluster.kinds import JOB, POD
 from polyrl_operator.cluster.manager_client import manager_session
 from polyrl_operator.cluster.requests import Requests
 
-DEADLINE_S = 30.0
-
 
 class Fuse:
     """Ends an operator before or after its n-th writing request."""

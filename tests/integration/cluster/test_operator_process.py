@@ -10,9 +10,6 @@ from typing import Any
 
 from polyrl_operator.cluster.kinds import POD
 
-DEADLINE_S = 60.0
-LOOK_S = 0.05
-
 
 async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, start_operator: Any) -> None:
     async with start_operator() as operator:
