@@ -64,6 +64,8 @@ class BareApiServer:
         (self.folder / "tokens.csv").write_text("\n".join(TOKENS.values()) + "\n")
         key = self._service_account_key()
         self._spawn("kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
+                    # Else it looks for a way out, which a confined machine has none of.
+                    "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
                     f"--secure-port={self.port}", "--cert-dir", self.folder / "certs",
                     "--token-auth-file", self.folder / "tokens.csv", "--authorization-mode=RBAC",
                     "--service-cluster-ip-range=10.0.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
