@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.port import Cluster
+from cluster.port import BedFailed, Cluster
 from cluster.tools import Kubectl, call
 from on_cluster.job import Run
 from on_cluster.settings import OPERATOR_NAMESPACE
@@ -22,6 +22,8 @@ AWAY_S: Final = 60.0
 OPERATOR_PODS: Final = "app.kubernetes.io/component=operator"
 GOING: Final = "e2e.polyrl.dev/going"
 """Key of the taint that stands for a termination handler's."""
+SIGKILLED: Final = 137
+"""128 + SIGKILL, as shells report it."""
 HOG: Final = """
 import os
 with open("/dev/shm/hog", "wb") as hog:
@@ -132,7 +134,12 @@ def out_of_memory(on: Victims) -> Hit:
     name = on.name()
     hit = Hit(time.time(), (name,))
     argv = ("kubectl", "-n", on.kubectl.namespace, "exec", name, "--", "sh", "-c", 'python -c "$0" || true', HOG)
-    call(*argv, kubeconfig=on.kubectl.kubeconfig)
+    try:
+        call(*argv, kubeconfig=on.kubectl.kubeconfig)
+    except BedFailed as ended:
+        # Where memory.oom.group is set, the kernel ends all of the container, this shell with it.
+        if f"exit code {SIGKILLED}" not in str(ended):
+            raise
     return hit
 
 
