@@ -43,6 +43,9 @@ log = structlog.get_logger(__name__)
 SIDE_BY_SIDE: Final = 32
 """Requests of all jobs at a time: half the connections, so that status, Lease and events never queue behind pods."""
 
+OF_ONE_JOB: Final = 16
+"""Requests of one turn at a time: a job of hundreds of pods leaves room for others."""
+
 REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 """Statuses that mean no: quota, Pod Security, a webhook, a namespace that ends, an object that is too large."""
 
@@ -77,19 +80,19 @@ class Actor:
 
     async def act(self, owner: Owner, actions: Iterable[Action]) -> Outcome:
         """Does them. Raises ApiError or NotLeader at the first that failed; those after it were not begun."""
-        outcome = Outcome()
+        outcome, own = Outcome(), asyncio.Semaphore(OF_ONE_JOB)
         for batch in _batches(actions):
             for action in batch:
                 log.info("act", job=f"{owner.namespace}/{owner.name}", action=str(action))
             done = await asyncio.gather(
-                *(self._one(owner, action, outcome) for action in batch), return_exceptions=True
+                *(self._one(owner, action, outcome, own) for action in batch), return_exceptions=True
             )
             for result in done:
                 if isinstance(result, BaseException):
                     raise result
         return outcome
 
-    async def _one(self, owner: Owner, action: Action, outcome: Outcome) -> None:
+    async def _one(self, owner: Owner, action: Action, outcome: Outcome, own: asyncio.Semaphore) -> None:
         match action:
             case Say():
                 self._events.say(Subject(owner.namespace, owner.name, owner.uid), action)
@@ -98,7 +101,7 @@ class Actor:
                 key = Key(owner.namespace, owner.name)
                 self._links.drain(key, action, self._cache.changed_at(key, action.pod))
                 return
-        async with self._slots:
+        async with own, self._slots:
             match action:
                 case Create():
                     await self._create(owner, action.object, outcome)

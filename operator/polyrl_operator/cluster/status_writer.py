@@ -1,8 +1,8 @@
 """Writes a job's status: once per turn, only what changed, and not too often.
 
-Counts, and conditions that flip, are written in the turn that decided them, and nothing further is decided before they
-are: a pod may be deleted once it was counted, so what counts it must have been stored by then. Plain numbers wait until
-two seconds after the last write; meanwhile they are shown to the next turns as if they were stored.
+Counts, and conditions that flip, are written in the turn that decided them, and nothing further is decided before
+counts are: a pod may be deleted once it was counted, so what counts it must have been stored by then. Plain numbers
+wait until two seconds after the last write; meanwhile they are shown to the next turns as if they were stored.
 Refuses to hold: what the status says (see `polyrl.cluster.status_of`). Read next: `merge_patch`.
 """
 
@@ -105,8 +105,12 @@ class StatusWriter:
             self._cache.observe(JOB, newest)
 
 
+def counts(status: dict[str, Any]) -> tuple[int, ...]:
+    """What is stored before anything further is decided."""
+    return tuple((status.get(part) or {}).get(field) or 0 for part, field in COUNTS)
+
+
 def _weighty(status: dict[str, Any]) -> tuple[object, ...]:
     """What is not left waiting."""
     conditions = sorted((one.get("type"), one.get("status")) for one in status.get("conditions") or ())
-    counts = tuple((status.get(part) or {}).get(field) for part, field in COUNTS)
-    return conditions, counts, *(status.get(mark) for mark in MARKS)
+    return conditions, counts(status), *(status.get(mark) for mark in MARKS)

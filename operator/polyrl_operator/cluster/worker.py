@@ -32,7 +32,7 @@ from polyrl_operator.cluster.manager_client import Address
 from polyrl_operator.cluster.manager_link import Links
 from polyrl_operator.cluster.metrics import Metrics
 from polyrl_operator.cluster.queue import WorkQueue
-from polyrl_operator.cluster.status_writer import Pending, StatusWriter
+from polyrl_operator.cluster.status_writer import Pending, StatusWriter, counts
 
 log = structlog.get_logger(__name__)
 
@@ -119,6 +119,17 @@ class Turns:
             return
         state = self._state(key, raw["metadata"]["uid"])
         raw = await self._writer.catch_up(key, raw, state.pending)
+        status, asked = await self._look(key, raw, state)
+        if asked and counts(status) == counts(raw.get("status") or {}):
+            # The answer is a fact like any other. Until it was looked at nothing is told: most jobs are accepted.
+            state.pending.status = status
+            status, asked = await self._look(key, state.pending.shown(raw), state)
+        if asked:
+            self._queue.add(key)
+        await self._writer.decided(key, state.pending, status)
+
+    async def _look(self, key: Key, raw: Object, state: JobState) -> tuple[dict[str, Any], bool]:
+        """Observes, decides, acts. The status to write, and whether the API server was asked for its opinion."""
         pods = self._cache.pods(key, state.uid)
         facts = self._facts(key, raw, pods, state)
         address, ready = _manager(facts, pods)
@@ -127,10 +138,10 @@ class Turns:
         outcome = await self._act(facts, decision)
         self._remember(key, state, facts, decision, outcome)
         self._metrics.decided(key, decision.status)
-        plain = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        await self._writer.decided(key, state.pending, plain)
         if decision.wake_at is not None:
             self._queue.wake_at(key, time.monotonic() + max(0.0, decision.wake_at - self._now()))
+        status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return status, outcome.dry_run is not None
 
     def _facts(self, key: Key, raw: Object, pods: list[Object], state: JobState) -> JobFacts:
         uid, generation = state.uid, raw["metadata"].get("generation", 0)
@@ -164,8 +175,7 @@ class Turns:
             state.memory = state.memory.taken()
         if outcome.dry_run is not None:
             state.dry_run = (facts.generation, outcome.dry_run)
-        if outcome.refusal or outcome.dry_run is not None:
-            # An answer is a fact like any other: it is looked at in a turn of its own.
+        if outcome.refusal:
             self._queue.add(key)
 
     def _state(self, key: Key, uid: str) -> JobState:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from polyrl_operator.cluster.held import Key
-from polyrl_operator.cluster.queue import MAX_BACKOFF_S, MIN_PAUSE_S, WorkQueue
+from polyrl_operator.cluster.queue import MAX_BACKOFF_S, MIN_PAUSE_S, SPACING_S, WorkQueue
 
 A, B = Key("ns", "a"), Key("ns", "b")
 
@@ -39,13 +39,37 @@ async def test_a_thousand_changes_are_one_turn() -> None:
 
 
 async def test_a_change_during_a_turn_is_a_turn_after_it_and_never_beside_it() -> None:
-    queue = WorkQueue()
+    clock = Clock()
+    queue = WorkQueue(clock)
     queue.add(A)
     assert await taken(queue) == A
     queue.add(A)
     assert await taken(queue) is None
     queue.done(A)
+    clock.now += SPACING_S
     assert await taken(queue) == A
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_what_happens_soon_after_a_turn_is_one_turn_and_holds_up_no_other_job(busy: bool) -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    if busy:
+        queue.add(A)
+    queue.done(A)
+    for _ in range(10):
+        queue.add(A)
+        clock.now += SPACING_S / 20
+    queue.add(B)
+    assert await taken(queue) == B
+    assert await taken(queue) is None
+    clock.now += SPACING_S / 2
+    assert await taken(queue) == A
+    queue.done(A)
+    clock.now += 10
+    assert await taken(queue) is None
 
 
 async def test_turns_come_in_the_order_of_their_causes() -> None:
