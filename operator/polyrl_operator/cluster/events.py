@@ -99,7 +99,7 @@ class Events:
         if count is None:
             return
         try:
-            self._waiting.put_nowait((_event(subject, say, name, self._instance), count))
+            self._waiting.put_nowait((self._event(subject, say, name), count))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -126,29 +126,29 @@ class Events:
         metadata = event["metadata"]
         await self._client.patch(EVENT, metadata["namespace"], metadata["name"], series)
 
+    def _event(self, subject: Subject, say: Say, name: str) -> Object:
+        at = datetime.fromtimestamp(self._client.clock.now(), UTC)
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.name,
+            "metadata": {"name": name, "namespace": subject.namespace},
+            "eventTime": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "reportingController": OPERATOR,
+            "reportingInstance": self._instance,
+            "action": say.reason,
+            "reason": say.reason,
+            "type": say.type,
+            "note": say.message[:NOTE_LENGTH],
+            "regarding": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "namespace": subject.namespace,
+                "name": subject.name,
+                "uid": subject.uid,
+            },
+        }
+
 
 def _name(subject: Subject, say: Say) -> str:
     said = "\n".join((subject.uid, say.type, say.reason, say.message))
     return f"{subject.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-
-
-def _event(subject: Subject, say: Say, name: str, instance: str) -> Object:
-    return {
-        "apiVersion": EVENT.api_version,
-        "kind": EVENT.name,
-        "metadata": {"name": name, "namespace": subject.namespace},
-        "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        "reportingController": OPERATOR,
-        "reportingInstance": instance,
-        "action": say.reason,
-        "reason": say.reason,
-        "type": say.type,
-        "note": say.message[:NOTE_LENGTH],
-        "regarding": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "namespace": subject.namespace,
-            "name": subject.name,
-            "uid": subject.uid,
-        },
-    }
