@@ -32,8 +32,8 @@ from polyrl_operator.process_fleet import Part
 from polyrl_operator.user_cluster import UserCluster, Where, user_cluster
 
 KILL_GRACE_S: Final = 1
-"""The least that a kubelet keeps to. With 0 only the object would go at once: its containers would then be given their
-usual grace, unseen, and a second manager might start beside the first."""
+"""Between SIGTERM and SIGKILL. With 0 the object would go two or three seconds before its containers, and a second
+manager might start beside the first."""
 
 SILENCE_S: Final = 10.0
 """An agent to be killed is cut off for so long: until it is dead, or until the deletion was refused."""
