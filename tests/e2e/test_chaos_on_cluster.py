@@ -19,7 +19,7 @@ COMMAND_S = 90.0
 """A command that starts an interpreter in a container on two busy cores."""
 FROST_S = 15.0
 """Less than the 20 s after which an agent may give up an engine that does not answer."""
-STEPS = 200
+STEPS = 300
 """The job must outlast all the faults."""
 SMALL = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 ENGINE_STATES = """
