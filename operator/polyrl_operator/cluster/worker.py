@@ -54,6 +54,8 @@ class JobState:
     pending: Pending = field(default_factory=Pending)
     dry_run: tuple[int, str] | None = None
     """Generation and answer."""
+    refused: bool = False
+    """Whether the API server refused to make something in this turn."""
 
 
 class Turns:
@@ -98,7 +100,7 @@ class Turns:
                 self._began[key] = time.monotonic()
                 with self._metrics.reconcile_seconds.time():
                     async with asyncio.timeout(TURN_DEADLINE_S):
-                        await self.turn(key)
+                        refused = await self.turn(key)
             except (PolyRLError, TimeoutError) as error:
                 self._failed(key, error)
             except Exception:
@@ -107,17 +109,20 @@ class Turns:
                 self._failed(key, None)
             else:
                 self._metrics.reconciles.labels("done").inc()
-                self._queue.done(key)
+                # Asked again at once, it would say the same; what it said is looked at with the news, or after a pause.
+                self._queue.failed(key) if refused else self._queue.done(key)
             finally:
                 self._began.pop(key, None)
 
-    async def turn(self, key: Key) -> None:
-        """One look at one job, and what follows. Raises ApiError or NotLeader when something was not done."""
+    async def turn(self, key: Key) -> bool:
+        """One look at one job, and what follows; True when the API server refused to make something. Raises ApiError or
+        NotLeader when something was not done."""
         raw = self._cache.job(key)
         if raw is None:
             self._forget(key)
-            return
+            return False
         state = self._state(key, raw["metadata"]["uid"])
+        state.refused = False
         raw = await self._writer.catch_up(key, raw, state.pending)
         status, asked = await self._look(key, raw, state)
         if asked and counts(status) == counts(raw.get("status") or {}):
@@ -127,6 +132,7 @@ class Turns:
         if asked:
             self._queue.add(key)
         await self._writer.decided(key, state.pending, status)
+        return state.refused
 
     async def _look(self, key: Key, raw: Object, state: JobState) -> tuple[dict[str, Any], bool]:
         """Observes, decides, acts. The status to write, and whether the API server was asked for its opinion."""
@@ -168,6 +174,7 @@ class Turns:
 
     def _remember(self, key: Key, state: JobState, facts: JobFacts, decision: Decision, outcome: Outcome) -> None:
         state.memory = decision.memory
+        state.refused |= bool(outcome.refusal)
         if outcome.refusal:
             log.warning("refused", job=str(key), message=outcome.refusal)
             state.memory = state.memory.refused(outcome.refusal, self._now())
@@ -175,8 +182,6 @@ class Turns:
             state.memory = state.memory.taken()
         if outcome.dry_run is not None:
             state.dry_run = (facts.generation, outcome.dry_run)
-        if outcome.refusal:
-            self._queue.add(key)
 
     def _state(self, key: Key, uid: str) -> JobState:
         state = self._states.get(key)

@@ -23,6 +23,9 @@ from polyrl_operator.cluster.requests import Requests
 from polyrl_operator.cluster.worker import Turns
 
 KEY = Key("ns", "j")
+REFUSED_S = 2.0
+MOST_ASKED = 4
+"""Turns in that time, at pauses of one second, two, and half a one where there is news."""
 
 
 class Answer:
@@ -46,6 +49,7 @@ class Server:
         self.dry_runs = Answer(201, {})
         self.broken: set[str] = set()
         """Kinds that cannot be stored."""
+        self.forbidden: set[str] = set()
         self.at_once = self.most_at_once = 0
         self._version = 1
 
@@ -71,6 +75,8 @@ class Server:
         self.asked.append(body["kind"])
         if body["kind"] in self.broken:
             return Answer(500, {"message": "etcd"})
+        if body["kind"] in self.forbidden:
+            return Answer(403, {"message": "the namespace is being terminated"})
         return Answer(201, body | {"metadata": self._stamped(body)})
 
     def _stamped(self, item: dict[str, Any]) -> dict[str, Any]:
@@ -158,8 +164,20 @@ async def test_what_failed_after_the_answer_is_done_later_without_asking_again(m
     assert len(cache.pods(KEY, "job-uid")) == 4
 
 
+async def test_what_is_refused_is_asked_for_after_longer_and_longer_pauses() -> None:
+    turns, server, _ = operator(replicas=0)
+    server.forbidden = {"Pod"}
+    try:
+        async with asyncio.timeout(REFUSED_S), asyncio.TaskGroup() as workers:
+            workers.create_task(turns.work(lambda: asyncio.sleep(0)))
+    except TimeoutError:
+        pass
+    assert Counter(server.asked)["Service"] >= 1, "it is at work"
+    assert Counter(server.asked)["Pod"] <= MOST_ASKED
+
+
 async def test_a_large_job_leaves_room_for_others() -> None:
-    turns, server, cache = operator(replicas=90)
+    turns, server, cache = operator(replicas=40)
     await turns.turn(KEY)
-    assert len(cache.pods(KEY, "job-uid")) == 91
+    assert len(cache.pods(KEY, "job-uid")) == 41
     assert server.most_at_once == OF_ONE_JOB
