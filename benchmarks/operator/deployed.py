@@ -45,14 +45,22 @@ class Deployed:
 
     async def counts(self) -> tuple[Counter[str], int]:
         """Requests to the API server so far, by verb and resource; and turns."""
-        async with aiohttp.ClientSession() as session, session.get(self._url) as answer:
-            text = await answer.text()
+        text = await self._metrics()
         found: Counter[str] = Counter()
         pattern = r'polyrl_api_requests_total\{code="[^"]+",resource="([^"]+)",verb="(\w+)"\} ([\d.]+)'
         for resource, verb, count in re.findall(pattern, text):
             found[f"{verb} {resource}"] += int(float(count))
         turns = re.findall(r'polyrl_reconciles_total\{outcome="done"\} ([\d.]+)', text)
         return found, sum(int(float(one)) for one in turns)
+
+    async def turns(self) -> Counter[str]:
+        """How many turns so far took no longer than so many seconds; `+Inf`: all."""
+        found = re.findall(r'polyrl_reconcile_seconds_bucket\{le="([^"]+)"\} ([\d.]+)', await self._metrics())
+        return Counter({le: int(float(count)) for le, count in found})
+
+    async def _metrics(self) -> str:
+        async with aiohttp.ClientSession() as session, session.get(self._url) as answer:
+            return await answer.text()
 
 
 @asynccontextmanager

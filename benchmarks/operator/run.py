@@ -141,10 +141,12 @@ class Bench:
         await self.submit([job(name, 0, rollouts)])
         await self.statuses.until_ready(0, 1, deadline_s, name)
         for what, wanted in (("grow", rollouts), ("shrink", 0)):
-            before = operator.cpu()
+            before, turns = operator.cpu(), await operator.turns()
             await self.client.patch(JOB, NAMESPACE, name, {"spec": {"rollout": {"replicas": wanted}}})
             seconds = (await self.statuses.until_ready(wanted, 1, deadline_s, name))["all"]
-            took[what] = {"seconds": seconds, "operatorCpuSeconds": round(operator.cpu() - before, 2)}
+            used, turns = operator.cpu() - before, await operator.turns() - turns
+            within = {f"turnsWithin{limit}s": turns[f"{limit}.0"] for limit in (1, 2)}
+            took[what] = {"seconds": seconds, "operatorCpuSeconds": round(used, 2), "turns": turns["+Inf"]} | within
         return {"rollouts": rollouts, **took}
 
 

@@ -41,8 +41,8 @@ OVERSTAY_S: Final = 10.0
 TELL_AGAIN_S: Final = 2.0
 """A drain that the manager did not confirm is repeated after so long."""
 
-AT_ONCE: Final = 100
-"""Pods made in one look, and as many let go: under a second of requests on a server that takes 50 ms for each."""
+AT_ONCE: Final = 50
+"""Pods made in one look, and as many let go: under a second of requests even on a server that takes 100 ms for each."""
 
 REST_S: Final = 0.05
 """Until the look that goes on with the rest, should nothing have been heard of what this one did."""

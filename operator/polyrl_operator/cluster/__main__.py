@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 FAILED: Final = 1
 USER_ERROR: Final = 2
 
-YOUNG: Final = 20_000
+YOUNG: Final = 5_000
 """Objects made before the collector looks at them, 700 by default: one answer of the API server has hundreds."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

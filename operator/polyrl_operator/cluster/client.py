@@ -34,8 +34,8 @@ MAX_RETRY_AFTER_S: Final = 5.0
 """Longest Retry-After that is waited for in place; a longer one is left to the key's back-off."""
 AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses that a later attempt may not meet."""
-PAGE: Final = 500
-"""Objects per page of a list: about 3 MB of pods."""
+PAGE: Final = 200
+"""Objects per page of a list: about 1 MB of pods, and ten times that while they are read."""
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"

@@ -16,7 +16,7 @@ from polyrl.manifest.status import JobStatus
 from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.requests import Requests
 
-RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
+RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
 DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)
 """Seconds; 2 is what is promised."""
 
