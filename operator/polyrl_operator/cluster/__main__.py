@@ -90,9 +90,8 @@ def main(  # noqa: PLR0913 - one argument per flag
         logs.configure(log_level)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--log-level") from None
-    _spare_the_collector()
     try:
-        asyncio.run(run(options))
+        _run(options)
     except UserError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(USER_ERROR) from None
@@ -101,12 +100,13 @@ def main(  # noqa: PLR0913 - one argument per flag
         raise typer.Exit(FAILED) from None
 
 
-def _spare_the_collector() -> None:
-    """What was loaded stays for good, and need not be looked through again with every few thousand objects that events
-    and answers are read into; these hold no cycles, and go without it."""
+def _run(options: Options) -> None:
+    """Spares the collector first. What was loaded stays for good, and need not be looked through again with every few
+    thousand objects that events and answers are read into; these hold no cycles, and go without it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG)
+    asyncio.run(run(options))
 
 
 def _namespaces(named: list[str], everywhere: bool) -> tuple[str, ...] | None:
