@@ -66,8 +66,9 @@ def roll_out(run: Run) -> None:
         least = min(least, len(live))
         return len(live) == LARGER and all(MARK.items() <= pod["metadata"]["labels"].items() for pod in live)
 
-    change = {"spec": {"rollout": {"template": {"metadata": {"labels": MARK}}}}}
-    run.kubectl("patch", "prl", run.name, "--type=merge", "-p", json.dumps(change))
+    template = {"metadata": {"labels": MARK}, "spec": {"containers": [{"name": "rollout"}]}}
+    change = json.dumps({"spec": {"rollout": {"template": template}}})
+    run.kubectl("patch", "prl", run.name, "--type=merge", "-p", change)
     eventually("all rollouts are of the new template", replaced, CHANGED_S)
     assert least >= LARGER - 1, f"{least} rollouts were left, though maxUnavailable is 1"
 
