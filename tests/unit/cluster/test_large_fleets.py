@@ -10,7 +10,7 @@ import pytest
 from polyrl.cluster.actions import Create, Decision, Delete, Drain
 from polyrl.cluster.fake_cluster import FakeCluster
 from polyrl.cluster.fake_operator import FakeOperator
-from polyrl.cluster.fleet_plan import AT_ONCE, REST_S, at_once
+from polyrl.cluster.fleet_plan import AT_ONCE, GO_AT_ONCE, REST_S, at_once
 from polyrl.cluster.mix import Mix
 from polyrl.worker import Role
 
@@ -99,9 +99,9 @@ def test_many_are_let_go_in_several_looks_and_each_once(large: Large) -> None:
     assert len(large.rollouts()) == FLEET
     large.wish(0)
     gone: list[str] = []
-    for _ in range(LOOKS):
+    for _ in range(FLEET // GO_AT_ONCE):
         now = [action.name for action in large.look().actions if isinstance(action, Delete)]
-        assert len(now) == AT_ONCE
+        assert len(now) == GO_AT_ONCE
         gone += now
     assert len(set(gone)) == len(gone) == FLEET
     assert not large.rollouts()
