@@ -1,5 +1,5 @@
-"""What a restart may forget: signs of life, load, timers, what was asked for. Everything else must be there again, to the
-last byte (I10).
+"""What a restart may forget: signs of life, load, timers, what was asked for. Everything else must be there again, to
+the last byte (I10).
 
 Refuses to hold: how a restart is done (see `manager`). Read next: `invariants`.
 """
