@@ -102,7 +102,7 @@ def missing(words: set[str]) -> set[str]:
 
 
 def test_the_reference_names_every_condition_and_reason() -> None:
-    files = [CORE / f"{name}.py" for name in ("conditions", "wish", "acceptance")]
+    files = [CORE / f"{name}.py" for name in ("story/conditions", "size/wish", "acceptance")]
     words = literals(*files, pattern=r'"([A-Z][a-z]+(?:[A-Z][a-z]+)*)"') - {"True", "False", "Unknown", "Valid", "Pod"}
     ordinary = {"Ready", "Registered", "StepAdvanced", "Measured", "Idle", "TrainerComplete", "TrainerFailed"}
     assert len(words) > 20
@@ -110,9 +110,9 @@ def test_the_reference_names_every_condition_and_reason() -> None:
 
 
 def test_the_reference_names_every_event() -> None:
-    words = literals(CORE / "announce.py", pattern=r'Say\("([A-Za-z]+)"')
-    words |= literals(CORE / "announce.py", pattern=r': \("([A-Z][A-Za-z]+)", "(?:Normal|Warning)"\)')
-    words |= literals(CORE / "announce.py", pattern=r'"(RolloutScaled[A-Za-z]+)"')
+    words = literals(CORE / "story/announce.py", pattern=r'Say\("([A-Za-z]+)"')
+    words |= literals(CORE / "story/announce.py", pattern=r': \("([A-Z][A-Za-z]+)", "(?:Normal|Warning)"\)')
+    words |= literals(CORE / "story/announce.py", pattern=r'"(RolloutScaled[A-Za-z]+)"')
     assert len(words) > 12
     assert missing(words) == set()
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.stamps import millisecond, unix
+from polyrl.cluster.seen.stamps import millisecond, unix
 from polyrl.sample import Pool
 from polyrl.worker import Role
 

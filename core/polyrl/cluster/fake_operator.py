@@ -26,11 +26,11 @@ from polyrl.cluster.actions import (
     Say,
     SuspendTrainer,
 )
-from polyrl.cluster.facts import JobFacts, ManagerFacts
 from polyrl.cluster.fake_cluster import Conflict, FakeCluster, Place, Refused
 from polyrl.cluster.memory import Memory
-from polyrl.cluster.observe import job_facts
 from polyrl.cluster.reconcile import reconcile
+from polyrl.cluster.seen.facts import JobFacts, ManagerFacts
+from polyrl.cluster.seen.observe import job_facts
 from polyrl.cluster.settings import Settings
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus

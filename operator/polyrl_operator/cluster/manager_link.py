@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 
 from polyrl.cluster.actions import Drain
-from polyrl.cluster.facts import ManagerFacts
+from polyrl.cluster.seen.facts import ManagerFacts
 from polyrl.errors import PolyRLError
 from polyrl.status import ManagerStatus
 from polyrl_operator.cluster.held import Key

@@ -3,7 +3,7 @@
 Counts, and conditions that flip, are written in the turn that decided them, and nothing further is decided before
 counts are: a pod may be deleted once it was counted, so what counts it must have been stored by then. Plain numbers
 wait until two seconds after the last write; meanwhile they are shown to the next turns as if they were stored.
-Refuses to hold: what the status says (see `polyrl.cluster.status_of`). Read next: `merge_patch`.
+Refuses to hold: what the status says (see `polyrl.cluster.story.status_of`). Read next: `merge_patch`.
 """
 
 from __future__ import annotations

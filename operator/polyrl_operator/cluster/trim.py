@@ -1,7 +1,7 @@
 """What is kept of an object that the API server sends: what decisions read, and nothing else.
 
 A pod of 6 kB becomes 1 kB of JSON text, which also tells whether an event changed anything: heartbeats do not.
-Refuses to hold: what the fields mean (see `polyrl.cluster.observe`). Read next: `cache`.
+Refuses to hold: what the fields mean (see `polyrl.cluster.seen.observe`). Read next: `cache`.
 """
 
 from __future__ import annotations

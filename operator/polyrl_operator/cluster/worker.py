@@ -16,11 +16,11 @@ import structlog
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Decision, Object
-from polyrl.cluster.facts import JobFacts
 from polyrl.cluster.memory import Memory
 from polyrl.cluster.objects.owner import Owner
-from polyrl.cluster.observe import job_facts
 from polyrl.cluster.reconcile import reconcile
+from polyrl.cluster.seen.facts import JobFacts
+from polyrl.cluster.seen.observe import job_facts
 from polyrl.cluster.settings import Settings
 from polyrl.errors import PolyRLError
 from polyrl.worker import Role

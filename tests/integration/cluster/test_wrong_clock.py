@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.stamps import unix
+from polyrl.cluster.seen.stamps import unix
 from polyrl_operator.cluster import clock
 from polyrl_operator.cluster.kinds import JOB
 

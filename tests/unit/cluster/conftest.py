@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.facts import JobFacts, ManagerFacts, NodeFacts, PodFacts, PodPhase, TrainerFacts
 from polyrl.cluster.fake_operator import SETTINGS
-from polyrl.cluster.look import Look
 from polyrl.cluster.memory import Memory
-from polyrl.cluster.rollouts import Rollout, Standing
+from polyrl.cluster.seen.facts import JobFacts, ManagerFacts, NodeFacts, PodFacts, PodPhase, TrainerFacts
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.rollouts import Rollout, Standing
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrl.cluster import names
-from polyrl.cluster.counting import Counted, Tally, counted, newly_counted, total
-from polyrl.cluster.facts import PodFacts, PodPhase
 from polyrl.cluster.memory import SeenPod
+from polyrl.cluster.seen.counting import Counted, Tally, counted, newly_counted, total
+from polyrl.cluster.seen.facts import PodFacts, PodPhase
 from polyrl.worker import Role
 
 

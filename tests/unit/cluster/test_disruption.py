@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from polyrl.cluster import names
-from polyrl.cluster.disruption import notice_of
-from polyrl.cluster.facts import PodPhase, Taint
 from polyrl.cluster.memory import Memory
-from polyrl.cluster.node_signs import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone
-from polyrl.cluster.stamps import millisecond
+from polyrl.cluster.seen.disruption import notice_of
+from polyrl.cluster.seen.facts import PodPhase, Taint
+from polyrl.cluster.seen.node_signs import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone
+from polyrl.cluster.seen.stamps import millisecond
 from polyrl.sample import Pool
 
 DRAIN_S = 20

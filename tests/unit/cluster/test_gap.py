@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl.cluster.gap import Measured, Sizing, hourly, recommend, sizing
 from polyrl.cluster.memory import Recommendation
+from polyrl.cluster.size.gap import Measured, Sizing, hourly, recommend, sizing
 from polyrl.manifest.job import JobSpec, PolyRLJob
 
 PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 10.0}

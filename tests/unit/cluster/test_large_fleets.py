@@ -10,8 +10,8 @@ import pytest
 from polyrl.cluster.actions import Create, Decision, Delete, Drain
 from polyrl.cluster.fake_cluster import FakeCluster
 from polyrl.cluster.fake_operator import FakeOperator
-from polyrl.cluster.fleet_plan import AT_ONCE, GO_AT_ONCE, REST_S, at_once
-from polyrl.cluster.mix import Mix
+from polyrl.cluster.fleet.fleet_plan import AT_ONCE, GO_AT_ONCE, REST_S, at_once
+from polyrl.cluster.fleet.mix import Mix
 from polyrl.worker import Role
 
 MakeJob = Callable[..., dict[str, Any]]

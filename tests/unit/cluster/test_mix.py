@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl.cluster.facts import PodFacts, PodPhase
-from polyrl.cluster.mix import Mix, mix
-from polyrl.cluster.pools import UNLIMITED, PoolView
-from polyrl.cluster.rollouts import Rollout, Standing
-from polyrl.cluster.stamps import millisecond
+from polyrl.cluster.fleet.mix import Mix, mix
+from polyrl.cluster.fleet.pools import UNLIMITED, PoolView
+from polyrl.cluster.seen.facts import PodFacts, PodPhase
+from polyrl.cluster.seen.rollouts import Rollout, Standing
+from polyrl.cluster.seen.stamps import millisecond
 from polyrl.manifest.rollout import Rollout as RolloutSpec
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool

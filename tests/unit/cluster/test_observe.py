@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrl.cluster import names
-from polyrl.cluster.facts import Exit, PodPhase, Taint
-from polyrl.cluster.observe import job_facts
-from polyrl.cluster.observe_pods import pod_facts
-from polyrl.cluster.stamps import millisecond, second, unix
+from polyrl.cluster.seen.facts import Exit, PodPhase, Taint
+from polyrl.cluster.seen.observe import job_facts
+from polyrl.cluster.seen.observe_pods import pod_facts
+from polyrl.cluster.seen.stamps import millisecond, second, unix
 from polyrl.sample import Pool
 from polyrl.worker import Role
 

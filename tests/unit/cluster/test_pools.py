@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.memory import Memory
-from polyrl.cluster.pools import (
+from polyrl.cluster.fleet.pools import (
     MAX_BACKOFF_S,
     UNLIMITED,
     PoolView,
@@ -16,8 +15,9 @@ from polyrl.cluster.pools import (
     refused_until,
     restart_at,
 )
-from polyrl.cluster.rollouts import Standing
-from polyrl.cluster.stamps import millisecond, unix
+from polyrl.cluster.memory import Memory
+from polyrl.cluster.seen.rollouts import Standing
+from polyrl.cluster.seen.stamps import millisecond, unix
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
 

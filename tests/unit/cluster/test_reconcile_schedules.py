@@ -13,7 +13,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Create, Decision, Delete, Object
 from polyrl.cluster.fake_cluster import FakeCluster, is_ended
 from polyrl.cluster.fake_operator import FakeOperator, Killed
-from polyrl.cluster.stamps import unix
+from polyrl.cluster.seen.stamps import unix
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from polyrl.cluster import names
-from polyrl.cluster.endings import SILENT_S
-from polyrl.cluster.facts import Exit, ManagerFacts, PodPhase
 from polyrl.cluster.memory import Memory
-from polyrl.cluster.rollouts import LEASE_LOST_S, QUIET_S, Standing, next_due, rollouts
+from polyrl.cluster.seen.endings import SILENT_S
+from polyrl.cluster.seen.facts import Exit, ManagerFacts, PodPhase
+from polyrl.cluster.seen.rollouts import LEASE_LOST_S, QUIET_S, Standing, next_due, rollouts
 from polyrl.status import EngineState, ManagerStatus
 
 NAME, UID = "j-r-1", "uid-j-r-1"

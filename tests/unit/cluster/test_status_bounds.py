@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from polyrl.cluster import names
-from polyrl.cluster.facts import Exit, PodPhase
 from polyrl.cluster.fake_operator import SETTINGS
 from polyrl.cluster.memory import Memory
 from polyrl.cluster.reconcile import reconcile
+from polyrl.cluster.seen.facts import Exit, PodPhase
 from polyrl.manifest.status import JobStatus
 from polyrl.worker import Role
 

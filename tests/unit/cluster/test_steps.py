@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as but
 
-from polyrl.cluster.facts import ManagerFacts
-from polyrl.cluster.gap import Measured
 from polyrl.cluster.memory import Memory, StepWatch
-from polyrl.cluster.steps import StepNews, step_news
+from polyrl.cluster.seen.facts import ManagerFacts
+from polyrl.cluster.size.gap import Measured
+from polyrl.cluster.size.steps import StepNews, step_news
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, StepValue
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.disruption import Notice
-from polyrl.cluster.node_signs import Kind
-from polyrl.cluster.rollouts import Standing
-from polyrl.cluster.victims import victims
+from polyrl.cluster.fleet.victims import victims
+from polyrl.cluster.seen.disruption import Notice
+from polyrl.cluster.seen.node_signs import Kind
+from polyrl.cluster.seen.rollouts import Standing
 from polyrl.sample import Pool
 
 AT_RISK = Notice(Kind.DRAIN, 0.0, 0.0, False, "cordoned")

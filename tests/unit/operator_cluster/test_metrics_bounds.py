@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyrl.cluster.stamps import millisecond
+from polyrl.cluster.seen.stamps import millisecond
 from polyrl.manifest.status import JobStatus
 from polyrl_operator.cluster.held import Key
 from polyrl_operator.cluster.kinds import access_of

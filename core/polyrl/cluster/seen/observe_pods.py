@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.cluster import names, raw
-from polyrl.cluster.facts import Exit, PodFacts, PodPhase
-from polyrl.cluster.raw import Raw
-from polyrl.cluster.stamps import unix
+from polyrl.cluster import names
+from polyrl.cluster.seen import raw
+from polyrl.cluster.seen.facts import Exit, PodFacts, PodPhase
+from polyrl.cluster.seen.raw import Raw
+from polyrl.cluster.seen.stamps import unix
 from polyrl.sample import Pool
 from polyrl.worker import Role
 

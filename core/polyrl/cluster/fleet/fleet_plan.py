@@ -19,18 +19,18 @@ from typing import Final, TypeAlias
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, Drain
-from polyrl.cluster.counting import Counted, Tally, total
-from polyrl.cluster.look import Look
+from polyrl.cluster.fleet.mix import Mix, base, mix
+from polyrl.cluster.fleet.pools import PoolView
+from polyrl.cluster.fleet.removal import release
+from polyrl.cluster.fleet.updates import making_way
+from polyrl.cluster.fleet.victims import stand_ins, victims
 from polyrl.cluster.memory import SeenPod
-from polyrl.cluster.mix import Mix, base, mix
-from polyrl.cluster.node_signs import Kind
 from polyrl.cluster.objects.rollout import rollout_pod
-from polyrl.cluster.pools import PoolView
-from polyrl.cluster.removal import release
-from polyrl.cluster.rollouts import Rollout, Standing, next_due, of_pool
-from polyrl.cluster.stamps import millisecond
-from polyrl.cluster.updates import making_way
-from polyrl.cluster.victims import stand_ins, victims
+from polyrl.cluster.seen.counting import Counted, Tally, total
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.node_signs import Kind
+from polyrl.cluster.seen.rollouts import Rollout, Standing, next_due, of_pool
+from polyrl.cluster.seen.stamps import millisecond
 from polyrl.sample import Pool
 from polyrl.status import EngineState
 from polyrl.worker import Role

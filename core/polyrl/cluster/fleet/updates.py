@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyrl.cluster.look import Look
-from polyrl.cluster.mix import base
-from polyrl.cluster.rollouts import Rollout, Standing, of_pool
-from polyrl.cluster.victims import victims
+from polyrl.cluster.fleet.mix import base
+from polyrl.cluster.fleet.victims import victims
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.rollouts import Rollout, Standing, of_pool
 from polyrl.sample import Pool
 from polyrl.worker import Role
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from polyrl.cluster import raw
-from polyrl.cluster.facts import NodeFacts, Taint
-from polyrl.cluster.raw import NOTHING, Raw
-from polyrl.cluster.stamps import unix
+from polyrl.cluster.seen import raw
+from polyrl.cluster.seen.facts import NodeFacts, Taint
+from polyrl.cluster.seen.raw import NOTHING, Raw
+from polyrl.cluster.seen.stamps import unix
 
 DISRUPTED_BY_CHOICE: Final = "DisruptionReason"
 """Condition of a NodeClaim that Karpenter ends of its own accord; its reason says Drifted, Underutilized, Empty."""

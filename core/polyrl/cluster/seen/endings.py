@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.cluster.facts import PodFacts, PodPhase
-from polyrl.cluster.look import Look
-from polyrl.cluster.node_signs import is_dead
+from polyrl.cluster.seen.facts import PodFacts, PodPhase
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.node_signs import is_dead
 
 OF_USE_S: Final = 60.0
 """A pod that lived so long before it ended with status 0 had started well: its agent saw a notice that we did not."""

@@ -17,12 +17,12 @@ from enum import Enum, auto
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.counting import Counted, Tally, counted
-from polyrl.cluster.disruption import Notice, notice_of
-from polyrl.cluster.endings import SILENT_S, failure, start_due
-from polyrl.cluster.facts import PodFacts
-from polyrl.cluster.look import Look
-from polyrl.cluster.node_signs import Kind, absence_due
+from polyrl.cluster.seen.counting import Counted, Tally, counted
+from polyrl.cluster.seen.disruption import Notice, notice_of
+from polyrl.cluster.seen.endings import SILENT_S, failure, start_due
+from polyrl.cluster.seen.facts import PodFacts
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.node_signs import Kind, absence_due
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
 from polyrl.worker import Role

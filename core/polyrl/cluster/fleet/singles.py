@@ -15,18 +15,18 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
-from polyrl.cluster.counting import Counted, Tally, counted, total
-from polyrl.cluster.disruption import Notice, notice_of
-from polyrl.cluster.facts import Child, PodFacts
+from polyrl.cluster.fleet.removal import release
 from polyrl.cluster.lifecycle import Life, Stage
-from polyrl.cluster.look import UNREACHABLE_POLLS, Look
 from polyrl.cluster.memory import SeenPod
-from polyrl.cluster.node_signs import is_dead
 from polyrl.cluster.objects.fixed import fixed_children, manager_hosts
 from polyrl.cluster.objects.manager import manager_pod
 from polyrl.cluster.objects.trainer import trainer_job
-from polyrl.cluster.removal import release
-from polyrl.cluster.stamps import unix
+from polyrl.cluster.seen.counting import Counted, Tally, counted, total
+from polyrl.cluster.seen.disruption import Notice, notice_of
+from polyrl.cluster.seen.facts import Child, PodFacts
+from polyrl.cluster.seen.look import UNREACHABLE_POLLS, Look
+from polyrl.cluster.seen.node_signs import is_dead
+from polyrl.cluster.seen.stamps import unix
 from polyrl.worker import Role
 
 MANAGER_PACE_S: Final = 10.0

@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.conditions import FAILED_STARTS, conditions
-from polyrl.cluster.cost import cost
-from polyrl.cluster.counting import Tally, total
-from polyrl.cluster.disruption_log import is_loss, recent
-from polyrl.cluster.fleet_plan import rollouts_made
-from polyrl.cluster.judged import Judged
+from polyrl.cluster.fleet.fleet_plan import rollouts_made
+from polyrl.cluster.fleet.singles import managers_made
 from polyrl.cluster.lifecycle import Stage, active_s
-from polyrl.cluster.look import Look
-from polyrl.cluster.rollouts import Standing, of_pool
-from polyrl.cluster.singles import managers_made
-from polyrl.cluster.stamps import millisecond, second, unix
+from polyrl.cluster.seen.counting import Tally, total
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.rollouts import Standing, of_pool
+from polyrl.cluster.seen.stamps import millisecond, second, unix
+from polyrl.cluster.story.conditions import FAILED_STARTS, conditions
+from polyrl.cluster.story.cost import cost
+from polyrl.cluster.story.disruption_log import is_loss, recent
+from polyrl.cluster.story.judged import Judged
 from polyrl.manifest.status import Condition, JobStatus, ManagerStatus, RolloutStatus, State, TrainerStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.cluster.disruption import SCHEDULER
-from polyrl.cluster.facts import PodFacts
-from polyrl.cluster.look import Look
 from polyrl.cluster.memory import Refusal
-from polyrl.cluster.rollouts import Rollout, Standing, of_pool
-from polyrl.cluster.stamps import millisecond, unix
+from polyrl.cluster.seen.disruption import SCHEDULER
+from polyrl.cluster.seen.facts import PodFacts
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.seen.stamps import millisecond, unix
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
 

@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.facts import JobFacts
 from polyrl.cluster.memory import Memory, Written
 from polyrl.cluster.objects.fixed import fixed_children
 from polyrl.cluster.objects.hashes import template_hash
 from polyrl.cluster.objects.owner import Owner
+from polyrl.cluster.seen.facts import JobFacts
 from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import JobSpec

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from polyrl.cluster.gap import Measured
-from polyrl.cluster.look import Look
 from polyrl.cluster.memory import StepWatch
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.size.gap import Measured
 from polyrl.status import EngineState, StepValue
 
 GENERATE: Final = (EngineState.SERVING, EngineState.SUSPECT)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.disruption import Notice
-from polyrl.cluster.facts import PodFacts
+from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.lifecycle import Life
-from polyrl.cluster.look import UNREACHABLE_POLLS, Look
 from polyrl.cluster.memory import SeenPod
-from polyrl.cluster.pools import PoolView
-from polyrl.cluster.rollouts import Rollout, Standing
-from polyrl.cluster.steps import StepNews
-from polyrl.cluster.wish import Wish
+from polyrl.cluster.seen.disruption import Notice
+from polyrl.cluster.seen.facts import PodFacts
+from polyrl.cluster.seen.look import UNREACHABLE_POLLS, Look
+from polyrl.cluster.seen.rollouts import Rollout, Standing
+from polyrl.cluster.size.steps import StepNews
+from polyrl.cluster.size.wish import Wish
 
 
 @dataclass(frozen=True)

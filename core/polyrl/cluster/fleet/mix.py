@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyrl.cluster.disruption import SCHEDULER
-from polyrl.cluster.pools import PoolView
-from polyrl.cluster.rollouts import Rollout, Standing
-from polyrl.cluster.stamps import unix
+from polyrl.cluster.fleet.pools import PoolView
+from polyrl.cluster.seen.disruption import SCHEDULER
+from polyrl.cluster.seen.rollouts import Rollout, Standing
+from polyrl.cluster.seen.stamps import unix
 from polyrl.manifest.rollout import CapacityPolicy
 from polyrl.manifest.rollout import Rollout as RolloutSpec
 from polyrl.sample import Pool

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
-from polyrl.cluster.judged import Judged
+from polyrl.cluster.fleet.pools import REASON_LENGTH
 from polyrl.cluster.lifecycle import Stage
-from polyrl.cluster.pools import REASON_LENGTH
-from polyrl.cluster.rollouts import Standing
-from polyrl.cluster.stamps import second, unix
+from polyrl.cluster.seen.rollouts import Standing
+from polyrl.cluster.seen.stamps import second, unix
+from polyrl.cluster.story.judged import Judged
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition
 from polyrl.status import StepValue

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from polyrl.cluster.actions import Say
-from polyrl.cluster.fleet_plan import Plan
-from polyrl.cluster.judged import Judged
-from polyrl.cluster.rollouts import Standing
+from polyrl.cluster.fleet.fleet_plan import Plan
+from polyrl.cluster.seen.rollouts import Standing
+from polyrl.cluster.story.judged import Judged
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition, JobStatus, State
 

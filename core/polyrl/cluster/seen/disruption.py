@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.facts import PodFacts
-from polyrl.cluster.look import Look
-from polyrl.cluster.node_signs import Kind, Sign, node_signs
-from polyrl.cluster.stamps import unix
+from polyrl.cluster.seen.facts import PodFacts
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.node_signs import Kind, Sign, node_signs
+from polyrl.cluster.seen.stamps import unix
 from polyrl.sample import Pool
 
 _RANK: Final = (Kind.SPOT, Kind.LOST, Kind.DRAIN, Kind.EVICTION, Kind.DELETED, Kind.UNKNOWN)

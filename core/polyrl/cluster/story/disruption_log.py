@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.counting import Tally, parsed
-from polyrl.cluster.facts import PodFacts
-from polyrl.cluster.judged import Judged
 from polyrl.cluster.memory import SeenPod
-from polyrl.cluster.node_signs import Kind
-from polyrl.cluster.stamps import millisecond, unix
+from polyrl.cluster.seen.counting import Tally, parsed
+from polyrl.cluster.seen.facts import PodFacts
+from polyrl.cluster.seen.node_signs import Kind
+from polyrl.cluster.seen.stamps import millisecond, unix
+from polyrl.cluster.story.judged import Judged
 from polyrl.manifest.status import Disruption
 
 MOST: Final = 10

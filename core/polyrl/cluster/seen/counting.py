@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from polyrl.cluster import names
-from polyrl.cluster.facts import PodFacts
 from polyrl.cluster.memory import SeenPod
+from polyrl.cluster.seen.facts import PodFacts
 
 
 class Tally(StrEnum):

@@ -11,12 +11,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from polyrl.cluster import names, raw
-from polyrl.cluster.facts import Child, JobFacts, ManagerFacts, TrainerFacts
-from polyrl.cluster.observe_nodes import node_facts
-from polyrl.cluster.observe_pods import pod_facts
-from polyrl.cluster.raw import Raw
-from polyrl.cluster.stamps import unix
+from polyrl.cluster import names
+from polyrl.cluster.seen import raw
+from polyrl.cluster.seen.facts import Child, JobFacts, ManagerFacts, TrainerFacts
+from polyrl.cluster.seen.observe_nodes import node_facts
+from polyrl.cluster.seen.observe_pods import pod_facts
+from polyrl.cluster.seen.raw import Raw
+from polyrl.cluster.seen.stamps import unix
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import OPERATOR
 from polyrl.manifest.status import JobStatus

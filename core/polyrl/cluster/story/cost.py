@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.cluster.facts import PodFacts
-from polyrl.cluster.look import Look
-from polyrl.cluster.stamps import millisecond, unix
+from polyrl.cluster.seen.facts import PodFacts
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.stamps import millisecond, unix
 from polyrl.manifest.status import Cost
 from polyrl.sample import Pool
 from polyrl.worker import Role

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from polyrl.cluster.facts import NodeFacts, PodFacts, Taint
-from polyrl.cluster.look import Look
+from polyrl.cluster.seen.facts import NodeFacts, PodFacts, Taint
+from polyrl.cluster.seen.look import Look
 from polyrl.sample import Pool
 
 

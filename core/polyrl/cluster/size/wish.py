@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyrl.cluster.gap import Measured, Sizing, clamp, sizing
-from polyrl.cluster.look import Look
 from polyrl.cluster.memory import Recommendation
-from polyrl.cluster.rollouts import Rollout, of_pool
-from polyrl.cluster.stamps import millisecond, unix
-from polyrl.cluster.steps import StepNews
+from polyrl.cluster.seen.look import Look
+from polyrl.cluster.seen.rollouts import Rollout, of_pool
+from polyrl.cluster.seen.stamps import millisecond, unix
+from polyrl.cluster.size.gap import Measured, Sizing, clamp, sizing
+from polyrl.cluster.size.steps import StepNews
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import ScalingStatus
 from polyrl.sample import Pool
