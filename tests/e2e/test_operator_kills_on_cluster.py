@@ -20,7 +20,7 @@ KILLS = 50
 LONGEST_LIFE_S = 12.0
 """A new operator starts in a few seconds and waits up to 15 for the Lease of the one that was killed; so some die while
 they wait, some while they catch up, some at work."""
-STEPS = 900
+STEPS = 500
 """More than fifty kills last."""
 STEPS_S = 1800.0
 OWNED = (
