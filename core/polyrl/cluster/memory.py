@@ -47,7 +47,7 @@ class SeenPod:
     runs_since: float | None
     """When it got its node; None: it had none, or had ended."""
     mark: str = ""
-    """The number that it was given in that look, which nobody has read back; should it be gone now, it has it still."""
+    """The number that it was given, in that look or before; should it be gone now, it has it still."""
 
 
 @dataclass(frozen=True)

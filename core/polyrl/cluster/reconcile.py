@@ -156,7 +156,8 @@ def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
     ours = {action.uid for action in actions if isinstance(action, Delete)}
     ours |= {one.pod.uid for one in judged.standing(Standing.RELEASED)}
     notes = {action.uid: action.annotations for action in actions if isinstance(action, Annotate)}
-    marks = {uid: written.get(names.ANNOTATION_COUNTED, "") for uid, written in notes.items()}
+    marks = {uid: seen.mark for uid, seen in memory.seen.items() if seen.mark}
+    marks |= {uid: notes[uid][names.ANNOTATION_COUNTED] for uid in notes if names.ANNOTATION_COUNTED in notes[uid]}
     return replace(
         memory,
         written=look.written,

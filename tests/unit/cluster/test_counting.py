@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polyrl.cluster import names
 from polyrl.cluster.memory import SeenPod
-from polyrl.cluster.seen.counting import Counted, Tally, counted, newly_counted, total
+from polyrl.cluster.seen.counting import Counted, Tally, counted, newly_counted, numbers, total
 from polyrl.cluster.seen.facts import PodFacts, PodPhase
 from polyrl.worker import Role
 
@@ -58,6 +58,25 @@ def test_of_the_vanished_each_has_its_number_or_gets_one(marks: list[str], preem
     vanished = [gone(mark) for mark in marks]
     assert total([], Tally.PREEMPTION, 3, vanished) == preemptions
     assert total([], Tally.FAILURE, 5, vanished) == failures
+
+
+@pytest.mark.parametrize(
+    ("uids", "reached", "seen", "given_to"),
+    [
+        (["a", "b"], 3, {}, ["failure-4", "failure-5"]),
+        (["a", "b"], 3, {"a": "failure-4"}, ["failure-4", "failure-5"]),
+        (["a", "b"], 5, {"a": "failure-4", "b": "failure-5"}, ["failure-4", "failure-5"]),  # reached by b's, with a's
+        (["b"], 3, {"a": "failure-4"}, ["failure-5"]),  # a's may be on its way
+        (["a"], 3, {"a": "preemption-9"}, ["preemption-9"]),  # it has been counted as that
+        (["b"], 3, {"a": "preemption-9"}, ["failure-4"]),
+        (["a"], 3, {"a": ""}, ["failure-4"]),
+    ],
+)
+def test_a_pod_keeps_the_number_that_it_was_given(
+    uids: list[str], reached: int, seen: dict[str, str], given_to: list[str]
+) -> None:
+    before = {uid: gone(mark) for uid, mark in seen.items()}
+    assert [str(mark) for mark in numbers(uids, Tally.FAILURE, reached, before).values()] == given_to
 
 
 @given(

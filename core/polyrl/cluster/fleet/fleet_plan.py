@@ -26,7 +26,7 @@ from polyrl.cluster.fleet.updates import making_way
 from polyrl.cluster.fleet.victims import stand_ins, victims
 from polyrl.cluster.memory import SeenPod
 from polyrl.cluster.objects.rollout import rollout_pod
-from polyrl.cluster.seen.counting import Counted, Tally, total
+from polyrl.cluster.seen.counting import Counted, Tally, numbers, total
 from polyrl.cluster.seen.look import Look
 from polyrl.cluster.seen.node_signs import Kind
 from polyrl.cluster.seen.rollouts import Rollout, Standing, next_due, of_pool
@@ -148,22 +148,26 @@ def _numbers(look: Look, fleet: Sequence[Rollout], gone: Gone) -> Iterator[Actio
     pods = [one.pod for one in fleet]
     preempted = total(pods, Tally.PREEMPTION, look.status.rollout.preemptions, gone)
     failed = total(pods, Tally.FAILURE, look.status.rollout.failures, gone)
-    for one in fleet:
-        if one.counted is not None:
-            continue
-        if one.standing is Standing.TAKEN and one.notice is not None:
-            preempted += 1
-            mark = Counted(Tally.PREEMPTION, preempted)
-            noted = {
-                names.ANNOTATION_COUNTED: str(mark),
-                names.ANNOTATION_NOTICED_AT: millisecond(look.now),
-                names.ANNOTATION_NOTICE: one.notice.kind.value,
-            }
-            yield Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")
-        elif one.standing is Standing.FAILED:
-            failed += 1
-            noted = {names.ANNOTATION_COUNTED: str(Counted(Tally.FAILURE, failed))}
-            yield Annotate(one.pod.name, one.pod.uid, noted, f"it failed: {one.why}")
+    new = [one for one in fleet if one.counted is None]
+    taken = [one.pod.uid for one in new if one.standing is Standing.TAKEN and one.notice is not None]
+    broken = [one.pod.uid for one in new if one.standing is Standing.FAILED]
+    marks = numbers(taken, Tally.PREEMPTION, preempted, look.memory.seen)
+    marks |= numbers(broken, Tally.FAILURE, failed, look.memory.seen)
+    for one in new:
+        if one.pod.uid in marks:
+            yield _numbered(look, one, marks[one.pod.uid])
+
+
+def _numbered(look: Look, one: Rollout, mark: Counted) -> Annotate:
+    if mark.tally is Tally.FAILURE or one.notice is None:
+        noted = {names.ANNOTATION_COUNTED: str(mark)}
+        return Annotate(one.pod.name, one.pod.uid, noted, f"it failed: {one.why}")
+    noted = {
+        names.ANNOTATION_COUNTED: str(mark),
+        names.ANNOTATION_NOTICED_AT: millisecond(look.now),
+        names.ANNOTATION_NOTICE: one.notice.kind.value,
+    }
+    return Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")
 
 
 def _creations(look: Look, fleet: Sequence[Rollout], split: Mix) -> Iterator[Action]:

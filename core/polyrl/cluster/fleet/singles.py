@@ -21,7 +21,7 @@ from polyrl.cluster.memory import SeenPod
 from polyrl.cluster.objects.fixed import fixed_children, manager_hosts
 from polyrl.cluster.objects.manager import manager_pod
 from polyrl.cluster.objects.trainer import trainer_job
-from polyrl.cluster.seen.counting import Counted, Tally, counted, total
+from polyrl.cluster.seen.counting import Tally, counted, numbers, total
 from polyrl.cluster.seen.disruption import Notice, notice_of
 from polyrl.cluster.seen.facts import Child, PodFacts
 from polyrl.cluster.seen.look import UNREACHABLE_POLLS, Look
@@ -110,12 +110,11 @@ def disrupted(look: Look) -> list[tuple[PodFacts, Notice]]:
 def trainer_numbers(look: Look, gone: Sequence[SeenPod]) -> Iterator[Annotate]:
     """Numbers the disrupted ones, so that each is counted once; `gone` are counted in this look without a number."""
     pods = look.facts.of_role(Role.TRAINER)
-    number = total(pods, Tally.DISRUPTION, look.status.trainer.disruptions, gone)
-    for pod, notice in disrupted(look):
-        if counted(pod) is None:
-            number += 1
-            mark = {names.ANNOTATION_COUNTED: str(Counted(Tally.DISRUPTION, number))}
-            yield Annotate(pod.name, pod.uid, mark, f"it is taken away ({notice.why})")
+    reached = total(pods, Tally.DISRUPTION, look.status.trainer.disruptions, gone)
+    new = {pod.uid: (pod, notice) for pod, notice in disrupted(look) if counted(pod) is None}
+    for uid, mark in numbers(new, Tally.DISRUPTION, reached, look.memory.seen).items():
+        pod, notice = new[uid]
+        yield Annotate(pod.name, uid, {names.ANNOTATION_COUNTED: str(mark)}, f"it is taken away ({notice.why})")
 
 
 def dismiss(look: Look, why: str) -> Iterator[Action]:

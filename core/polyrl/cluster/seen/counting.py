@@ -4,14 +4,16 @@
     the number is read back  -> the status counts to the highest number read, and lists the pod
     the status is stored     -> the pod may be deleted
 
-Each arrow is a look of its own, and each may be repeated. A pod that vanished before it could be numbered is known from
-the last look and counted at once; only if the operator ends in that very moment, such a one goes uncounted.
+Each arrow is a look of its own, and each may be repeated: a pod keeps the number that it was given. One that vanished
+before it could be numbered is known from the last look and counted at once; only if the operator ends in that very
+moment, such a one goes uncounted.
 Refuses to hold: which ends count as what (see `rollouts`). Read next: `names`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,6 +55,15 @@ def parsed(mark: str) -> Counted | None:
     if tally not in {known.value for known in Tally} or not number.isdecimal():
         return None
     return Counted(Tally(tally), int(number))
+
+
+def numbers(uids: Iterable[str], tally: Tally, reached: int, seen: Mapping[str, SeenPod]) -> dict[str, Counted]:
+    """Numbers above `reached` for pods that show none, by uid. A pod that got one in an earlier look keeps it: it may
+    be gone, and only our view of it old, while pods that got later numbers are counted, and it with them."""
+    kept = {uid: mark for uid, pod in seen.items() if (mark := parsed(pod.mark)) is not None}
+    given = [mark.number for mark in kept.values() if mark.tally is tally]
+    following = itertools.count(max([reached, *given]) + 1)
+    return {uid: kept[uid] if uid in kept else Counted(tally, next(following)) for uid in uids}
 
 
 def newly_counted(pods: Iterable[PodFacts], tally: Tally, stored: int) -> list[PodFacts]:
