@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -73,10 +74,16 @@ class Running:
         return self.process.returncode
 
 
+def hear_interrupts() -> None:
+    """A shell has its background jobs ignore interrupts, and all that they start with them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def running(server: Any, *args: str | Path) -> Iterator[Running]:
     command = [sys.executable, "-u", "-m", "polyrl_operator.cli", *args, "--kubeconfig", server.kubeconfig()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, preexec_fn=hear_interrupts, **output) as process:
         try:
             yield Running(process)
         finally:
@@ -170,8 +177,6 @@ def test_a_job_that_is_deleted_meanwhile_ends_the_watch(server: Any, folder: Pat
 
 
 def test_interrupting_leaves_the_job(server: Any, folder: Path) -> None:
-    import signal
-
     with running(server, "run", "--on", "kubernetes", folder / "job.yaml") as command:
         command.await_line("is made")
         command.process.send_signal(signal.SIGINT)
