@@ -293,14 +293,20 @@ def test_moving_must_pay(victim: float, victim_running: int, thief: float, conte
     assert gain(500, context, (pace(victim), victim_running), (pace(thief), 0), 0.03) is moves
 
 
-def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
+def slow_beside_fast(samples: int, **room: int) -> Stage:
+    """A slow engine runs them, and a fast one has just come; `room` is its."""
     stage = Stage()
     stage.engine("slow")
-    stage.submit(4)
+    stage.submit(samples)
     stage.ledger.state.engines["slow"].step_scale = 0.5
     stage.pass_time(2.0)
-    stage.engine("fast")
+    stage.engine("fast", **room)
     stage.ledger.state.engines["fast"].step_scale = 0.01
+    return stage
+
+
+def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
+    stage = slow_beside_fast(4)
     outcome = stage.pass_time(0.5)
     assert len(said(outcome, Return)) == 4
     assert not stage.pass_time(0.1).to_agents, "once is enough"
@@ -313,13 +319,7 @@ def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
 
 
 def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -> None:
-    stage = Stage()
-    stage.engine("slow")
-    stage.submit(2)
-    stage.ledger.state.engines["slow"].step_scale = 0.5
-    stage.pass_time(2.0)
-    stage.engine("fast", max_running=2)
-    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage = slow_beside_fast(2, max_running=2)
     stage.pass_time(0.5)
     stage.submit(1)
     assert stage.placed()["fast"] == [], "it goes where there is room"
@@ -331,13 +331,7 @@ def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -
 
 
 def test_a_sample_whose_new_engine_has_gone_waits_like_any_other() -> None:
-    stage = Stage()
-    stage.engine("slow")
-    stage.submit(1)
-    stage.ledger.state.engines["slow"].step_scale = 0.5
-    stage.pass_time(2.0)
-    stage.engine("fast")
-    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage = slow_beside_fast(1)
     stage.pass_time(0.5)
     stage.agent("fast", Bye("gone"))
     stage.give_back()

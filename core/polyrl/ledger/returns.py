@@ -3,8 +3,9 @@
     ask_back     the other engine sets room aside, the present one stops the sample and sends what it has made of it
     take_back    it has come: its assignment ends, and the other engine goes on with it
 
-So none of its tokens is generated twice. An engine that does not hear goes on with the sample, and is asked again once
-it greets again; one that falls silent loses it by its lease, with the tokens that it had not sent.
+So none of its tokens is generated twice. An engine that does not hear goes on with the sample, and greets anew since
+nobody confirms its tokens; then it is asked again, and no room is held for what it was asked before. One that falls
+silent loses the sample by its lease, with the tokens that it had not sent.
 
 Refuses to hold: who leaves, and for where (see `drains`, `rebalance`). Read next: `moves`.
 """

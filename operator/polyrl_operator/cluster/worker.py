@@ -109,8 +109,11 @@ class Turns:
                 self._failed(key, None)
             else:
                 self._metrics.reconciles.labels("done").inc()
-                # Asked again at once, it would say the same; what it said is looked at with the news, or after a pause.
-                self._queue.failed(key) if refused else self._queue.done(key)
+                if refused:
+                    # Asked again at once, it would say the same; its words are looked at with the news, or after a pause.
+                    self._queue.failed(key)
+                else:
+                    self._queue.done(key)
             finally:
                 self._began.pop(key, None)
 
