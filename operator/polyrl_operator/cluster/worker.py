@@ -110,7 +110,7 @@ class Turns:
             else:
                 self._metrics.reconciles.labels("done").inc()
                 if refused:
-                    # Asked again at once, it would say the same; its words are looked at with the news, or after a pause.
+                    # Asked again at once, it would say the same: it waits for news, or for a pause.
                     self._queue.failed(key)
                 else:
                     self._queue.done(key)
