@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import UserError
+from polyrl_operator.cluster.whole_lines import WholeLines
 
 CONNECTIONS: Final = 64
 """To the API server at a time, ours without kopf's: more than workers that act at once."""
@@ -46,7 +47,7 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
 
 
 def watch_session(configuration: Configuration, traces: list[aiohttp.TraceConfig]) -> aiohttp.ClientSession:
-    """An own session for long streams, with fresh credentials on every request."""
+    """An own session for long streams, with fresh credentials on every request; watches give whole lines."""
 
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -56,8 +57,19 @@ def watch_session(configuration: Configuration, traces: list[aiohttp.TraceConfig
 
     connector = aiohttp.TCPConnector(limit=0, ssl=_tls(configuration))
     return aiohttp.ClientSession(
-        connector=connector, trace_configs=traces, middlewares=(authorize,), read_bufsize=1 << 20, trust_env=False
+        connector=connector,
+        trace_configs=traces,
+        middlewares=(authorize, _whole_lines),
+        read_bufsize=1 << 20,
+        trust_env=False,
     )
+
+
+async def _whole_lines(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    response = await handler(request)
+    if "watch" in request.url.query and response.status == 200:
+        response.content = cast(aiohttp.StreamReader, WholeLines(response.content))
+    return response
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:

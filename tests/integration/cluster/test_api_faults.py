@@ -31,6 +31,7 @@ class FaultProxy:
         self._place, self._folder, self._draw = place, folder, random.Random(seed)
         self.rate = 0.0
         self.frozen = False
+        self.garbled = False
         self.deaf = asyncio.Event()
         self.requests = 0
         self.faults: list[str] = []
@@ -122,10 +123,12 @@ class FaultProxy:
     async def _stream(
         self, request: web.Request, upstream: aiohttp.ClientResponse, kind: dict[str, str]
     ) -> web.StreamResponse:
-        """A watch, with empty lines as its heartbeat; a frozen one stands open and says nothing."""
+        """A watch, with empty lines as its heartbeat; a frozen one stands open and says nothing. One that is cut ends
+        in order, in the middle of a line."""
         answer = web.StreamResponse(headers=kind)
         await answer.prepare(request)
         reading: asyncio.Task[bytes] | None = None
+        last = b"\n"
         try:
             while not self.deaf.is_set():
                 if self.frozen:
@@ -133,12 +136,19 @@ class FaultProxy:
                     continue
                 reading = reading or asyncio.create_task(upstream.content.readany())
                 done, _ = await asyncio.wait({reading}, timeout=BEAT_S)
-                data = reading.result() if done else b"\n"
+                data = reading.result() if done else b"\n" if last.endswith(b"\n") else b""
                 if done:
                     reading = None
-                if not data or (self.rate and self._draw.random() < self.rate / 4):
+                if (done and not data) or self.garbled:
                     break
-                await answer.write(data)
+                if self.rate and self._draw.random() < self.rate / 4:
+                    await answer.write(data[: len(data) // 2])
+                    break
+                if data:
+                    await answer.write(data)
+                    last = data
+            if self.garbled:
+                await answer.write(b"no event\n")
         finally:
             if reading is not None:
                 reading.cancel()
@@ -253,6 +263,26 @@ async def test_while_watches_are_silent_lists_keep_it_right(
         assert live[kept["name"]] == kept["uid"], "who was well was left alone"
         assert len(live) == 4, "and nothing was made twice"
         assert [line["action"] for line in operator.said("act") if line["action"].startswith("delete")] == []
+
+
+async def test_a_watch_that_gives_no_events_ends_it_to_be_started_anew(
+    place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
+) -> None:
+    async with start_operator(kubeconfig=proxy.kubeconfig()) as operator:
+        await place.submit()
+        await place.rollouts(2)
+        proxy.garbled = True
+        await place.until("it has ended", lambda: ended(operator))
+        assert operator.process.returncode != 0
+        proxy.garbled = False
+        lost = (await place.rollouts(2))[0]["metadata"]
+        await place.client.delete(POD, place.namespace, lost["name"], lost["uid"], 0)
+        async with start_operator(kubeconfig=proxy.kubeconfig()):
+            await place.until("the lost rollout is replaced", lambda: replaced(place, lost["uid"]))
+
+
+async def ended(operator: Any) -> bool:
+    return operator.process.returncode is not None
 
 
 async def unhealthy(operator: Any) -> tuple[int, str] | None:

@@ -1,0 +1,33 @@
+"""A watch that was cut in the middle of a line ends before that line: what was lost comes again with the next watch.
+
+API servers send a long event in pieces, so a connection that a load balancer ends in order may end between two of
+them. kopf reads what is left as an event, finds that it is none, and falls.
+Refuses to hold: what lines mean (see `watches`). Read next: `connect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+
+class WholeLines:
+    """A response's content whose chunks end with lines; else as the content that it is made from."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Whole lines, of at most `size` new bytes each time."""
+        rest = bytearray()
+        async for data in self._content.iter_chunked(size):
+            lines, newline, tail = data.rpartition(b"\n")
+            if newline:
+                yield bytes(rest) + lines + newline
+                rest.clear()
+            rest += tail
