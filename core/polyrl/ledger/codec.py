@@ -14,7 +14,7 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger.facts import Fact
 from polyrl.ledger.state import State
 
-JOURNAL_SCHEMA: Final = 6
+JOURNAL_SCHEMA: Final = 7
 """Changes with any change to facts or state that old bytes would not survive, and with records that an audit would
 miss in an old journal; another one is refused."""
 

@@ -74,6 +74,14 @@ class PlacementPaused(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
+class BalancePaused(_Fact, frozen=True):
+    """So much was looked at in search of better places that the next look waits until `until`."""
+
+    at: float
+    until: float
+    durable: ClassVar[bool] = False
+
+
 class TokensTaken(_Fact, frozen=True):
     """A Deltas of an engine; `rows`, `ids` and `logprobs` hold only what was accepted, in the wire's form."""
 
@@ -432,6 +440,7 @@ Fact: TypeAlias = (
     | Assigned
     | PlacementHeld
     | PlacementPaused
+    | BalancePaused
     | TokensTaken
     | ReturnAsked
     | Moved

@@ -34,6 +34,7 @@ _FOLDS: Final[dict[type, Callable[[State, Any], None]]] = {
     f.Assigned: fold_samples.assigned,
     f.PlacementHeld: fold_samples.placement_held,
     f.PlacementPaused: fold_samples.placement_paused,
+    f.BalancePaused: fold_samples.balance_paused,
     f.TokensTaken: fold_samples.tokens_taken,
     f.ReturnAsked: fold_samples.return_asked,
     f.Moved: fold_samples.moved,

@@ -158,6 +158,11 @@ def placement_paused(state: State, fact: f.PlacementPaused) -> None:
     wake(state, fact.at)
 
 
+def balance_paused(state: State, fact: f.BalancePaused) -> None:
+    state.balanced_at = fact.at
+    wake(state, fact.until)
+
+
 def tokens_taken(state: State, fact: f.TokensTaken) -> None:
     numbers, _, counts, _ = row_columns(fact.rows)
     assignments, samples, ids, logprobs = state.assignments, state.samples, fact.ids, fact.logprobs

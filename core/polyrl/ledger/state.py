@@ -319,6 +319,8 @@ class State(msgspec.Struct):
     message: str = ""
     due: float = inf
     """When `tick` has something to do at the earliest; never too late, sometimes too early."""
+    balanced_at: float = -inf
+    """When so many samples were last looked at for `rebalance` that the next look waits."""
     counters: Counters = msgspec.field(default_factory=Counters)
     backlog: int = 0
     """Tokens, prompts included, of complete training groups that are not acknowledged."""
