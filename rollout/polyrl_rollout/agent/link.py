@@ -1,7 +1,8 @@
 """One connection to the manager: open, greeted by the caller, used, lost. A lost one is never mended but replaced.
 
 Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the engine's name. So nothing that waited in
-an old connection can arrive after a new greeting. Unreadable frames are counted and dropped.
+an old connection can arrive after a new greeting. Unreadable frames are dropped, counted, and told: the first, the second,
+the fourth, the eighth...
 
     what                                     when            then
     nobody listens, or refuses our key       at once         LinkDown
@@ -19,6 +20,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
+import structlog
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
@@ -26,6 +28,8 @@ from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.wire import MAX_FRAME_BYTES, FromAgent, ToAgent, decode_to_agent, encode
+
+log = structlog.get_logger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 HEARTBEAT_MS: Final = 2_000
@@ -147,8 +151,13 @@ class Link:
                 return
             try:
                 self._inbox.put_nowait(decode_to_agent(frame))
-            except ProtocolError:
-                self.dropped_frames += 1
+            except ProtocolError as error:
+                self._dropped(error)
+
+    def _dropped(self, why: ProtocolError) -> None:
+        self.dropped_frames += 1
+        if self.dropped_frames & (self.dropped_frames - 1) == 0:
+            log.warning("dropped", what="frames of the manager", count=self.dropped_frames, why=str(why))
 
     def _watch(self) -> None:
         while not self._monitor.closed:
