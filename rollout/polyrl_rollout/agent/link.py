@@ -1,8 +1,8 @@
 """One connection to the manager: open, greeted by the caller, used, lost. A lost one is never mended but replaced.
 
 Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the engine's name. So nothing that waited in
-an old connection can arrive after a new greeting. Unreadable frames are dropped, counted, and told: the first, the second,
-the fourth, the eighth...
+an old connection can arrive after a new greeting. Unreadable frames are dropped and counted; the first is told, the
+second, the fourth, the eighth...
 
     what                                     when            then
     nobody listens, or refuses our key       at once         LinkDown
