@@ -8,9 +8,12 @@ Refuses to hold: what lines mean (see `watches`). Read next: `connect`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
+
+CHUNK: Final = 1 << 20
+"""Bytes read at once for lines one by one; whatever has come is not waited upon."""
 
 
 class WholeLines:
@@ -21,6 +24,12 @@ class WholeLines:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Line by line."""
+        async for data in self.iter_chunked(CHUNK):
+            for line in data.splitlines(keepends=True):
+                yield line
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Whole lines, of at most `size` new bytes each time."""

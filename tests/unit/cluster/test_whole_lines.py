@@ -54,6 +54,11 @@ async def test_all_whole_lines_and_nothing_else(chunks: list[bytes]) -> None:
     assert all(data.endswith(b"\n") for data in out)
 
 
+async def test_line_by_line() -> None:
+    content = WholeLines(cast(aiohttp.StreamReader, Content([b"a\nb", b"b\n\nc"])))
+    assert [line async for line in content] == [b"a\n", b"bb\n", b"\n"]
+
+
 def test_all_else_is_as_it_was() -> None:
     content: Any = WholeLines(cast(aiohttp.StreamReader, Content([])))
     assert content.total_bytes == 7
