@@ -12,6 +12,7 @@ from polyrl.manifest.job import PolyRLJob
 
 PROMPTS, PROMPT_TOKENS = 24, 12
 GROUPS_IN_FLIGHT, SAMPLES_PER_GROUP = 12, 2
+SAMPLES_IN_FLIGHT: Final = GROUPS_IN_FLIGHT * SAMPLES_PER_GROUP
 
 MODEL: Final[dict[str, Any]] = {
     "model_type": "qwen2",

@@ -23,6 +23,8 @@ from polyrl_rollout.staging import Staging
 from polyrl_trainer.publisher import Published, WeightPublisher
 
 CHUNK = 64 << 10
+STALL_S = 60.0
+"""A puller that asks for much and reads none of it sleeps so long."""
 FILES = {"config.json": b'{"model_type": "tiny"}'}
 
 
@@ -206,7 +208,7 @@ socket.recv()
 for _ in range(500):
     socket.send(encode(GetChunk(0, bytes.fromhex(sys.argv[3]))))
 print("stalls", flush=True)
-time.sleep(60)
+time.sleep(float(sys.argv[4]))
 """
 
 
@@ -218,8 +220,10 @@ async def test_a_puller_that_stalls_and_dies_costs_the_trainer_and_other_pullers
     key_file = tmp_path / "agent.key"
     key_file.touch(mode=0o600)
     key_file.write_text(format_keys(keys.agent))
-    argv = ("-c", STALLING_PULLER, str(key_file), published.endpoint, next(iter(publisher._chunks)).hex())
-    stalling = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=subprocess.PIPE)
+    argv = (str(key_file), published.endpoint, next(iter(publisher._chunks)).hex(), str(STALL_S))
+    stalling = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STALLING_PULLER, *argv, stdout=subprocess.PIPE
+    )
     assert stalling.stdout is not None
     assert await stalling.stdout.readline() == b"stalls\n"
     second = publisher.publish(1, weights(1).items(), FILES)
@@ -229,8 +233,8 @@ async def test_a_puller_that_stalls_and_dies_costs_the_trainer_and_other_pullers
     await stalling.wait()
     third = publisher.publish(2, weights(2).items(), FILES)
     assert (await Puller(keys.agent, staging).pull(announce(third), pulled.staged)).staged.version == 2
-    # Publishing is a copy and a hash of 310 kB: it waits for nobody, so a deadline of any kind would show.
-    assert max(second.seconds, third.seconds) < 1.0
+    # Publishing is a copy and a hash of 310 kB: had it waited for the puller, it had waited for its minute of sleep.
+    assert max(second.seconds, third.seconds) < STALL_S / 2
 
 
 async def test_malformed_requests_are_counted_and_dropped(
