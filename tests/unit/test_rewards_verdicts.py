@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,15 +19,28 @@ from polyrl_trainer.user_calls import UserCalls
 
 SAMPLE = Sample(np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), 1, sample="4.0", prompt="a", response="bc")
 TIMEOUT_S = 0.2
+"""Of a call that is meant to miss it."""
+PATIENCE_S = 60.0
+"""Of one that is not: on crowded cores a thread may wait seconds for its turn."""
 
 
-async def score(function, calls=None, timeout_s=TIMEOUT_S):
+async def score(function, calls=None, timeout_s=PATIENCE_S):
     own = calls or UserCalls(4)
     reward = RewardFunction(function, own, timeout_s)
     verdict = await reward.score(SAMPLE)
     if calls is None:
         own.close()
     return verdict, reward.failures
+
+
+@contextmanager
+def much_later():
+    """The running loop's clock says that all deadlines of PATIENCE_S are over, without anybody's having waited."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "time", lambda: now() + 2 * PATIENCE_S)
+        yield
 
 
 @pytest.mark.parametrize(
@@ -102,46 +115,56 @@ async def test_a_hanging_function_times_out_and_holds_nobody_up():
     calls = UserCalls(2)
 
     def hang(sample):
-        release.wait(30)
+        release.wait(PATIENCE_S)
         return 1.0
 
-    started = time.monotonic()
-    verdicts = await asyncio.gather(*(score(hang, calls) for _ in range(6)))
+    verdicts = await asyncio.gather(*(score(hang, calls, TIMEOUT_S) for _ in range(6)))
     assert {verdict.reason for verdict, _ in verdicts} == {DiscardReason.REWARD_TIMED_OUT}
-    assert time.monotonic() - started < 10
-    assert calls.lost_threads == 6
+    assert calls.lost_threads == 6, "none has returned: nobody waited for them"
     assert (await score(lambda sample: 1.0, calls))[0] == Reward(1.0)
     release.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while calls.lost_threads:  # noqa: ASYNC110 - threads that end have no event
             await asyncio.sleep(0.01)
 
 
 async def test_the_deadline_runs_from_the_calls_own_start():
-    calls = UserCalls(1)
+    calls, release = UserCalls(1), threading.Event()
 
     def slow(sample):
-        time.sleep(TIMEOUT_S / 2)
+        release.wait(PATIENCE_S)
         return 1.0
 
-    verdicts = await asyncio.gather(*(score(slow, calls, timeout_s=TIMEOUT_S * 4) for _ in range(10)))
+    first = asyncio.create_task(score(slow, calls, timeout_s=10 * PATIENCE_S))
+    queued = [asyncio.create_task(score(lambda sample: 1.0, calls)) for _ in range(9)]
+    await asyncio.sleep(0)
+    with much_later():
+        # A deadline that had run while they queued is over now.
+        await asyncio.sleep(TIMEOUT_S)
+        release.set()
+        verdicts = await asyncio.gather(first, *queued)
     assert all(verdict == Reward(1.0) for verdict, _ in verdicts)
 
 
 async def test_an_async_function_that_blocks_its_loop_costs_one_thread(monkeypatch):
     monkeypatch.setattr(user_calls, "WEDGED_SECONDS", 0.1)
-    calls, release = UserCalls(4), threading.Event()
+    calls, began, release = UserCalls(4), threading.Event(), threading.Event()
 
     async def block(sample):
-        release.wait(30)
+        began.set()
+        release.wait(PATIENCE_S)
         return 1.0
 
     async def fine(sample):
         return 2.0
 
-    assert (await score(block, calls))[0].reason is DiscardReason.REWARD_TIMED_OUT
-    assert calls.lost_threads == 1
-    assert (await score(fine, calls))[0] == Reward(2.0)
+    blocked = asyncio.create_task(score(block, calls))
+    # One that times out before it has begun blocks nothing.
+    assert await asyncio.to_thread(began.wait, PATIENCE_S)
+    with much_later():
+        assert (await blocked)[0].reason is DiscardReason.REWARD_TIMED_OUT
+        assert calls.lost_threads == 1
+        assert (await score(fine, calls))[0] == Reward(2.0)
     release.set()
     calls.close()
 
@@ -150,7 +173,7 @@ async def test_too_many_hanging_calls_fail_the_run(monkeypatch):
     monkeypatch.setattr(user_calls, "MAX_LOST_THREADS", 2)
     calls, release = UserCalls(4), threading.Event()
     for _ in range(2):
-        await score(lambda sample: release.wait(30), calls, timeout_s=0.05)
+        await score(lambda sample: release.wait(PATIENCE_S), calls, TIMEOUT_S)
     with pytest.raises(RunFailed, match="2 calls of user code hang"):
         await score(lambda sample: 1.0, calls)
     release.set()

@@ -21,6 +21,7 @@ from polyrl_trainer.publishing import PolicyVersions
 from polyrl_trainer.rewards import Reward
 
 SAMPLING = SamplingParams(8)
+DEADLINE_S = 60.0
 
 
 def group(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), **fields: Any) -> Group:
@@ -192,16 +193,16 @@ async def test_turns_of_held_groups_wait_until_somebody_knows_their_prompt() -> 
     running = asyncio.create_task(host.run())
     for turn in (turn_of(7), turn_of(9), turn_of(7), turn_of(55)):
         told.queue.put_nowait(turn)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while not told.queue.empty():  # noqa: ASYNC110 - the loop host tells nobody
             await asyncio.sleep(0)
     assert told.scored == []
     await step_of(supply).submit([draw(1)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while told.scored != ["7.0"]:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
     told.queue.put_nowait(turn_of(7, 1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while told.scored != ["7.0", "7.1"]:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
     running.cancel()

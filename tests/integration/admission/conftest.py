@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from polyrl.crd import custom_resource_definition
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEADLINE_S = 60.0
+LOOK_S = 0.05
 
 
 @pytest.fixture(scope="session")
@@ -21,4 +24,9 @@ def server(api_server: Any) -> Any:
         "wait", "crd/polyrljobs.polyrl.dev", "--for=condition=Established", "--timeout=30s"
     )
     assert established.returncode == 0, established.stderr
+    # What serves it watches that condition as well, and may see it last.
+    until = time.monotonic() + DEADLINE_S
+    while api_server.request("GET", "/apis/polyrl.dev/v1alpha1/polyrljobs")[0] != 200:
+        assert time.monotonic() < until, "the CRD is not served"
+        time.sleep(LOOK_S)
     return api_server

@@ -26,8 +26,12 @@ from polyrl.drill_signals import CUT_OFF, LET_BACK
 from polyrl_operator.cluster.certificate import make_certificate
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits"
-STEP_S = 60.0
+STEP_S = 120.0
 LOOK_S = 0.02
+FREEZE_S = 15
+"""Long enough to be seen when the command that began it has ended."""
+ALL_TEST_S = 600
+"""A fault that lasts longer than a test."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PROTOCOL = "v4.channel.k8s.io"
 LOOK_AT_PODS = {"polyrl.dev": ("polyrljobs", ["get"]), "": ("pods", ["list"])}
@@ -67,6 +71,10 @@ class Kubelet:
     async def stop(self) -> None:
         for drill in self.drills:
             if drill.returncode is None:
+                # Else its keeper would go on by itself until the fault is over.
+                with suppress(psutil.NoSuchProcess):
+                    for keeper in psutil.Process(drill.pid).children():
+                        keeper.kill()
                 drill.kill()
             await drill.wait()
         await self._runner.cleanup()
@@ -223,13 +231,19 @@ async def bed(server: Any, tmp_path: Path) -> AsyncIterator[Bed]:
 
 
 async def test_an_engine_is_frozen_from_inside_and_thaws_alone(bed: Bed) -> None:
-    code, said = await bed.chaos("freeze", "job", "--role", "engine", "--for", "25", "--seed", "7")
+    code, said = await bed.chaos("freeze", "job", "--role", "engine", "--for", f"{FREEZE_S}", "--seed", "7")
     assert code == 0, said
-    assert said == f"job in namespace {bed.namespace}: the engine of job-r-1 frozen for 25 s (seed 7)\n"
+    assert said == f"job in namespace {bed.namespace}: the engine of job-r-1 frozen for {FREEZE_S} s (seed 7)\n"
     assert bed.kubelet.asked == [("job-r-1", "rollout")]
     await bed.until_status("job-r-1", psutil.STATUS_STOPPED)
-    assert "another fault lasts there; wait for its end" in await bed.refused("slow", "job", "--role", "engine")
     await bed.until_status("job-r-1", psutil.STATUS_SLEEPING)
+
+
+async def test_while_a_fault_lasts_there_is_no_other_one(bed: Bed) -> None:
+    code, said = await bed.chaos("freeze", "job", "--role", "engine", "--for", f"{ALL_TEST_S}")
+    assert code == 0, said
+    assert "another fault lasts there; wait for its end" in await bed.refused("slow", "job", "--role", "engine")
+    assert bed.engines["job-r-1"].status() == psutil.STATUS_STOPPED
 
 
 async def test_an_engine_is_killed_and_its_agent_lives(bed: Bed) -> None:

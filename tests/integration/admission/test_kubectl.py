@@ -89,7 +89,7 @@ def test_scale_writes_replicas_and_reads_the_status(stored: Any) -> None:
 
 
 def test_wait_sees_the_condition(stored: Any) -> None:
-    waited = stored.kubectl("wait", "prl/sort-digits", "--for=condition=Complete", "--timeout=5s")
+    waited = stored.kubectl("wait", "prl/sort-digits", "--for=condition=Complete", "--timeout=30s")
     assert waited.returncode == 0, waited.stderr
 
 

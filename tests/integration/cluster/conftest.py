@@ -25,6 +25,7 @@ from aiohttp import web
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from polyrl.cluster.names import trainer_name
 from polyrl.cluster.settings import Settings
 from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest
 from polyrl.keys import OperatorKeys, parse_keys
@@ -35,7 +36,6 @@ from polyrl_operator.cluster.client import Client
 from polyrl_operator.cluster.connect import load_configuration, watch_session
 from polyrl_operator.cluster.fake_nodes import FakeNodes
 from polyrl_operator.cluster.kinds import FIXED, JOB, POD, SECRET, TRAINER
-from polyrl_operator.cluster.leader import Terms
 from polyrl_operator.cluster.manager_client import Address
 from polyrl_operator.cluster.options import Options
 from polyrl_operator.cluster.secret import Access
@@ -45,7 +45,6 @@ DEADLINE_S = 150.0
 """For what takes seconds: on crowded cores a process alone takes one of its own to start."""
 LOOK_S = 0.05
 SETTINGS = Settings(manager_image="polyrl-manager", trainer_image="polyrl-trainer", rollout_image="polyrl-rollout")
-QUICK = Terms(duration_s=3.0, renew_s=2.0, retry_s=0.3)
 
 
 def manifest(name: str = "job", **spec: Any) -> dict[str, Any]:
@@ -90,7 +89,6 @@ class Place:
             "health_port": 0,
             "watch_nodes": False,
             "kubeconfig": self.server.kubeconfig(),
-            "terms": QUICK,
         }
         return Options(**given | changed)
 
@@ -345,11 +343,27 @@ async def place(crd: Any) -> AsyncIterator[Place]:
             await place.client.delete(JOB, name, job["metadata"]["name"], job["metadata"]["uid"])
 
 
+class Nodes(FakeNodes):
+    """Ends no trainer before it has begun: the API server takes no such end."""
+
+    def __init__(self, place: Place, session: aiohttp.ClientSession) -> None:
+        super().__init__(place.client, session, place.configuration.host, node="fake-node")
+        self._place = place
+
+    async def finish_trainer(self, namespace: str, job: str) -> None:
+        await self._place.until(f"the trainer of {job} has begun", lambda: self._began(namespace, job))
+        await super().finish_trainer(namespace, job)
+
+    async def _began(self, namespace: str, job: str) -> bool:
+        stored = await self._place.client.get(TRAINER, namespace, trainer_name(job)) or {}
+        return "startTime" in stored.get("status", {})
+
+
 @pytest.fixture
 async def nodes(place: Place) -> AsyncIterator[FakeNodes]:
     """Nodes on which pods run at once."""
     async with watch_session(place.configuration, []) as session:
-        fake = FakeNodes(place.client, session, place.configuration.host, node="fake-node")
+        fake = Nodes(place, session)
         task = asyncio.create_task(fake.play())
         yield fake
         task.cancel()

@@ -14,6 +14,11 @@ from polyrl_operator.cluster.kinds import LEASE
 from polyrl_operator.cluster.leader import Leader, Terms
 
 TERMS = Terms(duration_s=3.0, renew_s=2.0, retry_s=0.2)
+"""Of replicas whose network comes and goes: they lose the Lease often."""
+CALM = Terms(duration_s=9.0, renew_s=6.0, retry_s=0.2)
+"""Of a holder that is to keep the Lease while it lives: it renews in time even if the machine pauses for seconds."""
+PATIENT = Terms(duration_s=600.0, renew_s=400.0, retry_s=0.2)
+"""Of a Lease that does not run out while a test lasts."""
 DEADLINE_S = 30.0
 LOOK_S = 0.02
 
@@ -21,7 +26,7 @@ LOOK_S = 0.02
 class Candidate:
     """A replica that does nothing but hold the Lease; `cut` it off as a broken network does."""
 
-    def __init__(self, place: Any, name: str) -> None:
+    def __init__(self, place: Any, name: str, terms: Terms) -> None:
         self.cut = False
         self._asked = place.client._ask
         client = Client(place.client._api)
@@ -34,7 +39,7 @@ class Candidate:
 
         client._ask = ask  # type: ignore[method-assign]
         self.client = client
-        self.leader = Leader(client, place.namespace, "lease", name, TERMS)
+        self.leader = Leader(client, place.namespace, "lease", name, terms)
         self.told: list[str] = []
         self.task = asyncio.create_task(
             self.leader.hold(lambda: self.told.append("began"), lambda: self.told.append("ended"))
@@ -56,8 +61,8 @@ async def until(holds: Callable[[], bool]) -> None:
 async def candidate(place: Any) -> Any:
     made: list[Candidate] = []
 
-    def make(name: str) -> Candidate:
-        made.append(Candidate(place, name))
+    def make(name: str, terms: Terms = TERMS) -> Candidate:
+        made.append(Candidate(place, name, terms))
         return made[-1]
 
     yield make
@@ -66,19 +71,17 @@ async def candidate(place: Any) -> Any:
 
 
 async def test_one_leads_and_its_silence_lets_the_other_lead(candidate: Any, place: Any) -> None:
-    first = candidate("first")
+    first = candidate("first", CALM)
     await until(first.leader.leads)
-    second = candidate("second")
+    second = candidate("second", CALM)
     led_at_once = 0
-    until_then = time.monotonic() + TERMS.duration_s
+    until_then = time.monotonic() + CALM.duration_s
     while time.monotonic() < until_then:
         led_at_once += second.leader.leads()
         await asyncio.sleep(LOOK_S)
     assert not led_at_once, "the holder renews"
     first.cut = True
-    while not second.leader.leads():
-        assert time.monotonic() < until_then + DEADLINE_S
-        await asyncio.sleep(LOOK_S)
+    await until(second.leader.leads)
     assert not first.leader.leads(), "the first stopped before the second began"
     lease = await place.client.get(LEASE, place.namespace, "lease")
     assert lease["spec"]["holderIdentity"] == "second"
@@ -86,7 +89,7 @@ async def test_one_leads_and_its_silence_lets_the_other_lead(candidate: Any, pla
     await until(lambda: first.told == ["began", "ended"])
     assert second.told == ["began"]
     first.cut = False
-    await asyncio.sleep(2 * TERMS.retry_s)
+    await asyncio.sleep(2 * CALM.retry_s)
     assert not first.leader.leads(), "who comes back stands by"
 
 
@@ -110,15 +113,13 @@ async def test_both_never_lead_at_once_whatever_the_network_does(candidate: Any,
 
 
 async def test_a_lease_that_is_given_back_is_taken_at_once(candidate: Any) -> None:
-    first = candidate("first")
+    first = candidate("first", PATIENT)
     await until(first.leader.leads)
-    second = candidate("second")
-    await asyncio.sleep(2 * TERMS.retry_s)
+    second = candidate("second", PATIENT)
+    await asyncio.sleep(2 * PATIENT.retry_s)
     await first.stop()
-    began = time.monotonic()
     await first.leader.release()
     await until(second.leader.leads)
-    assert time.monotonic() - began < TERMS.duration_s
     assert not first.leader.leads()
 
 

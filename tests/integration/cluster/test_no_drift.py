@@ -29,7 +29,9 @@ STEPS = (QUICK, SLOW, SLOW, QUICK, QUICK, SLOW, SLOW)
 
 async def run_step(place: Any, manager: Any, step: int, rollout_s: float) -> None:
     """A step goes by in which all rollouts that run generated for `rollout_s`."""
-    names = sorted(pod["metadata"]["name"] for pod in await place.pods("rollout"))
+    # One that was let go may still be there for a moment, and would be registered for no longer.
+    live = [pod["metadata"] for pod in await place.pods("rollout") if "deletionTimestamp" not in pod["metadata"]]
+    names = sorted(metadata["name"] for metadata in live)
     engines = tuple(
         EngineStatus(engine=name, pool=Pool.SPOT, state=EngineState.SERVING, weight_version=1, running=1,
                      max_running=4, tokens=0) for name in names

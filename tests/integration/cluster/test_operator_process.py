@@ -43,15 +43,25 @@ async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start_
         await place.rollouts(2)
         assert await operator.get("/healthz") == (200, "ok\n")
         assert (await operator.get("/readyz"))[0] == 200
-        status, text = await operator.get("/metrics")
-        assert status == 200
-        assert f'polyrl_rollout_desired_replicas{{job="job",namespace="{place.namespace}"}} 2.0' in text
+        # Pods may run before the turn that made them is over: what it shows and tells comes at its end.
+        desired = f'polyrl_rollout_desired_replicas{{job="job",namespace="{place.namespace}"}} 2.0'
+        text = await place.until("the job's numbers are shown", lambda: shown(operator, desired))
         assert "polyrl_reconcile_seconds_bucket" in text
         assert 'polyrl_api_requests_total{code="2xx",resource="pods",verb="create"}' in text
         assert "job-r-1" not in text, "no pod is a label"
-        path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
-        reasons = {event["reason"] for event in place.server.request("GET", path)[1]["items"]}
-        assert {"Accepted", "RolloutCreated"} <= reasons
+        await place.until("events are told", lambda: told(place, {"Accepted", "RolloutCreated"}))
+
+
+async def shown(operator: Any, line: str) -> str:
+    """All metrics, once that line is among them."""
+    status, text = await operator.get("/metrics")
+    assert status == 200
+    return text if line in text else ""
+
+
+async def told(place: Any, reasons: set[str]) -> bool:
+    path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
+    return reasons <= {event["reason"] for event in place.server.request("GET", path)[1]["items"]}
 
 
 async def test_flags_are_checked_with_a_sentence(place: Any) -> None:

@@ -118,6 +118,10 @@ async def asked(operator: Any) -> set[tuple[str, str]]:
     return {(verb, resource) for resource, verb in re.findall(pattern, text) if resource != "discovery"}
 
 
+async def has_asked(operator: Any, right: tuple[str, str]) -> bool:
+    return right in await asked(operator)
+
+
 async def test_it_lives_with_the_charts_rights_and_uses_them(
     place: Any, nodes: Any, start_operator: Any, granted: set[tuple[str, str]]
 ) -> None:
@@ -129,6 +133,8 @@ async def test_it_lives_with_the_charts_rights_and_uses_them(
     spoil(place)
     async with start_operator("--nodes", kubeconfig=kubeconfig, name="two") as second:
         await second_half(place, nodes)
+        # The job may be gone before the operator has read that it is.
+        await place.until("its deletion is counted", lambda: has_asked(second, ("delete", JOB.plural)))
         used |= await asked(second)
     said = [json.dumps(line) for line in (*first.lines, *second.lines)]
     assert not [line for line in said if "forbidden" in line.lower()]
