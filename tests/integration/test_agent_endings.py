@@ -13,10 +13,10 @@ import pytest
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.leash import EXIT_NOT_FOUND, PARENT_ENV
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARENT = f"""
 import os, subprocess, sys
-child = [sys.executable, "-m", "polyrl_rollout.leash", "--", "sh", "-c", "echo $$; exec sleep 60"]
+child = [sys.executable, "-m", "polyrl_rollout.leash", "--", "sh", "-c", "echo $$; exec sleep 600"]
 subprocess.run(child, env={{**os.environ, "{PARENT_ENV}": str(os.getpid())}})
 """
 

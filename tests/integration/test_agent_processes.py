@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +36,8 @@ from polyrl_trainer.publisher import WeightPublisher
 EPOCH = 5
 DEADLINE_S = 60.0
 GROUPS, SAMPLES, TOKENS = 6, 4, 200
+LEASE_S = 6.0
+"""An agent whose process is starved for a moment is not a lost one."""
 NOTICE_S = 9.0
 """Longer than a drain takes here, and unlike any default."""
 SPEED = 100.0
@@ -68,6 +71,12 @@ class Site:
             while len(self.serving()) < count:  # noqa: ASYNC110 - the status has no event of its own
                 await asyncio.sleep(0.02)
 
+    async def until_only(self, name: str) -> None:
+        """Until every other agent is known to be gone."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.serving() != [name]:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.02)
+
     async def train(self) -> list[Scored]:
         """One step: all groups submitted, scored and packed."""
         await self.client.submit([group(number) for number in range(GROUPS)])
@@ -94,7 +103,7 @@ class Site:
 async def open_site(folder: Path) -> AsyncIterator[Site]:
     keys = folder / "keys"
     write_run_keys(keys)
-    ledger = Ledger(LedgerConfig(epoch=EPOCH))
+    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=LEASE_S))
     publisher = WeightPublisher(keys / "trainer.key")
     async with Manager(ledger, read_keys(ManagerKeys, keys / "manager.key"), EPOCH, Listen()) as manager:
         running = asyncio.create_task(manager.run())
@@ -158,7 +167,7 @@ async def test_agents_killed_and_preempted_mid_stream_cost_no_token(site: Site) 
     print("makers", makers, "moved", sum(len(sample.response.spans) > 1 for sample in scored))
     status = site.manager.status()
     assert status.samples.acknowledged == GROUPS * SAMPLES
-    assert site.serving() == ["stays"]
+    await site.until_only("stays")
 
 
 @pytest.mark.parametrize("cut", [CUT_OFF, CUT_IN, CUT_OUT], ids=["both", "in", "out"])
@@ -170,9 +179,7 @@ async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(sit
     await site.until_serving(2)
     site.agents["cut"].send_signal(cut)
     check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
-    async with asyncio.timeout(DEADLINE_S):
-        while site.serving() != ["stays"]:  # noqa: ASYNC110 - the status has no event of its own
-            await asyncio.sleep(0.02)
+    await site.until_only("stays")
     assert site.manager.status().engines_lost == 1
     site.agents["cut"].send_signal(LET_BACK)
     await site.until_serving(2)
@@ -218,10 +225,12 @@ async def test_metadata_that_does_not_answer_is_asked_again_and_changes_nothing(
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(deaf.run(), 0.3)
     assert told == []
+    begun = time.monotonic()
     cloud.take_away(NOTICE_S)
     await asyncio.wait_for(MetadataWatcher(CLOUDS["EKSManaged"](), url, told.append).run(), DEADLINE_S)
     assert len(told) == 1
-    assert NOTICE_S - 2 <= told[0].seconds <= NOTICE_S, "AWS says it in whole seconds"
+    passed = time.monotonic() - begun
+    assert NOTICE_S - 1 - passed <= told[0].seconds <= NOTICE_S, "AWS says it in whole seconds"
 
 
 async def test_an_agent_that_is_started_again_under_its_name_costs_no_token(site: Site) -> None:

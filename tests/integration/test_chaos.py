@@ -19,21 +19,26 @@ from polyrl.errors import UserError
 from polyrl.fleet import Phase
 from polyrl.worker import Role, Worker
 from polyrl_operator.fault_kinds import Action, Direction, Target
-from polyrl_operator.fault_signals import SLOW_PERIOD_S
 from polyrl_operator.faults import Infliction, Wish
 from polyrl_operator.inflicting import Inflictor
 from polyrl_operator.process_fleet import ProcessFleet
 from polyrl_operator.runner_desk import ask_runner, listening
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LOOK_S = 0.01
+FAULT_S = 3.0
+"""Of a fault that ends by itself: a victim that is starved for a moment still obeys its beginning before its end."""
+LONG_S = 600.0
+"""Beyond the end of any test."""
+TURNS = 10
+"""Changes between stopped and not, enough to tell the share of each."""
 
 AGENT = f"""
 import signal, subprocess, sys
 def obey(number, _): print("got", number, flush=True)
 for number in ({CUT_OFF:d}, {CUT_IN:d}, {CUT_OUT:d}): signal.signal(number, obey)
 signal.signal({LET_BACK:d}, obey)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LONG_S})"])
 print(child.pid, flush=True)
 while True: signal.pause()
 """
@@ -54,7 +59,7 @@ class Rig:
         self.agent = psutil.Process(self.engine.ppid())
 
     async def inflict(self, action: Action, target: Target = Target.AGENT, **more: Any) -> None:
-        numbers: dict[str, Any] = {"seconds": 0.5, "speed": 0.2} | more
+        numbers: dict[str, Any] = {"seconds": FAULT_S, "speed": 0.2} | more
         fault = Infliction(action=action, target=target, victim="rollout-0", role=Role.ROLLOUT, **numbers)
         self.inflictor.check(fault)
         await self.inflictor.inflict(fault)
@@ -103,15 +108,16 @@ async def test_frozen_and_awake_again(rig: Rig, target: Target, stopped: tuple[b
 
 
 async def test_slow_is_stopped_for_its_share_of_the_time(rig: Rig) -> None:
-    await rig.inflict(Action.SLOW, seconds=6 * SLOW_PERIOD_S, speed=0.3)
-    loop = asyncio.get_running_loop()
-    end, looks = loop.time() + 5 * SLOW_PERIOD_S, []
-    while loop.time() < end:
+    await rig.inflict(Action.SLOW, seconds=LONG_S, speed=0.3)
+    looks: list[bool] = []
+
+    def has_turned() -> bool:
         looks.append(rig.stopped()[0])
-        await asyncio.sleep(LOOK_S)
-    changes = sum(first != second for first, second in itertools.pairwise(looks))
-    assert changes >= 4, "it is stopped and continued in turn"
+        return sum(first != second for first, second in itertools.pairwise(looks)) >= TURNS
+
+    await rig.until(has_turned, "stopping and continuing in turn")
     assert 0.3 < sum(looks) / len(looks) < 0.95
+    await rig.inflictor.close()
     await rig.until(lambda: rig.stopped() == (False, False), "the end")
 
 
@@ -130,7 +136,7 @@ async def test_a_killed_agent_takes_its_engine_along(rig: Rig) -> None:
 
 
 async def test_a_preempted_agent_gets_its_notice(rig: Rig) -> None:
-    await rig.inflict(Action.PREEMPT, seconds=600.0)
+    await rig.inflict(Action.PREEMPT, seconds=LONG_S)
     (seen,) = await rig.fleet.list()
     assert seen.reclaim is not None
     assert await rig.gone() == -15
@@ -148,7 +154,7 @@ async def test_a_partition_tells_the_agent_and_nobody_below(rig: Rig, direction:
 
 
 async def test_a_frozen_one_cannot_be_slowed_too_but_killed(rig: Rig) -> None:
-    await rig.inflict(Action.FREEZE, seconds=600.0)
+    await rig.inflict(Action.FREEZE, seconds=LONG_S)
     await rig.until(lambda: rig.stopped() == (True, True), "the frost")
     with pytest.raises(UserError, match="another fault lasts there"):
         await rig.inflict(Action.SLOW)
@@ -157,7 +163,7 @@ async def test_a_frozen_one_cannot_be_slowed_too_but_killed(rig: Rig) -> None:
 
 
 async def test_what_lasts_is_undone_when_the_run_ends(rig: Rig) -> None:
-    await rig.inflict(Action.FREEZE, seconds=600.0)
+    await rig.inflict(Action.FREEZE, seconds=LONG_S)
     await rig.until(lambda: rig.stopped() == (True, True), "the frost")
     await rig.inflictor.close()
     await rig.until(lambda: rig.stopped() == (False, False), "the thaw")

@@ -27,6 +27,7 @@ from polyrl.manifest.rollout import EngineType
 from polyrl.sample import Finish, SamplingParams
 from polyrl_rollout.engine import NO_VERSION, Engine, EngineFailed, GenerateRequest, RequestRejected, TokenChunk
 from polyrl_rollout.engines.choice import choose_engine
+from polyrl_rollout.engines.silence import SILENCE_DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -451,7 +452,7 @@ async def test_a_killed_engine_fails_its_streams_at_once(spare: Engine, models: 
     await first_tokens(*outputs)
     processes = tree(spare.pid)  # type: ignore[attr-defined]
     os.kill(spare.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SILENCE_DEADLINE_S / 2):
         endings = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(ending) for ending in endings] == [EngineFailed] * 3
     for call in (run(spare, prompts[0], 4), spare.health(), spare.load_weights(9, models.folders[0])):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -45,6 +46,11 @@ from polyrl_trainer.user_calls import UserCalls
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPTS = 23
+PATIENT_S = 60.0
+"""For user code that answers at once: one that is starved has not hung."""
+IMPATIENT_S = 3.0
+"""Where user code hangs."""
+QUICK_OR_NOT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 class CountingBackend:
@@ -137,7 +143,17 @@ class Run:
     host: LoopHost
 
     @classmethod
-    def make(cls, folder, rollouts, spec, reward=reward_of_length, resume=None, environment=None, gate=None):
+    def make(
+        cls,
+        folder,
+        rollouts,
+        spec,
+        reward=reward_of_length,
+        resume=None,
+        environment=None,
+        gate=None,
+        timeout_s=PATIENT_S,
+    ):
         checkpoints = Checkpoints(folder, keep=2)
         checkpoints.start()
         backend, state = CountingBackend(), TrainerState(seed=7, stage=Stage.RL)
@@ -149,9 +165,9 @@ class Run:
         prompts = prepare_prompts(rows, TOKENIZER, 100)
         calls = UserCalls(8)
         failures = Failures(state.results.user_code_failures, state.results.first_failures)
-        scoring = RewardFunction(reward, calls, 0.5, failures)
+        scoring = RewardFunction(reward, calls, timeout_s, failures)
         episodes = Episodes(CalculatorEnvironment(), environment, TOKENIZER) if environment else None
-        group_gate = GroupGate(gate, calls, 0.5, spec.sampling.samples_per_prompt) if gate else None
+        group_gate = GroupGate(gate, calls, timeout_s, spec.sampling.samples_per_prompt) if gate else None
         host = LoopHost(rollouts, TOKENIZER, scoring, episodes, group_gate)
         supply = GroupSupply(rollouts, host, session)
         parts = RlParts(
@@ -182,7 +198,7 @@ class Run:
         return [(group.group, TOKENIZER.decode(unpack_ids(group.prompt_ids).tolist())) for group in groups]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=QUICK_OR_NOT, print_blob=True)
 @given(
     seed=st.integers(0, 2**20),
     mini_batches=st.integers(1, 4),
@@ -263,16 +279,19 @@ async def test_surplus_prompts_are_not_lost(tmp_path):
 
 @pytest.mark.parametrize("kind", ["raises", "hangs", "nan"])
 async def test_failing_rewards_are_replaced_and_reported(tmp_path, kind):
+    over = threading.Event()
+
     def reward(sample):
         if sample.metadata["number"] % 5 == 0:
             if kind == "raises":
                 raise KeyError("answer")
-            return asyncio.run(asyncio.sleep(2)) if kind == "hangs" else float("nan")
+            return over.wait() if kind == "hangs" else float("nan")
         return 1.0
 
     spec, rollouts = recipe(max_replaced_groups_per_step=4), FakeRollouts(echo)
-    run = Run.make(tmp_path, rollouts, spec, reward)
+    run = Run.make(tmp_path, rollouts, spec, reward, timeout_s=IMPATIENT_S if kind == "hangs" else PATIENT_S)
     assert await run.train(spec)
+    over.set()
     reason = {"raises": "rewardRaised", "hangs": "rewardTimedOut", "nan": "rewardInvalid"}[kind]
     assert set(run.session.state.results.user_code_failures) == {reason}
     assert run.session.state.results.dropped_groups[reason] >= 1

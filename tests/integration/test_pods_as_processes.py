@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 import re
 import signal
@@ -39,12 +38,14 @@ from polyrl.worker import HANDED_OVER_EXIT
 from polyrl_operator.check import audit_journal
 from polyrl_operator.cluster.secret import access, keys_secret
 from polyrl_operator.manifest_file import load_manifest
+from polyrl_operator.reports import read_reports
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sort-digits"
 FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
 DEADLINE_S = 240.0
 LOOK_S = 0.05
-STEPS = 8
+STEPS = 24
+"""A quarter of a second each on idle cores: the job lives on for seconds after the last thing that is done to it."""
 SMALL = {
     "spec.recipe.sft.steps": 4,
     "spec.recipe.algorithm.steps": STEPS,
@@ -114,8 +115,7 @@ class Kubelet:
 
     def steps(self) -> list[int]:
         metrics = self.path(f"{names.RUN_DIR}/metrics.jsonl")
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-        return [line["step"] for line in lines if line["phase"] == "rl"]
+        return [report.step for report in read_reports(metrics) if report.phase == "rl"]
 
     async def status(self) -> ManagerStatus:
         """As the operator asks for it: by the Service's name, with the token, and the authority pinned."""

@@ -13,15 +13,19 @@ import psutil
 import pytest
 
 from polyrl_operator.check import check_lines
+from polyrl_operator.reports import read_reports
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240.0
 LOOK_S = 0.02
 
+STEPS = 24
+"""A quarter of a second each on idle cores: the job lives on for seconds after the last kill at step 5."""
+
 SMALL = {
     "spec.recipe.sft.steps": 4,
-    "spec.recipe.algorithm.steps": 8,
+    "spec.recipe.algorithm.steps": STEPS,
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 4,
     "spec.recipe.algorithm.minMicroBatchSamples": 16,
@@ -53,17 +57,18 @@ class Run:
     def steps(self) -> list[int]:
         """RL steps, in the order in which they became whole."""
         metrics = self.root / "metrics.jsonl"
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-        return [line["step"] for line in lines if line["phase"] == "rl"]
+        return [report.step for report in read_reports(metrics) if report.phase == "rl"]
 
-    def kill(self, worker: str, then: Callable[[], object] = lambda: None) -> None:
-        """SIGKILL to the newest process of `worker` (a module's name), once there is one; `then` comes right after."""
+    def kill(self, worker: str, before: Callable[[], object] = lambda: None) -> None:
+        """SIGKILL to the newest process of `worker` (a module's name), once there is one. It is stopped while `before`
+        is done, so that no successor comes into that."""
         self.until(lambda: self._newest(worker) is not None, f"a {worker}")
         victim = self._newest(worker)
         assert victim is not None
+        victim.suspend()
+        before()
         victim.kill()
         victim.wait(DEADLINE_S)
-        then()
 
     def manager_listens(self) -> bool:
         """True when the endpoints file is that of a living manager."""
@@ -119,8 +124,8 @@ def test_a_manager_killed_three_times_costs_no_sample_and_no_step(start: Callabl
         run.until(run.manager_listens, "a manager")
         run.kill("rollout.manager")
     summary = run.summary()
-    assert summary["steps"] == {"sft": 4, "rl": 8}
-    assert run.steps() == list(range(1, 9))
+    assert summary["steps"] == {"sft": 4, "rl": STEPS}
+    assert run.steps() == list(range(1, STEPS + 1))
     assert set(summary["samples"]["discarded"]) <= {"surplus"}
     every_sample_ended_once(run.root, summary)
     started = [json.loads(line).get("worker") for line in (run.root / "fleet.jsonl").read_text().splitlines()]
@@ -135,8 +140,8 @@ def test_a_trainer_killed_twice_goes_on_from_its_newest_checkpoint(start: Callab
         run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
         run.kill("trainer")
     summary = run.summary()
-    assert summary["steps"] == {"sft": 4, "rl": 8}
-    assert run.steps() == list(range(1, 9)), "no step is in the file twice"
+    assert summary["steps"] == {"sft": 4, "rl": STEPS}
+    assert run.steps() == list(range(1, STEPS + 1)), "no step is in the file twice"
     assert set(summary["samples"]["discarded"]) <= {"stale", "groupIncomplete", "surplus"}
     every_sample_ended_once(run.root, summary)
     started = [json.loads(line).get("worker") for line in (run.root / "fleet.jsonl").read_text().splitlines()]
@@ -149,8 +154,8 @@ def test_a_lost_journal_is_made_good_from_the_trainers_cursor(start: Callable[..
     run = start()
     run.until(lambda: len(run.steps()) >= 3, "step 3")
     journal = run.root / "journal.sqlite"
-    run.kill("rollout.manager", then=lambda: [file.unlink() for file in run.root.glob(f"{journal.name}*")])
+    run.kill("rollout.manager", before=lambda: [file.unlink() for file in run.root.glob(f"{journal.name}*")])
     summary = run.summary()
-    assert summary["steps"] == {"sft": 4, "rl": 8}
-    assert run.steps() == list(range(1, 9))
+    assert summary["steps"] == {"sft": 4, "rl": STEPS}
+    assert run.steps() == list(range(1, STEPS + 1))
     every_sample_ended_once(run.root, summary)

@@ -14,7 +14,7 @@ import pytest
 
 from polyrl.planner import FAILED_STARTS_LIMIT
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 LOOK_S = 0.05
 DRIVER = Path(__file__).parent / "run_with_stand_ins.py"
 
@@ -161,7 +161,8 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(root: Path, start
     wait_until(lambda: any("rollout-2" in process.cmdline() for process in processes_of(root)), "a replacement")
     run.send_signal(signal.SIGINT)
     output_of(run)
-    assert processes_of(root) == []
+    # The runner waits for its agents; their engines the kernel ends, in its own time.
+    wait_until(lambda: processes_of(root) == [], "an empty process table")
 
 
 def test_without_its_trainer_the_run_ends_and_shows_its_last_words(root: Path, start: Run) -> None:
@@ -180,6 +181,8 @@ def test_a_trainer_that_is_killed_after_its_last_words_has_ended_well(root: Path
     run = start(root, trainer=ALL_DONE)
     wait_until(lambda: (root / "logs" / "trainer.log").exists(), "the trainer's log")
     wait_until(lambda: "said" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
+    heard = '"text":"manager has ended"'  # without an exit code: who wrote it knows that the job is over
+    wait_until(lambda: heard in (root / "fleet.jsonl").read_text(), "the runner to hear them")
     the_worker(root, "trainer").kill()
     output = output_of(run)
     assert run.returncode == 0, output
@@ -222,7 +225,8 @@ def test_rollouts_that_fail_at_start_are_given_up_while_the_run_goes_on(root: Pa
     assert FAILED_STARTS_LIMIT <= len(tries) <= FAILED_STARTS_LIMIT + 1  # two start at once, so one may be ahead
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
-    assert "the last 3 ended before they served" in output_of(run)
+    output, counts = output_of(run), {FAILED_STARTS_LIMIT, len(tries)}
+    assert any(f"the last {count} ended before they served" in output for count in counts), output
 
 
 def test_two_runs_live_side_by_side(tmp_path: Path, start: Run) -> None:

@@ -131,7 +131,7 @@ async def test_a_publisher_that_comes_back_is_asked_only_for_what_is_missing(
     body, chunks = whole._manifests[0], dict(whole._chunks)
     some = dict(list(chunks.items())[:2])
     with Liar(keys.trainer, body, some.get) as dies, pytest.raises(PullFailed, match="gave nothing"):
-        await Puller(keys.agent, staging, chunk_s=0.1, progress_s=0.6).pull(dies.announce(0), None)
+        await Puller(keys.agent, staging, chunk_s=0.1, progress_s=3.0).pull(dies.announce(0), None)
     pulled = await Puller(keys.agent, staging).pull(announce(published), None)
     assert pulled.bytes_pulled == sum(len(data) for hash_, data in chunks.items() if hash_ not in some)
     assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["embed"], tensors["embed"])

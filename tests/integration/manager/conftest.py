@@ -27,8 +27,10 @@ from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_trainer.client import RolloutClient
 
 EPOCH = 3
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LOOK_S = 0.01
+LEASE_S = 5.0
+"""Agents, trainer and manager share this process here: that it is starved for a moment may cost no engine."""
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",
     "kind": "PolyRLJob",
@@ -78,6 +80,8 @@ class Site:
         socket.curve_serverkey = self.manager.endpoints.public_key.encode()
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.LINGER, 0)
+        # One whose place was taken, or who was refused, would dial again of itself, at a moment of its own.
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.connect(endpoint)
         return socket
 
@@ -116,9 +120,9 @@ class Site:
 
 
 @asynccontextmanager
-async def _open_site(folder: Path) -> AsyncIterator[Site]:
+async def _open_site(folder: Path, lease_s: float) -> AsyncIterator[Site]:
     write_run_keys(folder)
-    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=1.0, beat_s=0.3))
+    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
     context = zmq.asyncio.Context()
     try:
         async with Manager(ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen()) as manager:
@@ -131,8 +135,9 @@ async def _open_site(folder: Path) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with _open_site(tmp_path / "keys") as opened:
+async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    """Its lease is LEASE_S, or the fixture's parameter."""
+    async with _open_site(tmp_path / "keys", getattr(request, "param", LEASE_S)) as opened:
         yield opened
 
 

@@ -149,6 +149,7 @@ async def test_a_manager_that_comes_back_elsewhere_is_found_and_asked_again(tmp_
         await running
 
 
+@pytest.mark.parametrize("site", [1.0], indirect=True)
 async def test_a_busy_loop_is_not_taken_for_a_silent_manager(site: Any) -> None:
     """The trainer's loop is blocked for longer than the lease; nothing is lost, and nothing greets anew."""
     async with site.client() as client:

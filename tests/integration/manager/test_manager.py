@@ -14,7 +14,9 @@ from polyrl.sample import Pool
 from polyrl.wire import Beat, Fenced, Hello, TrainerHello, Welcome, decode_to_agent, encode
 
 EPOCH = 3
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+LONG = 2000
+"""Tokens of a response that an engine is still busy with when it is cut short."""
 
 
 def hello(name: str, epoch: int = EPOCH) -> Hello:
@@ -41,11 +43,11 @@ async def test_an_engine_that_vanishes_costs_no_sample(site: Any) -> None:
     victim, survivor = site.agent("victim"), site.agent("survivor")
     dying, living = asyncio.create_task(victim.run()), asyncio.create_task(survivor.run())
     async with site.client() as client:
-        work = asyncio.create_task(site.run_work(client, [site.group(number, tokens=400) for number in range(8)]))
+        work = asyncio.create_task(site.run_work(client, [site.group(number, tokens=LONG) for number in range(8)]))
         await site.eventually(lambda: victim.tokens_made >= 200)
         dying.cancel()
         samples = await asyncio.wait_for(work, DEADLINE_S)
-    assert {len(sample.response.ids) for sample in samples} == {4 * 400}
+    assert {len(sample.response.ids) for sample in samples} == {4 * LONG}
     engines = {span.engine for sample in samples for span in sample.response.spans}
     assert engines == {"victim", "survivor"}
     assert site.manager.status().engines_lost == 1
@@ -68,11 +70,11 @@ async def test_a_peer_without_the_right_key_gets_nothing(site: Any) -> None:
     bare = site.context.socket(zmq.DEALER)
     bare.connect(ends.agents)
     await bare.send(encode(hello("x")))
+    await site.eventually(lambda: site.manager.handshakes_refused() >= len(attempts))
     assert await asyncio.gather(*(socket.poll(500) for socket in [*sockets, bare])) == [0] * 5
     assert not site.manager.status().engines
     assert not site.manager.status().trainer_connected
     assert site.manager.frames_in() == 0
-    assert site.manager.handshakes_refused() >= 4
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def storm(endpoint: str, connections: int, frames: int, seed: int) -> None:
                 continue  # being shut out in the middle of a word is a fair answer
 
 
-def wrong_keys(endpoint: str, server_key: str, count: int) -> None:
-    """Strangers with a CURVE pair of their own."""
+def wrong_keys(endpoint: str, server_key: str, count: int, received: threading.Event) -> None:
+    """Strangers with a CURVE pair of their own, who stay until all were refused."""
     with zmq.Context() as context:
         peers = []
         for _ in range(count):
@@ -102,6 +102,7 @@ def wrong_keys(endpoint: str, server_key: str, count: int) -> None:
             peer.connect(endpoint)
             peer.send(wire.encode(SEEDS[0]))
             peers.append(peer)
+        assert received.wait(DEADLINE_S)
         assert not any(peer.poll(10) for peer in peers)
         for peer in peers:
             peer.close()
@@ -138,14 +139,15 @@ def count_of(name: str, text: str) -> float:
 
 
 async def all_received(ends: Endpoints, keys: Path) -> None:
-    """Returns when every frame of the floods has arrived."""
+    """Returns when every frame of the floods has arrived, and every wrong key was refused."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             text = await metrics(ends, keys)
             frames = [
                 count_of(f'polyrl_frames_total{{direction="in",socket="{n}"}}', text) for n in ("agents", "trainer")
             ]
-            if frames[0] > FRAMES * 4 // 5 and frames[1] > FRAMES // 5:
+            refused = count_of('polyrl_handshakes_refused_total{socket="agents"}', text)
+            if frames[0] > FRAMES * 4 // 5 and frames[1] > FRAMES // 5 and refused >= WRONG_KEYS:
                 return
             await asyncio.sleep(0.2)
 
@@ -174,7 +176,7 @@ async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_wo
             asyncio.to_thread(flood, ends.trainer, trainer, FRAMES // 5, seed + 1, received),
             asyncio.to_thread(storm, ends.agents, STRANGERS // 2, FRAMES // STRANGERS, seed + 2),
             asyncio.to_thread(storm, ends.trainer, STRANGERS // 2, FRAMES // STRANGERS, seed + 3),
-            asyncio.to_thread(wrong_keys, ends.agents, ends.public_key, WRONG_KEYS),
+            asyncio.to_thread(wrong_keys, ends.agents, ends.public_key, WRONG_KEYS, received),
         )
         rounds = 10
         arrival = asyncio.create_task(all_received(ends, folder / "keys"))

@@ -22,7 +22,7 @@ from polyrl_operator.cluster.certificate import make_certificate
 from polyrl_operator.keygen import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 EPOCH = 1
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",

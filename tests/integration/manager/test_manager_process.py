@@ -19,7 +19,7 @@ from polyrl.leash import PARENT_PID
 from polyrl_operator.keygen import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",
     "kind": "PolyRLJob",
