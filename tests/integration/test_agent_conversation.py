@@ -81,6 +81,8 @@ class PlayedManager:
         self.versions: dict[int, list[int]] = {}
         self.finish: dict[int, str | None] = {}
         self.delta_bytes = 0
+        self.repeated = 0
+        """Tokens that came although they had come before."""
         self.keeps = self.welcomes = True
         self._news = asyncio.Condition()
         self._task = asyncio.create_task(self._read())
@@ -114,13 +116,20 @@ class PlayedManager:
             _, frame = await self._socket.recv_multipart()
             message = decode_from_agent(frame)
             if isinstance(message, Hello) and self.welcomes:
-                await self.say(Welcome(1, 3.0, 0.1, 0.02))
+                await self._welcome(message)
             elif isinstance(message, Deltas):
                 self.delta_bytes += len(frame)
                 await self._take(message)
             async with self._news:
                 self.heard.append(message)
                 self._news.notify_all()
+
+    async def _welcome(self, hello: Hello) -> None:
+        for held in hello.held:
+            number = held.assignment
+            over = number in self.finish
+            await self.say(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
+        await self.say(Welcome(1, 3.0, 0.1, 0.02))
 
     async def _take(self, deltas: Deltas) -> None:
         check_deltas(deltas)
@@ -133,6 +142,7 @@ class PlayedManager:
                 await self.say(Resend(number, len(have)))
                 continue
             fresh = new[len(have) - offset :]
+            self.repeated += count - len(fresh)
             have += fresh
             self.versions.setdefault(number, []).extend([deltas.version] * len(fresh))
             if row["finish"]:
@@ -263,10 +273,9 @@ async def test_a_manager_that_dies_mid_stream_gets_everything_when_it_is_back(ri
         rig.manager.tokens[number] = tokens[: len(tokens) // 2]
     hello = await rig.manager.hear(Hello)
     assert {held.assignment: held.length for held in hello.held}.keys() == set(range(8))
-    for number in range(8):
-        await rig.manager.say(Resend(number, len(rig.manager.tokens.get(number, []))))
     await rig.finished(range(8))
     assert rig.manager.tokens == {number: undisturbed(number, 200) for number in range(8)}
+    assert not rig.manager.repeated
 
 
 async def test_frames_that_nobody_confirms_are_sent_again_after_a_greeting(rig: Rig) -> None:
@@ -512,7 +521,6 @@ async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
     assert len(rig.manager.all_of(Hello)) == greetings
     rig.agent.let_back()
     await rig.manager.hear(Hello, greetings + 1)
-    await rig.manager.say(Resend(1, len(rig.manager.tokens[1])))
     await rig.finished(range(1, 2))
     assert rig.manager.tokens == {1: undisturbed(1, 300)}
     assert 2 not in rig.agent.book.streams

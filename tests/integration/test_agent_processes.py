@@ -185,6 +185,16 @@ async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(sit
     await site.until_serving(2)
 
 
+@pytest.mark.parametrize("cut", [CUT_OFF, CUT_IN, CUT_OUT], ids=["both", "in", "out"])
+async def test_a_cut_that_an_agent_slept_through_is_over_when_it_wakes(site: Site, cut: int) -> None:
+    await site.publish(0)
+    await site.start_agent("alone")
+    await site.until_serving(1)
+    for number in (signal.SIGSTOP, cut, LET_BACK, signal.SIGCONT):
+        site.agents["alone"].send_signal(number)
+    check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
+
+
 @pytest.fixture
 async def metadata() -> AsyncIterator[tuple[FakeMetadata, str]]:
     served = FakeMetadata()

@@ -24,11 +24,13 @@ from polyrl.wire import (
     Hello,
     PublishVersion,
     Refused,
+    Resend,
     Submit,
     TrainerBeat,
     TrainerHello,
     TrainerWelcome,
     TurnDone,
+    Welcome,
 )
 
 
@@ -161,6 +163,22 @@ def test_a_fresh_journal_takes_no_assignment_that_an_agent_holds() -> None:
     assert [cancel.assignment for cancel in said(outcome, Cancel)] == [7, 2**31]
     assert [assign.assignment for assign in said(stage.submit(max_new_tokens=5), Assign)] == [8]
     nothing_is_broken(stage)
+
+
+def test_what_an_engine_holds_is_settled_before_it_is_welcome() -> None:
+    """For it sends all that it holds as soon as it is: what came twice would count as generated twice."""
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(2)
+    numbers = [stage.number(sample) for sample in stage.placed()["a"]]
+    stage.tokens("a", numbers[0], [5] * 4)
+    stage.tokens("a", numbers[1], [5] * 4 + [2], "stop")
+    stage._keep(stage.ledger.resume(stage.now + 1.0))
+    held = tuple(Held(number, "", 1, 5) for number in numbers)
+    outcome = stage.agent("a", Hello(1, "a", Pool.SPOT, 8, 1000, 100, 0, held))
+    answers = said(outcome, (Resend, Cancel, Welcome))
+    assert answers[:2] == [Resend(numbers[0], 4), Cancel(numbers[1])]
+    assert isinstance(answers[-1], Welcome)
 
 
 def test_the_same_weights_may_be_published_again_at_another_place_and_no_others() -> None:

@@ -100,10 +100,10 @@ async def run_trainer(arguments: Arguments) -> bool:
         return True
     prepared = prepare(job.spec, arguments.manifest_dir)
     session, resumed_from = _open_session(arguments, job)
-    log.info("trainer starts", seed=session.state.seed, stage=session.state.stage.value, step=session.state.step)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.stop.set)
+    log.info("trainer starts", seed=session.state.seed, stage=session.state.stage.value, step=session.state.step)
     stages = Stages(job.spec.recipe, arguments.manifest_dir, prepared, session, _engine(job), resumed_from)
     outcome: str | None = "failed"
     try:

@@ -76,12 +76,13 @@ def _greet(d: Decision, name: str, hello: Hello) -> None:
     d.record(EngineGreeted(name, hello.pool, *room, hello.weight_version, d.now))
     if returns:
         put_on_probation(d, name)
-    d.tell(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
     engine = d.state.engines[name]
     taken = max((held.assignment + 1 for held in hello.held if held.assignment < MAX_ASSIGNMENT), default=0)
     if taken > d.state.next_assignment:
         d.record(NumbersTaken(0, 0, taken, d.now))
     _reconcile_held(d, engine, hello)
+    # Last: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
+    d.tell(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
     if engine.draining:
         d.tell(name, Drain(max(0.0, engine.drain_at - d.now), engine.draining))
     elif d.state.finished:

@@ -111,7 +111,7 @@ class Bye(Message, frozen=True, tag="bye"):
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The agent is in; its lease runs from its last message."""
+    """The agent is in; its lease runs from its last message. What it holds was answered before, by Resend or Cancel."""
 
     epoch: int
     lease_s: float

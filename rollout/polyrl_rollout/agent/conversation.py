@@ -1,6 +1,6 @@
 """The agent's conversation with its manager: dials, greets, listens, tells; made anew for as long as it takes.
 
-    greet       Hello with all that is held; the answer is Welcome, or Fenced
+    greet       Hello with all that is held; the answer is a Resend or a Cancel for each of it, then Welcome; or Fenced
     fenced      nothing that runs here counts any more: all is dropped, then greeted anew; MAX_FENCED in a row: the end
     cut off     a drill (see `cut`): as if the manager could not be reached, until let back
 
@@ -20,7 +20,7 @@ import zmq
 
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
-from polyrl.wire import Fenced, FromAgent, Hello, ToAgent, Welcome
+from polyrl.wire import Cancel, Fenced, FromAgent, Hello, Resend, ToAgent, Welcome
 from polyrl_rollout.agent.cut import CuttableLink
 from polyrl_rollout.agent.link import HANDSHAKE_S, LinkDown, ManagerAddress
 
@@ -144,6 +144,9 @@ class Conversation:
             async with asyncio.timeout(WELCOME_S):
                 answer = await link.receive()
                 while not isinstance(answer, Welcome | Fenced):
+                    # Of what else comes, words to a former connection of this name, only these hold whenever they come.
+                    if isinstance(answer, Resend | Cancel):
+                        self._speaker.obey(answer)
                     answer = await link.receive()
         except TimeoutError:
             raise LinkDown("the manager does not answer the greeting") from None
