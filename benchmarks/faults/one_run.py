@@ -36,8 +36,8 @@ from polyrl_operator.process_fleet import ProcessFleet
 from polyrl_operator.run_folder import RunFolder, held, prepare
 from polyrl_operator.timeline import Timeline
 
-GONE_S: Final = 2.0
-"""Until the kernel has ended what its parent's end takes along."""
+GONE_S: Final = 10.0
+"""Until the kernel has ended what its parent's end takes along, on cores where that waits for its turn."""
 
 
 @dataclass(frozen=True)
