@@ -81,7 +81,7 @@ def _greet(d: Decision, name: str, hello: Hello) -> None:
     if taken > d.state.next_assignment:
         d.record(NumbersTaken(0, 0, taken, d.now))
     _reconcile_held(d, engine, hello)
-    # Last: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
+    # Only now: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
     d.tell(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
     if engine.draining:
         d.tell(name, Drain(max(0.0, engine.drain_at - d.now), engine.draining))
