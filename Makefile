@@ -61,7 +61,7 @@ test-integration: install ## Real sockets, processes and engines
 	$(BIN)/python -m pytest tests/integration -m "not sglang" -q
 
 verify: lint types contracts ## What must hold before a merge: style, types, contracts, generated files, docs commands
-	$(BIN)/python -m pytest -q tests/unit/test_house.py tests/unit/test_crd_current.py tests/docs
+	$(BIN)/python -m pytest -q tests/unit/test_house.py tests/unit/core/manifest/test_crd_current.py tests/docs
 
 include $(wildcard make/*.mk)
 

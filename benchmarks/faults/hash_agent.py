@@ -14,8 +14,8 @@ from unittest.mock import patch
 import typer
 
 from polyrl_rollout.agent import __main__ as agent
-from polyrl_rollout.engines import embedded
 from polyrl_rollout.engines.child import Child
+from polyrl_rollout.engines.embedded import engine
 
 ENGINE: Final = Path(__file__).with_name("hash_engine.py")
 
@@ -31,5 +31,5 @@ class HashChild(Child):
 
 
 if __name__ == "__main__":
-    with patch.object(embedded, "Child", HashChild):
+    with patch.object(engine, "Child", HashChild):
         typer.run(agent.main)

@@ -1,7 +1,7 @@
 """The embedded engine's process without a model: `python hash_engine.py FD`, FD a socket to the agent's engine port.
 
 Each token is a hash of the weights' bytes and of all ids before it: wrong weights, a lost or a doubled token change
-everything after. It speaks the messages of `polyrl_rollout.engines.embedded_messages`, so that everything above it is
+everything after. It speaks the messages of `polyrl_rollout.engines.embedded.messages`, so that everything above it is
 the product, and it starts in a third of a second.
 
 Refuses to hold: weights beyond their checksum. Read next: `hash_agent`.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.sample import Finish
-from polyrl_rollout.engines.embedded_messages import (
+from polyrl_rollout.engines.embedded.messages import (
     LENGTH,
     Abort,
     Generate,

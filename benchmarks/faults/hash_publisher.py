@@ -1,6 +1,6 @@
 """Serves weight versions to agents without torch: one tensor of eight bytes a version, over the wire that all use.
 
-Refuses to hold: the publisher's care for slow pullers and many versions (see `polyrl_trainer.publisher`).
+Refuses to hold: the publisher's care for slow pullers and many versions (see `polyrl_trainer.weights.publisher`).
 Read next: `hash_trainer`.
 """
 

@@ -21,11 +21,11 @@ from hash_publisher import HashPublisher, hash_of, publishing
 from jobs import HASHED_PROMPTS, HASHED_SAMPLES, HASHED_STEPS, HASHED_TOKENS
 from outcome import TRAINED, TrainedSample
 
-from polyrl import leash
+from polyrl import parent_death_signal
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, Scored, sample_id
 from polyrl.wire import Batch, pack_ids, unpack_ids
-from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.held_groups import HeldGroups
+from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.generation.adopted_groups import HeldGroups
 
 PROMPT_TOKENS: Final = 8
 MIN_SAMPLES: Final = 4
@@ -161,7 +161,7 @@ async def main(run: Path, keys: Path, endpoints: Path, epoch: int) -> None:
 
 
 if __name__ == "__main__":
-    leash.hold()
+    parent_death_signal.hold()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("--run", "--keys", "--manager-endpoints"):
         parser.add_argument(flag, type=Path, required=True)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import Place, Worker, Workers, workers_of
-from polyrl_operator.run_folder import RunFolder
+from polyrl_cli.local.run_folder import RunFolder
 
 HERE: Final = Path(__file__).parent
 

@@ -24,17 +24,17 @@ from outcome import Outcome, differences, read_outcome
 from plan import Strike
 from striker import Striker
 
-from polyrl.ledger.records import Moved
+from polyrl.ledger.audit.records import Moved
 from polyrl.sample import DiscardReason
 from polyrl.wire import GroupDropped
-from polyrl_operator.check import audit_journal
-from polyrl_operator.control_client import ControlClient
-from polyrl_operator.fault_injection import FaultDrill
-from polyrl_operator.journal_reader import open_journal
-from polyrl_operator.local_run import LocalRun
-from polyrl_operator.process_fleet import ProcessFleet
-from polyrl_operator.run_folder import RunFolder, held, prepare
-from polyrl_operator.timeline import Timeline
+from polyrl_cli.chaos.schedule import FaultDrill
+from polyrl_cli.inspection.check import audit_journal
+from polyrl_cli.inspection.journal_reader import open_journal
+from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.process_fleet import ProcessFleet
+from polyrl_cli.local.run_folder import RunFolder, held, prepare
+from polyrl_cli.local.runner import LocalRun
+from polyrl_cli.report.timeline import Timeline
 
 GONE_S: Final = 10.0
 """Until the kernel has ended what its parent's end takes along, on cores where that waits for its turn."""

@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl_operator.fault_kinds import Action, Target
-from polyrl_operator.faults import Wish
+from polyrl_cli.chaos.faults import Wish
+from polyrl_cli.chaos.kinds import Action, Target
 
 MOST_FAULTS: Final = 4
 

@@ -16,8 +16,8 @@ from outcome import TRAINED, TrainedSample
 from polyrl.sample import split_sample_id
 from polyrl.wire import Batch
 from polyrl_trainer import __main__ as trainer
-from polyrl_trainer.group_supply import StepGroups
-from polyrl_trainer.rl_step import RlStep
+from polyrl_trainer.generation.supply import StepGroups
+from polyrl_trainer.loops.rl_step import RlStep
 from polyrl_trainer.sample import Sample
 
 

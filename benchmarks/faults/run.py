@@ -24,7 +24,7 @@ from one_run import Judged, run_job
 from outcome import Outcome
 from plan import Strike, draw, stated
 
-from polyrl_operator.fault_kinds import Action, Target
+from polyrl_cli.chaos.kinds import Action, Target
 
 ACTIONS: Final = (Action.KILL, Action.FREEZE)
 

@@ -15,7 +15,7 @@ from typing import Final
 from plan import Strike
 
 from polyrl.errors import UserError
-from polyrl_operator.local_run import LocalRun
+from polyrl_cli.local.runner import LocalRun
 
 LOOK_S: Final = 0.05
 """Between two looks at the status, and for a victim; neither has an event of its own."""

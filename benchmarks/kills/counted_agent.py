@@ -23,8 +23,8 @@ from polyrl.manifest.rollout import Engine as EngineSpec
 from polyrl.wire import FromAgent
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.link import Link
-from polyrl_rollout.engine import Engine, EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.engines.choice import choose_engine
+from polyrl_rollout.engines.port import Engine, EngineInfo, GenerateRequest, TokenChunk
 
 FORMAT: Final = "=2Q"
 """Tokens that the engine gave, bytes that the agent sent."""

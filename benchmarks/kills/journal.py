@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from polyrl.ledger import journal_format as form
-from polyrl.ledger.codec import decode_facts
-from polyrl.ledger.facts import (
+from polyrl.ledger.audit.records import RUN, Began
+from polyrl.ledger.events import (
     Assigned,
     BatchAcknowledged,
     BatchPacked,
@@ -29,10 +28,11 @@ from polyrl.ledger.facts import (
     TokensTaken,
     TurnEnded,
 )
-from polyrl.ledger.records import RUN, Began
+from polyrl.ledger.journal import file_format as form
+from polyrl.ledger.journal.codec import decode_facts
 from polyrl.sample import sample_id
 from polyrl.wire import row_columns
-from polyrl_operator.journal_reader import open_journal
+from polyrl_cli.inspection.journal_reader import open_journal
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from journal import Kill
 from plan import Plan
 
 from polyrl.status import EngineState
-from polyrl_operator.control_client import ControlClient
-from polyrl_operator.local_run import LocalRun
-from polyrl_operator.process_fleet import ProcessFleet
+from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.process_fleet import ProcessFleet
+from polyrl_cli.local.runner import LocalRun
 
 JITTER_S: Final = 0.5
 """Upper end of a further random pause: the status comes five times a second, a kill at any moment."""

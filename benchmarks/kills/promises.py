@@ -1,6 +1,6 @@
 """What must hold of a run with kills; each promise that does not is a sentence.
 
-Refuses to hold: figures (see `evidence`). Read next: `journal`, `polyrl.ledger.audit`.
+Refuses to hold: figures (see `evidence`). Read next: `journal`, `polyrl.ledger.audit.audit`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from journal import Journal
 from plan import SAMPLES_PER_GROUP
 from reference import Reference
 
-from polyrl.ledger.leases import TICK_RESOLUTION_S
+from polyrl.ledger.scheduling.leases import TICK_RESOLUTION_S
 from polyrl.sample import sample_id
-from polyrl_operator.check import audit_journal
+from polyrl_cli.inspection.check import audit_journal
 
 TOLERANCE: Final = 2e-4
 """Of a logprob in float32, over different orders of summation; as in the engines' conformance suite."""

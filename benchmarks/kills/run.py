@@ -27,12 +27,12 @@ from plan import MODEL, PROMPT_TOKENS, PROMPTS, Plan
 from reference import decode
 
 from polyrl.worker import Place, Worker, Workers, workers_of
-from polyrl_operator.control_client import ControlClient
-from polyrl_operator.fault_injection import FaultDrill
-from polyrl_operator.local_run import LocalRun
-from polyrl_operator.process_fleet import ProcessFleet
-from polyrl_operator.run_folder import RunFolder, held, prepare
-from polyrl_operator.timeline import Timeline
+from polyrl_cli.chaos.schedule import FaultDrill
+from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.process_fleet import ProcessFleet
+from polyrl_cli.local.run_folder import RunFolder, held, prepare
+from polyrl_cli.local.runner import LocalRun
+from polyrl_cli.report.timeline import Timeline
 
 HERE: Final = Path(__file__).parent
 

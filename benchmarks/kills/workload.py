@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
-from polyrl import leash
+from polyrl import parent_death_signal
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import Batch, pack_ids, unpack_ids
-from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.model_factory import load_model, serving_files
-from polyrl_trainer.publisher import WeightPublisher
+from polyrl_trainer.backends.model_factory import load_model, serving_files
+from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 MAX_BATCH: Final = 10**6
 """Samples and tokens of a batch: everything that is there."""
@@ -124,7 +124,7 @@ async def main(run: Path, keys: Path, endpoints: Path, epoch: int) -> None:
 
 
 if __name__ == "__main__":
-    leash.hold()
+    parent_death_signal.hold()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("--run", "--keys", "--manager-endpoints"):
         parser.add_argument(flag, type=Path, required=True)

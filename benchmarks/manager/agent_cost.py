@@ -29,12 +29,12 @@ import torch
 from drive import connected
 from stand import EPOCH, JOB, Stand, standing
 
-from polyrl.leash import PARENT_PID
+from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids, unpack_ids
-from polyrl_rollout.engines.sglang_server import PYTHON
-from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.publisher import WeightPublisher
+from polyrl_rollout.engines.sglang.server import PYTHON
+from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 HERE: Final = Path(__file__).parent
 FAKE: Final = HERE / "fake_sglang.py"

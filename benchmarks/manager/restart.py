@@ -35,14 +35,14 @@ from drive import PROMPT_TOKENS
 from stand import EPOCH, JOB, LOOK_S, START_S
 
 from polyrl.control import parse_endpoints
-from polyrl.leash import PARENT_PID
+from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.status import ManagerStatus
 from polyrl.wire import pack_ids
-from polyrl_operator.control_client import ControlClient
+from polyrl_cli.local.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
-from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.publisher import WeightPublisher
+from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 FLEET: Final = Path(__file__).with_name("restart_fleet.py")
 N: Final = 8

@@ -17,14 +17,14 @@ from typing import Final
 
 from stand import EPOCH
 
-from polyrl import leash
+from polyrl import parent_death_signal
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Finish, Pool
 from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.engine import NO_VERSION, EngineInfo, GenerateRequest, TokenChunk
-from polyrl_rollout.staging import Staging
+from polyrl_rollout.engines.port import NO_VERSION, EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.weights.staging import Staging
 
 CHUNK: Final = 10
 """Tokens per chunk of a stream."""
@@ -83,6 +83,6 @@ async def run(folder: Path, engines: int, streams: int, pace: float, head: int) 
 
 
 if __name__ == "__main__":
-    leash.hold()
+    parent_death_signal.hold()
     place, fleet_size, width, speed, first = sys.argv[1:]
     asyncio.run(run(Path(place), int(fleet_size), int(width), float(speed), int(first)))

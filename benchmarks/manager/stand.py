@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 from polyrl.control import Endpoints, parse_endpoints
-from polyrl.leash import PARENT_PID
+from polyrl.parent_death_signal import PARENT_PID
 from polyrl_operator.keygen import write_run_keys
 
 EPOCH: Final = 1

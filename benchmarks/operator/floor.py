@@ -17,16 +17,16 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import MakeKeys, Object
-from polyrl.cluster.objects.fixed import fixed_children, manager_hosts
-from polyrl.cluster.objects.manager import manager_pod
-from polyrl.cluster.objects.owner import Owner
-from polyrl.cluster.objects.rollout import rollout_pod
-from polyrl.cluster.objects.trainer import trainer_job
+from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
+from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.trainer import trainer_job
 from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
-from polyrl_operator.cluster.kinds import KINDS, POD
-from polyrl_operator.cluster.secret import keys_secret
+from polyrl_operator.api.kinds import KINDS, POD
+from polyrl_operator.secret import keys_secret
 
 SETTINGS: Final = Settings("m", "t", "r")
 SIDE_BY_SIDE: Final = 32

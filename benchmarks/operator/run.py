@@ -39,10 +39,10 @@ from floor import floor
 from kubernetes.aio.client.api_client import ApiClient
 from statuses import Statuses
 
-from polyrl_operator.cluster.client import ApiError, Client
-from polyrl_operator.cluster.connect import load_configuration, watch_session
-from polyrl_operator.cluster.fake_nodes import FakeNodes
-from polyrl_operator.cluster.kinds import JOB
+from polyrl_operator.api.client import ApiError, Client
+from polyrl_operator.api.connect import load_configuration, watch_session
+from polyrl_operator.api.kinds import JOB
+from polyrl_operator.testing.fake_nodes import FakeNodes
 
 NAMESPACE: Final = "operator-benchmark"
 FLOOR_NAMESPACE: Final = "operator-benchmark-floor"

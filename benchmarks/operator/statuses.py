@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from polyrl_operator.cluster.kinds import JOB
+from polyrl_operator.api.kinds import JOB
 
 PAUSE_S: Final = 0.2
 """Before a watch that broke begins again."""

@@ -25,7 +25,7 @@ BLOCK_DEADLINE_S = 600
 """Longest block: a short run with its processes' start, a minute on two idle cores and several on busy ones."""
 
 EXECUTED_ELSEWHERE = {
-    "make run": "tests/integration/test_main_job.py",
+    "make run": "tests/integration/local/test_main_job.py",
     "make test": ".ci/run",
     "make verify": ".ci/run",
     "make install": ".ci/run",

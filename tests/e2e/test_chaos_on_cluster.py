@@ -39,7 +39,7 @@ class Chaos:
     def __call__(self, action: str, *flags: str) -> subprocess.CompletedProcess[str]:
         kubectl = self.run.kubectl
         place = ("--on", "kubernetes", "-n", kubectl.namespace, "--kubeconfig", str(kubectl.kubeconfig))
-        command = [sys.executable, "-m", "polyrl_operator.cli", "chaos", action, self.run.name, *place, *flags]
+        command = [sys.executable, "-m", "polyrl_cli.app", "chaos", action, self.run.name, *place, *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
         print(f"{action} {' '.join(flags)}: {done.stdout}{done.stderr}".rstrip())
         return done

@@ -10,10 +10,10 @@ from cluster.tools import Kubectl
 from on_cluster.settings import ROLES, image
 
 LOADS = {
-    "operator": "import polyrl_operator.cli, kopf, kubernetes.aio",
+    "operator": "import polyrl_cli.app, kopf, kubernetes.aio",
     "manager": "import polyrl_rollout.manager.__main__",
     "trainer": "import polyrl_trainer.app, torch, pyarrow, torch.utils.tensorboard",
-    "rollout": "import polyrl_rollout.agent.__main__, polyrl_rollout.engines.continuous_batching",
+    "rollout": "import polyrl_rollout.agent.__main__, polyrl_rollout.engines.embedded.continuous_batching",
 }
 LACKS = {
     "operator": ("torch", "transformers"),

@@ -19,10 +19,10 @@ from typing import Annotated
 import structlog
 import typer
 
-from polyrl import leash
+from polyrl import parent_death_signal
 from polyrl.errors import DeadlineExceeded, PolyRLError, Superseded, UserError
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
-from polyrl_trainer.client import PATIENCE_S
+from polyrl_trainer.client.client import PATIENCE_S
 
 
 def main(  # noqa: PLR0913 - one argument per flag
@@ -39,7 +39,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     hand_over: Annotated[bool, typer.Option("--hand-over", help="Leave a run open that another goes on with.")] = False,
 ) -> None:
     """Learn until the recipe is done."""
-    leash.hold()
+    parent_death_signal.hold()
     _log_json()
     if hand_over:
         # The first process of a container is deaf to signals without a handler; the loop brings its own.

@@ -26,27 +26,27 @@ from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, RunFailed,
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import Mode
 from polyrl.worker import EVERYWHERE
-from polyrl_trainer.backend_configs import EngineConfig
+from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.client import CONNECT_TIMEOUT_S, PATIENCE_S, RolloutClient
-from polyrl_trainer.episodes import Episodes
-from polyrl_trainer.evaluation import Evaluator
-from polyrl_trainer.group_gate import GroupGate
-from polyrl_trainer.group_supply import GroupSupply
-from polyrl_trainer.held_groups import HeldGroups
-from polyrl_trainer.loop_host import LoopHost
-from polyrl_trainer.metrics import METRICS, open_metrics
-from polyrl_trainer.metrics_history import go_back_to
-from polyrl_trainer.preparation import Prepared, prepare
-from polyrl_trainer.publisher import WeightPublisher
-from polyrl_trainer.publishing import PolicyVersions
+from polyrl_trainer.client.client import CONNECT_TIMEOUT_S, PATIENCE_S, RolloutClient
+from polyrl_trainer.data.preparation import Prepared, prepare
+from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.group_filter import GroupGate
+from polyrl_trainer.generation.supply import GroupSupply
+from polyrl_trainer.loops.evaluation import Evaluator
+from polyrl_trainer.loops.stages import RolloutSide, Stages, greedy_sampling
+from polyrl_trainer.metrics.loggers import METRICS, open_metrics
+from polyrl_trainer.metrics.rewind import go_back_to
 from polyrl_trainer.result import was_done, write_result
-from polyrl_trainer.rewards import Failures, RewardFunction
 from polyrl_trainer.session import Session
-from polyrl_trainer.stages import RolloutSide, Stages, greedy_sampling
 from polyrl_trainer.state import Stage, TrainerState
 from polyrl_trainer.supervision import run_beside
-from polyrl_trainer.user_calls import UserCalls
+from polyrl_trainer.user_code.calls import UserCalls
+from polyrl_trainer.user_code.episodes import Episodes
+from polyrl_trainer.user_code.rewards import Failures, RewardFunction
+from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.weights.publisher import WeightPublisher
+from polyrl_trainer.weights.versions import PolicyVersions
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ import structlog
 
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints
-from polyrl_trainer.metrics import MetricsLogger
+from polyrl_trainer.metrics.loggers import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.state import Stage, TrainerState
 

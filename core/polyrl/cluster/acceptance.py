@@ -12,13 +12,13 @@ from typing import Final
 
 from polyrl.cluster.actions import DryRun, Object
 from polyrl.cluster.fleet.pools import POOLS
-from polyrl.cluster.memory import Memory
-from polyrl.cluster.objects.checks import unsupported
-from polyrl.cluster.objects.hashes import hash_of
-from polyrl.cluster.objects.manager import manager_pod
-from polyrl.cluster.objects.rollout import rollout_pod
-from polyrl.cluster.objects.trainer import trainer_job
-from polyrl.cluster.seen.look import Look
+from polyrl.cluster.observation.context import Look
+from polyrl.cluster.resources.checks import unsupported
+from polyrl.cluster.resources.hashes import hash_of
+from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.state import Memory
 from polyrl.manifest.rollout import CapacityPolicy
 from polyrl.sample import Pool
 from polyrl.worker import Role

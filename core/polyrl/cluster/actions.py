@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from polyrl.cluster.memory import Memory as Memory
+from polyrl.cluster.state import Memory as Memory
 from polyrl.manifest.status import JobStatus
 
 Object: TypeAlias = dict[str, Any]

@@ -15,9 +15,9 @@ from enum import Enum, auto
 from typing import Final
 
 from polyrl.cluster.actions import Delete
-from polyrl.cluster.seen.facts import PodFacts, PodPhase, TrainerFacts
-from polyrl.cluster.seen.look import Look
-from polyrl.cluster.seen.stamps import unix
+from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.facts import PodFacts, PodPhase, TrainerFacts
+from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import KIND
 from polyrl.manifest.status import Failure
 from polyrl.worker import Role

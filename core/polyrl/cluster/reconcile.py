@@ -18,24 +18,24 @@ from dataclasses import replace
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Decision, Delete
-from polyrl.cluster.fleet.fleet_plan import Plan, fleet_plan, let_go, vanished
+from polyrl.cluster.autoscaling.scale_decision import Wish, stale_at, wish
+from polyrl.cluster.autoscaling.steps import step_news
+from polyrl.cluster.fleet.plan import Plan, fleet_plan, let_go, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced
-from polyrl.cluster.fleet.singles import children, dismiss, disrupted, manager, trainer, trainer_numbers
+from polyrl.cluster.fleet.singletons import children, dismiss, disrupted, manager, trainer, trainer_numbers
 from polyrl.cluster.lifecycle import Life, Stage, farewell, life
-from polyrl.cluster.memory import Memory, SeenPod
-from polyrl.cluster.seen.counting import Tally, counted, newly_counted
-from polyrl.cluster.seen.facts import JobFacts, PodFacts
-from polyrl.cluster.seen.look import Look
-from polyrl.cluster.seen.rollouts import Standing, rollouts
+from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.exactly_once import Tally, counted, newly_counted
+from polyrl.cluster.observation.facts import JobFacts, PodFacts
+from polyrl.cluster.observation.rollouts import Standing, rollouts
+from polyrl.cluster.reporting.announce import fleet_news, flips
+from polyrl.cluster.reporting.assessment import Judged
+from polyrl.cluster.reporting.conditions import stall_due
+from polyrl.cluster.reporting.cost import runs_since
+from polyrl.cluster.reporting.status import refused, status_of
 from polyrl.cluster.settings import Settings
-from polyrl.cluster.size.steps import step_news
-from polyrl.cluster.size.wish import Wish, stale_at, wish
-from polyrl.cluster.story.announce import fleet_news, flips
-from polyrl.cluster.story.conditions import stall_due
-from polyrl.cluster.story.cost import runs_since
-from polyrl.cluster.story.judged import Judged
-from polyrl.cluster.story.status_of import refused, status_of
+from polyrl.cluster.state import Memory, SeenPod
 from polyrl.manifest.spec import OPERATOR
 from polyrl.worker import Role
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.decision import Outcome
-from polyrl.ledger.facts import Fact
+from polyrl.ledger.events import Fact
 from polyrl.ledger.ledger import Ledger
 from polyrl.ledger.status import LedgerStatus
 from polyrl.ledger.waits import Wait

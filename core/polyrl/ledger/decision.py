@@ -7,9 +7,9 @@ Refuses to hold: rules. Read next: `deltas`, `agents`, `trainer`.
 
 from __future__ import annotations
 
+from polyrl.ledger.apply.apply import fold
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.facts import Effect, Fact, Ignored
-from polyrl.ledger.fold import fold
+from polyrl.ledger.events import Effect, Fact, Ignored
 from polyrl.ledger.state import State
 from polyrl.wire import ToAgent, ToTrainer
 

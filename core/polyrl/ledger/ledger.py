@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from math import inf
 
-from polyrl.ledger.agents import hear_agent
+from polyrl.ledger.batching.discards import discard_unservable
+from polyrl.ledger.batching.packing import answer_pending
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.decision import Decision, Outcome
-from polyrl.ledger.discards import discard_unservable
-from polyrl.ledger.drains import leave_draining
-from polyrl.ledger.facts import Effect, LeasesRenewed
-from polyrl.ledger.leases import drain_engine
-from polyrl.ledger.leases import tick as look_through
-from polyrl.ledger.packing import answer_pending
-from polyrl.ledger.placement import place
-from polyrl.ledger.rebalance import rebalance
-from polyrl.ledger.reserved import hand_over
+from polyrl.ledger.events import Effect, LeasesRenewed
+from polyrl.ledger.messages.agents import hear_agent
+from polyrl.ledger.messages.trainer import hear_trainer
+from polyrl.ledger.scheduling.drains import leave_draining
+from polyrl.ledger.scheduling.leases import drain_engine
+from polyrl.ledger.scheduling.leases import tick as look_through
+from polyrl.ledger.scheduling.placement import place
+from polyrl.ledger.scheduling.rebalance import rebalance
+from polyrl.ledger.scheduling.reserved import hand_over
 from polyrl.ledger.state import State
 from polyrl.ledger.status import LedgerStatus, status_of
-from polyrl.ledger.trainer import hear_trainer
 from polyrl.ledger.waits import Wait, waits_of
 from polyrl.wire import FromAgent, FromTrainer
 

@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from polyrl.manifest.base import Name, Spec
 from polyrl.manifest.rollout import Rollout as Rollout
-from polyrl.manifest.rules import broken_rules
+from polyrl.manifest.rules.broken import broken_rules
 from polyrl.manifest.spec import JobSpec as JobSpec
 from polyrl.manifest.status import JobStatus
 from polyrl.manifest.trainer import Trainer as Trainer

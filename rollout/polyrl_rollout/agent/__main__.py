@@ -21,22 +21,22 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from polyrl import leash
+from polyrl import parent_death_signal
 from polyrl.control import parse_endpoints
-from polyrl.drill_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.errors import InvalidData, UserError
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.partition_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.sample import Pool
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
-from polyrl_rollout.engine import Engine, EngineInfo
 from polyrl_rollout.engines.choice import choose_engine
+from polyrl_rollout.engines.port import Engine, EngineInfo
 from polyrl_rollout.metadata.asking import METADATA_URL, Notice
 from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
-from polyrl_rollout.staging import Staging
+from polyrl_rollout.weights.staging import Staging
 
 EXIT_USER: Final = 2
 EXIT_SECOND_SIGNAL: Final = 130
@@ -56,7 +56,7 @@ def main(
 ) -> None:
     """Generate for one run with one engine, until told to leave."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    leash.hold()
+    parent_death_signal.hold()
     try:
         agent_keys = read_keys(AgentKeys, keys)
         spec = read_job(job)

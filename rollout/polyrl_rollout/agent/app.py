@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 import zmq
 
-from polyrl.ledger.drains import reserve_of
+from polyrl.ledger.scheduling.drains import reserve_of
 from polyrl.wire import (
     Announce,
     Assign,
@@ -43,9 +43,9 @@ from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversa
 from polyrl_rollout.agent.generating import Generation, Listener
 from polyrl_rollout.agent.tokens import TokenBook
 from polyrl_rollout.agent.versions import Versions
-from polyrl_rollout.engine import NO_VERSION, Engine, EngineFailed, EngineInfo
-from polyrl_rollout.puller import Pulled, Puller
-from polyrl_rollout.staging import Staging
+from polyrl_rollout.engines.port import NO_VERSION, Engine, EngineFailed, EngineInfo
+from polyrl_rollout.weights.puller import Pulled, Puller
+from polyrl_rollout.weights.staging import Staging
 
 ANSWER_S: Final = 10.0
 """A frame of tokens without its TokensKept for this long: the connection is given up and made anew."""

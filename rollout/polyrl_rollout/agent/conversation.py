@@ -21,8 +21,8 @@ import zmq
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
 from polyrl.wire import Cancel, Fenced, FromAgent, Hello, Resend, ToAgent, Welcome
-from polyrl_rollout.agent.cut import CuttableLink
 from polyrl_rollout.agent.link import HANDSHAKE_S, LinkDown, ManagerAddress
+from polyrl_rollout.agent.partition import CuttableLink
 
 WELCOME_S: Final = 5.0
 """Longest wait for the answer to Hello."""

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from polyrl_rollout.agent.tokens import Stream, TokenBook
-from polyrl_rollout.engine import Engine, EngineFailed, GenerateRequest, RequestRejected
+from polyrl_rollout.engines.port import Engine, EngineFailed, GenerateRequest, RequestRejected
 
 ABORT_S: Final = 5.0
 """An engine answers an abort within 0.1 s when it is well."""

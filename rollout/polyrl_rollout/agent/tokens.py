@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, Held, unpack_ids
-from polyrl_rollout.engine import TokenChunk
+from polyrl_rollout.engines.port import TokenChunk
 
 TOKEN_BYTES: Final = 8
 """uint32 id and float32 logprob."""

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from polyrl.wire import Announce, FromAgent, Serving, WeightsFailed
-from polyrl_rollout.engine import Engine
-from polyrl_rollout.puller import Pulled, Puller, PullFailed
-from polyrl_rollout.staging import Staged, Staging
+from polyrl_rollout.engines.port import Engine
+from polyrl_rollout.weights.puller import Pulled, Puller, PullFailed
+from polyrl_rollout.weights.staging import Staged, Staging
 
 log = structlog.get_logger(__name__)
 

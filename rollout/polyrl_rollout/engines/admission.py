@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyrl_rollout.engine import EngineFailed, GenerateRequest, RequestRejected
+from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, RequestRejected
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from polyrl import leash
-from polyrl_rollout.engine import EngineFailed
+from polyrl import parent_death_signal
+from polyrl_rollout.engines.port import EngineFailed
 
 KILL_DEADLINE_S: Final = 10.0
 """A killed process is gone at once; only an uninterruptible one outlasts this, and nothing can be done about it."""
@@ -40,10 +40,10 @@ class Child:
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> Child:
         """Starts `command` on a leash. Raises EngineFailed when it cannot be executed."""
-        env = {**os.environ, **(environment or {}), leash.PARENT_PID: str(os.getpid())}
+        env = {**os.environ, **(environment or {}), parent_death_signal.PARENT_PID: str(os.getpid())}
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "polyrl_rollout.leash", "--", *command),
+                *(sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", *command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.__stderr__,
                 env=env,

@@ -1,15 +1,15 @@
 """Which engine a manifest asks for.
 
-Refuses to hold: what an engine is (see `polyrl_rollout.engine`). Read next: `embedded`, then `sglang`.
+Refuses to hold: what an engine is (see `polyrl_rollout.engines.port`). Read next: `embedded`, then `sglang`.
 """
 
 from __future__ import annotations
 
 from polyrl.manifest.rollout import Engine as EngineSpec
 from polyrl.manifest.rollout import EngineType
-from polyrl_rollout.engine import Engine
-from polyrl_rollout.engines.embedded import EmbeddedEngine
-from polyrl_rollout.engines.sglang import SGLangEngine
+from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
+from polyrl_rollout.engines.port import Engine
+from polyrl_rollout.engines.sglang.engine import SGLangEngine
 
 
 def choose_engine(spec: EngineSpec, seed: int) -> Engine:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from polyrl_rollout.engine import EngineFailed
+from polyrl_rollout.engines.port import EngineFailed
 
 SILENCE_DEADLINE_S: Final = 60.0
 """An engine with work that produces nothing for anyone for this long hangs: a forward pass takes seconds at most."""

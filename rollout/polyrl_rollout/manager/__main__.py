@@ -19,13 +19,13 @@ import msgspec
 import structlog
 import typer
 
-from polyrl import leash
+from polyrl import parent_death_signal
 from polyrl.control import Endpoints
 from polyrl.errors import InvalidData, PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
-from polyrl_rollout.manager.encryption import https_of
+from polyrl_rollout.manager.http.encryption import https_of
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 
@@ -50,7 +50,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     stay: Annotated[bool, typer.Option("--stay", help="Show the final status until SIGTERM.")] = False,
 ) -> None:
     """Run one manager until its job is over."""
-    leash.hold()
+    parent_death_signal.hold()
     _log_json()
     _allow_many_connections()
     try:

@@ -4,14 +4,14 @@
 
 Restart costs what lives: once the tail outgrows SNAPSHOT_TAIL_BYTES a snapshot of the state replaces it, and with it go
 the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The records of each
-sample (`polyrl.ledger.records`) stay for `explain`, `check`.
+sample (`polyrl.ledger.audit.records`) stay for `explain`, `check`.
 
 `synchronous=NORMAL`: a killed process loses nothing; a machine that loses power may lose the newest transactions, never
 half of one, and agents and trainer make that good (they repeat what was not answered). One writer: it holds a lock file
 for the life of the process. Any number of readers in other processes: in WAL mode they neither block it nor see half a
 transaction.
 
-Refuses to hold: rules, a second kind of replay. Read next: `polyrl.ledger.journal_format`.
+Refuses to hold: rules, a second kind of replay. Read next: `polyrl.ledger.journal.file_format`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import IO, Final
 
 from polyrl.errors import InvalidData, ProtocolError, RunFailed
-from polyrl.ledger import journal_format as form
-from polyrl.ledger.codec import JOURNAL_SCHEMA, encode_facts, encode_state
-from polyrl.ledger.facts import Fact
-from polyrl.ledger.history import Historian
-from polyrl.ledger.pages import PageBook, PageRow
-from polyrl.ledger.records import Began, Record, encode_record
+from polyrl.ledger.audit.history import Historian
+from polyrl.ledger.audit.records import Began, Record, encode_record
+from polyrl.ledger.events import Fact
+from polyrl.ledger.journal import file_format as form
+from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, encode_facts, encode_state
+from polyrl.ledger.journal.pages import PageBook, PageRow
 from polyrl.ledger.state import State
 
 SNAPSHOT_TAIL_BYTES: Final = 16 << 20

@@ -35,14 +35,14 @@ from polyrl.ledger import Ledger, Outcome
 from polyrl.status import ManagerStatus
 from polyrl.wire import Finish, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
 from polyrl.worker import EVERYWHERE
-from polyrl_rollout.manager.admission import Admission
-from polyrl_rollout.manager.agents import AgentsDesk
-from polyrl_rollout.manager.control_desk import ControlDesk
-from polyrl_rollout.manager.http_api import make_app
+from polyrl_rollout.manager.agent_sessions import AgentsDesk
+from polyrl_rollout.manager.authentication import Admission
+from polyrl_rollout.manager.http.api import make_app
+from polyrl_rollout.manager.http.control import ControlDesk
+from polyrl_rollout.manager.http.metrics import ManagerCollector
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.manager.metrics import ManagerCollector
 from polyrl_rollout.manager.sockets import Router, RouterKeys
-from polyrl_rollout.manager.trainer_desk import TrainerDesk
+from polyrl_rollout.manager.trainer_session import TrainerDesk
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's Finish and the manager's end, whatever agents do."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polyrl.ledger import records as r
-from polyrl_operator.check import audit_journal
-from polyrl_operator.journal_reader import open_journal
+from polyrl.ledger.audit import records as r
+from polyrl_cli.inspection.check import audit_journal
+from polyrl_cli.inspection.journal_reader import open_journal
 
 JOURNAL = Path("/polyrl/journal/journal.sqlite")
 RESULT = Path("/polyrl/run/trainer-result.json")

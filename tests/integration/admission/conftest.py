@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.crd import custom_resource_definition
+from polyrl.manifest.schema.crd import custom_resource_definition
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEADLINE_S = 60.0

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrl.cluster.objects.checks import unsupported
+from polyrl.cluster.resources.checks import unsupported
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.rules import RULES
-from polyrl.manifest.transitions import TRANSITIONS
+from polyrl.manifest.rules.broken import RULES
+from polyrl.manifest.rules.transitions import TRANSITIONS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -22,8 +22,8 @@ import pytest
 import yaml
 from aiohttp import WSMsgType, web
 
-from polyrl.drill_signals import CUT_OFF, LET_BACK
-from polyrl_operator.cluster.certificate import make_certificate
+from polyrl.partition_signals import CUT_OFF, LET_BACK
+from polyrl_operator.certificate import make_certificate
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits"
 STEP_S = 120.0
@@ -159,7 +159,7 @@ class Bed:
         return answer if status == 200 else None
 
     async def chaos(self, *args: str, user: str = "admin") -> tuple[int, str]:
-        command = [sys.executable, "-m", "polyrl_operator.cli", "chaos", *args, "--on", "kubernetes", "--kubeconfig"]
+        command = [sys.executable, "-m", "polyrl_cli.app", "chaos", *args, "--on", "kubernetes", "--kubeconfig"]
         kubeconfig = str(self.server.kubeconfig(user, self.namespace))
         process = await asyncio.create_subprocess_exec(
             *command, kubeconfig, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrl.cluster.objects.fixed import fixed_children
-from polyrl.cluster.objects.manager import manager_pod
-from polyrl.cluster.objects.owner import Owner
-from polyrl.cluster.objects.rollout import rollout_pod
-from polyrl.cluster.objects.trainer import trainer_job
+from polyrl.cluster.resources.fixed import fixed_children
+from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.trainer import trainer_job
 from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool

@@ -44,7 +44,7 @@ def named_by(job: dict[str, Any]) -> set[str]:
 
 
 def polyrl(server: Any, *args: str | Path, user: str = "admin") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "polyrl_operator.cli", *args, "--kubeconfig", server.kubeconfig(user)]
+    command = [sys.executable, "-m", "polyrl_cli.app", *args, "--kubeconfig", server.kubeconfig(user)]
     return subprocess.run(command, capture_output=True, text=True, timeout=STEP_S * 2)
 
 
@@ -81,7 +81,7 @@ def hear_interrupts() -> None:
 
 @contextmanager
 def running(server: Any, *args: str | Path) -> Iterator[Running]:
-    command = [sys.executable, "-u", "-m", "polyrl_operator.cli", *args, "--kubeconfig", server.kubeconfig()]
+    command = [sys.executable, "-u", "-m", "polyrl_cli.app", *args, "--kubeconfig", server.kubeconfig()]
     output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, preexec_fn=hear_interrupts, **output) as process:
         try:
@@ -240,7 +240,7 @@ def test_no_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
         (file, "no cluster answers at https://127.0.0.1:1"),
         (tmp_path / "no", "no way to reach"),
     ):
-        command = [sys.executable, "-m", "polyrl_operator.cli", "status", "a", "--kubeconfig", kubeconfig]
+        command = [sys.executable, "-m", "polyrl_cli.app", "status", "a", "--kubeconfig", kubeconfig]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S)
         assert answer.returncode == 2
         assert words in answer.stderr
@@ -252,7 +252,7 @@ def test_no_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
     (["--namespace", "x"], "--namespace: only means something with --on kubernetes"),
 ])  # fmt: skip
 def test_flags_of_the_other_place_are_refused(args: list[str], words: str) -> None:
-    command = [sys.executable, "-m", "polyrl_operator.cli", "run", EXAMPLE / "job.yaml", *args]
+    command = [sys.executable, "-m", "polyrl_cli.app", "run", EXAMPLE / "job.yaml", *args]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S)
     assert answer.returncode == 2
     assert words in answer.stderr

@@ -30,15 +30,15 @@ from polyrl.cluster.settings import Settings
 from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest
 from polyrl.keys import OperatorKeys, parse_keys
 from polyrl.status import ManagerStatus
-from polyrl_operator.cluster.app import Operator, operator
-from polyrl_operator.cluster.certificate import Certificate, make_certificate
-from polyrl_operator.cluster.client import Client
-from polyrl_operator.cluster.connect import load_configuration, watch_session
-from polyrl_operator.cluster.fake_nodes import FakeNodes
-from polyrl_operator.cluster.kinds import FIXED, JOB, POD, SECRET, TRAINER
-from polyrl_operator.cluster.manager_client import Address
-from polyrl_operator.cluster.options import Options
-from polyrl_operator.cluster.secret import Access
+from polyrl_operator.api.client import Client
+from polyrl_operator.api.connect import load_configuration, watch_session
+from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER
+from polyrl_operator.app import Operator, operator
+from polyrl_operator.certificate import Certificate, make_certificate
+from polyrl_operator.managers.client import Address
+from polyrl_operator.options import Options
+from polyrl_operator.secret import Access
+from polyrl_operator.testing.fake_nodes import FakeNodes
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 150.0
@@ -198,7 +198,7 @@ class Process:
 async def operator_process(
     place: Any, *flags: str, kubeconfig: Any = None, name: str = "one"
 ) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "polyrl_operator.cluster", f"--namespace={place.namespace}", "--no-nodes"]
+    command = [sys.executable, "-m", "polyrl_operator", f"--namespace={place.namespace}", "--no-nodes"]
     command += [f"--lease-namespace={place.namespace}", "--host=127.0.0.1", "--metrics-port=0", "--health-port=0"]
     command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r", *flags]
     environment = os.environ | {"KUBECONFIG": str(kubeconfig or place.server.kubeconfig()), "POD_NAME": name}

@@ -17,8 +17,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from polyrl_operator.cluster.connect import watch_session
-from polyrl_operator.cluster.kinds import JOB, POD
+from polyrl_operator.api.connect import watch_session
+from polyrl_operator.api.kinds import JOB, POD
 
 BEAT_S = 0.5
 HOLD_S = 120.0

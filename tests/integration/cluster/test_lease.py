@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from polyrl_operator.cluster.client import Client, NotLeader
-from polyrl_operator.cluster.kinds import LEASE
-from polyrl_operator.cluster.leader import Leader, Terms
+from polyrl_operator.api.client import Client, NotLeader
+from polyrl_operator.api.kinds import LEASE
+from polyrl_operator.leader import Leader, Terms
 
 TERMS = Terms(duration_s=3.0, renew_s=2.0, retry_s=0.2)
 """Of replicas whose network comes and goes: they lose the Lease often."""

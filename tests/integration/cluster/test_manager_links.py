@@ -14,12 +14,13 @@ from polyrl.cluster.actions import Drain
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl_operator.cluster import manager_client, manager_link
-from polyrl_operator.cluster.certificate import make_certificate
-from polyrl_operator.cluster.held import Key
-from polyrl_operator.cluster.manager_client import ManagerClient, manager_session
-from polyrl_operator.cluster.manager_link import Links
-from polyrl_operator.cluster.secret import Access
+from polyrl_operator.certificate import make_certificate
+from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.managers import client as client_module
+from polyrl_operator.managers import poller
+from polyrl_operator.managers.client import ManagerClient, manager_session
+from polyrl_operator.managers.poller import Links
+from polyrl_operator.secret import Access
 
 KEY = Key("ns", "job")
 DEADLINE_S = 20.0
@@ -54,7 +55,7 @@ class Heard:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked again, or taken for silent, because this process had to wait for a core: who is away refuses."""
     for limit in ("ANSWER_S", "DRAIN_S", "CONNECT_S"):
-        monkeypatch.setattr(manager_client, limit, DEADLINE_S)
+        monkeypatch.setattr(client_module, limit, DEADLINE_S)
 
 
 @pytest.fixture
@@ -118,11 +119,11 @@ async def test_silence_is_counted_and_told_until_it_is_no_news(manager: Any, lin
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
-    await until(lambda: links.facts(KEY).missed == manager_link.MISSED_TOLD + 2)  # type: ignore[union-attr]
-    assert heard.woken == 1 + manager_link.MISSED_TOLD
+    await until(lambda: links.facts(KEY).missed == poller.MISSED_TOLD + 2)  # type: ignore[union-attr]
+    assert heard.woken == 1 + poller.MISSED_TOLD
     await manager.start()
     await until(lambda: links.facts(KEY).missed == 0)  # type: ignore[union-attr]
-    assert heard.woken == 2 + manager_link.MISSED_TOLD
+    assert heard.woken == 2 + poller.MISSED_TOLD
 
 
 async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links: Links, heard: Heard) -> None:
@@ -158,7 +159,7 @@ async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: Lin
 async def test_a_drain_that_nobody_hears_is_given_up(
     manager: Any, links: Links, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_link, "MIN_DRAIN_S", 0.3)
+    monkeypatch.setattr(poller, "MIN_DRAIN_S", 0.3)
     links.drain(KEY, Drain("job-r-1", "uid-1", 0.1, "drain"), None)
     await until(lambda: heard.failed == 1)
     assert heard.told == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyrl_operator.cluster.kinds import JOB
+from polyrl_operator.api.kinds import JOB
 
 LIMITED = 3
 """Pods: a trainer's or a manager's, and not all that the job asks for."""

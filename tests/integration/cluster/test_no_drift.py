@@ -9,7 +9,7 @@ from typing import Any
 
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, StepValue
-from polyrl_operator.cluster.kinds import JOB, POD
+from polyrl_operator.api.kinds import JOB, POD
 
 WRITES = {
     ("create", "pods"), ("patch", "pods"), ("delete", "pods"), ("create", "jobs"), ("create", "secrets"),

@@ -13,8 +13,8 @@ import pytest
 
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
-from polyrl_operator.cluster.kinds import NODE, POD
-from polyrl_operator.cluster.manager_client import DRAIN_S
+from polyrl_operator.api.kinds import NODE, POD
+from polyrl_operator.managers.client import DRAIN_S
 
 PROMISED_S = 2.0
 """From the fact to the drain; on a machine that does other things as well it is printed, not judged."""

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from kubernetes.aio.client.api_client import ApiClient
 
-from polyrl_operator.cluster import resync
-from polyrl_operator.cluster.app import Operator
-from polyrl_operator.cluster.connect import load_configuration
-from polyrl_operator.cluster.kinds import JOB, POD
-from polyrl_operator.cluster.manager_client import manager_session
-from polyrl_operator.cluster.requests import Requests
+from polyrl_operator.api.connect import load_configuration
+from polyrl_operator.api.kinds import JOB, POD
+from polyrl_operator.api.tracing import Requests
+from polyrl_operator.app import Operator
+from polyrl_operator.informer import resync
+from polyrl_operator.managers.client import manager_session
 
 
 class Fuse:

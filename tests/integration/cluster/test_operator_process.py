@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from polyrl_operator.cluster.kinds import POD
+from polyrl_operator.api.kinds import POD
 
 
 async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, start_operator: Any) -> None:
@@ -65,7 +65,7 @@ async def told(place: Any, reasons: set[str]) -> bool:
 
 
 async def test_flags_are_checked_with_a_sentence(place: Any) -> None:
-    command = [sys.executable, "-m", "polyrl_operator.cluster"]
+    command = [sys.executable, "-m", "polyrl_operator"]
     command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r"]
     for flags, words in (([], "--all-namespaces"), (["--all-namespaces", "--log-level=loud"], "loud")):
         process = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.PIPE)

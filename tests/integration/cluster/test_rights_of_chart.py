@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrl_operator.cluster.kinds import JOB, POD
+from polyrl_operator.api.kinds import JOB, POD
 
 CHART = Path(__file__).parents[3] / "charts/polyrl"
 USER = "operator"

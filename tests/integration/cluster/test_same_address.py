@@ -7,7 +7,7 @@ from typing import Any
 
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
-from polyrl_operator.cluster.kinds import POD
+from polyrl_operator.api.kinds import POD
 
 
 def engine(name: str) -> EngineStatus:

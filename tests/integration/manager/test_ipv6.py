@@ -18,11 +18,11 @@ from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
-from polyrl_rollout.fake_engine import FakeEngine
 from polyrl_rollout.manager.server import Listen, Manager
-from polyrl_rollout.staging import Staging
-from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.publisher import WeightPublisher
+from polyrl_rollout.testing.fake_engine import FakeEngine
+from polyrl_rollout.weights.staging import Staging
+from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 1
 DEADLINE_S = 30.0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from polyrl.simulation.stage import Stage, said
 from polyrl.wire import Batch
 from polyrl_rollout.manager import journal as journal_module
 from polyrl_rollout.manager.journal import Journal
+from polyrl_rollout.testing.simulation.stage import Stage, said
 
 TAIL_BYTES = 30_000
 STEPS = 120

@@ -27,11 +27,11 @@ from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.state import State
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
-from polyrl_operator.control_client import ControlClient
+from polyrl_cli.local.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
-from polyrl_rollout.fake_agent import FakeAgent
 from polyrl_rollout.manager.journal import Journal
-from polyrl_trainer.client import RolloutClient
+from polyrl_rollout.testing.fake_agent import FakeAgent
+from polyrl_trainer.client.client import RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 60.0

@@ -18,30 +18,30 @@ import torch
 
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, read_keys
-from polyrl.leash import PARENT_PID
 from polyrl.manifest.recipe import Environment
+from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
 from polyrl.wire import GroupDropped, pack_ids, unpack_ids
-from polyrl_operator.check import audit_journal
-from polyrl_operator.control_client import ControlClient
+from polyrl_cli.inspection.check import audit_journal
+from polyrl_cli.local.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.engine import EngineInfo, GenerateRequest, TokenChunk
-from polyrl_rollout.fake_engine import LOGPROB, FakeEngine, continuation
+from polyrl_rollout.engines.port import EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.manager.__main__ import write_endpoints
-from polyrl_rollout.staging import Staging
-from polyrl_trainer.client import RolloutClient
+from polyrl_rollout.testing.fake_engine import LOGPROB, FakeEngine, continuation
+from polyrl_rollout.weights.staging import Staging
+from polyrl_trainer.client.client import RolloutClient
 from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
-from polyrl_trainer.episodes import Episodes
-from polyrl_trainer.held_groups import HeldGroups
-from polyrl_trainer.loop_host import LoopHost
-from polyrl_trainer.publisher import WeightPublisher
-from polyrl_trainer.rewards import Failures, Reward
-from polyrl_trainer.tokenizers import EOS_ID, CharacterTokenizer
+from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.user_code.episodes import Episodes
+from polyrl_trainer.user_code.rewards import Failures, Reward
+from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 3
 DEADLINE_S = 90.0

@@ -14,8 +14,8 @@ import numpy as np
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.rows import Row, messages_field, text_field
+from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.tokenizers import Tokenizer
 
 
 def prepare_conversations(rows: Iterable[Row], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.rows import Row, text_field
+from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.tokenizers import Tokenizer
 
 FinishedGroup = tuple[Sample, ...]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.rows import Row, messages_field, text_field
-from polyrl_trainer.tokenizers import Tokenizer
+from polyrl_trainer.data.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)

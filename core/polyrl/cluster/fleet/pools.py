@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.cluster.memory import Refusal
-from polyrl.cluster.seen.disruption import SCHEDULER
-from polyrl.cluster.seen.facts import PodFacts
-from polyrl.cluster.seen.look import Look
-from polyrl.cluster.seen.rollouts import Rollout, Standing, of_pool
-from polyrl.cluster.seen.stamps import millisecond, unix
+from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.disruption import SCHEDULER
+from polyrl.cluster.observation.facts import PodFacts
+from polyrl.cluster.observation.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.state import Refusal
+from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Delete
-from polyrl.cluster.seen.facts import PodFacts
-from polyrl.cluster.seen.look import Look
-from polyrl.cluster.seen.node_signs import is_dead, is_gone
+from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.facts import PodFacts
+from polyrl.cluster.observation.node_signals import is_dead, is_gone
 
 GIVEN_UP_S: Final = 60.0
 """A node that has been silent for its pods' whole grace and this long again is not expected to kill them."""

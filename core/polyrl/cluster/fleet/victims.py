@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from polyrl.cluster import names
-from polyrl.cluster.seen.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.observation.rollouts import Rollout, Standing, of_pool
 from polyrl.sample import Pool
 
 _LAST: Final = 9

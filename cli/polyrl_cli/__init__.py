@@ -1,0 +1,1 @@
+"""The `polyrl` command: validates and runs manifests, locally as processes or on a cluster, and looks into runs."""

@@ -1,0 +1,271 @@
+"""`polyrl`: the command line. Commands import what they need when they are called, so that `--help` is quick.
+
+Exit status: 0 done, 1 the run failed, 2 the user's input is wrong (one line per fault, no traceback), 130 interrupted.
+Any other exception is a bug in PolyRL and keeps its traceback. Read next: `validate`, `run`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from polyrl_cli.chaos.kinds import MAX_SECONDS, Action, Direction, Target
+
+RUN_FAILED: Final = 1
+USER_ERROR: Final = 2
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report it."""
+
+
+class _Commands(TyperGroup):
+    """Turns the errors that PolyRL raises on purpose into sentences and exit statuses."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from polyrl.errors import PolyRLError, UserError
+
+        try:
+            return super().invoke(ctx)
+        except PolyRLError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Reinforcement learning of language models on a few reserved trainers and many preemptible rollouts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Rich help costs 0.2 s of import for a table.
+    rich_markup_mode=None,
+)
+
+ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="A PolyRLJob manifest (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a field, as spec.rollout.maxReplicas=4; repeatable."),
+]
+NewestRun = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/.", show_default=False),
+]
+
+
+class On(StrEnum):
+    """Where a manifest runs."""
+
+    HERE = "here"
+    KUBERNETES = "kubernetes"
+
+
+class PodRole(StrEnum):
+    """What a job's pod is for; the reserved engine is a container of the trainer's."""
+
+    MANAGER = "manager"
+    TRAINER = "trainer"
+    ROLLOUT = "rollout"
+
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a PolyRLJob on a cluster.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Of the job; default: the manifest's, else the context's.")
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Of the cluster; default: $KUBECONFIG, else ~/.kube/config.")
+]
+Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; default: its current one.")]
+
+
+@app.command()
+def validate(file: ManifestFile, sets: Overrides = None) -> None:
+    """Check a manifest and the files it names; every fault is shown with its line."""
+    from polyrl_cli.manifests.validate import validation_report
+
+    for line in validation_report(file, sets or []):
+        typer.echo(line)
+
+
+@app.command()
+def run(  # noqa: PLR0913 - each is a flag
+    file: ManifestFile,
+    sets: Overrides = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Override spec.recipe.seed.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default runs/NAME-TIME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Override metadata.name.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")] = None,
+    on: Annotated[On, typer.Option(help="This machine, as processes; or a cluster, as pods.")] = On.HERE,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Run a manifest on this machine, or on a cluster."""
+    cluster = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
+    if on is On.HERE:
+        from polyrl_cli.local.run import run_command
+
+        _refuse_flags(cluster, "--on kubernetes")
+        raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
+    from polyrl_cli.manifests.overrides import own_overrides
+    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.run import detached, run_on_kubernetes
+
+    _refuse_flags({"--out": out, "--resume": resume}, "--on here")
+    where = Where(kubeconfig, context, namespace)
+    try:
+        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], where, typer.echo))
+    except KeyboardInterrupt:
+        typer.echo(detached())
+        raise
+
+
+def _refuse_flags(given: dict[str, Any], meant_for: str) -> None:
+    from polyrl.errors import UserError
+
+    for flag, value in given.items():
+        if value is not None:
+            raise UserError(f"{flag}: only means something with {meant_for}")
+
+
+@app.command()
+def status(job: JobName, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Tell what became of a job on a cluster."""
+    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.status import status_lines
+
+    for line in status_lines(job, Where(kubeconfig, context, namespace)):
+        typer.echo(line)
+
+
+@app.command()
+def logs(
+    job: JobName,
+    role: Annotated[PodRole | None, typer.Option(help="Of these pods only; default: all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed, until the end.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Print what a job's pods on a cluster have printed."""
+    from polyrl.worker import Role
+    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.logs import print_logs
+
+    print_logs(job, None if role is None else Role(role), follow, Where(kubeconfig, context, namespace), typer.echo)
+
+
+@app.command()
+def why(run: NewestRun = None) -> None:
+    """Print who waits for whom in a run, for what, since when and until when."""
+    from polyrl_cli.inspection.why import why_lines
+
+    for line in why_lines(run):
+        typer.echo(line)
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    sample: Annotated[str, typer.Argument(metavar="SAMPLE", help="A sample's name, as 12.3.")],
+) -> None:
+    """Print one sample's whole life: engines, versions, tokens, reward, batch, reasons."""
+    from polyrl_cli.inspection.explain import explain_lines
+
+    for line in explain_lines(run, sample):
+        typer.echo(line)
+
+
+@app.command()
+def check(run: NewestRun = None) -> None:
+    """Verify a run's invariants from its journal; exit status 1 when one is broken."""
+    from polyrl_cli.inspection.check import check_lines
+
+    lines, holds = check_lines(run)
+    for line in lines:
+        typer.echo(line)
+    if not holds:
+        raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
+def chaos(  # noqa: PLR0913 - each is a flag
+    action: Annotated[Action, typer.Argument(help="What is done.", show_default=False)],
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/. On a cluster: the job."),
+    ] = None,
+    role: Annotated[Target, typer.Option(help="To what; an agent comes with its engine.")] = Target.AGENT,
+    worker: Annotated[str, typer.Option(metavar="NAME", help="To this one, as rollout-1; default: one is drawn.")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; default: a new one, which is printed.")] = None,
+    lasts: Annotated[
+        float, typer.Option("--for", metavar="SECONDS", min=0.1, max=MAX_SECONDS, help="How long; preempt: the notice.")
+    ] = 5.0,
+    speed: Annotated[float, typer.Option(min=0.01, max=0.99, help="Of slow: the share of time it runs.")] = 0.1,
+    direction: Annotated[
+        Direction, typer.Option(help="Of partition: what is lost, to the agent, from it, or both.")
+    ] = Direction.BOTH,
+    on: Annotated[On, typer.Option(help="A run of this machine, or a job's pods on a cluster.")] = On.HERE,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Inflict a fault on a live run; nothing of it should be lost."""
+    from polyrl.errors import UserError
+    from polyrl_cli.chaos.faults import Wish
+
+    wish = Wish(action=action, target=role, worker=worker, seconds=lasts, speed=speed, direction=direction)
+    if on is On.HERE:
+        from polyrl_cli.chaos.command import chaos_line
+
+        _refuse_flags({"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}, "--on kubernetes")
+        typer.echo(chaos_line(None if run is None else Path(run), wish, seed))
+        return
+    from polyrl_cli.remote.chaos import cluster_chaos_line
+    from polyrl_cli.remote.cluster import Where
+
+    if run is None:
+        raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
+    typer.echo(cluster_chaos_line(run, wish, seed, Where(kubeconfig, context, namespace)))
+
+
+@app.command()
+def crd(
+    docs: Annotated[bool, typer.Option("--docs", help="The manifest's reference page instead, as Markdown.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to the terminal.")] = None,
+) -> None:
+    """Print the CustomResourceDefinition of PolyRLJob."""
+    from polyrl.errors import UserError
+    from polyrl.manifest.schema.reference_page import manifest_page
+    from polyrl_cli.manifests.crd_file import crd_yaml
+
+    text = manifest_page() if docs else crd_yaml()
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from error
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(f"polyrl {installed('polyrl')}")
+
+
+def main() -> None:
+    """Entry point of the `polyrl` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""`polyrl check [RUN]`: the invariants of a run, from its journals alone; the first broken fact of each that is broken.
+
+A resumed run has a journal per epoch, and each is audited on its own: an epoch's samples never reach the next one.
+Refuses to hold: the invariants (see `polyrl.ledger.audit.audit`). Read next: `polyrl.ledger.audit.audit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from polyrl.ledger.audit.audit import Audit
+from polyrl.ledger.audit.findings import Verdict
+from polyrl_cli.inspection.journal_reader import open_journal
+from polyrl_cli.local.find_run import find_run, journal_of, journals_of_older_epochs
+
+VERDICT_WIDTH: Final = 9
+"""Of the longest verdict, `not shown`."""
+
+
+def check_lines(run: Path | None) -> tuple[list[str], bool]:
+    """The verdicts, and whether nothing is broken."""
+    folder = find_run(run)
+    lines, broken = [], 0
+    for path in [*journals_of_older_epochs(folder), journal_of(folder)]:
+        verdicts = audit_journal(path)
+        lines += [f"{path}:", *(line for verdict in verdicts for line in _lines_of(verdict))]
+        broken += sum(1 for verdict in verdicts if verdict.broken)
+    lines.append(f"{broken} broken" if broken else "nothing is broken")
+    return lines, not broken
+
+
+def audit_journal(path: Path) -> list[Verdict]:
+    """One verdict per invariant."""
+    audit = Audit()
+    with open_journal(path) as journal:
+        for record in journal.records():
+            audit.take(record)
+        replayed = journal.replay()
+    return audit.conclude(None if replayed is None else replayed.state)
+
+
+def _lines_of(verdict: Verdict) -> Iterator[str]:
+    word = "BROKEN" if verdict.broken else "holds" if verdict.looked else "not shown"
+    looked = ", ".join(f"{count:,} {what}" for what, count in verdict.looked.items())
+    yield f"  {verdict.invariant:<3}  {word:<{VERDICT_WIDTH}}  {verdict.title}{f' ({looked})' if looked else ''}"
+    if verdict.broken:
+        more = f" (the first of {verdict.broken:,})" if verdict.broken > 1 else ""
+        yield f"{'':>{VERDICT_WIDTH}}{verdict.first}{more}"
+    elif not verdict.looked:
+        yield f"{'':>{VERDICT_WIDTH}}{verdict.first}"

@@ -1,0 +1,133 @@
+"""Reads a run's journal from outside, while its manager writes it or long after. Never writes, never blocks.
+
+Everything is read in one transaction, so it belongs together; the writer goes on meanwhile. Where even the folder is
+read-only, a journal whose writer has closed it is still read.
+
+Refuses to read a file that is not ours, of another schema, or damaged: one sentence, nothing half-read.
+Read next: `polyrl.ledger.journal.file_format`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from polyrl.errors import InvalidData, ProtocolError, UserError
+from polyrl.ledger.audit import records as r
+from polyrl.ledger.journal import file_format as form
+from polyrl.ledger.journal.codec import JOURNAL_SCHEMA
+
+BUSY_S: Final = 5.0
+"""A writer that opens or closes holds the file for a moment."""
+
+
+UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises on a damaged file; its own words about damage may be no text."""
+
+WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError)
+"""What decoding raises on a damaged row, whose columns may even have other types."""
+
+
+class JournalReader:
+    """One journal, at one moment. All methods raise InvalidData when it turns out to be damaged."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self.path = path
+        self._db = db
+
+    def records(self) -> Iterator[r.AnyRecord]:
+        """The whole history, in order; the file is looked through first, so that none can be missing."""
+        (state,) = next(self._rows("PRAGMA quick_check(1)"))
+        if state != "ok":
+            raise _damaged(self.path, ValueError(" ".join(state.split())))
+        return map(self._decode, self._rows(form.SELECT_RECORDS))
+
+    def records_about(self, *abouts: str) -> list[r.AnyRecord]:
+        """What is filed under samples, groups, batches, engines or the run, in order."""
+        return [self._decode(row) for row in self._rows(form.SELECT_RECORDS_ABOUT, json.dumps(abouts))]
+
+    def some_samples(self, limit: int) -> list[str]:
+        """Names of a few samples that exist."""
+        return [name for (name,) in self._rows(form.SELECT_SOME_SAMPLES, limit)]
+
+    def replay(self) -> form.Replayed | None:
+        """The ledger's state, from the newest snapshot and the facts after it; None before the first."""
+        try:
+            snapshot = next(self._rows(form.SELECT_SNAPSHOT), None)
+            return form.replay(snapshot, self._rows(form.SELECT_FACTS), self._rows(form.SELECT_PAGES))
+        except WRONG_VALUES as error:
+            raise _damaged(self.path, error) from error
+
+    def wall_offset(self) -> float:
+        """Unix seconds at the ledger's zero, as its newest incarnation has it."""
+        began = [record for record in self.records_about(r.RUN) if isinstance(record, r.Began)]
+        return began[-1].wall - began[-1].at if began else 0.0
+
+    def _rows(self, query: str, *values: object) -> Iterator[Any]:
+        try:
+            # Not `yield from`: it would close the cursor of a generator that nobody exhausts, after the database.
+            for row in self._db.execute(query, values):  # noqa: UP028
+                yield row
+        except UNREADABLE as error:
+            raise _damaged(self.path, error) from error
+
+    def _decode(self, row: tuple[bytes]) -> r.AnyRecord:
+        try:
+            return r.decode_record(row[0])
+        except WRONG_VALUES as error:
+            raise _damaged(self.path, error) from error
+
+
+@contextmanager
+def open_journal(path: Path) -> Iterator[JournalReader]:
+    """The journal at `path`. Raises UserError when there is none, InvalidData when it cannot be read as one."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no journal; a run keeps one once its manager has started")
+    try:
+        db = _connect(path)
+    except UNREADABLE as error:
+        raise InvalidData(f"{path}: not a readable journal: {error}") from error
+    try:
+        _check_ours(path, db)
+        yield JournalReader(path, db)
+    finally:
+        db.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        return _begin(path, "mode=ro")
+    except sqlite3.OperationalError:
+        # Beside a write-ahead log nothing may be called immutable: what it holds would be missed.
+        if path.with_name(f"{path.name}-wal").exists():
+            raise
+        return _begin(path, "mode=ro&immutable=1")
+
+
+def _begin(path: Path, options: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"file:{quote(str(path.resolve()))}?{options}", timeout=BUSY_S, isolation_level=None, uri=True)
+    try:
+        db.execute("BEGIN")
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except UNREADABLE:
+        db.close()
+        raise
+    return db
+
+
+def _check_ours(path: Path, db: sqlite3.Connection) -> None:
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (schema,) = db.execute("PRAGMA user_version").fetchone()
+    if application != form.APPLICATION_ID:
+        raise InvalidData(f"{path}: is not a PolyRL journal")
+    if schema != JOURNAL_SCHEMA:
+        raise InvalidData(f"{path}: is of journal schema {schema}, this version reads {JOURNAL_SCHEMA}")
+
+
+def _damaged(path: Path, error: Exception) -> InvalidData:
+    return InvalidData(f"{path}: the journal is damaged: {' '.join(str(error).split())}")

@@ -1,0 +1,73 @@
+"""`polyrl why [RUN]`: who waits for whom, for what, since when and until when.
+
+A live manager is asked over HTTP; when it does not answer, the journal says how things stood at its last fact.
+
+Refuses to hold: what counts as a wait (see `polyrl.ledger.waits`). Read next: `polyrl.ledger.waits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from polyrl.control import Waits, parse_endpoints
+from polyrl.errors import PolyRLError
+from polyrl.ledger.waits import waits_of
+from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
+from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.find_run import find_run, journal_of
+from polyrl_cli.local.run_folder import RunFolder
+
+ANSWER_S: Final = 3.0
+"""What a manager gets to answer: the longest that one may hear nothing of a healthy agent either."""
+
+
+def why_lines(run: Path | None) -> list[str]:
+    """The waits of a run, the longest first, under a line that says how they are known."""
+    folder = find_run(run)
+    waits, silence = asyncio.run(_ask(folder))
+    if waits is not None:
+        return [f"{folder.root}: the manager says", *(_indented(waits.waits) or ["  nobody waits"])]
+    with open_journal(journal_of(folder)) as journal:
+        return [*_as_of_journal(folder, journal, silence)]
+
+
+async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
+    """The manager's answer; or why there is none."""
+    try:
+        endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
+        client = ControlClient(folder.endpoints, folder.keys / "operator.key", endpoints.epoch)
+        async with asyncio.timeout(ANSWER_S), client:
+            await client.find()
+            waits = await client.waits()
+    except FileNotFoundError:
+        return None, "it never said where it listens"
+    except TimeoutError:
+        return None, f"no answer within {ANSWER_S:g} s"
+    except (OSError, ValueError, PolyRLError) as error:
+        return None, str(error)
+    return waits, "nobody listens there"
+
+
+def _as_of_journal(folder: RunFolder, journal: JournalReader, silence: str) -> list[str]:
+    replayed = journal.replay()
+    if replayed is None:
+        return [f"{folder.root}: the manager does not answer ({silence}), and its journal is empty"]
+    when = datetime.fromtimestamp(journal.wall_offset() + replayed.at, UTC)
+    state = replayed.state
+    head = (
+        f"{folder.root}: the manager does not answer ({silence}); its journal, as of {when:%Y-%m-%d %H:%M:%S} UTC, says"
+    )
+    if state.finished:
+        end = "well" if state.ok else "badly"
+        return [head, f"  the run is over and ended {end}{f': {state.message}' if state.message else ''}; nobody waits"]
+    return [
+        head,
+        *(_indented(tuple(wait.sentence(replayed.at) for wait in waits_of(state, replayed.at))) or ["  nobody waits"]),
+    ]
+
+
+def _indented(sentences: tuple[str, ...]) -> list[str]:
+    return [f"  {sentence}" for sentence in sentences]

@@ -1,0 +1,123 @@
+"""The runner's ear: a Unix socket in the run's folder, through which `polyrl chaos` asks for a fault.
+
+One JSON line in (`faults.Wish`), one JSON line out (`Answer`), then the connection ends. Only the folder's owner can
+connect: the socket's mode is 0600 before it listens.
+
+Refuses to hold: what a fault is (see `faults`), the run's state. Read next: `inflicting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from polyrl.errors import UserError
+from polyrl_cli.chaos.faults import Wish
+
+MAX_LINE_BYTES: Final = 64 << 10
+"""A wish takes two hundred bytes."""
+
+ASK_S: Final = 5.0
+"""Longest wait for the line of one who has connected."""
+
+ANSWER_S: Final = 20.0
+"""Longest wait for the runner's answer: it waits up to 10 s for the kernel to reap what it killed."""
+
+Handler = Callable[[Wish], Awaitable[str]]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, or why nothing was."""
+
+    done: str = ""
+    refused: str = ""
+
+
+@asynccontextmanager
+async def listening(path: Path, handler: Handler) -> AsyncIterator[None]:
+    """Answers wishes at `path` while the context lasts. Raises UserError when the folder takes no socket."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(msgspec.json.encode(await _answer(reader, handler)) + b"\n")
+            await writer.drain()
+        except ConnectionError:
+            return  # whoever asked has left
+        finally:
+            writer.close()
+
+    with _bound(path) as listener:
+        server = await asyncio.start_unix_server(serve, sock=listener, limit=MAX_LINE_BYTES)
+        try:
+            yield
+        finally:
+            server.close()
+
+
+@contextmanager
+def _bound(path: Path) -> Iterator[socket.socket]:
+    with _address(path) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(address)
+            path.chmod(0o600)
+        except OSError as error:
+            raise UserError(f"{path}: cannot make the runner's socket: {error.strerror}") from error
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+async def _answer(reader: asyncio.StreamReader, handler: Handler) -> Answer:
+    try:
+        async with asyncio.timeout(ASK_S):
+            line = await reader.readline()
+        return Answer(done=await handler(msgspec.json.decode(line, type=Wish)))
+    except (TimeoutError, ValueError) as error:
+        return Answer(refused=f"the runner does not understand the request: {error or 'no line came'}")
+    except UserError as error:
+        return Answer(refused=str(error))
+
+
+async def ask_runner(path: Path, wish: Wish) -> str:
+    """What the runner has done. Raises UserError when it refuses, or when nobody listens at `path`."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            with _address(path) as address:
+                reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
+            try:
+                writer.write(msgspec.json.encode(wish) + b"\n")
+                answer = msgspec.json.decode(await reader.readline(), type=Answer)
+            finally:
+                writer.close()
+    except TimeoutError:
+        raise UserError(f"{path}: the runner gave no answer within {ANSWER_S:g} s") from None
+    except (OSError, ValueError):
+        raise UserError(
+            f"{path.parent.parent}: no `polyrl run` is at work there, so nothing can be done to it"
+        ) from None
+    if answer.refused:
+        raise UserError(answer.refused)
+    return answer.done
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """`path` in a form short enough for a Unix socket, which takes 107 bytes; valid while the context lasts."""
+    if sys.platform != "linux":
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,223 @@
+"""The fleet on one machine: every worker is a process in a session of its own, its output in `logs/<name>.log`.
+
+No orphan survives the runner: workers end themselves when it dies (each ties itself to POLYRL_PARENT_PID), and here the
+whole process group of a worker is ended by force when the worker itself has exited, was killed, or outlived its grace.
+Workers get only the few environment variables named below, and no file but their log; secrets reach them as 0600 files.
+
+Refuses to hold: what to start and when (see `polyrl.local.planner`). Read next: `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.parent_death_signal import PARENT_PID
+from polyrl.worker import Worker
+
+PASSED_ON: Final = (
+    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+)
+"""All that a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is,
+and that it finds no GPU or no network here."""
+
+CANNOT_START: Final = 127
+"""Exit code of a worker whose program could not be started; as in a shell."""
+
+KILL_WAIT_S: Final = 10.0
+"""How long the kernel may take to reap a killed process on a machine that swaps."""
+
+
+class Part(StrEnum):
+    """Of a worker's processes."""
+
+    WORKER = "worker"
+    """The one that the fleet started."""
+    BELOW = "below"
+    """Those that it has started, and theirs."""
+    ALL = "all"
+
+
+@dataclass
+class _Child:
+    seen: Observed
+    process: asyncio.subprocess.Process | None = None
+    tree: psutil.Process | None = None
+    """Knows the moment of the process's start, so that nobody who got its id later is signalled."""
+    waiter: asyncio.Task[None] | None = None
+    force: asyncio.TimerHandle | None = None
+    """Ends it when its grace is over."""
+
+
+class ProcessFleet:
+    """Implements `Fleet` and `SpotMarket` with asyncio subprocesses. Must be closed."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: dict[str, _Child] = {}
+        self._change = asyncio.Event()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def list(self) -> builtins.list[Observed]:
+        self._change.clear()
+        return [child.seen for child in self._children.values()]
+
+    async def start(self, worker: Worker) -> None:
+        if worker.name in self._children:
+            return
+        seen = Observed(worker.name, worker.role, uuid.uuid4().hex, Phase.STARTING, self.now())
+        child = self._children[worker.name] = _Child(seen)
+        self._change.set()
+        try:
+            child.process = await self._spawn(worker)
+            child.tree = _tree_of(child.process)
+        except OSError as error:
+            self._log_path(worker.name).write_text(f"cannot start {worker.argv[0]}: {error}\n")
+            self._exited(child, CANNOT_START)
+            return
+        self._update(child, phase=Phase.RUNNING)
+        child.waiter = asyncio.create_task(self._wait(child, child.process), name=f"wait for {worker.name}")
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        child = self._living(name)
+        if child is None:
+            return
+        first = child.seen.phase is not Phase.STOPPING
+        due = asyncio.get_running_loop().time() + grace_s
+        if first:
+            self._update(child, phase=Phase.STOPPING)
+            _signal_process(child, signal.SIGTERM)
+        if child.force is None or due < child.force.when():
+            self._force_at(child, due)
+
+    async def kill(self, name: str) -> None:
+        child = self._living(name)
+        if child is None:
+            return
+        _signal_group(child, signal.SIGKILL)
+        if child.waiter is not None:
+            await asyncio.wait({child.waiter}, timeout=KILL_WAIT_S)
+
+    async def reclaim(self, name: str, notice_s: float) -> None:
+        child = self._living(name)
+        if child is None:
+            return
+        self._update(child, reclaim=Reclaim(self.now() + notice_s))
+        await (self.stop(name, notice_s) if notice_s > 0 else self.kill(name))
+
+    def signal(self, name: str, part: Part, number: int) -> int:
+        """Signals a part of a worker; 0 as `number` only looks. Returns how many processes there are; 0 also when the
+        worker is gone or was never there."""
+        child = self._living(name)
+        return 0 if child is None else sum(_signal_one(process, number) for process in _members(child, part))
+
+    async def changed(self, deadline_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._change.wait(), timeout=deadline_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends by force whatever is left, and returns when it is gone."""
+        await asyncio.gather(*(self.kill(name) for name in self._children))
+
+    async def _spawn(self, worker: Worker) -> asyncio.subprocess.Process:
+        with self._log_path(worker.name).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *worker.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(worker.env),
+                start_new_session=True,
+            )
+
+    async def _wait(self, child: _Child, process: asyncio.subprocess.Process) -> None:
+        exit_code = await process.wait()
+        # What it started must not outlive it; its group's number stays taken as long as any member lives.
+        _signal_group(child, signal.SIGKILL)
+        self._exited(child, exit_code)
+
+    def _exited(self, child: _Child, exit_code: int) -> None:
+        if child.force is not None:
+            child.force.cancel()
+        self._update(child, phase=Phase.EXITED, exit_code=exit_code, exited_at=self.now())
+
+    def _force_at(self, child: _Child, when: float) -> None:
+        if child.force is not None:
+            child.force.cancel()
+        child.force = asyncio.get_running_loop().call_at(when, _signal_group, child, signal.SIGKILL)
+
+    def _living(self, name: str) -> _Child | None:
+        child = self._children.get(name)
+        return child if child is not None and child.seen.lives and child.process is not None else None
+
+    def _update(self, child: _Child, **facts: object) -> None:
+        child.seen = replace(child.seen, **facts)  # type: ignore[arg-type]
+        self._change.set()
+
+    def _log_path(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+
+def _tree_of(process: asyncio.subprocess.Process) -> psutil.Process | None:
+    try:
+        return psutil.Process(process.pid)
+    except psutil.NoSuchProcess:
+        return None  # over already, and reaped
+
+
+def _members(child: _Child, part: Part) -> list[psutil.Process]:
+    """The worker first, so that it cannot see what happens to the others before it happens to itself."""
+    if child.tree is None:
+        return []
+    try:
+        below = [] if part is Part.WORKER else child.tree.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return below if part is Part.BELOW else [child.tree, *below]
+
+
+def _signal_one(process: psutil.Process, number: int) -> bool:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    ours = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", PARENT_PID: str(os.getpid())}
+    return {**passed_on, **ours, **own}
+
+
+def _signal_process(child: _Child, number: int) -> None:
+    if child.process is not None and child.process.returncode is None:
+        child.process.send_signal(number)
+
+
+def _signal_group(child: _Child, number: int) -> None:
+    """Signals everything in the worker's session; a group that is gone is fine."""
+    if child.process is None:
+        return
+    try:
+        os.killpg(child.process.pid, number)
+    except ProcessLookupError:
+        return

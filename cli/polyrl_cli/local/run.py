@@ -1,0 +1,207 @@
+"""`polyrl run`: a manifest in, a run's folder and an exit code out.
+
+    load and check the manifest -> make the folder -> LocalRun until its end -> summary.json, run.png, closing words
+
+Exit codes: 0 done · 1 the run failed · 2 the input is wrong · 128 + signal when stopped (130 after Ctrl-C).
+Refuses to hold: the loop (see `local_run`), what runs (see `polyrl.worker`). Read next: `local_run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+
+from polyrl.errors import UserError
+from polyrl.local.planner import End
+from polyrl.manifest.job import PolyRLJob
+from polyrl.worker import Place, Workers, workers_of
+from polyrl_cli.chaos.schedule import FaultDrill
+from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.control_socket import listening
+from polyrl_cli.local.process_fleet import ProcessFleet
+from polyrl_cli.local.run_folder import (
+    RunFolder,
+    end_of_log,
+    held,
+    last_words,
+    new_folder,
+    old_folder,
+    prepare,
+    rl_steps_kept,
+)
+from polyrl_cli.local.runner import LocalRun
+from polyrl_cli.manifests.file_checks import check_files
+from polyrl_cli.manifests.load import load_manifest, notes
+from polyrl_cli.manifests.overrides import own_overrides
+from polyrl_cli.report.metrics_file import ReportTail, read_reports
+from polyrl_cli.report.plot import draw_run
+from polyrl_cli.report.progress import Progress, View, open_view
+from polyrl_cli.report.summary import (
+    Summary,
+    bytes_per_token,
+    losses,
+    read_trainer_result,
+    seconds_by_stage,
+    step_parts,
+)
+from polyrl_cli.report.summary_panel import print_summary
+from polyrl_cli.report.timeline import Event, Timeline, read_timeline
+
+FAILED: Final = 1
+SIGNALLED: Final = 128
+"""Added to a signal's number, as shells do."""
+
+LOG_LINES: Final = 20
+"""Of a worker's log that are shown when its end is the run's end: a traceback's last part."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that is over, and what is left to tell."""
+
+    job: PolyRLJob
+    folder: RunFolder
+    epoch: int
+    end: End
+    run: LocalRun
+    began: float
+    """Unix seconds."""
+    wall_seconds: float
+    preemptions: int
+
+
+def run_command(
+    file: Path, sets: list[str], seed: int | None, out: Path | None, name: str | None, resume: Path | None
+) -> int:
+    """Runs the manifest at `file` here. Returns the exit code; raises UserError when the input is wrong."""
+    job = _load(file, sets, seed, name)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for note in notes(job):
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    if resume is not None and out is not None:
+        raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
+    folder = old_folder(resume) if resume is not None else new_folder(out, job.metadata.name, datetime.now(UTC))
+    with held(folder):
+        epoch = prepare(folder, job)
+        place = Place(
+            run=str(folder.root),
+            manifest_dir=str(file.resolve().parent),
+            python=sys.executable,
+            epoch=epoch,
+            cpus=len(os.sched_getaffinity(0)),
+            resume=str(folder.root) if resume is not None else None,
+        )
+        console.print(
+            f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
+        )
+        return execute(job, workers_of(job.spec, place), folder, epoch, console)
+
+
+def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, console: Console) -> int:
+    """Runs the workers in a prepared folder to the end, writes and prints the summary. Returns the exit code; raises
+    UserError when the trainer says that the input is wrong."""
+    return _conclude(asyncio.run(_run(job, wanted, folder, epoch, console)), console)
+
+
+def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> PolyRLJob:
+    given = [*sets, *own_overrides(seed, name)]
+    job = load_manifest(file, given)
+    check_files(job, file, given)
+    return job
+
+
+async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, console: Console) -> Ended:
+    began = time.time()
+    progress = Progress(job.metadata.name, job.spec, time.monotonic)
+    view = open_view(progress, console)
+    timeline = Timeline(folder.timeline, time.monotonic, view.event)
+    client = ControlClient(folder.endpoints, folder.keys / "operator.key", epoch)
+    run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
+    showing = asyncio.create_task(_show(run, progress, view, ReportTail(folder.metrics)))
+    try:
+        async with listening(folder.control, run.inflict):
+            end = await run.run(FaultDrill(job.spec.fault_injection, rl_steps_kept(folder)))
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+        view.close()
+        timeline.close()
+    return Ended(job, folder, epoch, end, run, began, time.time() - began, timeline.preemptions)
+
+
+SHOW_EVERY_S: Final = 0.25
+"""Between two looks at metrics.jsonl, which another process appends to and tells nobody; four a second look alive."""
+
+
+async def _show(run: LocalRun, progress: Progress, view: View, tail: ReportTail) -> None:
+    while True:
+        for report in tail.read():
+            progress.take_report(report)
+        progress.take(run.status, run.conditions)
+        view.update()
+        await asyncio.sleep(SHOW_EVERY_S)
+
+
+def _conclude(ended: Ended, console: Console) -> int:
+    summary = _summary(ended)
+    folder = ended.folder
+    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    reports, events = read_reports(folder.metrics), read_timeline(folder.timeline)
+    if reports:
+        draw_run(f"{summary.job}, seed {summary.seed}", reports, events, folder.plot)
+    print_summary(summary, folder.root, console)
+    return _exit_code(ended, console)
+
+
+def _exit_code(ended: Ended, console: Console) -> int:
+    if ended.run.stopped_by is not None:
+        return SIGNALLED + ended.run.stopped_by
+    if ended.end.ok:
+        return 0
+    if ended.end.worker is not None:
+        log = ended.folder.log_of(ended.end.worker)
+        sentence = last_words(log)
+        if ended.end.user_error and sentence:
+            raise UserError(sentence)
+        console.print(f"\nThe end of {log}:", highlight=False, soft_wrap=True)
+        console.print("\n".join(end_of_log(log, LOG_LINES)), highlight=False, markup=False, soft_wrap=True)
+    return FAILED
+
+
+def _summary(ended: Ended) -> Summary:
+    folder, status = ended.folder, ended.run.status
+    result = read_trainer_result(folder.trainer_result)
+    reports = [report for report in read_reports(folder.metrics) if report.time >= ended.began]
+    events: list[Event] = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
+    outcome = "interrupted" if ended.run.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
+    return Summary(
+        job=ended.job.metadata.name,
+        outcome=outcome,
+        why=ended.end.why,
+        seed=ended.job.spec.recipe.seed,
+        epoch=ended.epoch,
+        exact_match=result.exact_match,
+        steps=result.steps,
+        wall_seconds=round(ended.wall_seconds, 3),
+        seconds=seconds_by_stage(reports, ended.began, ended.wall_seconds),
+        samples=status.samples,
+        tokens=status.tokens,
+        bytes_per_token=bytes_per_token(status),
+        preemptions=ended.preemptions,
+        losses=losses(events, reports),
+        generate_seconds=round(result.generate_seconds, 3),
+        train_seconds=round(result.train_seconds, 3),
+        step_time_ratio=result.step_ratio,
+        user_code_failures=result.user_code_failures,
+        first_failures=result.first_failures,
+        step_parts=step_parts(reports),
+    )

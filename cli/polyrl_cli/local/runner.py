@@ -1,0 +1,208 @@
+"""One run on this machine, from the first process to the last: observe, plan, act, until the planner says the end.
+
+    fleet (exits) ─┐
+    manager's status (long-poll) ─┼─> wake ─> observe ─> plan ─> start / stop / strike ─> wait for the next event
+    signals, end of a back-off ─┘
+
+It wakes on events only; the one timer is the back-off that the planner names. Whatever happens, `run` returns with no
+process left.
+
+Refuses to hold: which worker to start or replace (see `polyrl.local.planner`), files and exit codes (see `run`).
+Read next: `polyrl.local.planner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Final, Protocol
+
+from polyrl.errors import UserError
+from polyrl.local.fleet import Fleet, Observed, Phase, SpotMarket
+from polyrl.local.planner import ENGINE_ROLES, Action, End, Facts, Start, Stop, conditions, next_due, plan
+from polyrl.status import EngineState, ManagerStatus
+from polyrl.worker import Workers
+from polyrl_cli.chaos.faults import Infliction, Wish, aim
+from polyrl_cli.chaos.injector import Inflictor, Victims
+from polyrl_cli.chaos.schedule import FaultDrill, Strike
+from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
+
+LONGEST_SLEEP_S: Final = 30.0
+"""Between two looks when nothing happens at all; a belt, every change wakes the loop."""
+
+LAST_GRACE_S: Final = 5.0
+"""What workers get once the trainer has ended; by then none holds anything that matters."""
+
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class LocalFleet(Fleet, SpotMarket, Victims, Protocol):
+    """A fleet whose workers can be hit by faults, and which ends everything when closed."""
+
+    async def close(self) -> None:
+        """Returns when nothing of it runs any more."""
+        ...
+
+
+class LocalRun:
+    """One run: its wanted workers, its fleet, and what is known of it at this moment."""
+
+    def __init__(self, wanted: Workers, fleet: LocalFleet, client: ControlClient, timeline: Timeline) -> None:
+        self.status = ManagerStatus(seq=-1, epoch=0)
+        self.observed: list[Observed] = []
+        self.conditions: list[str] = []
+        self.stopped_by: signal.Signals | None = None
+        self._wanted, self._fleet, self._client, self._timeline = wanted, fleet, client, timeline
+        self._inflictor = Inflictor(fleet)
+        self._manager_ready = False
+        self._served: set[str] = set()
+        self._wake = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[bool]] = set()
+
+    async def run(self, drill: FaultDrill) -> End:
+        """Returns when the planner says the end and every process is gone."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        if self._wanted.manager is not None:
+            self._watcher = asyncio.create_task(self._watch_manager())
+            self._watcher.add_done_callback(lambda _: self._wake.set())
+        try:
+            end = await self._reconcile(drill)
+            await self._inflictor.close()
+            await self._stop_rest()
+            return end
+        finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
+                await asyncio.gather(self._watcher, *self._telling, return_exceptions=True)
+            await self._inflictor.close()
+            await self._fleet.close()
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def inflict(self, wish: Wish) -> str:
+        """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
+        fault = aim(wish, self.observed, {engine.engine for engine in self.status.engines})
+        await self._strike(fault, f"chaos: {fault}")
+        return str(fault)
+
+    async def _reconcile(self, drill: FaultDrill) -> End:
+        while True:
+            facts = await self._observe()
+            for action in plan(self._wanted, facts, self._fleet.now()):
+                if isinstance(action, End):
+                    return action
+                await self._act(action)
+            strike = drill.due(self.status, self.observed)
+            if strike is not None:
+                await self._drill(strike)
+            await self._next_event(facts)
+            if self._watcher is not None and self._watcher.done():
+                self._watcher.result()  # a refusal of the manager to its own runner ends the run
+
+    async def _observe(self) -> Facts:
+        before = {seen.name: seen for seen in self.observed}
+        self.observed = await self._fleet.list()
+        for seen in self.observed:
+            self._note_exit(before.get(seen.name), seen)
+        facts = Facts(
+            self.observed,
+            self._manager_ready,
+            frozenset(self._served),
+            self.stopped_by is not None,
+            self.status.finished,
+            self.status.finished and self.status.ok,
+        )
+        sentences = conditions(self._wanted, facts)
+        for sentence in sentences:
+            if sentence not in self.conditions:
+                self._timeline.note("condition", "", sentence)
+        self.conditions = sentences
+        return facts
+
+    def _note_exit(self, before: Observed | None, seen: Observed) -> None:
+        if seen.lives or (before is not None and not before.lives):
+            return
+        if seen.reclaim is not None:
+            text = f"{seen.name} is gone"
+        elif self.status.finished or self.stopped_by is not None:
+            text = f"{seen.name} has ended"
+        else:
+            text = f"{seen.name} has ended with exit code {seen.exit_code}"
+        self._timeline.note("exited", seen.name, text)
+        if seen.role in ENGINE_ROLES and self._manager_ready and not self.status.finished:
+            self._report_loss(seen.name)
+
+    def _report_loss(self, engine: str) -> None:
+        """Tells the manager what it would learn from the engine's silence only a lease later."""
+        telling = asyncio.create_task(self._client.drain(engine, 0.0, "its process has ended"))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _act(self, action: Action) -> None:
+        if isinstance(action, Start):
+            self._timeline.note("started", action.worker.name, str(action))
+            await self._fleet.start(action.worker)
+        elif isinstance(action, Stop):
+            phases = {seen.name: seen.phase for seen in self.observed}
+            if phases[action.name] is not Phase.STOPPING:
+                self._timeline.note("stopped", action.name, str(action))
+            await self._fleet.stop(action.name, action.grace_s)
+
+    async def _drill(self, strike: Strike) -> None:
+        try:
+            await self._strike(strike.infliction, str(strike))
+        except UserError as error:
+            self._timeline.note("condition", strike.victim, f"{strike}: not done: {error}")
+
+    async def _strike(self, fault: Infliction, text: str) -> None:
+        self._inflictor.check(fault)
+        self._timeline.note(RECLAIMED if fault.takes_capacity else FAULT, fault.victim, text)
+        await self._inflictor.inflict(fault)
+
+    async def _next_event(self, facts: Facts) -> None:
+        now = self._fleet.now()
+        due = next_due(self._wanted, facts, now)
+        wait_s = LONGEST_SLEEP_S if due is None else min(LONGEST_SLEEP_S, max(0.0, due - now))
+        waits = {
+            asyncio.ensure_future(self._fleet.changed(wait_s)),
+            asyncio.ensure_future(self._wake.wait()),
+        }
+        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self._wake.clear()
+
+    async def _watch_manager(self) -> None:
+        async with self._client:
+            await self._client.find()
+            self._manager_ready = True
+            self._wake.set()
+            async for status in self._client.watch():
+                self._take(status)
+
+    def _take(self, status: ManagerStatus) -> None:
+        serving = {engine.engine for engine in status.engines if engine.state is EngineState.SERVING}
+        for name in sorted(serving - self._served):
+            self._timeline.note("serving", name, f"{name} serves")
+        self._served |= serving
+        self.status = status
+        self._timeline.note_fleet(status)
+        self._wake.set()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.stopped_by = self.stopped_by or signal.Signals(number)
+        self._wake.set()
+
+    async def _stop_rest(self) -> None:
+        """After the trainer's last word the others end by themselves; the grace is for those that don't."""
+        deadline = self._fleet.now() + LAST_GRACE_S
+        for seen in await self._fleet.list():
+            if seen.lives:
+                await self._fleet.stop(seen.name, LAST_GRACE_S)
+        while any(seen.lives for seen in await self._fleet.list()) and self._fleet.now() < deadline:
+            await self._fleet.changed(max(0.0, deadline - self._fleet.now()))
+        self.observed = await self._fleet.list()

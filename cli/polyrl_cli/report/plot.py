@@ -1,0 +1,102 @@
+"""One picture of a run: reward and exact match above, the serving rollouts below, every loss marked. A PNG.
+
+Refuses to hold: numbers that are not in metrics.jsonl or fleet.jsonl. Read next: `reports`, `timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib
+
+from polyrl_cli.report.metrics_file import Report
+from polyrl_cli.report.progress import EXACT_MATCH, REWARD
+from polyrl_cli.report.timeline import FLEET, RECLAIMED, Event
+
+matplotlib.use("Agg")  # before pyplot looks for a display
+
+from matplotlib import pyplot
+
+REWARD_COLOR: Final = "#2563eb"
+EVAL_COLOR: Final = "#059669"
+FLEET_COLOR: Final = "#64748b"
+LOSS_COLOR: Final = "#dc2626"
+GRID_COLOR: Final = "#e5e7eb"
+SMOOTHING: Final = 0.3
+"""Weight of a new reward in the drawn average; the single steps stay visible behind it."""
+
+
+def draw_run(title: str, reports: Sequence[Report], events: Sequence[Event], file: Path) -> None:
+    """Draws the picture into `file`."""
+    began = min([report.time for report in reports[:1]] + [event.time for event in events[:1]], default=0.0)
+    figure, (above, below) = pyplot.subplots(
+        2, 1, figsize=(10, 6), sharex=True, height_ratios=[3, 1], constrained_layout=True
+    )
+    _draw_learning(above, reports, began)
+    _draw_fleet(below, events, began, max((report.time for report in reports), default=began) - began)
+    _mark_losses(above, below, events, began)
+    above.set_title(title, loc="left", fontsize=14, fontweight="bold")
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color=GRID_COLOR, linewidth=0.8)
+        axes.set_axisbelow(True)
+    if above.get_legend_handles_labels()[0]:
+        above.legend(loc="lower right", frameon=False)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_learning(axes: Any, reports: Sequence[Report], began: float) -> None:
+    rewards = [(report.time - began, report.values[REWARD]) for report in reports if REWARD in report.values]
+    exact = [(report.time - began, report.values[EXACT_MATCH]) for report in reports if EXACT_MATCH in report.values]
+    if rewards:
+        times, values = zip(*rewards, strict=True)
+        axes.plot(times, values, color=REWARD_COLOR, alpha=0.25, linewidth=1)
+        axes.plot(times, _smoothed(values), color=REWARD_COLOR, linewidth=2, label="reward of training samples")
+    if exact:
+        times, values = zip(*exact, strict=True)
+        axes.plot(times, values, color=EVAL_COLOR, marker="o", linewidth=1.5, label="exact match, held-out, greedy")
+        for when, value in exact:
+            axes.annotate(
+                f"{value:.2f}", (when, value), (0, 7), textcoords="offset points", ha="center", color=EVAL_COLOR
+            )
+    axes.set_ylim(bottom=min(0.0, *(value for _, value in rewards), 0.0), top=None)
+    axes.margins(y=0.12)
+    axes.set_ylabel("reward, exact match")
+
+
+def _draw_fleet(axes: Any, events: Sequence[Event], began: float, until: float) -> None:
+    sizes = [(event.time - began, event.engines) for event in events if event.event == FLEET]
+    if sizes:
+        times, counts = zip(*sizes, strict=True)
+        times, counts = (*times, max(until, times[-1])), (*counts, counts[-1])
+        axes.step(times, counts, where="post", color=FLEET_COLOR, linewidth=2)
+        axes.fill_between(times, counts, step="post", color=FLEET_COLOR, alpha=0.2)
+        axes.set_yticks(range(max(counts) + 2))
+    axes.set_ylabel("rollouts serving")
+    axes.set_xlabel("seconds since the start")
+
+
+def _mark_losses(above: Any, below: Any, events: Sequence[Event], began: float) -> None:
+    for event in events:
+        if event.event != RECLAIMED:
+            continue
+        for axes in (above, below):
+            axes.axvline(event.time - began, color=LOSS_COLOR, linestyle=(0, (2, 2)), linewidth=1.2)
+        label = event.text.removeprefix("drill: ").partition(" at step")[0]
+        above.annotate(
+            label, (event.time - began, 0.02), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+            rotation=90, fontsize=8, color=LOSS_COLOR, va="bottom",
+        )  # fmt: skip
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Exponential moving average."""
+    average = values[0]
+    out = []
+    for value in values:
+        average += SMOOTHING * (value - average)
+        out.append(average)
+    return out

@@ -1,0 +1,294 @@
+"""What a person sees while a run goes on: a live picture on a terminal, plain lines everywhere else.
+
+Refuses to hold: facts of its own; it shows the trainer's reports, the manager's status and the timeline's events.
+Read next: `summary`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import Mode
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl_cli.report.metrics_file import Report
+from polyrl_cli.report.timeline import RECLAIMED, Event
+
+PLAIN_EVERY_S: Final = 5.0
+"""Between two plain lines: often enough to see life, seldom enough for a log file."""
+
+RATE_WINDOW_S: Final = 10.0
+"""Over which tokens per second are averaged: longer than one step of a small job, so that the number stands still."""
+
+SHOWN_EVENTS: Final = 5
+SPARKS: Final = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH: Final = 16
+BAR_WIDTH: Final = 24
+WIDTH: Final = 80
+
+REFRESH_PER_S: Final = 4
+"""Redraws of the live picture; the status changes at most five times a second."""
+
+REWARD: Final = "reward/mean"
+LOSS: Final = "sft/loss"
+EXACT_MATCH: Final = "eval/exact_match"
+"""Names under which the trainer reports; the field's."""
+
+STATE_MARKS: Final = {
+    EngineState.JOINING: ("◌", "yellow"),
+    EngineState.SERVING: ("●", "green"),
+    EngineState.DRAINING: ("◍", "magenta"),
+}
+
+EVENT_STYLES: Final = {RECLAIMED: "bold red", "serving": "green", "condition": "bold yellow", "exited": "dim"}
+
+
+class Progress:
+    """The picture's memory: totals from the manifest, the newest status, rates, the last events."""
+
+    def __init__(self, name: str, spec: JobSpec, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.status = ManagerStatus(seq=-1, epoch=0)
+        self.conditions: Sequence[str] = ()
+        self.exact_match: dict[str, float] = {}
+        self.rewards: deque[float] = deque(maxlen=SPARK_WIDTH)
+        self.loss: float | None = None
+        self.events: deque[Event] = deque(maxlen=SHOWN_EVENTS)
+        self.phase = ""
+        self.steps: dict[str, int] = {}
+        self.news = 0
+        self.totals = _totals(spec)
+        self._clock, self._began = clock, clock()
+        self._tokens: deque[tuple[float, int]] = deque()
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock() - self._began
+
+    def take(self, status: ManagerStatus, conditions: Sequence[str]) -> None:
+        """The newest status. A status seen before changes nothing."""
+        self.conditions = conditions
+        if status.seq != self.status.seq:
+            self.status = status
+            self._count_tokens(status.tokens.generated)
+
+    def take_report(self, report: Report) -> None:
+        """What the trainer says of one step or one evaluation."""
+        self.phase, self.news = report.phase, self.news + 1
+        if report.phase in self.totals:
+            self.steps[report.phase] = report.step
+        self.loss = report.values.get(LOSS, self.loss)
+        if EXACT_MATCH in report.values:
+            self.exact_match[self._moment()] = report.values[EXACT_MATCH]
+        if REWARD in report.values:
+            self.rewards.append(report.values[REWARD])
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated, over the last RATE_WINDOW_S."""
+        if len(self._tokens) < 2:
+            return 0.0
+        (t0, n0), (t1, n1) = self._tokens[0], self._tokens[-1]
+        return (n1 - n0) / max(t1 - t0, 1e-9)
+
+    def _moment(self) -> str:
+        """To which moment of the run an exact match belongs that is reported now."""
+        if self.steps.get("rl") or self.steps.get("offline-rl"):
+            return "now"
+        return "SFT" if self.steps.get("sft") else "base"
+
+    def _count_tokens(self, generated: int) -> None:
+        now = self.elapsed
+        self._tokens.append((now, generated))
+        while now - self._tokens[0][0] > RATE_WINDOW_S:
+            self._tokens.popleft()
+
+
+class View(Protocol):
+    """Shows a Progress."""
+
+    def update(self) -> None:
+        """Something in it may have changed."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """Something happened to the fleet."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the terminal as it should stay."""
+        ...
+
+
+class LiveView:
+    """A picture of at most 80 columns that redraws itself."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress = progress
+        self._live = Live(
+            get_renderable=lambda: picture(progress), console=console, refresh_per_second=REFRESH_PER_S, transient=True
+        )
+        self._live.start()
+
+    def update(self) -> None:
+        """The picture redraws itself."""
+
+    def event(self, event: Event) -> None:
+        self._progress.events.append(event)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class PlainView:
+    """One line per event, and one every few seconds."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress, self._console = progress, console
+        self._last = (-PLAIN_EVERY_S, 0)
+
+    def update(self) -> None:
+        now, news = self._progress.elapsed, self._progress.news
+        if news == self._last[1] or now - self._last[0] < PLAIN_EVERY_S:
+            return
+        self._last = (now, news)
+        self._print(line(self._progress))
+
+    def event(self, event: Event) -> None:
+        self._print(f"{clock_text(event.t)}  {event.text}")
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def open_view(progress: Progress, console: Console) -> View:
+    """The live picture on a terminal, plain lines otherwise."""
+    return LiveView(progress, console) if console.is_terminal and sys.stdout.isatty() else PlainView(progress, console)
+
+
+def line(progress: Progress) -> str:
+    """The run at this moment, as one line."""
+    status = progress.status
+    phase = progress.phase
+    parts = [f"{clock_text(progress.elapsed)}  {phase or 'starting'}"]
+    if phase in progress.totals:
+        parts.append(f"step {progress.steps.get(phase, 0)}/{progress.totals[phase]}")
+    if phase == "sft" and progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    if progress.rewards:
+        parts.append(f"reward {progress.rewards[-1]:.3f}")
+    parts += [f"exact match {moment} {value:.3f}" for moment, value in list(progress.exact_match.items())[-1:]]
+    if status.engines:
+        serving = sum(engine.state is EngineState.SERVING for engine in status.engines)
+        parts.append(f"engines {serving}/{len(status.engines)}")
+        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+        parts.append(f"{status.samples.acknowledged:,} samples done")
+    return "  ".join(parts)
+
+
+def picture(progress: Progress) -> RenderableType:
+    """The run at this moment, as a panel."""
+    parts: list[RenderableType] = [_bars(progress), Text()]
+    if progress.status.engines:
+        parts += [_numbers(progress), Text(), _engines(progress.status.engines), Text()]
+    parts += [Text(f"! {sentence}", style="bold yellow") for sentence in progress.conditions]
+    parts += [_event_line(event) for event in progress.events]
+    title = f"[bold]{progress.name}[/]  [dim]{clock_text(progress.elapsed)}[/]"
+    return Panel(Group(*parts), title=title, title_align="left", width=WIDTH, border_style="blue", padding=(1, 2))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as a row of bars between their least and their greatest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+def clock_text(seconds: float) -> str:
+    """mm:ss, with hours before when there are any."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
+
+
+def _totals(spec: JobSpec) -> dict[str, int]:
+    recipe = spec.recipe
+    totals = {}
+    if recipe.mode in (Mode.SFT, Mode.SFT_RL):
+        totals["sft"] = recipe.sft.steps
+    if recipe.mode in (Mode.RL, Mode.SFT_RL):
+        totals["rl"] = recipe.algorithm.steps
+    if recipe.mode is Mode.OFFLINE_RL:
+        totals["offline-rl"] = recipe.algorithm.steps
+    return totals
+
+
+def _bars(progress: Progress) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for phase, total in progress.totals.items():
+        done = progress.steps.get(phase, 0)
+        bar = ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH, finished_style="green")
+        table.add_row(Text(phase.upper(), style="bold"), bar, f"{done}/{total}", _bar_note(progress, phase))
+    return table
+
+
+def _bar_note(progress: Progress, phase: str) -> Text:
+    if phase == "sft" and progress.loss is not None:
+        return Text(f"loss {progress.loss:.3f}")
+    if phase != "sft" and progress.rewards:
+        return Text.assemble(f"reward {progress.rewards[-1]:.3f}  ", (sparkline(progress.rewards), "cyan"))
+    return Text()
+
+
+def _numbers(progress: Progress) -> Table:
+    samples, tokens = progress.status.samples, progress.status.tokens
+    table = Table.grid(padding=(0, 2))
+    if progress.exact_match:
+        steps = [f"{moment} {value:.3f}" for moment, value in progress.exact_match.items()]
+        table.add_row(Text("exact match", style="dim"), Text("  →  ".join(steps), style="bold"))
+    table.add_row(Text("tokens", style="dim"), f"{progress.tokens_per_s:,.0f} /s   {tokens.generated:,} generated")
+    discarded = sum(samples.discarded.values())
+    balance = f"{samples.acknowledged:,} done   {discarded:,} discarded   {samples.open:,} under way"
+    table.add_row(Text("samples", style="dim"), balance)
+    return table
+
+
+def _engines(engines: Sequence[EngineStatus]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for engine in engines:
+        mark, style = STATE_MARKS[engine.state]
+        load = ProgressBar(total=max(engine.max_running, 1), completed=engine.running, width=10, pulse=False)
+        version = f"v{engine.weight_version}" if engine.weight_version >= 0 else "no weights"
+        table.add_row(
+            Text(f"{mark} {engine.engine}", style=style),
+            Text(engine.pool.value, style="dim"),
+            f"{engine.state.value:<8}",
+            f"{version:<10}",
+            load,
+            f"{engine.running} running",
+        )
+    return table
+
+
+def _event_line(event: Event) -> Text:
+    return Text.assemble(
+        (f"{clock_text(event.t)}  ", "dim"),
+        (event.text, EVENT_STYLES.get(event.event, "")),
+        no_wrap=True,
+        overflow="ellipsis",
+    )

@@ -1,0 +1,144 @@
+"""What a run came to: the numbers of `summary.json`, computed once from what trainer, manager and fleet wrote.
+
+Refuses to hold: how they are shown (see `closing_words`, `plot`). Read next: `closing_words`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from polyrl.errors import UNDECODABLE
+from polyrl.status import ManagerStatus, SampleCounts, TokenCounts
+from polyrl_cli.report.metrics_file import Report
+from polyrl_cli.report.timeline import RECLAIMED, Event
+
+STEP_PARTS: Final = {
+    "generate": "timing_s/gen",
+    "train": "timing_s/train",
+    "wait": "timing_s/wait",
+    "updateWeights": "timing_s/update_weights",
+    "rewardTail": "timing_s/reward_tail",
+    "other": "timing_s/other",
+    "overlap": "timing_s/overlap",
+}
+"""Parts of an RL step in the summary and in metrics.jsonl, where their meaning is told."""
+
+
+class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of trainer-result.json that is shown."""
+
+    exact_match: dict[str, float] = {}
+    steps: dict[str, int] = {}
+    generate_seconds: float = 0.0
+    train_seconds: float = 0.0
+    step_ratio: float | None = None
+    user_code_failures: dict[str, int] = {}
+    first_failures: dict[str, str] = {}
+
+
+class Loss(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """One rollout that was taken away, and what it cost."""
+
+    worker: str
+    at_seconds: float
+    text: str
+    replaced_after_seconds: float | None
+    """Until another one served; None when none did."""
+    step_seconds: float | None
+    """Wall time of the RL step that it fell into."""
+    median_step_seconds: float | None
+    """Of all RL steps, to compare with."""
+
+
+class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """summary.json."""
+
+    job: str
+    outcome: str
+    """succeeded, failed or interrupted."""
+    why: str
+    seed: int
+    epoch: int
+    exact_match: dict[str, float]
+    """base, afterSft, afterRl: those that were measured."""
+    steps: dict[str, int]
+    """Whole steps, by stage."""
+    wall_seconds: float
+    """From the first process to the last, this start of the run only."""
+    seconds: dict[str, float]
+    """Where they went: start, sft, rl, rest."""
+    samples: SampleCounts
+    tokens: TokenCounts
+    bytes_per_token: float | None
+    """Agent to manager, per generated token."""
+    preemptions: int
+    losses: list[Loss]
+    generate_seconds: float
+    train_seconds: float
+    step_time_ratio: float | None
+    """RL step time ÷ max(generate, train), over the whole run; 1 is perfect overlap."""
+    user_code_failures: dict[str, int]
+    """Calls of the user's functions that gave no verdict, by reason."""
+    first_failures: dict[str, str]
+    """The first message of each of those reasons."""
+    step_parts: dict[str, float]
+    """Seconds of RL steps by part; `overlap` is what would be missing if the others were added up."""
+
+
+def read_trainer_result(file: Path) -> TrainerResult:
+    """What the trainer left behind; empty when it left nothing or something broken (it may have been killed)."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=TrainerResult)
+    except (OSError, *UNDECODABLE):
+        return TrainerResult()
+
+
+def step_parts(reports: Sequence[Report]) -> dict[str, float]:
+    """Seconds of all RL steps together, by part."""
+    steps = [report.values for report in reports if report.phase == "rl"]
+    return {part: round(sum(values.get(name, 0.0) for values in steps), 3) for part, name in STEP_PARTS.items()}
+
+
+def seconds_by_stage(reports: Sequence[Report], began: float, wall_seconds: float) -> dict[str, float]:
+    """Wall seconds: `start` until the first report, steps by stage, and the rest (evaluation, checkpoints, the end)."""
+    if not reports:
+        return {"start": round(wall_seconds, 3)}
+    took = {"start": max(0.0, reports[0].time - began - reports[0].values.get("timing_s/step", 0.0))}
+    for stage in ("sft", "rl", "offline-rl"):
+        took[stage] = sum(report.values.get("timing_s/step", 0.0) for report in reports if report.phase == stage)
+    took["rest"] = max(0.0, wall_seconds - sum(took.values()))
+    return {stage: round(seconds, 3) for stage, seconds in took.items() if seconds > 0}
+
+
+def losses(events: Sequence[Event], reports: Sequence[Report]) -> list[Loss]:
+    """Every reclaimed rollout with the time until another one served, and its step's time beside the median."""
+    steps = [report for report in reports if report.phase == "rl" and "timing_s/step" in report.values]
+    median = statistics.median([step.values["timing_s/step"] for step in steps]) if steps else None
+    return [
+        Loss(
+            worker=event.worker,
+            at_seconds=event.t,
+            text=event.text,
+            replaced_after_seconds=_seconds_to_next_serving(event, events),
+            step_seconds=next((step.values["timing_s/step"] for step in steps if step.time >= event.time), None),
+            median_step_seconds=median,
+        )
+        for event in events
+        if event.event == RECLAIMED
+    ]
+
+
+def bytes_per_token(status: ManagerStatus) -> float | None:
+    """Wire bytes of deltas per generated token; None when nothing was generated."""
+    generated = status.tokens.generated
+    return round(status.delta_bytes / generated, 2) if generated else None
+
+
+def _seconds_to_next_serving(lost: Event, events: Sequence[Event]) -> float | None:
+    later = (event for event in events if event.event == "serving" and event.time >= lost.time)
+    return next((round(event.time - lost.time, 3) for event in later if event.worker != lost.worker), None)

@@ -1,0 +1,103 @@
+"""One look at a job that can be understood: all that its policies read, in one value.
+
+Refuses to hold: policies. Read next: `rollouts`, `reconcile`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.observation.facts import JobFacts
+from polyrl.cluster.resources.fixed import fixed_children
+from polyrl.cluster.resources.hashes import template_hash
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.settings import Settings
+from polyrl.cluster.state import Memory, Written
+from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.spec import JobSpec
+from polyrl.manifest.status import JobStatus
+from polyrl.sample import Pool
+from polyrl.status import EngineStatus, ManagerStatus
+from polyrl.worker import Role, samples_to_train, wants_engines
+
+UNREACHABLE_POLLS: Final = 3
+"""Polls in a row without an answer after which the manager counts as unreachable."""
+
+NEWS_S: Final = 90.0
+"""What the manager said longer ago proves nothing about an engine's absence; beyond its longest poll of 60 s."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Facts, what was remembered, and the moment (Unix seconds)."""
+
+    facts: JobFacts
+    job: PolyRLJob
+    settings: Settings
+    memory: Memory
+    now: float
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.job.spec
+
+    @property
+    def status(self) -> JobStatus:
+        """As stored."""
+        return self.facts.status
+
+    @cached_property
+    def owner(self) -> Owner:
+        return Owner(
+            self.facts.name, self.facts.namespace, self.facts.uid, self.job, domain=self.settings.cluster_domain
+        )
+
+    @cached_property
+    def written(self) -> Written:
+        """Hashes of what the job asks for, as it is written now."""
+        known = self.memory.written
+        if known is not None and known.generation == self.facts.generation:
+            return known
+        templates = {role: template_hash(self.owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)}
+        fixed = {
+            (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["annotations"][names.ANNOTATION_CONTENT]
+            for obj in fixed_children(self.owner, self.settings)
+        }
+        return Written(self.facts.generation, templates, fixed)
+
+    @property
+    def wants_manager(self) -> bool:
+        return wants_engines(self.spec)
+
+    @property
+    def wants_rollouts(self) -> bool:
+        return samples_to_train(self.spec)
+
+    @property
+    def told(self) -> ManagerStatus | None:
+        """What the manager last said, however long ago."""
+        return self.facts.manager.status if self.facts.manager is not None else None
+
+    @property
+    def manager_answers(self) -> bool:
+        """True when the manager's word is recent."""
+        heard = self.facts.manager
+        return heard is not None and heard.missed == 0 and self.now - heard.heard_at <= NEWS_S
+
+    @property
+    def finishing(self) -> bool:
+        """True once the trainer has said that the run is over: who leaves now is not missed."""
+        return self.told is not None and self.told.finished
+
+    @cached_property
+    def engines(self) -> dict[str, EngineStatus]:
+        """Engines of rollouts that the manager last listed, by name, which is the pod's."""
+        listed = self.told.engines if self.told is not None else ()
+        return {engine.engine: engine for engine in listed if engine.pool is not Pool.RESERVED}
+
+    @property
+    def drain_s(self) -> float:
+        return float(self.spec.rollout.drain_seconds)

@@ -1,0 +1,67 @@
+"""Which content an object has, in a few characters: to know it again, and to see that a user changed something.
+
+`content_hash` is of everything that we wrote; `template_hash` is of what a user wrote of a role's pods, so that it
+survives an operator whose defaults or images differ.
+Refuses to hold: what follows from a change (see `reconcile`). Read next: `owner`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.cluster.resources.owner import Owner
+from polyrl.manifest.job import JobSpec
+from polyrl.worker import Role
+
+HASH_CHARACTERS: Final = 10
+"""Of hexadecimal digits: 40 bits, so that two contents of one job do not meet; short enough for names and labels."""
+
+
+def content_hash(obj: Object) -> str:
+    """Of all of an object but its own hash: HASH_CHARACTERS hexadecimal digits."""
+    annotations = dict(obj["metadata"].get("annotations", {}))
+    annotations.pop(names.ANNOTATION_CONTENT, None)
+    return hash_of(obj | {"metadata": obj["metadata"] | {"annotations": annotations}})
+
+
+def stamped(obj: Object) -> Object:
+    """The object with its content's hash as an annotation."""
+    annotations = obj["metadata"].get("annotations", {}) | {names.ANNOTATION_CONTENT: content_hash(obj)}
+    return obj | {"metadata": obj["metadata"] | {"annotations": annotations}}
+
+
+def template_hash(owner: Owner, role: Role) -> str:
+    """Of what a user wrote that a pod of this role is made from; HASH_CHARACTERS hexadecimal digits."""
+    return hash_of(_written(owner.job.spec, role))
+
+
+def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
+    """Defaults are left out: a field that a later version adds changes nothing for those who never set it."""
+    wrote = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    rollout, trainer, manager = (wrote.get(part, {}) for part in ("rollout", "trainer", "manager"))
+    preset = rollout.get("capacity", {}).get("preset")
+    engine = _some(rollout, "engine", "drainSeconds") | {"preset": preset}
+    match role:
+        case Role.ROLLOUT:
+            return engine | _some(rollout, "template")
+        case Role.MANAGER:
+            return _some(manager, "template", "port") | {"preset": preset}
+        case Role.TRAINER | Role.RESERVED:
+            beside = engine if spec.trainer.reserved_engine else {"preset": preset}
+            return (
+                beside | _some(trainer, "template", "replicas", "capacity", "reservedEngine") | _some(wrote, "recipe")
+            )
+
+
+def _some(part: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: part[key] for key in keys if key in part}
+
+
+def hash_of(value: Any) -> str:
+    """Of a plain value: HASH_CHARACTERS hexadecimal digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]

@@ -1,0 +1,88 @@
+"""The manager's pod: small, on-demand, started again in place, its journal on a volume.
+
+Refuses to hold: its Service and claim (see `fixed`). Read next: `fixed`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.cluster.resources import hashes
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.pods.placement import manager_placement
+from polyrl.cluster.resources.pods.pod import (
+    KEPT,
+    PodParts,
+    bare_pod,
+    container,
+    job_volume,
+    kept_volume,
+    keys_volume,
+    pod_template,
+    tmp_volume,
+)
+from polyrl.cluster.resources.pods.template import Fields
+from polyrl.cluster.resources.pods.workers import pod_workers
+from polyrl.cluster.settings import Settings
+from polyrl.control import HEALTH_PATH
+from polyrl.worker import Role
+
+RESOURCES: Final[Fields] = {
+    "requests": {"cpu": "250m", "memory": "256Mi"},
+    "limits": {"memory": "2Gi"},
+}
+"""The manager's benchmark peaks at 86 to 190 MB, and at 513 MB with 8,192 samples of 4,000 tokens."""
+
+START_SECONDS: Final = 120
+"""Longest replay of a journal before the kubelet gives the container up."""
+ALIVE_SECONDS: Final = 60
+"""A manager that has not answered for so long is stuck, and a fresh one goes on from the journal."""
+READY_PERIOD_SECONDS: Final = 2
+ALIVE_PERIOD_SECONDS: Final = 10
+
+
+def manager_pod(owner: Owner, ordinal: int, settings: Settings) -> Object:
+    """The pod `J-manager-<ordinal>`. Only for jobs that sample."""
+    spec = owner.job.spec
+    worker = pod_workers(owner).manager
+    if worker is None:
+        raise ValueError(f"{owner.name} samples nothing, so it has no manager")
+    storage = spec.manager.storage
+    volumes = (
+        job_volume(owner),
+        keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
+        kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
+        tmp_volume(),
+    )
+    ours = container(worker, settings.manager_image, settings, volumes)
+    ours |= {"ports": _ports(spec.manager.port), "resources": RESOURCES, **_probes()}
+    parts = PodParts(
+        role=Role.MANAGER,
+        container=ours,
+        volumes=volumes,
+        placement=manager_placement(spec),
+        grace_s=int(worker.grace_s) + 2,
+        restart_policy="Always",
+        annotations=KEPT,
+        priority_class=settings.trainer_priority_class,
+    )
+    template = pod_template(owner, parts, spec.manager.template)
+    return hashes.stamped(bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts.role, template))
+
+
+def _ports(http: int) -> list[Fields]:
+    named = (("http", http), ("agents", names.AGENTS_PORT), ("trainer", names.TRAINER_PORT))
+    return [{"name": name, "containerPort": port} for name, port in named]
+
+
+def _probes() -> Fields:
+    asked = {"httpGet": {"path": HEALTH_PATH, "port": "http", "scheme": "HTTPS"}, "timeoutSeconds": 5}
+    return {
+        "startupProbe": asked
+        | {"periodSeconds": READY_PERIOD_SECONDS, "failureThreshold": START_SECONDS // READY_PERIOD_SECONDS},
+        "readinessProbe": asked | {"periodSeconds": READY_PERIOD_SECONDS, "failureThreshold": 3},
+        "livenessProbe": asked
+        | {"periodSeconds": ALIVE_PERIOD_SECONDS, "failureThreshold": ALIVE_SECONDS // ALIVE_PERIOD_SECONDS},
+    }

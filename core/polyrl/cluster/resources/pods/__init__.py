@@ -1,0 +1,1 @@
+"""What all pods of a job share: template, placement, containers, code volumes."""

@@ -1,0 +1,178 @@
+"""What every pod of ours has in common: who it runs as, what is mounted where, the environment, and the merge.
+
+    /polyrl/job       ConfigMap: job.json, manager.json
+    /polyrl/keys      Secret: the role's own files only, readable by the pod's group
+    /tmp              emptyDir; HOME and all caches point there, since the root cannot be written to
+    /dev/shm          emptyDir in memory, for weights and tensors (trainer and rollouts)
+
+Refuses to hold: what one role adds (see `manager`, `trainer`, `rollout`). Read next: `template`, `rollout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from polyrl.cluster import names
+from polyrl.cluster.resources.config import config_map
+from polyrl.cluster.resources.hashes import template_hash
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.pods.placement import Placement
+from polyrl.cluster.resources.pods.template import RESTRICTED, Fields, merged_metadata, merged_spec, written
+from polyrl.cluster.settings import Settings
+from polyrl.manifest.cluster import PodTemplate, Storage
+from polyrl.worker import Role, Worker
+
+KEY_MODE: Final = 0o440
+"""Of files of the Secret: root's, and readable by the pod's group through fsGroup."""
+
+TMP: Final = "/tmp"
+MEMORY: Final = "/dev/shm"
+
+ENVIRONMENT: Final = {
+    "PYTHONSAFEPATH": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "HOME": TMP,
+    "XDG_CACHE_HOME": f"{TMP}/cache",
+    "MPLCONFIGDIR": f"{TMP}/matplotlib",
+    "TORCHINDUCTOR_CACHE_DIR": f"{TMP}/inductor",
+    "TRITON_CACHE_DIR": f"{TMP}/triton",
+    "HF_HOME": f"{TMP}/huggingface",
+}
+"""Of every process of ours in a pod; the user's code lies in a folder that cannot be written to."""
+
+KEPT: Final = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Annotations of manager and trainer: autoscalers leave their nodes alone."""
+
+POD_SECURITY: Final[Fields] = {
+    "runAsNonRoot": True,
+    "runAsUser": names.USER_ID,
+    "runAsGroup": names.USER_ID,
+    "fsGroup": names.USER_ID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A volume and where it is mounted."""
+
+    name: str
+    path: str
+    source: Fields
+    read_only: bool = False
+    sub_path: str = ""
+
+    def volume(self) -> Fields:
+        return {"name": self.name, **self.source}
+
+    def mount(self) -> Fields:
+        mount: Fields = {"name": self.name, "mountPath": self.path}
+        mount |= {"readOnly": True} if self.read_only else {}
+        return mount | ({"subPath": self.sub_path} if self.sub_path else {})
+
+
+@dataclass(frozen=True)
+class PodParts:
+    """What a role puts into its pod."""
+
+    role: Role
+    container: Fields
+    volumes: tuple[Mounted, ...]
+    placement: Placement
+    grace_s: int
+    restart_policy: str
+    annotations: dict[str, str]
+    priority_class: str = ""
+    labels: dict[str, str] | None = None
+    sidecars: tuple[Fields, ...] = ()
+    subdomain: str = ""
+
+
+def container(worker: Worker, image: str, settings: Settings, volumes: tuple[Mounted, ...]) -> Fields:
+    """One container of ours: what `polyrl.worker` says runs, restricted, with `volumes` mounted."""
+    env = [{"name": name, "value": value} for name, value in {**ENVIRONMENT, **worker.env}.items()]
+    return {
+        "name": worker.role.value,
+        "image": image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": list(worker.argv),
+        "env": env,
+        "volumeMounts": [one.mount() for one in volumes],
+        "securityContext": RESTRICTED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def from_field(name: str, path: str) -> Fields:
+    """An environment variable by the downward API."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) -> Fields:
+    """metadata (labels, annotations) and spec of a pod, with the user's template merged in."""
+    metadata, spec = written(template)
+    labels = names.labels(owner.name, parts.role) | (parts.labels or {})
+    labels[names.LABEL_TEMPLATE] = template_hash(owner, parts.role)
+    return {
+        "metadata": merged_metadata(metadata, labels, parts.annotations),
+        "spec": merged_spec(spec, _ours(owner, parts), parts.placement),
+    }
+
+
+def _ours(owner: Owner, parts: PodParts) -> Fields:
+    defaults: Fields = {"serviceAccountName": owner.name, "automountServiceAccountToken": False}
+    defaults |= {"enableServiceLinks": False}
+    defaults |= {"priorityClassName": parts.priority_class} if parts.priority_class else {}
+    forced: Fields = {"restartPolicy": parts.restart_policy, "terminationGracePeriodSeconds": parts.grace_s}
+    forced |= {"subdomain": parts.subdomain} if parts.subdomain else {}
+    return {
+        "defaults": defaults,
+        "forced": forced,
+        "securityContext": POD_SECURITY,
+        "container": parts.container,
+        "sidecars": list(parts.sidecars),
+        "volumes": [one.volume() for one in parts.volumes],
+    }
+
+
+def job_volume(owner: Owner) -> Mounted:
+    """The run's ConfigMap."""
+    name: str = config_map(owner)["metadata"]["name"]
+    return Mounted("polyrl-job", names.JOB_DIR, {"configMap": {"name": name}}, read_only=True)
+
+
+def keys_volume(owner: Owner, *files: str, name: str = "polyrl-keys") -> Mounted:
+    """These files of the run's Secret, and no other."""
+    items = [{"key": file, "path": file} for file in files]
+    secret = {"secretName": names.keys_secret(owner.name), "defaultMode": KEY_MODE, "items": items}
+    return Mounted(name, names.KEYS_DIR, {"secret": secret}, read_only=True)
+
+
+def tmp_volume() -> Mounted:
+    return Mounted("polyrl-tmp", TMP, {"emptyDir": {}})
+
+
+def memory_volume() -> Mounted:
+    return Mounted("polyrl-shm", MEMORY, {"emptyDir": {"medium": "Memory"}})
+
+
+def kept_volume(name: str, path: str, storage: Storage, owner: Owner, claim: str) -> Mounted:
+    """What outlives its pod, or as the manifest says, does not; `claim` is the one that the operator makes. In a claim
+    of the user's each job has a folder of its own, so that none goes on where another one ended."""
+    if storage.ephemeral:
+        return Mounted(name, path, {"emptyDir": {}})
+    if storage.claim_name is None:
+        return Mounted(name, path, {"persistentVolumeClaim": {"claimName": claim}})
+    return Mounted(name, path, {"persistentVolumeClaim": {"claimName": storage.claim_name}}, sub_path=owner.uid)
+
+
+def bare_pod(owner: Owner, name: str, role: Role, template: Fields) -> dict[str, Any]:
+    """A pod that the job itself owns."""
+    metadata = owner.metadata(name, role) | template["metadata"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

@@ -1,0 +1,68 @@
+"""A rollout's pod: one agent with its engine, never restarted in place; a replacement is another pod.
+
+Refuses to hold: how many there are and who goes first (see `reconcile`). Read next: `trainer`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.cluster.resources import hashes
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.pods.placement import rollout_placement
+from polyrl.cluster.resources.pods.pod import (
+    PodParts,
+    bare_pod,
+    container,
+    job_volume,
+    keys_volume,
+    memory_volume,
+    pod_template,
+    tmp_volume,
+)
+from polyrl.cluster.resources.pods.template import Fields
+from polyrl.cluster.resources.pods.workers import pod_workers
+from polyrl.cluster.settings import Settings
+from polyrl.sample import Pool
+from polyrl.worker import Role
+
+GRACE_SLACK_S: Final = 5
+"""Between the end of a drain and the kill: room to say goodbye and to end the engine."""
+
+MEMORY_REQUEST: Final = "1Gi"
+"""Of a tiny model on the embedded engine; real ones say theirs in the template."""
+
+SPARED_BY_NOBODY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+"""Else a bare pod keeps its node for ever. Never do-not-disrupt: such a pod dies without its notice."""
+
+
+def rollout_pod(owner: Owner, ordinal: int, pool: Pool, settings: Settings) -> Object:
+    """The pod `J-r-<ordinal>`, whose name is its engine's. Only for jobs whose policy samples."""
+    spec = owner.job.spec
+    name = names.pod_name(owner.name, Role.ROLLOUT, ordinal)
+    made_from = pod_workers(owner, pool=pool).rollout
+    if made_from is None:
+        raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
+    worker = made_from.named(name)
+    volumes = (job_volume(owner), keys_volume(owner, "agent.key"), tmp_volume(), memory_volume())
+    ours = container(worker, settings.rollout_image, settings, volumes)
+    ours["resources"] = _resources(spec.rollout.engine.threads)
+    parts = PodParts(
+        role=Role.ROLLOUT,
+        container=ours,
+        volumes=volumes,
+        placement=rollout_placement(spec, pool),
+        grace_s=spec.rollout.drain_seconds + GRACE_SLACK_S,
+        restart_policy="Never",
+        annotations=SPARED_BY_NOBODY,
+        priority_class=settings.rollout_priority_class,
+        labels={names.LABEL_POOL: pool.value},
+    )
+    template = pod_template(owner, parts, spec.rollout.template)
+    return hashes.stamped(bare_pod(owner, name, parts.role, template))
+
+
+def _resources(threads: int) -> Fields:
+    return {"requests": {"cpu": str(threads), "memory": MEMORY_REQUEST}}

@@ -1,0 +1,122 @@
+"""The trainer: an Indexed Job on reserved machines, its engine as a sidecar that ends with it, checkpoints on a volume.
+
+    exit 0             the Job is complete
+    exit 1, 2          it said why and would end so again: the Job fails at once
+    exit 143           it was asked to leave and saved: replaced, not counted
+    DisruptionTarget   its machine was taken: replaced, not counted
+    anything else      counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
+    The order is: disruptions, 143, `failurePolicy.rules`, then 1 and 2.
+Refuses to hold: when to suspend or replace the Job (see `reconcile`). Read next: `failure_rules`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.cluster.resources import hashes
+from polyrl.cluster.resources.failure_rules import failure_rules
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.pods.code import code_volume
+from polyrl.cluster.resources.pods.placement import trainer_placement
+from polyrl.cluster.resources.pods.pod import (
+    KEPT,
+    Mounted,
+    PodParts,
+    container,
+    from_field,
+    job_volume,
+    kept_volume,
+    keys_volume,
+    memory_volume,
+    pod_template,
+    tmp_volume,
+)
+from polyrl.cluster.resources.pods.template import Fields, merged_resources, written
+from polyrl.cluster.resources.pods.workers import ADVERTISE_ENV, POD_NAME_ENV, pod_workers, whole_cpus
+from polyrl.cluster.settings import Settings
+from polyrl.worker import Role, Worker
+
+GRACE_SLACK_S: Final = 10
+"""Beyond what the trainer takes to stop and save: the sidecar ends after it."""
+
+RESOURCES: Final[Fields] = {"requests": {"cpu": "1", "memory": "2Gi"}}
+"""Of a tiny model; real ones say theirs, with their devices, in the template."""
+
+RESERVED_RESOURCES: Final[Fields] = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+"""The reserved engine works while the learner waits, so it needs no cores of its own."""
+
+
+def trainer_job(owner: Owner, settings: Settings) -> Object:
+    """The Indexed Job `J-trainer`."""
+    spec = owner.job.spec
+    template = _template(owner, settings)
+    metadata = owner.metadata(names.trainer_name(owner.name), Role.TRAINER)
+    metadata["labels"][names.LABEL_TEMPLATE] = template["metadata"]["labels"][names.LABEL_TEMPLATE]
+    return hashes.stamped(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata,
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": spec.trainer.replicas,
+                "parallelism": spec.trainer.replicas,
+                "backoffLimit": spec.backoff_limit,
+                # A twin beside one that still ends would write the same checkpoints.
+                "podReplacementPolicy": "Failed",
+                "podFailurePolicy": {"rules": failure_rules(spec.failure_policy)},
+                "suspend": spec.suspend,
+                "template": template,
+            },
+        }
+    )
+
+
+def _template(owner: Owner, settings: Settings) -> Fields:
+    spec = owner.job.spec
+    resources = merged_resources(_their_resources(owner), RESOURCES)
+    workers = pod_workers(owner, whole_cpus(resources))
+    run = kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
+    shared = (job_volume(owner), tmp_volume(), memory_volume())
+    keys = () if workers.manager is None else (keys_volume(owner, "trainer.key"),)
+    code = code_volume(spec.recipe.code)
+    volumes = (*shared, *keys, run, *(() if code is None else (code,)))
+    ours = container(workers.trainer, settings.trainer_image, settings, volumes)
+    ours["env"].append(from_field(ADVERTISE_ENV, "status.podIP"))
+    ours |= {"ports": [{"name": "weights", "containerPort": names.PUBLISHER_PORT}], "resources": RESOURCES}
+    sidecars, sidecar_volumes = _reserved(owner, workers.reserved, shared, settings)
+    parts = PodParts(
+        role=Role.TRAINER,
+        container=ours,
+        volumes=(*volumes, *sidecar_volumes),
+        placement=trainer_placement(spec),
+        grace_s=int(workers.trainer.grace_s) + GRACE_SLACK_S,
+        restart_policy="Never",
+        annotations=KEPT,
+        priority_class=settings.trainer_priority_class,
+        sidecars=sidecars,
+        subdomain=names.trainer_name(owner.name),
+    )
+    return pod_template(owner, parts, spec.trainer.template)
+
+
+def _reserved(
+    owner: Owner, template: Worker | None, shared: tuple[Mounted, ...], settings: Settings
+) -> tuple[tuple[Fields, ...], tuple[Mounted, ...]]:
+    """The engine on the trainer's devices: a sidecar, because the Job must be complete when the trainer ends. It sees
+    the agents' key file and not the trainer's."""
+    if template is None:
+        return (), ()
+    keys = keys_volume(owner, "agent.key", name="polyrl-agent-keys")
+    worker = template.named(f"$({POD_NAME_ENV})")
+    ours = container(worker, settings.rollout_image, settings, (*shared, keys))
+    ours["env"].insert(0, from_field(POD_NAME_ENV, "metadata.name"))
+    return (ours | {"restartPolicy": "Always", "resources": RESERVED_RESOURCES},), (keys,)
+
+
+def _their_resources(owner: Owner) -> Fields:
+    _, spec = written(owner.job.spec.trainer.template)
+    first: Fields = spec["containers"][0] if spec else {}
+    return dict(first.get("resources", {}))

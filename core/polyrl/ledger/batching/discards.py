@@ -1,0 +1,75 @@
+"""How a group ends untrained: one sample's fate takes its siblings along, because group statistics need all n.
+
+Refuses to hold: which groups (see `filters`, `trainer`, `moves`). Read next: `packing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from polyrl.ledger.decision import Decision
+from polyrl.ledger.events import GroupDiscarded
+from polyrl.ledger.state import GroupState, State
+from polyrl.sample import DiscardReason, sample_id
+from polyrl.wire import Cancel, GroupDropped
+
+
+def discard_group(
+    d: Decision, number: int, reason: DiscardReason, culprit: str = "", detail: str = "", *, notify: bool = True
+) -> None:
+    """Discards a live group: `culprit` for `reason`, its siblings as groupIncomplete; without one all for `reason`."""
+    entry = d.state.groups[number]
+    for index in range(entry.group.n):
+        assignment = d.state.samples[sample_id(number, index)].assignment
+        if assignment:
+            d.tell(d.state.assignments[assignment].engine, Cancel(assignment))
+    d.record(GroupDiscarded(number, culprit, reason, detail, notify, d.now))
+    if notify:
+        d.answer(GroupDropped(number, entry.group.step, entry.group.purpose, reason, detail))
+
+
+def discard_unservable(d: Decision, groups: Sequence[int]) -> None:
+    """Discards those with waiting samples that no engine can ever take: too old for every version, or too long."""
+    serving: dict[tuple[int, int], _Serving] = {}
+    for number in groups:
+        entry = d.state.groups.get(number)
+        if entry is None or not entry.waiting:
+            continue
+        versions = (entry.group.min_version, entry.group.max_version)
+        if versions not in serving:
+            serving[versions] = _serving(d.state, *versions)
+        if serving[versions].never:
+            newest = d.state.version.version
+            text = f"weights are at version {newest}, it may use at most {entry.group.max_version}"
+            discard_group(d, number, DiscardReason.STALE, "", text)
+        elif serving[versions].context:
+            _discard_if_longer(d, entry, serving[versions].context)
+
+
+class _Serving(NamedTuple):
+    context: int
+    """Longest context among engines that may generate; 0: there is no such engine."""
+    never: bool
+    """There will be none: versions only grow, and all are past the newest that may generate."""
+
+
+def _serving(state: State, low: int, high: int) -> _Serving:
+    engines = state.engines.values()
+    context = max((e.max_context for e in engines if low <= e.version <= high and not e.draining), default=0)
+    past = state.version.version > high and all(e.version > high or e.draining for e in engines)
+    return _Serving(context, past and not context)
+
+
+def _discard_if_longer(d: Decision, entry: GroupState, context: int) -> None:
+    needed = max(needed_context(d.state, entry, index) for index in entry.waiting)
+    if needed > context:
+        text = f"prompt, response so far and what is left of max_new_tokens are {needed} tokens; engines hold {context}"
+        discard_group(d, entry.group.group, DiscardReason.PROMPT_TOO_LONG, "", text)
+
+
+def needed_context(state: State, entry: GroupState, index: int) -> int:
+    """Context that a sample can grow to, in tokens."""
+    group = entry.group
+    sample = state.samples[sample_id(group.group, index)]
+    return len(group.prompt_ids) // 4 + sample.length + group.sampling.max_new_tokens - sample.generated

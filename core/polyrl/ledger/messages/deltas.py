@@ -1,0 +1,192 @@
+"""Tokens in. A row counts only for a live assignment of the engine that sent it, of a version that both the sample may
+use and the engine has verified; what is here already is cut off, what is missing is asked for again.
+
+Almost every frame is in order. For it one loop of comparisons decides, and the fact carries the frame's own bytes; only
+a frame with a surprise is taken apart row by row.
+
+Refuses to hold: what happens to an assignment that ends (see `moves`). Read next: `moves`.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from polyrl.ledger.columns import frame_bytes, pack_rows
+from polyrl.ledger.decision import Decision
+from polyrl.ledger.events import GapSeen, TokensTaken
+from polyrl.ledger.scheduling.moves import already_over, end_turn, move, strike
+from polyrl.ledger.state import Assignment, Engine
+from polyrl.sample import Finish
+from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, RowColumns, TokensKept, row_columns
+
+STOP: Final = FINISH_CODES.index("stop")
+LENGTH: Final = FINISH_CODES.index("length")
+
+
+def take_deltas(d: Decision, engine: Engine, message: Deltas) -> None:
+    """Accepts what can be accepted; answers TokensKept unless tokens are missing."""
+    columns = _checked_columns(message)
+    if columns is None:
+        d.ignore("malformedDeltas")
+        return
+    ends = _ends_if_in_order(d, engine, message.version, columns)
+    if ends is not None:
+        d.record(_taken(d, engine, message, (message.rows, message.ids, message.logprobs), (0, 0)))
+        trouble: list[tuple[int, str]] = []
+    else:
+        sift = _Sift(d, engine, message)
+        for row in zip(*columns, strict=True):
+            sift.row(*row)
+        columns_kept = (pack_rows(sift.rows), bytes(sift.ids), bytes(sift.logprobs))
+        d.record(_taken(d, engine, message, columns_kept, (sift.in_vain, sift.repeated)))
+        sift.ask_for_gaps()
+        ends, trouble = sift.ends, sift.trouble
+    for number, finish in ends:
+        _end(d, number, finish)
+    for number, cause in trouble:
+        _fail(d, number, cause)
+    if not engine.gaps:
+        # TokensKept covers all earlier frames, the one that is missing too.
+        d.tell(engine.name, TokensKept(message.seq))
+
+
+def _checked_columns(message: Deltas) -> RowColumns | None:
+    if len(message.rows) % ROW_DTYPE.itemsize:
+        return None
+    columns = row_columns(message.rows)
+    size = 4 * sum(columns[2])
+    if len(message.ids) != size or len(message.logprobs) != size or max(columns[3], default=0) >= len(FINISH_CODES):
+        return None
+    return columns
+
+
+def _taken(
+    d: Decision, engine: Engine, message: Deltas, kept: tuple[bytes, bytes, bytes], refused: tuple[int, int]
+) -> TokensTaken:
+    return TokensTaken(engine.name, message.seq, message.version, *kept, frame_bytes(message), *refused, d.now)
+
+
+def _ends_if_in_order(d: Decision, engine: Engine, version: int, columns: RowColumns) -> list[tuple[int, int]] | None:
+    """The (assignment, finish code) that end with this frame; None if any row is not exactly what was expected."""
+    numbers, offsets, counts, finishes = columns
+    if version not in engine.served or len(set(numbers)) != len(numbers):
+        return None
+    live, name, ends = d.state.assignments, engine.name, []
+    for number, offset, count, finish in zip(numbers, offsets, counts, finishes, strict=True):
+        assignment = live.get(number)
+        if (
+            assignment is None
+            or assignment.length != offset
+            or assignment.engine != name
+            or not assignment.low <= version <= assignment.high
+        ):
+            return None
+        end = offset + count
+        if finish or end >= assignment.limit:
+            if end > assignment.limit:
+                return None
+            ends.append((number, finish))
+    return ends
+
+
+class _Sift:
+    """Takes a frame apart row by row: every row is cut, refused, or asked for again on its own."""
+
+    def __init__(self, d: Decision, engine: Engine, message: Deltas) -> None:
+        self._d = d
+        self._engine = engine
+        self._message = message
+        self._begin = 0
+        self._ahead: dict[int, bytearray] = {}
+        """Per assignment, tokens of this frame already accepted: a frame may hold several rows of one."""
+        self._closed: set[int] = set()
+        """Assignments that end with this frame."""
+        self._gaps: dict[int, int] = {}
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.ids = bytearray()
+        self.logprobs = bytearray()
+        self.in_vain = 0
+        self.repeated = 0
+        self.ends: list[tuple[int, int]] = []
+        self.trouble: list[tuple[int, str]] = []
+
+    def row(self, number: int, offset: int, count: int, finish: int) -> None:
+        """Judges the next row of the frame."""
+        begin, self._begin = self._begin, self._begin + 4 * count
+        assignment = self._d.state.assignments.get(number)
+        if assignment is None or assignment.engine != self._engine.name or number in self._closed:
+            self.in_vain += count
+            return
+        version = self._message.version
+        if version not in self._engine.served or not assignment.low <= version <= assignment.high:
+            self._refuse(number, count, "wrongVersion")
+            return
+        position = assignment.length + (len(self._ahead.get(number, b"")) >> 2)
+        if offset > position:
+            self._gaps.setdefault(number, position)
+            self.in_vain += count
+            return
+        known = min(position - offset, count)
+        if not self._agrees(assignment, number, offset, begin, known) or (finish and offset + count < position):
+            self._refuse(number, count, "wrongTokens")
+            return
+        self.repeated += known
+        self._accept(number, assignment, (position, begin + 4 * known, count - known, finish))
+
+    def ask_for_gaps(self) -> None:
+        """Sends Resend for what is missing, unless it was asked for a moment ago."""
+        for number, offset in self._gaps.items():
+            if number in self._closed:
+                continue
+            if self._engine.gaps.get(number, -inf) + self._d.config.gap_resend_s <= self._d.now:
+                self._d.record(GapSeen(number, self._d.now))
+                self._d.tell(self._engine.name, Resend(number, offset))
+
+    def _refuse(self, number: int, count: int, cause: str) -> None:
+        self.in_vain += count
+        self._closed.add(number)
+        self.trouble.append((number, cause))
+
+    def _agrees(self, assignment: Assignment, number: int, offset: int, begin: int, known: int) -> bool:
+        """Whether the tokens that are here already are the same: else this is another sequence."""
+        if not known:
+            return True
+        sample = self._d.state.samples[assignment.sample]
+        have = sample.ids + self._ahead.get(number, b"")
+        return have[4 * offset : 4 * (offset + known)] == self._message.ids[begin : begin + 4 * known]
+
+    def _accept(self, number: int, assignment: Assignment, row: tuple[int, int, int, int]) -> None:
+        position, begin, count, finish = row
+        kept = min(count, assignment.limit - position)
+        self.in_vain += count - kept
+        end = begin + 4 * kept
+        if kept:
+            self.rows.append((number, position, kept, finish))
+            self.ids += self._message.ids[begin:end]
+            self.logprobs += self._message.logprobs[begin:end]
+            self._ahead.setdefault(number, bytearray()).extend(self._message.ids[begin:end])
+        over_budget = kept < count
+        if finish or position + kept >= assignment.limit:
+            self._closed.add(number)
+            self.ends.append((number, 0 if over_budget else finish))
+
+
+def _end(d: Decision, number: int, finish: int) -> None:
+    """The engine says that the turn is over, or the budget is used up."""
+    assignment = d.state.assignments[number]
+    if finish == STOP:
+        end_turn(d, assignment.sample, Finish.STOP)
+    elif assignment.length < assignment.limit:
+        _fail(d, number, "engineError")
+    else:
+        if not finish:
+            d.tell(assignment.engine, Cancel(number))
+        # The last token that the budget allows may be a stop token whose finish is still on its way.
+        end_turn(d, assignment.sample, already_over(d, d.state.samples[assignment.sample]) or Finish.LENGTH)
+
+
+def _fail(d: Decision, number: int, cause: str) -> None:
+    """The engine said something that cannot be: it pauses, and the sample goes on elsewhere."""
+    strike(d, d.state.assignments[number].engine, cause)
+    move(d, number, cause)

@@ -1,0 +1,1 @@
+"""Which engine generates which sample, and when that changes: placement, rebalancing, drains, leases, stragglers."""

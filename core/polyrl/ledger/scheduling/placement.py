@@ -1,0 +1,292 @@
+"""Where waiting samples go: as soon as an engine has room, to the engine that is expected to finish them first.
+
+    cost(engine) = wait(queued) + expected_tokens * step(running + 1) + read(what it reads already + 2 * what is new)
+
+What is new to an engine counts twice: the sample waits for it, and so does everybody else who generates there.
+An engine that runs a sibling has read their prompt already; the engine that ended a sample's last turn, under the
+version that it still serves, has read all of it but what the environment wrote. So siblings gather, and later turns
+return, until a fuller engine costs more than reading again. Ties go to the emptier. If the engine with the prefix has
+no room, the sample waits for it as long as
+
+    waited + wait(1) + cost there < cost elsewhere
+
+so it never loses more by waiting than reading again would have cost. `speed` says how all of this is measured.
+
+An engine that was idle for `speed.STALE_S` may be faster or slower than it was: one sample that nobody has begun is
+offered to it as if it were the fastest. It gets more by what that sample measures.
+
+Order is priority, then age of the group. The head of a queue that does not fit anywhere waits for room; nothing of its
+weight versions overtakes it, or a long prompt would starve. While finished groups that the trainer has not taken hold
+more than `backlog_tokens`, groups of later steps do not begin: memory stays flat, and engines wait for the trainer.
+
+Refuses to hold: polling; moving what runs (see `rebalance`). Read next: `reserved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from polyrl.ledger import speed
+from polyrl.ledger.batching.discards import needed_context
+from polyrl.ledger.decision import Decision
+from polyrl.ledger.events import Assigned, PlacementHeld, PlacementPaused
+from polyrl.ledger.scheduling.reserved import may_generate
+from polyrl.ledger.state import Engine, GroupState, State
+from polyrl.sample import Group, Purpose, sample_id
+from polyrl.wire import Assign
+
+SHORTEST_HOLD_S: Final = 0.05
+"""A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
+
+
+OFFERS_AT_ONCE: Final = 8192
+"""Offers of engines that are asked for before others are heard: some 0.05 s. A step of 16,384 samples on 256 engines
+needs half a million."""
+
+
+def has_slot(engine: Engine, now: float) -> bool:
+    """Whether it may get one more sample; after a failure, one at a time until tokens come."""
+    if engine.draining or engine.version < 0 or engine.trusted_at > now:
+        return False
+    return engine.occupied < (1 if engine.strikes or engine.straggler else engine.max_running)
+
+
+def place(d: Decision) -> None:
+    """Places as much of the queue as there is room for; a large fleet's share of it, and the rest in the next ticks."""
+    state = d.state
+    first = state.next_assignment
+    if not state.queue:
+        return
+    room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, d.now)}
+    fitting: dict[tuple[int, int], list[str]] = {}
+    wanted, offers, asked = steps_wanted(state), _Offers(d), 0
+    for _, number in tuple(state.queue):
+        if not room:
+            return
+        entry = state.groups[number]
+        if wanted is not None and entry.group.step not in wanted and not _has_begun(state, entry.group):
+            continue
+        versions = (entry.group.min_version, entry.group.max_version)
+        if versions not in fitting:
+            fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, d.now)]
+        engines = {name: room[name] for name in fitting[versions] if name in room}
+        asked += len(engines)
+        if asked > OFFERS_AT_ONCE and state.next_assignment > first:
+            d.record(PlacementPaused(d.now))
+            return
+        if engines and not _place_group(d, entry, engines, room, offers.afresh()):
+            fitting[versions] = []
+
+
+def steps_wanted(state: State) -> set[int] | None:
+    """Steps whose groups may begin while the trainer has more to learn from than it takes; None: all may."""
+    if state.backlog <= state.config.backlog_tokens:
+        return None
+    live = (step.step for step in state.steps.values() if step.open or step.ready or step.packed)
+    return {min(live, default=0), *(pending.request.step for pending in state.pending.values())}
+
+
+def _has_begun(state: State, group: Group) -> bool:
+    if group.purpose is Purpose.EVAL:
+        return True
+    return any(state.samples[sample_id(group.group, index)].attempt for index in range(group.n))
+
+
+def _place_group(
+    d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine], offers: _Offers
+) -> bool:
+    """Places the group's waiting samples on `engines`; False when one found none. Takes full ones out of `room`."""
+    homes = homes_of(d.state, entry.group)
+    asked = None
+    for index in tuple(entry.waiting):
+        name = sample_id(entry.group.group, index)
+        need = need_of(d.state, name)
+        if need != asked:
+            # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
+            asked = need
+            offers.afresh()
+            for engine in engines.values():
+                if engine.name in room:
+                    offers.update(engine, need, engine.name in homes)
+        best = offers.best()
+        if best is None:
+            return False
+        if need.prefix and _waits_for_prefix(d, name, need, offers, best):
+            continue
+        assign(d, name, engines[best], need.unread(engines[best], best in homes))
+        homes.add(best)
+        if has_slot(engines[best], d.now):
+            offers.update(engines[best], need, True)
+        else:
+            del room[best]
+            offers.withdraw(best)
+    return True
+
+
+def homes_of(state: State, group: Group) -> set[str]:
+    """Engines that run samples of the group."""
+    numbers = (state.samples[sample_id(group.group, index)].assignment for index in range(group.n))
+    return {state.assignments[number].engine for number in numbers if number}
+
+
+class Need(NamedTuple):
+    """What placing a sample depends on, of the sample; numbers are tokens."""
+
+    prompt: int
+    response: int
+    expected: int
+    context: int
+    """What it can grow to."""
+    avoid: str
+    prefix: str
+    """Engine that generated last; empty: none has."""
+    prefix_version: int
+    prefix_end: int
+    """Response tokens that it has read or written."""
+
+    @property
+    def size(self) -> int:
+        """KV room to set aside."""
+        return self.prompt + self.response + self.expected
+
+    @property
+    def is_new(self) -> bool:
+        """No engine has begun it, so none is better off with it than another."""
+        return not self.prefix and not self.avoid
+
+    def unread(self, engine: Engine, is_home: bool) -> int:
+        """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
+        if self.prefix == engine.name and self.prefix_version == engine.version:
+            return self.response - self.prefix_end
+        return self.response + (0 if is_home else self.prompt)
+
+
+def need_of(state: State, name: str) -> Need:
+    """That of a live sample."""
+    sample = state.samples[name]
+    entry = state.groups[sample.group]
+    prompt, expected = len(entry.group.prompt_ids) // 4, speed.expected_tokens(state, sample)
+    context = needed_context(state, entry, sample.index)
+    last = next((span for span in reversed(sample.spans) if span.engine), None)
+    prefix = (last.engine, last.version, last.end) if last is not None else ("", -1, 0)
+    return Need(prompt, sample.length, expected, context, sample.avoid, *prefix)
+
+
+class _Offers:
+    """Per engine with room for a sample: the cost, ending in what decides ties; one that failed it goes last."""
+
+    def __init__(self, d: Decision) -> None:
+        self._now = d.now
+        self._fleet = speed.fleet_step(d.state)
+        self._fastest = speed.fastest_pace(d.state, self._fleet)
+        self._paces: dict[str, speed.Pace] = {}
+        self._costs: dict[str, tuple[bool, float, float]] = {}
+
+    def afresh(self) -> _Offers:
+        """The same fleet, nobody asked."""
+        self._costs.clear()
+        return self
+
+    def update(self, engine: Engine, need: Need, is_home: bool) -> None:
+        """Asks an engine, anew if need be."""
+        if not fits(engine, need):
+            self.withdraw(engine.name)
+            return
+        running = len(engine.running)
+        seconds = self.seconds(engine, need, running + 1, is_home)
+        self._costs[engine.name] = (engine.name == need.avoid, seconds, running / engine.max_running)
+
+    def seconds(self, engine: Engine, need: Need, running: int, is_home: bool) -> float:
+        """Until it has finished the sample as one of `running`."""
+        pace = self._pace(engine, need)
+        queue = pace.wait(engine.load[1], running, need.expected)
+        return queue + need.expected * pace.step(running) + pace.read(engine.unread + 2 * need.unread(engine, is_home))
+
+    def _pace(self, engine: Engine, need: Need) -> speed.Pace:
+        if self._fastest is not None and need.is_new and speed.is_stale(engine, self._now):
+            return self._fastest
+        pace = self._paces.get(engine.name)
+        if pace is None:
+            pace = self._paces[engine.name] = speed.pace_of(engine, self._fleet)
+        return pace
+
+    def wait_seconds(self, engine: Engine, need: Need) -> float:
+        """The same for a full engine: until one of those that run has ended, and then."""
+        running = max(1, len(engine.running))
+        pace = speed.pace_of(engine, self._fleet)
+        return pace.wait(1, running, need.expected) + self.seconds(engine, need, running, is_home=True)
+
+    def withdraw(self, name: str) -> None:
+        """It has no room."""
+        self._costs.pop(name, None)
+
+    def best(self) -> str | None:
+        """The engine with the least cost, of equals the one that greeted first; None when nobody has room."""
+        return min(self._costs, key=self._costs.__getitem__, default=None)
+
+    def cost(self, name: str) -> float | None:
+        """Seconds; None when it has no room."""
+        offer = self._costs.get(name)
+        return None if offer is None else offer[1]
+
+
+def fits(engine: Engine, need: Need) -> bool:
+    """Whether its context and what is left of its KV room suffice; an empty engine takes what its context can hold."""
+    is_empty = not engine.occupied
+    return need.context <= engine.max_context and (is_empty or engine.kv_taken + need.size <= engine.kv_tokens)
+
+
+def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best: str) -> bool:
+    """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
+    home, other = d.state.engines.get(need.prefix), offers.cost(best)
+    if home is None or other is None or offers.cost(home.name) is not None or home.name == need.avoid:
+        return False
+    group = d.state.groups[d.state.samples[name].group].group
+    able = may_generate(d.state, home, group.min_version, group.max_version, d.now)
+    if not able or home.version != need.prefix_version or not home.running:
+        return False
+    if home.strikes or home.straggler or home.trusted_at > d.now:
+        return False
+    until = d.state.samples[name].since + other - offers.wait_seconds(home, need)
+    if until <= d.now + SHORTEST_HOLD_S:
+        return False
+    d.record(PlacementHeld(name, until))
+    return True
+
+
+def engine_for(d: Decision, name: str, need: Need, without: str) -> Engine | None:
+    """Where an assigned sample would go now; None when no other engine has room."""
+    group = d.state.groups[d.state.samples[name].group].group
+    homes, offers = homes_of(d.state, group), _Offers(d)
+    for engine in d.state.engines.values():
+        able = engine.name != without and has_slot(engine, d.now)
+        if able and may_generate(d.state, engine, group.min_version, group.max_version, d.now):
+            offers.update(engine, need, engine.name in homes)
+    best = offers.best()
+    return None if best is None else d.state.engines[best]
+
+
+def assign(d: Decision, name: str, engine: Engine, reading: int) -> None:
+    """Gives a waiting sample to an engine: prompt and everything after it so far, and what is left of the budget.
+    `reading`: tokens that the engine has not read yet."""
+    state = d.state
+    sample = state.samples[name]
+    group = state.groups[sample.group].group
+    number = state.next_assignment
+    kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
+    d.record(Assigned(number, name, engine.name, kv, d.now, reading))
+    d.tell(
+        engine.name,
+        Assign(
+            assignment=number,
+            sample=name,
+            attempt=sample.attempt,
+            input_ids=group.prompt_ids + sample.ids,
+            offset=sample.length,
+            max_new_tokens=group.sampling.max_new_tokens - sample.generated,
+            sampling=group.sampling,
+            min_version=group.min_version,
+            max_version=group.max_version,
+        ),
+    )

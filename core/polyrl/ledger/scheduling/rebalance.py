@@ -1,0 +1,171 @@
+"""When an engine with room takes running samples from one where they would finish later.
+
+    stay = expected_tokens * step(victim, running)
+    go   = expected_tokens * step(thief, running + 1) + read(thief, what it reads already + what is new) + 2 * delta_s
+
+The sample that would finish last goes first, to the engine where one more token takes least: an idle one (the tail
+spreads) or a busy faster one (the tail gathers), whichever ends it sooner. It moves only when `stay - go` exceeds both
+GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
+if what the thief runs already still ends before `stay`: else the move would put the step's end off. Hysteresis: a
+sample that moved stays put for REST_S, and one that tries an engine (see `placement`) stays until it has told. An
+engine that greets anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
+
+One event looks at the slowest engines' samples, for the fastest engines with room, and after a look at many the next
+one waits PAUSE_S: what all of it costs does not grow with the fleet.
+
+Refuses to hold: waiting samples (`placement` takes those first). Read next: `drains`.
+"""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+from polyrl.ledger import speed
+from polyrl.ledger.decision import Decision
+from polyrl.ledger.events import BalancePaused
+from polyrl.ledger.scheduling.placement import Need, fits, has_slot, homes_of, need_of
+from polyrl.ledger.scheduling.reserved import may_generate
+from polyrl.ledger.scheduling.returns import ask_back
+from polyrl.ledger.speed import Pace
+from polyrl.ledger.state import Engine, State
+
+GAIN_S: Final = 0.5
+"""Seconds that a move must promise: above the noise of measured speeds over one window."""
+
+GAIN_SHARE: Final = 0.25
+"""Share of the remaining time that a move must promise."""
+
+REST_S: Final = 5.0
+"""A sample moves at most this often for speed's sake."""
+
+THIEVES: Final = 8
+"""Engines with room that are looked at per event, the fastest first."""
+
+VICTIMS: Final = 8
+"""Engines whose samples are looked at, the slowest first."""
+
+LOOKED_AT_ONCE: Final = 200
+"""Engines and samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a
+second, and each end is an event."""
+
+PAUSE_S: Final = 0.25
+"""How long it waits then: half of the least that a move must promise."""
+
+
+class _Movable(NamedTuple):
+    """A sample on an engine so slow that a move may pay; sorts by how long it will take there."""
+
+    seconds: float
+    """Until it is finished where it is."""
+    number: int
+    """Its assignment."""
+    step: float
+    """Seconds per token there."""
+    engine: str
+
+
+def rebalance(d: Decision) -> None:
+    """Lets engines with room take from those where samples would finish last."""
+    state = d.state
+    if state.queue or len(state.engines) < 2 or not state.assignments or 0 <= d.now - state.balanced_at < PAUSE_S:
+        return
+    fleet = speed.fleet_step(state)
+    with_room = [(_next_step(e, fleet), e.name) for e in state.engines.values() if has_slot(e, d.now)]
+    if not with_room:
+        return
+    movable = _movable(d, fleet, min(with_room)[0] / (1 - GAIN_SHARE))
+    needs: dict[int, Need] = {}
+    for step, name in sorted(with_room)[:THIEVES]:
+        slower = [one for one in movable if one.step > step / (1 - GAIN_SHARE) and one.engine != name]
+        _take(d, state.engines[name], fleet, slower, needs)
+    if len(state.engines) + len(movable) > LOOKED_AT_ONCE:
+        d.record(BalancePaused(d.now, d.now + PAUSE_S))
+
+
+def _next_step(engine: Engine, fleet: float) -> float:
+    """Seconds per token with one sample more."""
+    return speed.pace_of(engine, fleet).step(engine.soon + 1)
+
+
+def _present_step(engine: Engine, fleet: float) -> float:
+    """Seconds per token; 0 when it runs nothing."""
+    return speed.pace_of(engine, fleet).step(engine.soon) if engine.soon else 0.0
+
+
+def _movable(d: Decision, fleet: float, limit: float) -> list[_Movable]:
+    """What may move from the slowest engines that take longer per token than `limit`: what would finish last, first."""
+    state = d.state
+    steps = ((_present_step(engine, fleet), engine) for engine in state.engines.values() if _may_lose(engine))
+    slow = [(step, e.name) for step, e in steps if step > limit and not _is_to_speak(state, e, d.now)]
+    found = [
+        _Movable(_expected(state, number) * step, number, step, name)
+        for step, name in nlargest(VICTIMS, slow)
+        for number in state.engines[name].running
+        if not _rests(d, number)
+    ]
+    return sorted(found, reverse=True)
+
+
+def _may_lose(engine: Engine) -> bool:
+    """A draining engine gives back what leaves it, see `drains`."""
+    return bool(engine.running) and not engine.draining
+
+
+def _is_to_speak(state: State, engine: Engine, now: float) -> bool:
+    """What it runs is to measure it, and has not yet; or it has just greeted, and what it holds is on its way."""
+    if engine.on_trial and len(engine.running) == 1:
+        return True
+    if engine.token_at >= engine.greeted_at or now >= engine.greeted_at + REST_S:
+        return False
+    return state.assignments[next(iter(engine.running))].at < engine.greeted_at
+
+
+def _rests(d: Decision, number: int) -> bool:
+    """It is on its way already, has moved, or has just begun."""
+    one = d.state.assignments[number]
+    moved_at = d.state.samples[one.sample].moved_at
+    return bool(one.asked) or moved_at + REST_S > d.now or one.at + speed.WINDOW_S > d.now
+
+
+def _take(d: Decision, thief: Engine, fleet: float, movable: list[_Movable], needs: dict[int, Need]) -> None:
+    """What would finish last first, as far as it pays; what samples need is kept in `needs` for the next thief."""
+    state = d.state
+    last = max((_expected(state, other) for other in thief.running), default=0)
+    for one in movable:
+        if not has_slot(thief, d.now):
+            return
+        if state.assignments[one.number].asked:
+            continue
+        need = needs.get(one.number)
+        if need is None:
+            need = needs[one.number] = need_of(state, state.assignments[one.number].sample)
+        if _worthwhile(d, one.number, need, thief, fleet, last):
+            ask_back(d, one.number, "rebalanced", thief, need)
+
+
+def _expected(state: State, number: int) -> int:
+    return speed.expected_tokens(state, state.samples[state.assignments[number].sample])
+
+
+def _worthwhile(d: Decision, number: int, need: Need, thief: Engine, fleet: float, last: int) -> bool:
+    """`last`: tokens still to come of the longest sample that the thief runs."""
+    assignment = d.state.assignments[number]
+    victim = d.state.engines[assignment.engine]
+    room = fits(thief, need) and thief.kv_taken + need.size <= thief.kv_tokens
+    if not room or not may_generate(d.state, thief, assignment.low, assignment.high, d.now):
+        return False
+    there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
+    now, then = need.expected * there.step(victim.soon), last * here.step(thief.soon + 1)
+    if then > now:
+        return False
+    group = d.state.groups[d.state.samples[assignment.sample].group].group
+    reading = thief.unread + need.unread(thief, thief.name in homes_of(d.state, group))
+    return gain(need.expected, reading, (there, victim.soon), (here, thief.soon), d.config.delta_s)
+
+
+def gain(tokens: int, reading: int, victim: tuple[Pace, int], thief: tuple[Pace, int], delta_s: float) -> bool:
+    """Whether moving one sample pays; engines with their numbers of running samples before the move."""
+    stay = tokens * victim[0].step(victim[1])
+    go = tokens * thief[0].step(thief[1] + 1) + thief[0].read(reading) + 2 * delta_s
+    return stay - go > max(GAIN_S, GAIN_SHARE * stay)

@@ -1,0 +1,298 @@
+"""From what is wanted and what is seen to what to do next: a pure function, the same for processes and for pods.
+
+    nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
+    manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
+    the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
+                                      or the end, if it had said that all is done
+    engines fail at start again and again  -> no more of them; the run goes on with the others, and says so
+    managers do, or a trainer says why it cannot go on  -> the run ends, naming it
+    asked to stop                  -> the trainer first, then all others
+
+Refuses to hold: processes, pods, the clock. Read next: `worker` (what is wanted), `fleet` (what is seen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from polyrl.local.fleet import Observed
+from polyrl.worker import Role, Worker, Workers
+
+FAILED_STARTS_LIMIT: Final = 3
+"""Failures at start in a row after which a role is given up: a wrong setting fails every time, bad luck does not."""
+
+MANAGER_PROVED_S: Final = 5.0
+"""A manager that lived that long had bound, read its journal and spoken: its end is no failure at start."""
+
+FIRST_BACKOFF_S: Final = 1.0
+"""Wait after an exit that nobody asked for; it doubles with each further failed start in a row."""
+
+MANAGER_START_S: Final = 120.0
+"""Longest time until the manager's endpoints are known: a second on an idle machine, far more on one that swaps."""
+
+ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
+
+SINGLE_ROLES: Final = (Role.MANAGER, Role.RESERVED)
+"""Of which one runs at a time, and another takes its place when it is gone."""
+
+USER_ERROR_EXIT: Final = 2
+"""Exit code by which a trainer says that the user's input is wrong."""
+
+SAID_WHY_EXITS: Final = (1, USER_ERROR_EXIT)
+"""Exit codes of a trainer that said why it ended, and would end so again; one that was killed says nothing."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is seen at one moment."""
+
+    observed: Sequence[Observed]
+    manager_ready: bool
+    """Its endpoints are known, so that the others can dial it."""
+    served: frozenset[str] = frozenset()
+    """Engines that have ever served a weight version: their start did not fail."""
+    stopping: bool = False
+    """Somebody asked the run to stop."""
+    finishing: bool = False
+    """The trainer has told the manager that the job is over; who leaves now is not missed."""
+    went_well: bool = False
+    """It said that all is done, and it says so when everything it leaves is on the disk."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a worker."""
+
+    worker: Worker
+    why: str
+
+    def __str__(self) -> str:
+        return f"start {self.worker.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask a worker to end."""
+
+    name: str
+    grace_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"stop {self.name} within {self.grace_s:g} s: {self.why}"
+
+
+@dataclass(frozen=True)
+class End:
+    """Nothing is left to do."""
+
+    ok: bool
+    why: str
+    worker: str | None = None
+    """Whose end is the reason."""
+    user_error: bool = False
+    """The worker says that the input is wrong, so that its own sentence is what the user needs."""
+
+    def __str__(self) -> str:
+        return f"end: {self.why}"
+
+
+Action: TypeAlias = Start | Stop | End
+
+
+def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
+    """What to do at fleet time `now`. Repeating it on the same facts is harmless: starts are idempotent by name."""
+    ended = _ending(wanted, facts, now)
+    if ended is not None:
+        return [ended]
+    if facts.stopping:
+        return list(_stop_all(wanted, facts.observed))
+    return list(_start_missing(wanted, facts, now))
+
+
+def failed_starts(facts: Facts, role: Role = Role.ROLLOUT) -> list[Observed]:
+    """The newest of a role that ended before they were of use, and that nobody took away, oldest first."""
+    failures: list[Observed] = []
+    for worker in sorted(_of_role(facts.observed, role), key=lambda seen: seen.started_at):
+        if _was_of_use(facts, worker):
+            failures.clear()
+        elif not worker.lives and worker.reclaim is None:
+            failures.append(worker)
+    return failures
+
+
+def _was_of_use(facts: Facts, worker: Observed) -> bool:
+    if worker.role is not Role.MANAGER:
+        return worker.name in facts.served
+    return worker.exited_at is not None and worker.exited_at - worker.started_at >= MANAGER_PROVED_S
+
+
+def _given_up(facts: Facts, role: Role) -> bool:
+    return len(failed_starts(facts, role)) >= FAILED_STARTS_LIMIT
+
+
+def conditions(wanted: Workers, facts: Facts) -> list[str]:
+    """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
+    if facts.stopping or facts.finishing:
+        return []
+    failures = failed_starts(facts)
+    sentences = []
+    if len(failures) >= FAILED_STARTS_LIMIT:
+        sentences.append(
+            f"rollouts given up: the last {len(failures)} ended before they served "
+            f"(newest {failures[-1].name}, exit code {failures[-1].exit_code})"
+        )
+    if wanted.reserved is not None and _given_up(facts, Role.RESERVED):
+        sentences.append("the reserved engine is given up; rollouts generate alone")
+    return sentences
+
+
+def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
+    """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
+    missing = {Role.ROLLOUT: _missing_rollouts(wanted, facts)}
+    for role in SINGLE_ROLES:
+        seen = _of_role(facts.observed, role)
+        missing[role] = bool(seen) and not any(one.lives for one in seen)
+    dues = [_may_start_at(facts, role) for role, some in missing.items() if some]
+    trainers = _of_role(facts.observed, Role.TRAINER)
+    if trainers and not trainers[-1].lives:
+        dues.append(_trainer_due(trainers))
+    return min((due for due in dues if due is not None and due > now), default=None)
+
+
+def _ending(wanted: Workers, facts: Facts, now: float) -> End | None:
+    if facts.stopping:
+        return None if any(seen.lives for seen in facts.observed) else End(ok=False, why="the run was asked to stop")
+    trainer_ended = _trainer_ended(wanted, facts)
+    if trainer_ended is not None or facts.finishing:
+        return trainer_ended
+    return _manager_ended(facts, now) or _without_engines(wanted, facts)
+
+
+def _manager_ended(facts: Facts, now: float) -> End | None:
+    for manager in _of_role(facts.observed, Role.MANAGER)[-1:]:
+        useless = manager.exit_code == USER_ERROR_EXIT or _given_up(facts, Role.MANAGER)
+        if not manager.lives and useless:
+            why = f"the manager ended with exit code {manager.exit_code} before the trainer was done"
+            return End(ok=False, why=why, worker=manager.name)
+        if manager.lives and not facts.manager_ready and now - manager.started_at > MANAGER_START_S:
+            why = f"the manager did not say where it listens within {MANAGER_START_S:g} s"
+            return End(ok=False, why=why, worker=manager.name)
+    return None
+
+
+def _trainer_ended(wanted: Workers, facts: Facts) -> End | None:
+    """None as well when another trainer takes its place."""
+    trainers = _of_role(facts.observed, Role.TRAINER)
+    if not trainers or trainers[-1].lives:
+        return None
+    last, restarts = trainers[-1], len(trainers) - 1
+    if last.exit_code == 0 or (facts.went_well and last.exit_code not in SAID_WHY_EXITS):
+        return End(ok=True, why="the trainer is done", worker=last.name)
+    said_why = facts.finishing or last.exit_code in SAID_WHY_EXITS
+    if not said_why and _own_faults(trainers) <= wanted.trainer_restarts:
+        return None
+    why = f"the trainer ended with exit code {last.exit_code}" + (f", after {restarts} restarts" if restarts else "")
+    return End(ok=False, why=why, worker=last.name, user_error=last.exit_code == USER_ERROR_EXIT)
+
+
+def _own_faults(trainers: Sequence[Observed]) -> int:
+    """Those that ended although nobody took them away."""
+    return sum(not trainer.lives and trainer.reclaim is None for trainer in trainers)
+
+
+def _without_engines(wanted: Workers, facts: Facts) -> End | None:
+    """With rollouts given up and no reserved engine nothing will ever generate; waiting would be for ever."""
+    if wanted.manager is None or any(seen.lives for role in ENGINE_ROLES for seen in _of_role(facts.observed, role)):
+        return None
+    failures = failed_starts(facts)
+    reserved_gone = wanted.reserved is None or _given_up(facts, Role.RESERVED)
+    rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or _given_up(facts, Role.ROLLOUT)
+    if not (reserved_gone and rollouts_gone):
+        return None
+    last = failures[-1] if failures else _of_role(facts.observed, Role.RESERVED)[-1]
+    return End(ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name)
+
+
+def _stop_all(wanted: Workers, observed: Sequence[Observed]) -> Iterable[Action]:
+    why = "the run was asked to stop"
+    trainers = [seen for seen in _of_role(observed, Role.TRAINER) if seen.lives]
+    for trainer in trainers:
+        yield Stop(trainer.name, wanted.trainer.grace_s, why)
+    if trainers:
+        return
+    templates = {w.role: w for w in (wanted.manager, wanted.reserved, wanted.rollout) if w is not None}
+    for seen in observed:
+        if seen.lives:
+            yield Stop(seen.name, templates[seen.role].grace_s, why)
+
+
+def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
+    if facts.finishing:
+        return
+    if wanted.manager is not None:
+        yield from _start_single(wanted.manager, facts, now)
+        if not facts.manager_ready:
+            return
+    yield from _start_trainer(wanted.trainer, facts, now)
+    if wanted.reserved is not None:
+        yield from _start_single(wanted.reserved, facts, now)
+    yield from _start_rollouts(wanted, facts, now)
+
+
+def _start_trainer(template: Worker, facts: Facts, now: float) -> Iterable[Action]:
+    seen = _of_role(facts.observed, Role.TRAINER)
+    if not seen:
+        yield Start(template, "the run begins")
+    elif not seen[-1].lives and now >= _trainer_due(seen):
+        why = f"{seen[-1].name} is gone; this one goes on from the newest checkpoint"
+        yield Start(template.named(f"{template.name}-{len(seen)}"), why)
+
+
+def _trainer_due(trainers: Sequence[Observed]) -> float:
+    """When another may follow the newest one, which has ended."""
+    faults = _own_faults(trainers)
+    return (trainers[-1].exited_at or 0.0) + (FIRST_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
+
+
+def _start_single(template: Worker, facts: Facts, now: float) -> Iterable[Action]:
+    seen = _of_role(facts.observed, template.role)
+    if not seen:
+        yield Start(template.named(template.name), "the run begins")
+        return
+    due = _may_start_at(facts, template.role)
+    if any(one.lives for one in seen) or _given_up(facts, template.role) or (due is not None and now < due):
+        return
+    yield Start(template.named(f"{template.name}-{len(seen)}"), f"{seen[-1].name} is gone")
+
+
+def _start_rollouts(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
+    may_start_at = _may_start_at(facts, Role.ROLLOUT)
+    if wanted.rollout is None or _given_up(facts, Role.ROLLOUT):
+        return
+    if may_start_at is not None and now < may_start_at:
+        return
+    first = len(_of_role(facts.observed, Role.ROLLOUT))
+    for number in range(first, first + _missing_rollouts(wanted, facts)):
+        why = "the run begins" if number < wanted.rollouts else "another one is gone or going"
+        yield Start(wanted.rollout.named(f"{wanted.rollout.name}-{number}"), why)
+
+
+def _missing_rollouts(wanted: Workers, facts: Facts) -> int:
+    return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(facts.observed, Role.ROLLOUT)))
+
+
+def _may_start_at(facts: Facts, role: Role) -> float | None:
+    """When the back-off of the newest exit that nobody asked for is over; None when there was none."""
+    those = _of_role(facts.observed, role)
+    exits = [seen.exited_at for seen in those if seen.exited_at is not None and seen.reclaim is None]
+    if not exits:
+        return None
+    failures = len(failed_starts(facts, role))
+    return max(exits) + (FIRST_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
+
+
+def _of_role(observed: Sequence[Observed], role: Role) -> list[Observed]:
+    return [seen for seen in observed if seen.role is role]

@@ -1,0 +1,1 @@
+"""Rules over a whole manifest, one file per part of it: each yields sentences that name the field."""

@@ -1,0 +1,46 @@
+"""Changes that a stored job may not undergo. They compare with the stored object, so they exist on a cluster only.
+
+Pod templates are compared by the operator: CEL sees only the fields that a schema declares, and theirs are open.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.manifest.rules.rule import Transition
+
+
+def _immutable(path: str, name: str = "") -> Transition:
+    name = name or path.rpartition(".")[2]
+    return Transition(f"{name}-fixed", path, "cannot be changed; make a new job", f"self.{path} == oldSelf.{path}")
+
+
+def _fixed_while_running(path: str) -> Transition:
+    leaf = path.rpartition(".")[2]
+    return Transition(
+        f"{leaf}-fixed-while-running",
+        path,
+        "can only be changed while the job is suspended",
+        f"oldSelf.suspend || self.{path} == oldSelf.{path}",
+    )
+
+
+TRANSITIONS: Final[tuple[Transition, ...]] = (
+    _immutable("managedBy"),
+    _immutable("trainer.backend"),
+    _immutable("manager.port"),
+    _immutable("manager.storage", "manager-storage"),
+    _immutable("trainer.storage", "trainer-storage"),
+    _immutable("recipe.mode"),
+    _immutable("recipe.seed"),
+    _fixed_while_running("trainer.replicas"),
+    _fixed_while_running("trainer.capacity"),
+    _fixed_while_running("trainer.reservedEngine"),
+    Transition(
+        "deadline-only-shrinks",
+        "activeDeadlineSeconds",
+        "may be set once or lowered, not raised or removed",
+        "!has(oldSelf.activeDeadlineSeconds)"
+        " || (has(self.activeDeadlineSeconds) && self.activeDeadlineSeconds <= oldSelf.activeDeadlineSeconds)",
+    ),
+)

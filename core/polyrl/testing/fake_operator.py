@@ -1,0 +1,185 @@
+"""An operator in miniature for `fake_cluster`: reads late, acts in order, may die between any two actions.
+
+It keeps the promises that the real shell makes to `reconcile`: what it wrote it has read; of two views of an object the
+newer counts; status and memory are kept together, once all was done; a status is written only on top of what was read.
+Refuses to hold: decisions. Read next: `fake_cluster`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import (
+    Action,
+    Annotate,
+    Apply,
+    Create,
+    Decision,
+    Delete,
+    Drain,
+    DryRun,
+    MakeKeys,
+    Object,
+    Say,
+    SuspendTrainer,
+)
+from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
+from polyrl.cluster.observation.job import job_facts
+from polyrl.cluster.reconcile import reconcile
+from polyrl.cluster.settings import Settings
+from polyrl.cluster.state import Memory
+from polyrl.sample import Pool
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl.testing.fake_cluster import Conflict, FakeCluster, Place, Refused
+from polyrl.worker import Role
+
+SETTINGS = Settings("manager:test", "trainer:test", "rollout:test")
+
+
+class Killed(Exception):
+    """The operator died here."""
+
+
+@dataclass
+class FakeOperator:
+    """One life of an operator."""
+
+    cluster: FakeCluster
+    memory: Memory = field(default_factory=Memory)
+    read: int = 0
+    """Changes of the cluster's log that its watches have delivered."""
+    cache: dict[Place, tuple[int, Object | None]] = field(default_factory=dict)
+    dry_run: tuple[int, str] | None = None
+    status: dict[str, Any] | None = None
+    """Decided last, written or not."""
+    drained: dict[str, float] = field(default_factory=dict)
+    """By uid: seconds given, of drains that the manager was told."""
+    values: dict[str, float] = field(default_factory=dict)
+    step: int = 0
+    clock_ahead_s: float = 0.0
+    """How far its machine's clock is before the cluster's."""
+    said: list[Say] = field(default_factory=list)
+    done: list[Action] = field(default_factory=list)
+
+    @property
+    def now(self) -> float:
+        """By its own clock."""
+        return self.cluster.now + self.clock_ahead_s
+
+    def catch_up(self, changes: int | None = None) -> None:
+        """Watches deliver so many further changes; None: all."""
+        log = self.cluster.log
+        end = len(log) if changes is None else min(len(log), self.read + changes)
+        for place, version, raw in log[self.read : end]:
+            self._learn(place, version, raw)
+        self.read = end
+
+    def facts(self) -> JobFacts:
+        """As it sees them now."""
+        seen = {place: raw for place, (_, raw) in self.cache.items() if raw is not None}
+        job = seen["PolyRLJob", self.cluster.job["metadata"]["name"]]
+        generation = job["metadata"]["generation"]
+        fixed = ("Pod", "Job", "Node", "PolyRLJob")
+        return job_facts(
+            job if self.status is None else job | {"status": self.status},
+            [raw for (kind, _), raw in seen.items() if kind == "Pod"],
+            next((raw for (kind, _), raw in seen.items() if kind == "Job"), None),
+            {name: raw for (kind, name), raw in seen.items() if kind == "Node"},
+            {},
+            [raw for (kind, _), raw in seen.items() if kind not in fixed],
+            self.manager(),
+            self.dry_run[1] if self.dry_run is not None and self.dry_run[0] == generation else None,
+        )
+
+    def manager(self) -> ManagerFacts | None:
+        """What the manager says, which is never late: it is asked."""
+        alive = [pod for pod in self.cluster.pods(Role.MANAGER) if self.cluster.serves(pod)]
+        engines = tuple(_engine(pod) for pod in self.cluster.pods(Role.ROLLOUT) if self.cluster.serves(pod))
+        status = ManagerStatus(
+            seq=1, epoch=1, step=self.step, values=self.values, trainer_connected=True, engines=engines if alive else ()
+        )
+        return ManagerFacts(status, self.now, 0 if alive else 3)
+
+    def turn(self, rng: random.Random | None = None) -> Decision:
+        """One look and what follows. With `rng`, it may die between any two actions, and then raises Killed."""
+        facts = self.facts()
+        decision = reconcile(facts, SETTINGS, self.memory, self.now)
+        memory = decision.memory
+        for action in decision.actions:
+            if rng is not None and rng.random() < 0.02:
+                raise Killed
+            memory = self._do(action, memory)
+        self.memory = memory
+        self._store(decision)
+        return decision
+
+    def _do(self, action: Action, memory: Memory) -> Memory:
+        self.done.append(action)
+        before = len(self.cluster.log)
+        try:
+            return self._request(action, memory)
+        except Conflict:
+            return memory
+        except Refused as error:
+            return memory.refused(str(error), self.now)
+        finally:
+            self._read_own(before)
+
+    def _request(self, action: Action, memory: Memory) -> Memory:
+        match action:
+            case Create():
+                self.cluster.create(action.object)
+                return memory.taken() if action.object["kind"] == "Pod" else memory
+            case MakeKeys():
+                self.cluster.create({"kind": "Secret", "metadata": {"name": action.name}})
+            case Apply():
+                self.cluster.apply(action.object)
+            case Delete():
+                self.cluster.delete(action.kind, action.name, action.uid, action.grace_s)
+            case Annotate():
+                self.cluster.annotate(action.pod, action.uid, dict(action.annotations))
+            case SuspendTrainer():
+                spec = self.cluster.objects["Job", action.name]["spec"] | {"suspend": action.suspend}
+                self.cluster.patch("Job", action.name, {"spec": spec})
+            case DryRun():
+                self.dry_run = (action.generation, "")
+            case Drain():
+                self.drained[action.uid] = action.deadline_s
+                return memory.told(action.uid)
+            case Say():
+                self.said.append(action)
+        return memory
+
+    def _store(self, decision: Decision) -> None:
+        """Shows the status to the next turn, and writes it unless somebody changed the job meanwhile."""
+        place = ("PolyRLJob", self.cluster.job["metadata"]["name"])
+        if place not in self.cluster.objects:
+            return
+        version, known = self.cache[place]
+        self.status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        newest = int(self.cluster.objects[place]["metadata"]["resourceVersion"])
+        if known is not None and known.get("status") != self.status and newest == version:
+            before = len(self.cluster.log)
+            self.cluster.patch(*place, {"status": self.status})
+            self._read_own(before)
+
+    def _read_own(self, before: int) -> None:
+        """Replies to own requests are the newest views of those objects."""
+        for place, version, raw in self.cluster.log[before:]:
+            self._learn(place, version, raw)
+
+    def _learn(self, place: Place, version: int, raw: Object | None) -> None:
+        known = self.cache.get(place)
+        if known is None or known[0] < version:
+            self.cache[place] = (version, raw)
+
+
+def _engine(pod: Object) -> EngineStatus:
+    pool = Pool(pod["metadata"]["labels"][names.LABEL_POOL])
+    state = EngineState.SERVING
+    return EngineStatus(
+        engine=pod["metadata"]["name"], pool=pool, state=state, weight_version=1, running=1, max_running=8, tokens=1
+    )

@@ -1,0 +1,216 @@
+"""The API server as seven verbs over plain dictionaries, on the transport and credentials of `kubernetes.aio`.
+
+Every request has a deadline, and is sent again where the server asks for it or was not there: all that we send may be
+repeated, because names are made before the request and deletes name a uid. No typed models: they cost memory and hide
+fields that they do not know.
+Refuses to hold: which objects there should be, caches. Read next: `act`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from kubernetes.aio.client.api_client import ApiClient
+
+from polyrl.cluster.actions import Object
+from polyrl.errors import PolyRLError
+from polyrl_operator.api.kinds import KINDS, Kind
+from polyrl_operator.api.server_clock import ClusterClock
+
+FIELD_MANAGER: Final = "polyrl-operator"
+REQUEST_S: Final = 10.0
+"""Of one attempt. A healthy server answers in milliseconds; a slow admission webhook is cut at 10 s by default."""
+ATTEMPTS: Final = 4
+"""Of one request before the key of its job backs off instead."""
+RETRY_S: Final = 0.2
+"""Before the second attempt; doubles, with jitter."""
+MAX_RETRY_AFTER_S: Final = 5.0
+"""Longest Retry-After that is waited for in place; a longer one is left to the key's back-off."""
+AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+"""Statuses that a later attempt may not meet."""
+PAGE: Final = 200
+"""Objects per page of a list: about 1 MB of pods, and ten times that while they are read."""
+
+JSON: Final = "application/json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+APPLY_PATCH: Final = "application/apply-patch+yaml"
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+class ApiError(PolyRLError):
+    """The API server refused, or did not answer (status 0)."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+    @property
+    def transient(self) -> bool:
+        """True when the same request may pass later without anybody changing anything."""
+        return self.status == 0 or self.status in AGAIN
+
+
+class NotLeader(PolyRLError):
+    """Another replica may be acting: nothing is written."""
+
+
+class Client:
+    """Reads objects, and writes them as `field_manager`. `may_write` is asked before every attempt to change one;
+    `clock` learns from every answer."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        may_write: Callable[[], bool] = lambda: True,
+        field_manager: str = FIELD_MANAGER,
+        clock: ClusterClock | None = None,
+    ) -> None:
+        self._api = api
+        self.clock = clock or ClusterClock()
+        self._may_write = may_write
+        self._field_manager = field_manager
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        """The object; None when there is none."""
+        try:
+            return await self._ask("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def discover(self, kind: Kind) -> frozenset[str]:
+        """Plural names of what is served of this kind's group and version; empty when there is no such group."""
+        try:
+            answer = await self._ask("GET", f"/apis/{kind.api_version}")
+        except ApiError as error:
+            if error.status == 404:
+                return frozenset()
+            raise
+        return frozenset(one["name"] for one in answer.get("resources") or ())
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = "", *, metadata_only: bool = False
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """The collection page by page, each with the version of the whole. Raises ApiError 410 when it takes long."""
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        accept = METADATA_ONLY if metadata_only else JSON
+        while True:
+            page = await self._ask("GET", kind.path(namespace), query, accept=accept)
+            yield page.get("items") or [], page["metadata"].get("resourceVersion", "")
+            more = page["metadata"].get("continue")
+            if not more:
+                return
+            query["continue"] = more
+
+    async def create(self, item: Object, *, dry_run: bool = False) -> Object:
+        """The object as stored. Raises ApiError; 409 when the name is taken."""
+        query = {"fieldManager": self._field_manager} | ({"dryRun": "All"} if dry_run else {})
+        return await self._ask("POST", _collection(item), query, body=item)
+
+    async def apply(self, item: Object) -> Object:
+        """Server-side apply: the fields named in `item` are as it says from now on."""
+        query = {"fieldManager": self._field_manager, "force": "true"}
+        path = f"{_collection(item)}/{item['metadata']['name']}"
+        return await self._ask("PATCH", path, query, body=item, content=APPLY_PATCH)
+
+    async def patch(self, kind: Kind, namespace: str, name: str, change: Object, subresource: str = "") -> Object:
+        """JSON merge patch. With metadata.uid or resourceVersion in `change` it is refused (409) for another object."""
+        query = {"fieldManager": self._field_manager}
+        path = kind.path(namespace, name, subresource)
+        return await self._ask("PATCH", path, query, body=change, content=MERGE_PATCH)
+
+    async def update(self, item: Object) -> Object:
+        """Replaces an object; refused (409) when its resourceVersion is not the newest."""
+        return await self._ask("PUT", f"{_collection(item)}/{item['metadata']['name']}", body=item)
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None
+    ) -> Object | None:
+        """Deletes it if it is still the one with `uid`; None when it was gone already."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        options["propagationPolicy"] = "Background"
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            return await self._ask("DELETE", kind.path(namespace, name), body=options)
+        except ApiError as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        *,
+        body: Object | None = None,
+        content: str = JSON,
+        accept: str = JSON,
+    ) -> Object:
+        url = f"{self._api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        for attempt in range(1, ATTEMPTS + 1):
+            if method != "GET" and not self._may_write():
+                raise NotLeader(f"{method} {path} is not sent: this replica does not hold the lease")
+            try:
+                return await self._attempt(method, url, body, {"Content-Type": content, "Accept": accept})
+            except _Again as again:
+                if attempt == ATTEMPTS or again.after_s > MAX_RETRY_AFTER_S:
+                    raise again.error from None
+                await asyncio.sleep(again.after_s or RETRY_S * 2**attempt * random.uniform(0.5, 1))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _attempt(self, method: str, url: str, body: Object | None, headers: dict[str, str]) -> Object:
+        headers["User-Agent"] = self._field_manager
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], url, method, body)
+        sent_at = self.clock.steady()
+        try:
+            response = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
+                method, url, headers=headers, body=body, _request_timeout=REQUEST_S
+            )
+            data: bytes = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            words = str(error) or type(error).__name__
+            raise _Again(ApiError(0, "Unreachable", f"the API server does not answer: {words}")) from error
+        if response.status < 400:
+            self.clock.heard(response.headers.get("Date"), sent_at)
+            answer: Object = msgspec.json.decode(data)
+            return answer
+        refusal = _refusal(response.status, data)
+        if response.status in AGAIN:
+            raise _Again(refusal, _seconds(response.headers.get("Retry-After")))
+        raise refusal
+
+
+class _Again(Exception):
+    """An attempt that may be repeated, after `after_s` where the server says so."""
+
+    def __init__(self, error: ApiError, after_s: float = 0.0) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.after_s = after_s
+
+
+def _collection(item: Object) -> str:
+    return KINDS[item["kind"]].path(item["metadata"].get("namespace"))
+
+
+def _refusal(status: int, data: bytes) -> ApiError:
+    try:
+        words: Any = msgspec.json.decode(data)
+        return ApiError(status, str(words.get("reason", "")), str(words.get("message", "")) or f"status {status}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
+        return ApiError(status, "", f"status {status}: {data[:200]!r}")
+
+
+def _seconds(text: str | None) -> float:
+    """Of a Retry-After header; its other form, a date, is not used by API servers."""
+    return float(text) if text is not None and text.isdecimal() else 0.0

@@ -1,0 +1,98 @@
+"""The kinds of objects that the operator touches, and their URLs; and back: which verb and resource a request was.
+
+Refuses to hold: what the objects contain (see `polyrl.cluster.resources`). Read next: `client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from polyrl.cluster import names
+from polyrl.manifest.job import API_VERSION, KIND
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of object."""
+
+    name: str
+    group: str
+    """Empty for the core group."""
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """URL path of a collection (no name), an object or a subresource; no namespace: of the whole cluster."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        place = f"/namespaces/{quote(namespace)}" if self.namespaced and namespace is not None else ""
+        tail = "".join(f"/{quote(part)}" for part in (name, subresource) if part)
+        return f"{root}{place}/{self.plural}{tail}"
+
+
+JOB: Final = Kind(KIND, names.GROUP, names.VERSION, names.PLURAL)
+POD: Final = Kind("Pod", "", "v1", "pods")
+TRAINER: Final = Kind("Job", "batch", "v1", "jobs")
+NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False)
+CLAIM: Final = Kind("NodeClaim", "karpenter.sh", "v1", "nodeclaims", namespaced=False)
+SECRET: Final = Kind("Secret", "", "v1", "secrets")
+EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events")
+LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases")
+
+FIXED: Final = (
+    Kind("ServiceAccount", "", "v1", "serviceaccounts"),
+    Kind("Service", "", "v1", "services"),
+    Kind("ConfigMap", "", "v1", "configmaps"),
+    Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+    Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+)
+"""Children that are made once and rarely change: not watched, listed (metadata only) at start and at every resync."""
+
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind for kind in (JOB, POD, TRAINER, NODE, CLAIM, SECRET, EVENT, LEASE, *FIXED)
+}
+
+assert JOB.api_version == API_VERSION
+
+
+class Access(NamedTuple):
+    """One permission, as a rule of a Role grants it."""
+
+    verb: str
+    group: str
+    resource: str
+    """Plural, with `/subresource` where there is one; a path starting with `/` for what is no resource."""
+
+
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def access_of(method: str, path: str, watch: bool = False) -> Access:
+    """The permission that a request needs."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "api" and len(parts) > 2:
+        group, rest = "", parts[2:]
+    elif parts[0] == "apis" and len(parts) > 3:
+        group, rest = parts[1], parts[3:]
+    else:
+        return Access(method.lower(), "", path)
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    resource = "/".join((rest[0], *rest[2:]))
+    return Access(_verb(method, named=len(rest) > 1, watch=watch), group, resource)
+
+
+def _verb(method: str, *, named: bool, watch: bool) -> str:
+    if method != "GET":
+        return _VERBS[method]
+    if watch:
+        return "watch"
+    return "get" if named else "list"

@@ -1,0 +1,1 @@
+"""What the operator knows of the cluster without asking: watches, the cache they feed, what it expects to see next."""

@@ -1,0 +1,135 @@
+"""One replica acts at a time: it holds a Lease of coordination.k8s.io, and renews it. The others watch and wait.
+
+No clocks are compared: a standby takes over when it has itself seen the Lease unchanged for its whole duration, and the
+holder stops by its own clock, earlier than that. A holder that could not renew stops writing at once, and must take the
+Lease anew; what it had in flight is harmless, because names are made before requests and writes name uids and versions.
+Refuses to hold: what is done under the Lease. Read next: `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+
+from polyrl.cluster.actions import Object
+from polyrl_operator.api.client import ApiError, Client
+from polyrl_operator.api.kinds import LEASE
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of the Lease, in seconds."""
+
+    duration_s: float = 15.0
+    """A standby takes over after so long without a renewal."""
+    renew_s: float = 10.0
+    """The holder stops acting after so long without one: earlier than anybody else begins."""
+    retry_s: float = 2.0
+    """Between renewals, and between a standby's looks."""
+
+
+DEFAULT_TERMS: Final = Terms()
+"""client-go's defaults, which cluster operators know."""
+
+
+class Leader:
+    """Run `hold` as a task; `leads` is asked before every write."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        identity: str,
+        terms: Terms = DEFAULT_TERMS,
+        owner: Object | None = None,
+    ) -> None:
+        """`owner`: an owner reference for a Lease that is made here."""
+        self._client, self._namespace, self._name, self._owner = client, namespace, name, owner
+        self._identity, self._terms = identity, terms
+        self._renewed_at = float("-inf")
+        self._seen: tuple[object, ...] = ()
+        self._seen_at = 0.0
+
+    def leads(self) -> bool:
+        """True while no other replica can hold the Lease."""
+        return time.monotonic() - self._renewed_at < self._terms.renew_s
+
+    async def hold(self, began: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Takes and renews the Lease until cancelled; says whenever it was taken, and whenever it was lost."""
+        led = False
+        while True:
+            try:
+                async with asyncio.timeout(self._terms.renew_s / 2):
+                    await self._look()
+            except (ApiError, TimeoutError) as error:
+                log.warning("lease not renewed", error=str(error) or "no answer in time", leads=self.leads())
+            if self.leads() is not led:
+                led = self.leads()
+                log.info("leads" if led else "leads no longer", lease=self._name, identity=self._identity)
+                (began if led else ended)()
+            await asyncio.sleep(self._terms.retry_s)
+
+    async def release(self) -> None:
+        """Gives it back, so that a standby need not wait; a Lease that cannot be given back runs out."""
+        if not self.leads():
+            return
+        # First of all, nothing more is written.
+        self._renewed_at = float("-inf")
+        try:
+            lease = await self._client.get(LEASE, self._namespace, self._name)
+            if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"] |= {"holderIdentity": "", "renewTime": _now()}
+                await self._client.update(lease)
+        except ApiError as error:
+            log.warning("lease not given back", error=str(error))
+
+    async def _look(self) -> None:
+        """One look; takes or renews the Lease if that is right. Raises ApiError."""
+        asked_at = time.monotonic()
+        lease = await self._client.get(LEASE, self._namespace, self._name)
+        if lease is None:
+            await self._client.create(self._fresh())
+        elif not self._may_take(lease["spec"], asked_at):
+            return
+        else:
+            await self._client.update(self._taken(lease))
+        # From before the request: what the server wrote is no older than that.
+        self._renewed_at = asked_at
+
+    def _may_take(self, spec: dict[str, Any], now: float) -> bool:
+        seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        holder = spec.get("holderIdentity")
+        if holder in (None, "", self._identity):
+            return True
+        return now - self._seen_at > float(spec.get("leaseDurationSeconds") or self._terms.duration_s)
+
+    def _fresh(self) -> Object:
+        metadata: Object = {"name": self._name, "namespace": self._namespace}
+        metadata |= {"ownerReferences": [self._owner]} if self._owner else {}
+        spec = self._spec() | {"acquireTime": _now(), "leaseTransitions": 0}
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata, "spec": spec}
+
+    def _taken(self, lease: Object) -> Object:
+        spec = lease["spec"]
+        if spec.get("holderIdentity") != self._identity:
+            spec |= {"acquireTime": _now(), "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.name, **lease, "spec": spec | self._spec()}
+
+    def _spec(self) -> dict[str, Any]:
+        seconds = max(1, round(self._terms.duration_s))
+        return {"holderIdentity": self._identity, "leaseDurationSeconds": seconds, "renewTime": _now()}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,119 @@
+"""Prometheus metrics of the operator. No label names a pod, so that their number does not grow with what happens.
+
+Refuses to hold: a port (see `health`). Read next: `health`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from polyrl.manifest.status import JobStatus
+from polyrl_operator.api.tracing import Requests
+from polyrl_operator.informer.cached_object import Key
+
+RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
+DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)
+"""Seconds; 2 is what is promised."""
+
+JOB: Final = ("namespace", "job")
+
+
+class Metrics:
+    """Made once, filled by all."""
+
+    def __init__(self, requests: Requests) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.reconciles = Counter("polyrl_reconciles", "Turns of jobs.", ("outcome",), registry=registry)
+        self.reconcile_seconds = Histogram(
+            "polyrl_reconcile_seconds", "Duration of a turn.", buckets=RECONCILE_BUCKETS, registry=registry
+        )
+        self.status_writes = Counter("polyrl_status_writes", "Statuses written.", registry=registry)
+        self._drain_seconds = Histogram(
+            "polyrl_drain_seconds",
+            "From the first sign of a rollout's end to its drain confirmed by the manager.",
+            buckets=DRAIN_BUCKETS,
+            registry=registry,
+        )
+        self._drain_failures = Counter(
+            "polyrl_drain_failures", "Drains that no manager confirmed in time.", registry=registry
+        )
+        self._notice_seconds = Histogram(
+            "polyrl_preemption_notice_seconds",
+            "From the first sign of a rollout's end to its end.",
+            buckets=DRAIN_BUCKETS,
+            registry=registry,
+        )
+        self._jobs = Gauge("polyrl_jobs", "Jobs by state.", ("state",), registry=registry)
+        self._desired = Gauge("polyrl_rollout_desired_replicas", "Rollouts wanted now.", JOB, registry=registry)
+        self._registered = Gauge(
+            "polyrl_rollout_registered_replicas", "Rollouts that the manager knows.", JOB, registry=registry
+        )
+        self._preemptions = Gauge(
+            "polyrl_rollout_preemptions", "Rollouts taken away since the job began.", JOB, registry=registry
+        )
+        self._states: dict[Key, str] = {}
+        self._noticed: dict[Key, frozenset[str]] = {}
+        registry.register(_RequestCounts(requests))
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """A number that is read when it is asked for."""
+        Gauge(name, text, registry=self.registry).set_function(value)
+
+    def drained(self, seconds: float, known: bool) -> None:
+        """A drain was confirmed; one that the manager knew nothing of says nothing of how quick we are."""
+        if known:
+            self._drain_seconds.observe(seconds)
+
+    def drain_failed(self) -> None:
+        self._drain_failures.inc()
+
+    def decided(self, key: Key, status: JobStatus) -> None:
+        """A job's newest status."""
+        before = self._states.get(key)
+        if before != status.state:
+            self._step(before, -1)
+            self._step(status.state, +1)
+            self._states[key] = status.state
+        self._desired.labels(*key).set(status.rollout.desired_replicas)
+        self._registered.labels(*key).set(status.rollout.registered_replicas)
+        self._preemptions.labels(*key).set(status.rollout.preemptions)
+        ended = {one.pod_uid: one.notice_millis for one in status.recent_disruptions if one.delete_time is not None}
+        for uid in ended.keys() - self._noticed.get(key, frozenset(ended)):
+            self._notice_seconds.observe(ended[uid] / 1000)
+        self._noticed[key] = frozenset(ended)
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+        self._step(self._states.pop(key, None), -1)
+        self._noticed.pop(key, None)
+        for gauge in (self._desired, self._registered, self._preemptions):
+            gauge.remove_by_labels({"namespace": key.namespace, "job": key.name})
+
+    def _step(self, state: str | None, by: int) -> None:
+        if state is not None:
+            self._jobs.labels(str(state)).inc(by)
+
+
+class _RequestCounts(Collector):
+    """Requests as `Requests` counted them."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "polyrl_api_requests", "Requests to the API server.", labels=("verb", "resource", "code")
+        )
+        totals: dict[tuple[str, str, str], int] = {}
+        for (access, outcome), count in self._requests.counts.items():
+            resource = access.resource if not access.resource.startswith("/") else "discovery"
+            labels = (access.verb, resource, outcome)
+            totals[labels] = totals.get(labels, 0) + count
+        for labels, count in totals.items():
+            family.add_metric(labels, count)
+        yield family

@@ -1,0 +1,1 @@
+"""Test kit of the operator: nodes without kubelets. No image carries it."""

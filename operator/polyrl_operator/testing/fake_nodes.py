@@ -1,0 +1,196 @@
+"""A stand-in for kubelets, Job controller and garbage collector on a bare API server, for tests and benchmarks.
+
+It plays what the operator sees of them: pods start and become ready, end when they are deleted, a Job has its pod,
+children go with their owner. Refuses to hold: containers, scheduling, any of the operator's own rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.worker import Role
+from polyrl_operator.api.client import ApiError, Client
+from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER, Kind
+from polyrl_operator.informer.resync import OURS
+
+SIDE_BY_SIDE: Final = 32
+"""Requests at a time."""
+
+SILENCE_S: Final = 90.0
+"""Of a watch that is alive: a bookmark comes every minute, so longer than that."""
+
+PAUSE_S: Final = 0.2
+"""Before a watch that broke begins again."""
+
+
+class FakeNodes:
+    """Run `play` as a task. `session` reaches the API server at `host`. `address` is every pod's IP; `node` is the one
+    that pods are bound to (without one they are not, and the API server deletes them without grace)."""
+
+    def __init__(
+        self, client: Client, session: aiohttp.ClientSession, host: str, *, address: str = "127.0.0.1", node: str = ""
+    ) -> None:
+        self._client, self._session, self._host = client, session, host
+        self._address, self._node = address, node
+        self._slots = asyncio.Semaphore(SIDE_BY_SIDE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.held: set[str] = set()
+        """Names of pods that stay as they are: no node is found for them, or their node is silent."""
+
+    async def play(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for kind, seen in ((POD, self._pod), (TRAINER, self._trainer), (JOB, self._job)):
+                    group.create_task(self._follow(kind, seen))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def finish_trainer(self, namespace: str, job: str) -> None:
+        """The trainer ends well: its pod has succeeded, and its Job is complete."""
+        stamp = _now()
+        kinds = ("SuccessCriteriaMet", "Complete")
+        ended = [{"type": kind, "status": "True", "lastTransitionTime": stamp} for kind in kinds]
+        pods = [pod async for pod in self._pods_of(namespace, names.trainer_name(job))]
+        for pod in pods:
+            done: Object = {"phase": "Succeeded", "conditions": []}
+            await self._status(POD, namespace, pod["metadata"]["name"], done)
+        status = {"active": 0, "ready": 0, "succeeded": 1, "completedIndexes": "0", "completionTime": stamp}
+        await self._status(TRAINER, namespace, names.trainer_name(job), status | {"conditions": ended})
+
+    async def _follow(self, kind: Kind, seen: Callable[[str, Object], Any]) -> None:
+        selector = "" if kind is JOB else OURS
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError, ApiError, OSError):
+                version = ""
+                async for items, listed in self._client.pages(kind, None, selector):
+                    version = version or listed
+                    for item in items:
+                        self._spawn(seen("ADDED", item))
+                async for event, item in self._events(kind, selector, version):
+                    if event == "ERROR":
+                        break
+                    if event != "BOOKMARK":
+                        self._spawn(seen(event, item))
+            await asyncio.sleep(PAUSE_S)
+
+    async def _events(self, kind: Kind, selector: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        path = f"{kind.path()}?watch=1&allowWatchBookmarks=true&resourceVersion={version}&labelSelector={selector}"
+        async with self._session.get(self._host + path, timeout=aiohttp.ClientTimeout(sock_read=SILENCE_S)) as response:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = msgspec.json.decode(line)
+                    yield event["type"], event["object"]
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(self._safely(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _safely(self, work: Any) -> None:
+        async with self._slots:
+            # Whatever was changed meanwhile comes as another event.
+            with suppress(ApiError):
+                await work
+
+    async def _pod(self, event: str, pod: Object) -> None:
+        metadata, status = pod["metadata"], pod.get("status") or {}
+        if event == "DELETED" or metadata["name"] in self.held:
+            return
+        if metadata.get("deletionTimestamp"):
+            await self._client.delete(POD, metadata["namespace"], metadata["name"], metadata["uid"], 0)
+        elif self._node and not pod["spec"].get("nodeName"):
+            await self._bind(metadata)
+        elif status.get("phase") == "Pending" and not status.get("podIP"):
+            await self._status(POD, metadata["namespace"], metadata["name"], self._running(metadata))
+
+    async def _bind(self, metadata: Object) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}, "target": target}
+        path = POD.path(metadata["namespace"], metadata["name"], "binding")
+        async with self._session.post(self._host + path, json=binding) as response:
+            await response.read()
+
+    def _running(self, metadata: Object) -> Object:
+        """A manager without a container behind it never answers, so it never becomes ready."""
+        stamp, role = _now(), metadata["labels"].get(names.LABEL_ROLE)
+        ready = () if role == Role.MANAGER.value else ("ContainersReady", "Ready")
+        true = [
+            {"type": kind, "status": "True", "lastTransitionTime": stamp}
+            for kind in ("PodScheduled", "Initialized", *ready)
+        ]
+        place = {"podIP": self._address, "podIPs": [{"ip": self._address}], "startTime": stamp}
+        return {"phase": "Running", "conditions": true} | place
+
+    async def _trainer(self, event: str, job: Object) -> None:
+        metadata, status = job["metadata"], job.get("status") or {}
+        if event == "DELETED" or status.get("completionTime"):
+            return
+        pods = [pod async for pod in self._pods_of(metadata["namespace"], metadata["name"])]
+        if job["spec"].get("suspend"):
+            for pod in pods:
+                await self._client.delete(POD, metadata["namespace"], pod["metadata"]["name"], pod["metadata"]["uid"])
+            if status.get("active"):
+                await self._status(TRAINER, metadata["namespace"], metadata["name"], {"active": 0, "ready": 0})
+        elif not pods:
+            with suppress(ApiError):
+                await self._client.create(_trainer_pod(job))
+            now = {"active": 1, "ready": 1, "startTime": status.get("startTime") or _now()}
+            await self._status(TRAINER, metadata["namespace"], metadata["name"], now)
+
+    async def _job(self, event: str, job: Object) -> None:
+        """Garbage collection of a job's children."""
+        if event != "DELETED":
+            return
+        namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+        for kind in (*FIXED, SECRET, TRAINER, POD):
+            async for items, _ in self._client.pages(kind, namespace, f"{names.LABEL_JOB}={job['metadata']['name']}"):
+                for item in items:
+                    owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()}
+                    if uid in owners or kind is POD:
+                        name = item["metadata"]["name"]
+                        await self._client.delete(kind, namespace, name, item["metadata"]["uid"], 0)
+
+    async def _pods_of(self, namespace: str, trainer: str) -> AsyncIterator[Object]:
+        async for items, _ in self._client.pages(POD, namespace, f"batch.kubernetes.io/job-name={trainer}"):
+            for item in items:
+                yield item
+
+    async def _status(self, kind: Kind, namespace: str, name: str, status: Object) -> None:
+        await self._client.patch(kind, namespace, name, {"status": status}, "status")
+
+
+def _trainer_pod(job: Object) -> Object:
+    template, name = job["spec"]["template"], job["metadata"]["name"]
+    metadata = template.get("metadata") or {}
+    own = {"batch.kubernetes.io/job-name": name, "batch.kubernetes.io/job-completion-index": "0"}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"], "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{name}-0-{job['metadata']['uid'][:5]}",
+            "namespace": job["metadata"]["namespace"],
+            "labels": (metadata.get("labels") or {}) | own,
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [owner],
+        },
+        "spec": template["spec"],
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,1 @@
+"""The embedded engine for CPUs, on transformers' continuous batching, in a process of its own."""

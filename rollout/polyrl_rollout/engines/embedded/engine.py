@@ -1,0 +1,208 @@
+"""The embedded engine: transformers' continuous batching in a process of its own, spoken to over a socket pair.
+
+For tiny and small models on CPUs, so that everything runs without a GPU. The process keeps the generation thread away
+from the agent's event loop, and lets the engine be killed like any other. Read next: `embedded_process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
+from polyrl_rollout.engines.child import Child, child_path
+from polyrl_rollout.engines.embedded.messages import (
+    LENGTH,
+    Abort,
+    Failed,
+    Generate,
+    Load,
+    Loaded,
+    LoadFailed,
+    Ping,
+    Pong,
+    Start,
+    Started,
+    Tokens,
+    ToParent,
+    ToProcess,
+    decode_to_parent,
+    frame,
+)
+from polyrl_rollout.engines.embedded.streams import Streams
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.engines.silence import Silence
+
+START_DEADLINE_S: Final = 120.0
+"""Importing torch and transformers takes 3 s on an idle core, ten times that on a cold disk with its cores taken."""
+
+LOAD_DEADLINE_S: Final = 120.0
+"""A small model's checkpoint is read in milliseconds; this bounds a hanging disk."""
+
+PING_DEADLINE_S: Final = 10.0
+"""The process's reading thread answers between two forward passes."""
+
+CLOSE_GRACE_S: Final = 5.0
+"""The process ends by itself once its socket is closed and the current forward pass is over."""
+
+
+class EmbeddedEngine:
+    """See `polyrl_rollout.engines.port.Engine`."""
+
+    def __init__(self, spec: EngineSpec, seed: int) -> None:
+        self.version = NO_VERSION
+        self._spec = spec
+        self._seed = seed
+        self._max_context = 0
+        self._limits = ModelLimits(0, 0)
+        self._child: Child | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._asked: deque[asyncio.Future[ToParent]] = deque()
+        self._failure = "the engine was not started"
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process. Raises EngineFailed before `start`."""
+        if self._child is None:
+            raise EngineFailed(self._failure)
+        return self._child.pid
+
+    async def start(self, model_folder: Path) -> EngineInfo:
+        self._limits = read_limits(model_folder)
+        self._streams = Streams(Silence(asyncio.get_running_loop().time))
+        reader, self._writer = await self._spawn()
+        self._failure = ""
+        self._reader = asyncio.create_task(self._read(reader))
+        spec = self._spec
+        question = Start(
+            child_path(model_folder), spec.max_running, spec.kv_tokens, spec.max_context, spec.threads, self._seed
+        )
+        answer = await self._ask(question, START_DEADLINE_S)
+        if not isinstance(answer, Started):
+            raise EngineFailed(f"a start was answered by {answer}")
+        self._max_context = answer.max_context
+        return EngineInfo(spec.max_running, answer.kv_tokens, answer.max_context)
+
+    async def _spawn(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "polyrl_rollout.engines.embedded.process", str(theirs.fileno())]
+        threads = {"OMP_NUM_THREADS": str(self._spec.threads)}
+        try:
+            with theirs:
+                self._child = await Child.start(command, threads, pass_fds=[theirs.fileno()])
+            return await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self._check_alive()
+        check_request(request, self._limits.vocab_size, self._max_context)
+        if self.version == NO_VERSION:
+            raise EngineFailed("the engine has no weights yet")
+        self._streams.open(request.rid)
+        self._send(Generate(request.rid, request.input_ids, request.max_new_tokens, request.sampling))
+        finished = False
+        try:
+            async for chunk in self._streams.chunks(request.rid):
+                finished = chunk.finish is not None
+                yield chunk
+        finally:
+            # A consumer that goes away early, or is told of a failure, must not leave its request running.
+            if not finished and not self._failure:
+                self._send(Abort(request.rid))
+
+    async def abort(self, rid: str) -> None:
+        self._check_alive()
+        self._streams.end(rid)
+        self._send(Abort(rid))
+
+    async def load_weights(self, version: int, folder: Path) -> None:
+        self._check_alive()
+        self._streams.end_all()
+        answer = await self._ask(Load(version, child_path(folder)), LOAD_DEADLINE_S)
+        if isinstance(answer, LoadFailed):
+            raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
+        if answer != Loaded(version):
+            raise EngineFailed(f"loading version {version} was answered by {answer}")
+
+    async def health(self) -> None:
+        self._check_alive()
+        answer = await self._ask(Ping(), PING_DEADLINE_S)
+        if not isinstance(answer, Pong):
+            raise EngineFailed(f"a ping was answered by {answer}")
+
+    async def close(self) -> None:
+        if self._child is None:
+            return
+        self._fail("the engine was closed")
+        if self._writer is not None:
+            self._writer.close()
+        await self._child.end(CLOSE_GRACE_S)
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+
+    def _check_alive(self) -> None:
+        if self._failure:
+            raise EngineFailed(self._failure)
+
+    def _send(self, message: ToProcess) -> None:
+        if self._writer is not None and not self._failure:
+            self._writer.write(frame(message))
+
+    async def _ask(self, question: ToProcess, deadline_s: float) -> ToParent:
+        """The process answers questions in order. Raises EngineFailed, past the deadline for good."""
+        self._check_alive()
+        answer: asyncio.Future[ToParent] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._send(question)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await answer
+        except TimeoutError:
+            self._fail(f"{type(question).__name__} was not answered within {deadline_s:g} s")
+            raise EngineFailed(self._failure) from None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Takes the process's frames until it is gone, then fails whatever still waits."""
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._take(decode_to_parent(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._fail(self._failure or "the engine's process has ended")
+
+    def _take(self, message: ToParent) -> None:
+        match message:
+            case Tokens(version, rows):
+                for row in rows:
+                    self._streams.deliver(row.rid, TokenChunk(row.ids, row.logprobs, version, row.finish))
+            case Failed(reason):
+                self._fail(reason)
+            case _:
+                # Here and not where it was asked for: who asked may have been cancelled meanwhile.
+                if isinstance(message, Loaded):
+                    self.version = message.version
+                self._answer(message)
+
+    def _answer(self, message: ToParent) -> None:
+        question = self._asked.popleft()
+        if not question.done():
+            question.set_result(message)
+
+    def _fail(self, reason: str) -> None:
+        """From now on this engine only says why it failed."""
+        self._failure = reason
+        self._streams.fail_all(reason)
+        while self._asked:
+            question = self._asked.popleft()
+            if not question.done():
+                question.set_exception(EngineFailed(reason))

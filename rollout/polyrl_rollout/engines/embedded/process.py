@@ -1,0 +1,115 @@
+"""The embedded engine's process: `python -m polyrl_rollout.engines.embedded.process FD`, FD a socket to its parent.
+
+The main thread reads the parent's messages; transformers' generation thread writes tokens. The process ends when the
+socket does; its parent starts it on a leash besides. Read next: `continuous_batching`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from polyrl_rollout.engines.embedded.continuous_batching import Batcher
+from polyrl_rollout.engines.embedded.messages import (
+    LENGTH,
+    Abort,
+    Failed,
+    Generate,
+    Load,
+    Loaded,
+    LoadFailed,
+    Ping,
+    Pong,
+    Row,
+    Start,
+    Started,
+    Tokens,
+    ToParent,
+    ToProcess,
+    decode_to_process,
+    frame,
+)
+
+NO_VERSION: Final = -1
+
+
+class _Process:
+    """Serves one parent over one socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._incoming = sock.makefile("rb")
+        self._send_lock = threading.Lock()
+        self._version = NO_VERSION
+
+    def run(self) -> None:
+        """Serves until the parent closes its end."""
+        start = self._receive()
+        if not isinstance(start, Start):
+            return
+        try:
+            batcher = Batcher(start, self._emit)
+        except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+            self._send(Failed(f"cannot build the model of {start.folder}: {error}"))
+            return
+        self._send(Started(batcher.kv_tokens, batcher.max_context))
+        while (message := self._receive()) is not None:
+            if not batcher.alive:
+                self._send(Failed("the generation loop has ended; its last words are in this engine's log"))
+                return
+            self._handle(message, batcher)
+
+    def _handle(self, message: ToProcess, batcher: Batcher) -> None:
+        match message:
+            case Generate():
+                batcher.add(message)
+            case Abort(rid):
+                batcher.abort(rid)
+            case Load():
+                self._send(self._load(message, batcher))
+            case Ping():
+                self._send(Pong())
+
+    def _load(self, message: Load, batcher: Batcher) -> Loaded | LoadFailed:
+        def switched() -> None:
+            self._version = message.version
+
+        try:
+            batcher.load(Path(message.folder), switched)
+        # safetensors' own error class derives from Exception only; whatever fails here leaves the old weights in place.
+        except Exception as error:  # noqa: BLE001
+            return LoadFailed(message.version, f"{type(error).__name__}: {error}")
+        return Loaded(message.version)
+
+    def _emit(self, rows: list[Row]) -> None:
+        self._send(Tokens(self._version, rows))
+
+    def _send(self, message: ToParent) -> None:
+        with self._send_lock:
+            self._sock.sendall(frame(message))
+
+    def _receive(self) -> ToProcess | None:
+        header = self._incoming.read(LENGTH.size)
+        if len(header) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack(header)
+        message: ToProcess = decode_to_process(self._incoming.read(length))
+        return message
+
+
+def main() -> None:
+    """Runs until the parent closes the socket or is gone."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _Process(sock).run()
+    # Nothing is left to save, and joining the generation thread and unloading torch would take two seconds.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

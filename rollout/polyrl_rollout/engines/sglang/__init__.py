@@ -1,0 +1,1 @@
+"""Stock SGLang, unpatched, as a child process spoken to over HTTP."""

@@ -1,0 +1,263 @@
+"""Stock SGLang over HTTP, started as a child on the loopback interface.
+
+Traps handled here: a request id must never be reused (SGLang aborts whatever runs under the id of a finished stream two
+seconds later) nor be another's prefix (aborts match by prefix); an abort that overtakes its request does nothing, so a
+stream that is not wanted any more is aborted again when it shows itself; a load under requests that are aborted but not
+yet forgotten leaves their keys and values in the cache, so it waits for an idle scheduler; budgets that do not fit are
+cut silently, so the context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
+from polyrl_rollout.engines.child import Child, child_path
+from polyrl_rollout.engines.port import (
+    NO_VERSION,
+    EngineFailed,
+    EngineInfo,
+    GenerateRequest,
+    RequestRejected,
+    TokenChunk,
+)
+from polyrl_rollout.engines.sglang.checkpoint_shapes import Shapes, check_same, read_shapes
+from polyrl_rollout.engines.sglang.server import (
+    HOST,
+    KNOCK_DEADLINE_S,
+    await_ready,
+    command_line,
+    free_port,
+)
+from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
+from polyrl_rollout.engines.silence import Silence
+
+CONTEXT_SLACK: Final = 8
+"""Tokens that SGLang keeps of its context and its cache for itself; measured 2, with room for a later release."""
+
+CONTROL_DEADLINE_S: Final = 10.0
+"""Aborts are answered at once; this bounds a server that hangs."""
+
+QUIESCE_DEADLINE_S: Final = 5.0
+"""An aborted request is gone after the current forward pass."""
+
+HALF_UPDATED: Final = "Weights were updated, but"
+"""How SGLang says that a load went through but its cache still holds the old weights' keys and values."""
+
+LOAD_DEADLINE_S: Final = 300.0
+"""Reading a large checkpoint from local memory or disk takes up to minutes."""
+
+
+class _Refused(EngineFailed):
+    """The server is well, and did not do what it was told."""
+
+
+class SGLangEngine:
+    """See `polyrl_rollout.engines.port.Engine`."""
+
+    def __init__(self, spec: EngineSpec, seed: int) -> None:
+        self.version = NO_VERSION
+        self._spec = spec
+        self._seed = seed
+        self._limits = ModelLimits(0, 0)
+        self._max_context = 0
+        self._child: Child | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._running: set[str] = set()
+        self._unwanted: set[str] = set()
+        self._idle = asyncio.Event()
+        self._switching = asyncio.Lock()
+        self._loaded: Shapes = {}
+
+    @property
+    def pid(self) -> int:
+        """Of the launched server. Raises EngineFailed before `start`."""
+        return self._server().pid
+
+    async def start(self, model_folder: Path) -> EngineInfo:
+        self._limits = read_limits(model_folder)
+        self._silence = Silence(asyncio.get_running_loop().time)
+        self._idle.set()
+        context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
+        port = free_port()
+        self._child = await Child.start(command_line(self._spec, self._seed, model_folder, port, context))
+        # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
+        self._session = aiohttp.ClientSession(
+            f"http://{HOST}:{port}",
+            # A kept connection may be closed by the server just as it is used again, which looks like its death.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=None, sock_connect=CONTROL_DEADLINE_S),
+        )
+        await await_ready(self._child, self._session)
+        info = await self._control("GET", "/server_info", None, KNOCK_DEADLINE_S)
+        kv_tokens = int(info["max_total_num_tokens"])
+        self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
+        return EngineInfo(self._spec.max_running, kv_tokens, self._max_context)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self._server()
+        check_request(request, self._limits.vocab_size, self._max_context)
+        if self.version == NO_VERSION:
+            raise EngineFailed("the engine has no weights yet")
+        async with self._switching:
+            if not self._running:
+                self._silence.broken()
+            self._running.add(request.rid)
+            self._idle.clear()
+        finished = False
+        try:
+            async for chunk in self._stream(request):
+                finished = chunk.finish is not None
+                yield chunk
+        except Aborted as aborted:
+            finished = True
+            if request.rid not in self._unwanted:
+                raise EngineFailed(f"SGLang aborted {request.rid} without being asked") from aborted
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineFailed(f"the connection to SGLang broke: {error!r}") from error
+        finally:
+            if not finished:
+                # The consumer went away early, or the abort overtook the request.
+                with contextlib.suppress(EngineFailed):
+                    await self._post_abort({"rid": request.rid})
+            self._forget(request.rid)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        decoder, splitter = StreamDecoder(request), EventSplitter()
+        async with self._http().post("/generate", json=_body(request)) as response:
+            if response.status != 200:
+                text = (await response.text())[:500]
+                kind = RequestRejected if 400 <= response.status < 500 else EngineFailed
+                raise kind(f"SGLang answered {response.status}: {text}")
+            while data := await self._silence.wait(response.content.readany, f"token of {request.rid}"):
+                self._silence.broken()
+                for payload in splitter.feed(data):
+                    chunk = decoder.decode(payload)
+                    if request.rid in self._unwanted:
+                        return
+                    yield chunk
+                    if chunk.finish is not None:
+                        return
+        raise EngineFailed(f"SGLang ended the stream of {request.rid} without a finish")
+
+    async def abort(self, rid: str) -> None:
+        if rid in self._running:
+            self._unwanted.add(rid)
+            await self._post_abort({"rid": rid})
+
+    async def load_weights(self, version: int, folder: Path) -> None:
+        try:
+            shapes = read_shapes(folder)
+            check_same(shapes, self._loaded or shapes)
+            async with self._switching:
+                await self._quiesce()
+                await self._update(version, folder)
+        except EngineFailed as error:
+            raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
+        self._loaded = shapes
+
+    async def _quiesce(self) -> None:
+        """Ends all requests and waits until the scheduler has forgotten them and their keys and values."""
+        self._unwanted |= self._running
+        await self._post_abort({"abort_all": True})
+        # A request that is still on its way would arrive behind the abort; a consumer that rests is not waited for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIESCE_DEADLINE_S):
+                await self._idle.wait()
+        path = f"/flush_cache?timeout={QUIESCE_DEADLINE_S}"
+        await self._control("POST", path, None, QUIESCE_DEADLINE_S + CONTROL_DEADLINE_S)
+
+    async def _update(self, version: int, folder: Path) -> None:
+        body = _load_body(version, folder)
+        try:
+            await self._control("POST", "/update_weights_from_disk", body, LOAD_DEADLINE_S)
+        except EngineFailed as error:
+            if not isinstance(error, _Refused) or HALF_UPDATED in str(error):
+                # Nobody knows which weights it would serve, and under which version's name.
+                await self._server().kill()
+            raise
+        self.version = version
+
+    async def health(self) -> None:
+        await self._control("GET", "/health", None, KNOCK_DEADLINE_S)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        if self._child is not None:
+            # It holds nothing worth saving, and a killed launcher takes its children along in under a second.
+            await self._child.kill()
+
+    async def _post_abort(self, which: dict[str, Any]) -> None:
+        await self._control("POST", "/abort_request", which, CONTROL_DEADLINE_S)
+
+    def _forget(self, rid: str) -> None:
+        self._running.discard(rid)
+        self._unwanted.discard(rid)
+        if not self._running:
+            self._idle.set()
+
+    async def _control(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> dict[str, Any]:
+        """One control call's JSON answer, {} for none. Raises EngineFailed, as _Refused for a reasoned 400."""
+        self._server()
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            async with self._http().request(method, path, json=body, timeout=timeout) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise EngineFailed(f"SGLang did not answer {path}: {error!r}") from error
+        if response.status != 200:
+            kind = _Refused if response.status == 400 else EngineFailed
+            raise kind(f"SGLang answered {path} with {response.status}: {text[:500]}")
+        answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith("{") else {}
+        return answer
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            raise EngineFailed("the engine was not started, or was closed")
+        return self._session
+
+    def _server(self) -> Child:
+        if self._child is None:
+            raise EngineFailed("the engine was not started")
+        if self._child.returncode is not None:
+            raise EngineFailed(f"SGLang has ended with status {self._child.returncode}")
+        return self._child
+
+
+def _body(request: GenerateRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    if sampling.seed is not None:
+        # Heeded only by a server with --enable-deterministic-inference.
+        params["sampling_seed"] = sampling.seed
+    return {
+        "rid": request.rid,
+        "input_ids": request.input_ids,
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": True,
+    }
+
+
+def _load_body(version: int, folder: Path) -> dict[str, Any]:
+    return {
+        "model_path": child_path(folder),
+        "load_format": "auto",
+        "weight_version": str(version),
+        "flush_cache": True,
+    }

@@ -1,0 +1,108 @@
+"""What SGLang's /generate streams, as the port's chunks.
+
+The network may merge or split server-sent events anywhere, and SGLang merges the tokens of several steps into one event
+when its client is slow. Token lists are incremental or cumulative depending on a server argument; the running
+total beside them makes both readable alike. Refuses to hold: HTTP. Read next: `sglang`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from polyrl.sample import Finish
+from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, RequestRejected, TokenChunk
+
+_EVENT_END: Final = b"\n\n"
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+
+
+class EventSplitter:
+    """Cuts a byte stream into the payloads of its server-sent events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Payloads completed by `data`, in order, without the closing [DONE]."""
+        *events, self._rest = (self._rest + data).split(_EVENT_END)
+        for event in events:
+            payload = event.strip().removeprefix(_DATA).strip()
+            if payload and payload != _DONE:
+                yield payload
+
+
+class Aborted(Exception):
+    """The server ended the request because it was told to; `chunk` holds its last tokens."""
+
+    def __init__(self, chunk: TokenChunk) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+
+class StreamDecoder:
+    """Turns the events of one request into chunks."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._sent = 0
+
+    def decode(self, payload: bytes) -> TokenChunk:
+        """One event. Raises RequestRejected, EngineFailed, or Aborted."""
+        try:
+            event: dict[str, Any] = msgspec.json.decode(payload)
+            if "error" in event:
+                raise _refusal(int(event["error"].get("code") or 0), str(event["error"].get("message")))
+            return self._chunk(event["output_ids"], event["meta_info"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineFailed(f"SGLang streamed something else than tokens: {payload[:200]!r}") from error
+
+    def _chunk(self, output_ids: list[int], meta: dict[str, Any]) -> TokenChunk:
+        reason = meta.get("finish_reason") or {}
+        aborted = reason.get("type") == "abort"
+        if aborted and reason.get("status_code") is not None:
+            raise _refusal(int(reason["status_code"]), str(reason.get("message")))
+        new = int(meta["completion_tokens"]) - self._sent
+        logprobs = meta.get("output_token_logprobs") or []
+        if min(len(output_ids), len(logprobs)) < new:
+            raise EngineFailed(f"{new} new tokens of {self._request.rid} came with {len(output_ids)} ids")
+        self._sent += new
+        chunk = TokenChunk(
+            ids=list(output_ids[len(output_ids) - new :]),
+            logprobs=[float(entry[0]) for entry in logprobs[len(logprobs) - new :]],
+            version=_version(meta),
+            finish=None if aborted else self._finish(reason),
+        )
+        if aborted:
+            raise Aborted(chunk)
+        return chunk
+
+    def _finish(self, reason: dict[str, Any]) -> Finish | None:
+        if not reason:
+            return None
+        if reason["type"] == "stop":
+            return Finish.STOP
+        # SGLang shortens a budget that does not fit its context or cache, and calls the result finished.
+        if self._sent < self._request.max_new_tokens:
+            raise EngineFailed(
+                f"SGLang cut {self._request.rid} after {self._sent} of {self._request.max_new_tokens} tokens"
+            )
+        return Finish.LENGTH
+
+
+def _version(meta: dict[str, Any]) -> int:
+    """SGLang repeats the weight_version it was given with the last load; before that it is a word."""
+    try:
+        return int(meta["weight_version"])
+    except ValueError:
+        raise EngineFailed(f"SGLang serves weights {meta['weight_version']!r}, not a loaded version") from None
+
+
+def _refusal(status: int, message: str) -> RequestRejected | EngineFailed:
+    """4xx speaks of the request, everything else of the server."""
+    if 400 <= status < 500:
+        return RequestRejected(f"SGLang refused the request: {message}")
+    return EngineFailed(f"SGLang failed: {status} {message}")

@@ -1,0 +1,232 @@
+"""What a policy is worth: a ledger between engines of known speed, in small steps of virtual time.
+
+    flow = Flow({"a": Speed(0.02), "b": Speed(0.2)}, lambda sample, turn: 400)
+    flow.submit(8, n=4)
+    print(flow.run())          # virtual seconds until every sample has its verdict
+
+Engines decode with a true step time that grows with their batch, read one prompt after the other, and keep what they
+have read. The ledger knows none of these numbers; it measures. Faults are attributes of an engine: `frozen` (nothing
+happens), `stuck` (signs of life, no tokens), `deaf` (what is sent to it is lost), `mute` (what it sends is lost).
+
+Refuses to hold: randomness, invariants (see `world`), rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from polyrl.ledger import LedgerConfig, Outcome
+from polyrl.ledger.columns import pack_rows
+from polyrl.sample import Pool
+from polyrl.wire import FINISH_CODES, Assign, Beat, Cancel, Deltas, Fenced, Hello, Return, Returned, Serving, TurnDone
+from polyrl_rollout.testing.simulation.stage import Stage
+
+STEP_S: Final = 0.1
+"""Virtual time goes on by this much: a few frames of a real agent."""
+
+BEAT_S: Final = 1.0
+
+TOKEN: Final = 5
+STOP: Final = 2
+
+
+class Speed(NamedTuple):
+    """The truth about an engine."""
+
+    step_s: float
+    """Seconds per decoding step at batch size 0."""
+    half_batch: float = 64.0
+    prefill_s: float = 0.0002
+    """Seconds per token to read."""
+    max_running: int = 16
+    kv_tokens: int = 1_000_000
+    max_context: int = 131_072
+
+
+@dataclass
+class _Run:
+    """One assignment on its engine."""
+
+    assign: Assign
+    ready_at: float
+    """When it has been read."""
+    end: int
+    """Response position at which the turn ends."""
+    position: float
+    sent: int
+
+
+@dataclass
+class FlowEngine:
+    """One engine with its agent."""
+
+    name: str
+    speed: Speed
+    runs: dict[int, _Run] = field(default_factory=dict)
+    frozen: bool = False
+    stuck: bool = False
+    deaf: bool = False
+    mute: bool = False
+    read: int = 0
+    """Tokens that it had to read so far."""
+    _free_at: float = 0.0
+    _known: dict[str, int] = field(default_factory=dict)
+    """Tokens of prompts (by group) and responses (by sample) in its cache."""
+
+    def start(self, assign: Assign, end: int, now: float) -> None:
+        """Reads what it does not know, after what it reads already."""
+        group = assign.sample.partition(".")[0]
+        prompt = len(assign.input_ids) // 4 - assign.offset
+        known = self._known.get(assign.sample, 0) or (prompt if group in self._known else 0)
+        unread = max(0, prompt + assign.offset - known)
+        self.read += unread
+        self._free_at = max(now, self._free_at) + unread * self.speed.prefill_s
+        self._known[group] = prompt
+        self.runs[assign.assignment] = _Run(assign, self._free_at, end, assign.offset, assign.offset)
+
+    def decode(self, now: float) -> list[tuple[_Run, int]]:
+        """One step of time; (run, tokens to send) of those that have any."""
+        if self.stuck:
+            return []
+        ready = [run for run in self.runs.values() if run.ready_at <= now]
+        gained = STEP_S / (self.speed.step_s * (1 + len(ready) / self.speed.half_batch))
+        for run in ready:
+            run.position = min(run.position + gained, run.end)
+            self._known[run.assign.sample] = len(run.assign.input_ids) // 4 - run.assign.offset + int(run.position)
+        return [(run, int(run.position) - run.sent) for run in ready if int(run.position) > run.sent]
+
+
+class Flow(Stage):
+    """A stage whose engines act by themselves; every sample is scored, or extended by `environment` tokens."""
+
+    def __init__(
+        self,
+        engines: dict[str, Speed],
+        length: Callable[[str, int], int],
+        config: LedgerConfig | None = None,
+        *,
+        turns: int = 1,
+        environment: int = 16,
+        verdict_s: Callable[[str, int], float] = lambda sample, turn: 0.0,
+    ) -> None:
+        """`length`: tokens of a sample's turn; `turns`: of each sample; `verdict_s`: until a turn is judged."""
+        super().__init__(config)
+        self.engines: dict[str, FlowEngine] = {}
+        self.ended: dict[str, float] = {}
+        """When each sample got its verdict."""
+        self._length, self._turns, self._environment, self._verdict_s = length, turns, environment, verdict_s
+        self._mail: list[tuple[str, Any]] = []
+        self._judged: set[tuple[str, int]] = set()
+        self._verdicts: list[tuple[float, TurnDone]] = []
+        for name, speed in engines.items():
+            self.join(name, speed)
+
+    def join(self, name: str, speed: Speed) -> FlowEngine:
+        """An engine greets and serves version 0."""
+        made = self.engines[name] = FlowEngine(name, speed)
+        self._greet(made)
+        return made
+
+    def vanish(self, name: str) -> None:
+        """An engine is gone without a word."""
+        del self.engines[name]
+
+    def run(self, until: float = 100_000.0, each: Callable[[Flow], None] = lambda flow: None) -> float:
+        """Goes on until every submitted sample has its verdict, or until the time is `until`; returns the time.
+        `each` is called before every step."""
+        while self.now < until and self._is_busy():
+            each(self)
+            self.step()
+        return self.now
+
+    def step(self) -> None:
+        """A step of virtual time."""
+        self.now = round(self.now + STEP_S, 6)
+        for engine in tuple(self.engines.values()):
+            if not engine.frozen:
+                self._speak(engine)
+        due = self.ledger.next_due()
+        if due is not None and due <= self.now:
+            self._keep(self.ledger.tick(self.now))
+        self._judge()
+        self._deliver()
+
+    def _is_busy(self) -> bool:
+        return len(self.ended) < self.ledger.state.counters.submitted - sum(
+            self.ledger.state.counters.discarded.values()
+        )
+
+    def _greet(self, engine: FlowEngine) -> None:
+        speed = engine.speed
+        room = (speed.max_running, speed.kv_tokens, speed.max_context)
+        engine.runs.clear()
+        self.agent(engine.name, Hello(1, engine.name, Pool.SPOT, *room, -1))
+        self.agent(engine.name, Serving(0, 0.1, 0.1, 100))
+
+    def _speak(self, engine: FlowEngine) -> None:
+        rows, size = [], 0
+        ids = []
+        for run, count in engine.decode(self.now):
+            done = run.sent + count >= run.end
+            rows.append((run.assign.assignment, run.sent, count, FINISH_CODES.index("stop") if done else 0))
+            ids += [TOKEN] * (count - done) + [STOP] * done
+            run.sent, size = run.sent + count, size + count
+            if done:
+                del engine.runs[run.assign.assignment]
+        if engine.mute:
+            return
+        if self.now % BEAT_S < STEP_S:
+            self.agent(engine.name, Beat(len(engine.runs), 0, engine.speed.kv_tokens))
+        if rows:
+            self._seq += 1
+            column = np.array(ids, dtype="<u4")
+            self.agent(engine.name, Deltas(self._seq, 0, pack_rows(rows), column.tobytes(), bytes(4 * size)))
+
+    def _judge(self) -> None:
+        due = [turn for at, turn in self._verdicts if at <= self.now]
+        self._verdicts = [(at, turn) for at, turn in self._verdicts if at > self.now]
+        for turn in due:
+            sample, number = turn.response.sample, turn.response.turn
+            if (sample, number) in self._judged:
+                continue
+            self._judged.add((sample, number))
+            if number + 1 < self._turns:
+                self.extend(sample, [TOKEN] * self._environment, number)
+            else:
+                self.ended[sample] = self.now
+                self.score(sample, turn=number)
+
+    def _deliver(self) -> None:
+        mail, self._mail = self._mail, []
+        for name, message in mail:
+            engine = self.engines.get(name)
+            if engine is None or engine.deaf or engine.frozen:
+                continue
+            if isinstance(message, Assign):
+                engine.start(message, self._end_of(message), self.now)
+            elif isinstance(message, Cancel):
+                engine.runs.pop(message.assignment, None)
+            elif isinstance(message, Return):
+                self._give_back(engine, message.assignment)
+            elif isinstance(message, Fenced):
+                self._greet(engine)
+
+    def _give_back(self, engine: FlowEngine, assignment: int) -> None:
+        if engine.runs.pop(assignment, None) is not None and not engine.mute:
+            self.agent(engine.name, Returned(assignment, "asked"))
+
+    def _end_of(self, assign: Assign) -> int:
+        sample = self.ledger.state.samples.get(assign.sample)
+        begin, turn = (sample.turn_start, sample.turn) if sample is not None else (assign.offset, 0)
+        return min(begin + self._length(assign.sample, turn), assign.offset + assign.max_new_tokens)
+
+    def _keep(self, outcome: Outcome) -> Outcome:
+        if hasattr(self, "_mail"):
+            self._mail += outcome.to_agents
+            for turn in (message for message in outcome.to_trainer if isinstance(message, TurnDone)):
+                self._verdicts.append((self.now + self._verdict_s(turn.response.sample, turn.response.turn), turn))
+        return super()._keep(outcome)

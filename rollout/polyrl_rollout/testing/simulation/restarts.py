@@ -1,0 +1,40 @@
+"""What a restart may forget: signs of life, load, timers, what was asked for. Everything else must be there again, to
+the last byte (I10).
+
+Refuses to hold: how a restart is done (see `manager`). Read next: `invariants`.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from polyrl.ledger.journal.codec import decode_state, encode_state
+from polyrl.ledger.state import State
+
+
+def lost_by_restart(before: State, after: State) -> list[str]:
+    """Names of the parts of the state that differ beyond what a restarted manager learns anew."""
+    kept, found = _without_signs_of_life(before), _without_signs_of_life(after)
+    names = [field.name for field in msgspec.structs.fields(State)]
+    return [name for name in names if getattr(kept, name) != getattr(found, name)]
+
+
+def _without_signs_of_life(state: State) -> State:
+    """A copy; what the facts that are not durable say is set to one value."""
+    copy = decode_state(encode_state(state))
+    copy.due = copy.trainer_at = inf
+    copy.counters.ignored.clear()
+    for engine in copy.engines.values():
+        engine.heard_at = engine.weights_at = inf
+        engine.load = (0, 0, 0)
+        engine.gaps.clear()
+        engine.coming.clear()
+        engine.leaving = 0
+    for assignment in copy.assignments.values():
+        assignment.progress_at = inf
+        assignment.asked = assignment.goes_to = ""
+    for sample in copy.samples.values():
+        sample.asks, sample.ask_due = 0, inf
+    return copy

@@ -1,0 +1,170 @@
+"""Runs a schedule to its end, and makes a failing one smaller. Read next: `schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from polyrl.errors import PolyRLError
+from polyrl.ledger import LedgerStatus
+from polyrl.wire import Accepted, Batch
+from polyrl_rollout.testing.simulation.engine import SimulatedEngine
+from polyrl_rollout.testing.simulation.invariants import Violation
+from polyrl_rollout.testing.simulation.schedule import EnginePlan, Fault, Schedule
+from polyrl_rollout.testing.simulation.trainer import SimulatedTrainer
+from polyrl_rollout.testing.simulation.world import World
+
+QUIET_S: Final = 200.0
+"""Virtual seconds in which every run must get on: above a stall, a progress deadline and the longest pause of an
+engine, one after the other."""
+
+BOOT_S: Final = 2.0
+"""From the end of an engine to its replacement's greeting."""
+
+FLAPS: Final = 5
+
+
+class Result(NamedTuple):
+    """How a run ended."""
+
+    status: LedgerStatus
+    virtual_s: float
+    events: int
+
+
+class _Fleet:
+    """Engines, their replacements, and the faults that strike them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._engines: list[SimulatedEngine] = []
+        for plan in world.schedule.engines:
+            self._start(plan)
+
+    def _start(self, plan: EnginePlan) -> None:
+        self._engines.append(SimulatedEngine(self._world, f"e{len(self._engines)}", plan))
+
+    def strike(self, fault: Fault) -> None:
+        """One fault on one live preemptible engine."""
+        live = [engine for engine in self._engines if engine.alive and not engine.plan.reserved]
+        if live:
+            engine = live[fault.target % len(live)]
+            _STRIKES.get(fault.kind, _lie)(engine, fault)
+            if fault.kind in ("kill", "preempt", "drain", "quit"):
+                self._world.after(BOOT_S + fault.seconds, lambda: self._start(engine.plan))
+
+
+def _kill(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.kill()
+
+
+def _preempt(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.leaving(fault.seconds)
+
+
+def _freeze(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.frozen_until = engine.world.now + fault.seconds
+
+
+def _stall(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.stalled_until = engine.world.now + 3 * fault.seconds
+
+
+def _slow(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.slow_until = engine.world.now + fault.seconds
+
+
+def _break(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.cut()
+
+
+def _flap(engine: SimulatedEngine, fault: Fault) -> None:
+    for turn in range(FLAPS):
+        engine.world.after(turn * fault.seconds / FLAPS, engine.cut)
+
+
+def _drain(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.world.operator_drains(engine.name, fault.seconds)
+
+
+def _quit(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.leave()
+
+
+def _lie(engine: SimulatedEngine, fault: Fault) -> None:
+    engine.lies[fault.kind] = engine.lies.get(fault.kind, 0) + 1 + int(fault.seconds / 4)
+
+
+_STRIKES: Final[dict[str, Callable[[SimulatedEngine, Fault], None]]] = {
+    "kill": _kill,
+    "preempt": _preempt,
+    "freeze": _freeze,
+    "stall": _stall,
+    "slow": _slow,
+    "break": _break,
+    "flap": _flap,
+    "drain": _drain,
+    "quit": _quit,
+}
+
+
+def run_schedule(schedule: Schedule) -> Result:
+    """Runs it. Raises Violation."""
+    world = World(schedule)
+    fleet = _Fleet(world)
+    trainer = SimulatedTrainer(world)
+    for fault in schedule.faults:
+        world.at(fault.at, lambda fault=fault: _befall(world, fleet, trainer, fault))  # type: ignore[misc]
+    try:
+        world.run(lambda: trainer.done, QUIET_S)
+    except (PolyRLError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise Violation(world.now, "total", f"the ledger raises {error!r}") from error
+    world.watcher.at_end(world.now)
+    status = world.manager.ledger.status(world.manager.clock(world.now))
+    return Result(status, world.now, world.events)
+
+
+def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:
+    if fault.kind == "trainerBreak":
+        trainer.cut()
+    elif fault.kind == "trainerKill":
+        trainer.kill()
+    elif fault.kind == "loseBatch":
+        trainer.lose_next = Batch
+    elif fault.kind == "loseAnswer":
+        trainer.lose_next = Accepted
+    elif fault.kind == "managerAway":
+        world.send_manager_away(fault.seconds)
+    elif fault.kind == "managerKill":
+        world.kill_manager(fault.seconds)
+    elif fault.kind == "managerKillMidway":
+        world.dies_midway = fault.seconds
+    elif fault.kind in ("closeWindow", "openWindow"):
+        trainer.set_window(open_=fault.kind == "openWindow")
+    else:
+        fleet.strike(fault)
+
+
+def shrink(schedule: Schedule) -> tuple[Schedule, Violation | None]:
+    """The same schedule with as few faults as still break an invariant, and that invariant; None if none breaks."""
+    broken = _violation(schedule)
+    removable = broken is not None
+    while removable:
+        removable = False
+        for index in range(len(schedule.faults)):
+            smaller = msgspec.structs.replace(schedule, faults=schedule.faults[:index] + schedule.faults[index + 1 :])
+            found = _violation(smaller)
+            if found is not None:
+                schedule, broken, removable = smaller, found, True
+                break
+    return schedule, broken
+
+
+def _violation(schedule: Schedule) -> Violation | None:
+    try:
+        run_schedule(schedule)
+    except Violation as violation:
+        return violation
+    return None

@@ -1,0 +1,184 @@
+"""A ledger driven by hand, one event per call: for table tests and for trying things out in a Python prompt.
+
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(n=2)
+    stage.tokens("a", 1, [5, 6], finish="stop")
+    print(stage.ledger.status(stage.now))
+
+Refuses to hold: randomness (see `world`), behaviour of peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from polyrl.ledger import Fact, Ledger, LedgerConfig, Outcome
+from polyrl.ledger.columns import pack_rows
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
+from polyrl.wire import (
+    FINISH_CODES,
+    Acknowledge,
+    Deltas,
+    Extend,
+    FromAgent,
+    FromTrainer,
+    Hello,
+    Next,
+    PublishVersion,
+    Reject,
+    Returned,
+    Score,
+    Serving,
+    Submit,
+    TrainerHello,
+    pack_ids,
+)
+from polyrl_rollout.testing.simulation.model import logprobs_of
+
+M = TypeVar("M")
+
+
+class Stage:
+    """Greets as the trainer and publishes version 0 at once."""
+
+    def __init__(self, config: LedgerConfig | None = None) -> None:
+        self.ledger = Ledger(config or LedgerConfig(epoch=1))
+        self.now = 0.0
+        self.facts: list[Fact] = []
+        self._request = 0
+        self._group = 0
+        self._seq = 0
+        self.trainer(TrainerHello(1, -1))
+        self.publish(0)
+
+    def agent(self, engine: str, message: FromAgent) -> Outcome:
+        """One message of an agent."""
+        return self._keep(self.ledger.from_agent(engine, message, self.now))
+
+    def trainer(self, message: FromTrainer) -> Outcome:
+        """One message of the trainer."""
+        return self._keep(self.ledger.from_trainer(message, self.now))
+
+    def pass_time(self, seconds: float) -> Outcome:
+        """Time passes, then the ledger looks through its deadlines."""
+        self.now += seconds
+        return self._keep(self.ledger.tick(self.now))
+
+    def pass_time_heard(self, seconds: float) -> None:
+        """Time passes second by second, and every engine is heard."""
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            for name in tuple(self.ledger.state.engines):
+                self.tokens(name, 0, [])
+            self._keep(self.ledger.tick(self.now))
+
+    def give_back(self) -> None:
+        """Engines give back what they were asked for."""
+        for number, assignment in tuple(self.ledger.state.assignments.items()):
+            if assignment.asked:
+                self.agent(assignment.engine, Returned(number, "asked"))
+
+    def drain(self, engine: str, seconds: float) -> Outcome:
+        """The operator's drain."""
+        return self._keep(self.ledger.drain(engine, seconds, "told", self.now))
+
+    def engine(self, name: str, pool: Pool = Pool.SPOT, version: int = 0, **room: int) -> Outcome:
+        """An engine greets and serves `version`; -1: it only greets. `room`: max_running, kv_tokens, max_context."""
+        size = (room.get("max_running", 8), room.get("kv_tokens", 100_000), room.get("max_context", 4096))
+        outcome = self.agent(name, Hello(1, name, pool, *size, -1))
+        return outcome if version < 0 else self.agent(name, Serving(version, 0.1, 0.1, 100))
+
+    def publish(self, version: int) -> Outcome:
+        """The trainer publishes weights."""
+        return self.trainer(PublishVersion(self.request(), version, "tcp://publisher", "key", b"hash"))
+
+    def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Outcome:
+        """The trainer submits `count` groups; `fields` are those of Group, and max_new_tokens, stop_token_ids."""
+        sampling = SamplingParams(fields.pop("max_new_tokens", 100), stop_token_ids=fields.pop("stop_token_ids", (2,)))
+        default: dict[str, Any] = {
+            "step": 0,
+            "purpose": Purpose.TRAIN,
+            "prompt_ids": pack_ids([9] * 10),
+            "n": n,
+            "sampling": sampling,
+        }
+        default |= {"min_version": 0, "max_version": 0} | fields
+        groups = tuple(Group(**({"group": self._group + index} | default)) for index in range(count))
+        self._group += count
+        return self.trainer(Submit(self.request(), groups))
+
+    def tokens(
+        self, engine: str, assignment: int, ids: Sequence[int], finish: str | None = None, **claims: int
+    ) -> Outcome:
+        """One row of tokens; `claims`: offset (default: where the ledger is), version (default 0)."""
+        live = self.ledger.state.assignments.get(assignment)
+        offset = claims.get("offset", live.length if live else 0)
+        column = np.array(ids, dtype="<u4")
+        rows = [(assignment, offset, len(ids), FINISH_CODES.index(finish))] if assignment else []
+        self._seq += 1
+        message = Deltas(self._seq, claims.get("version", 0), pack_rows(rows), column.tobytes(), logprobs_of(column))
+        return self.agent(engine, message)
+
+    def score(self, sample: str, reward: float = 1.0, turn: int = 0) -> Outcome:
+        """The trainer's verdict."""
+        return self.trainer(Score(self.request(), sample, turn, reward))
+
+    def extend(self, sample: str, ids: Sequence[int], turn: int = 0) -> Outcome:
+        """An environment's tokens."""
+        return self.trainer(Extend(self.request(), sample, turn, pack_ids(ids)))
+
+    def reject(self, sample: str, reason: DiscardReason = DiscardReason.REWARD_RAISED) -> Outcome:
+        """The trainer's rejection."""
+        return self.trainer(Reject(self.request(), sample, reason, "said so"))
+
+    def ask(self, least: int = 1, most: int = 64, **fields: Any) -> Outcome:
+        """The trainer asks for a batch; `fields` are those of Next."""
+        default: dict[str, Any] = {"step": 0, "purpose": Purpose.TRAIN, "max_tokens": 10**6, "deadline_s": 60.0}
+        default |= {"request": self.request()} | fields
+        return self.trainer(Next(min_samples=least, max_samples=most, **default))
+
+    def acknowledge(self, batch: int) -> Outcome:
+        """The trainer's acknowledgement."""
+        return self.trainer(Acknowledge(self.request(), batch))
+
+    def request(self) -> int:
+        """A fresh request number."""
+        self._request += 1
+        return self._request
+
+    def finish_all(self) -> None:
+        """Every assigned sample stops, and is scored 1."""
+        for number, assignment in tuple(self.ledger.state.assignments.items()):
+            self.tokens(assignment.engine, number, [5, 2], "stop")
+            self.score(assignment.sample)
+
+    def placed(self) -> dict[str, list[str]]:
+        """Samples by engine."""
+        found: dict[str, list[str]] = {name: [] for name in self.ledger.state.engines}
+        for assignment in self.ledger.state.assignments.values():
+            found[assignment.engine].append(assignment.sample)
+        return found
+
+    def number(self, sample: str) -> int:
+        """The live assignment of a sample, 0 for none."""
+        return self.ledger.state.samples[sample].assignment
+
+    def _keep(self, outcome: Outcome) -> Outcome:
+        self.facts += outcome.facts
+        return outcome
+
+
+def said(outcome: Outcome, kind: type[M] | tuple[type[M], ...]) -> list[M]:
+    """The messages of one kind or of several, to whomever."""
+    messages = [*(message for _, message in outcome.to_agents), *outcome.to_trainer]
+    return [message for message in messages if isinstance(message, kind)]
+
+
+def snapshot(ledger: Ledger) -> bytes:
+    """The whole state, comparable."""
+    return msgspec.msgpack.encode(ledger.state)

@@ -1,0 +1,280 @@
+"""A trainer with its loop host, in virtual time: submits, judges, asks for batches, trains, acknowledges.
+
+It insists on whole steps: a dropped group is replaced, and a step ends only when its mini-batches are full to the
+sample.
+
+Refuses to hold: the ledger's rules. Read next: `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
+from polyrl.wire import (
+    Accepted,
+    Acknowledge,
+    Batch,
+    EndStep,
+    Extend,
+    Fenced,
+    Finish,
+    GroupDropped,
+    Late,
+    Next,
+    PublishVersion,
+    Refused,
+    Reject,
+    ReservedWindow,
+    Score,
+    Submit,
+    ToTrainer,
+    TrainerBeat,
+    TrainerHello,
+    TrainerWelcome,
+    TurnDone,
+)
+from polyrl_rollout.testing.simulation.invariants import Violation
+from polyrl_rollout.testing.simulation.model import STOP_TOKEN
+from polyrl_rollout.testing.simulation.world import Link, World
+
+NEXT_DEADLINE_S: Final = 5.0
+REPLACEMENTS: Final = 30
+"""Groups replaced in one step before the trainer takes what it has: filters may leave nothing to find."""
+
+
+class SimulatedTrainer:
+    """One trainer process; its state survives broken connections, as a client library's does."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.schedule = world, world.schedule
+        self.rng = Random(world.schedule.seed + 2)
+        self.done = False
+        self.acknowledged = -1
+        self.lose_next: type[Accepted | Batch] | None = None
+        """The connection breaks with the next such message under way."""
+        self._link: Link | None = None
+        self._life = 0
+        self._request = 0
+        self._unanswered: dict[int, Any] = {}
+        self._then: dict[int, Callable[[Any], None]] = {}
+        self._judging: set[tuple[str, int]] = set()
+        self._scores: dict[int, int] = {}
+        self._dropped: set[int] = set()
+        self._next_group = 0
+        self._plan = [(step, Purpose.TRAIN) for step in range(self.schedule.steps)]
+        if self.schedule.evaluate:
+            self._plan.insert(1, (0, Purpose.EVAL))
+        self._step, self._purpose = -1, Purpose.TRAIN
+        self._missing = 0
+        self._to_boundary = 0
+        self._replaced = self._optimized = 0
+        self._gave_up = False
+        """The filters left too little; a user would be told."""
+        self._unacknowledged = 0
+        world.to_trainer = self._send_back
+        world.cut_trainer = self.cut
+        self._connect()
+        self._next_step()
+
+    def set_window(self, *, open_: bool) -> None:
+        """Opens or closes the reserved window."""
+        self._ask(lambda r: ReservedWindow(r, open_))
+
+    # --- connection ---------------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """The connection breaks; a little later the trainer dials again."""
+        if self._link is not None:
+            self._link.up = False
+            self._link = None
+            self.world.after(self.rng.uniform(0.05, 1.0), self._connect)
+
+    def kill(self) -> None:
+        """kill -9: another process goes on from a checkpoint that has each batch which this one trained. Verdicts under
+        way are forgotten, what else had no answer is asked for again under other numbers."""
+        self.cut()
+        self._life += 1
+        self._judging.clear()
+        unanswered, self._unanswered = self._unanswered, {}
+        for number, message in unanswered.items():
+            then = self._then.pop(number)
+            if not isinstance(message, Score | Extend | Reject):
+                self._request += 1
+                self._unanswered[self._request] = msgspec.structs.replace(message, request=self._request)
+                self._then[self._request] = then
+
+    def _connect(self) -> None:
+        self._link = Link(self.world)
+        self._say(TrainerHello(1, self.acknowledged, f"trainer-{self._life}"))
+        for message in self._unanswered.values():
+            self._say(message)
+
+    def _send_back(self, message: ToTrainer) -> None:
+        if self.lose_next is not None and isinstance(message, self.lose_next):
+            self.lose_next = None
+            self.cut()
+        if self._link is not None:
+            self._link.carry(1, lambda: self._hear(message))
+
+    def _say(self, message: Any) -> None:
+        if self._link is not None:
+            self._link.carry(0, lambda: self.world.trainer_says(message))
+
+    def _ask(self, make: Callable[[int], Any], then: Callable[[Any], None] = lambda answer: None) -> None:
+        self._request += 1
+        message = make(self._request)
+        self._unanswered[self._request] = message
+        self._then[self._request] = then
+        self._say(message)
+        if self.rng.random() < 0.02:
+            self._say(message)
+
+    def _hear(self, message: ToTrainer) -> None:
+        if isinstance(message, TurnDone):
+            self._judge_soon(message)
+        elif isinstance(message, GroupDropped):
+            self._replace(message)
+        elif isinstance(message, Refused):
+            asked = self._unanswered.get(message.request)
+            raise Violation(self.world.now, "refused", f"{asked}: {message.reason}")
+        elif isinstance(message, Accepted | Batch | Late):
+            if self._unanswered.pop(message.request, None) is not None:
+                self._then.pop(message.request)(message)
+        elif isinstance(message, Fenced):
+            raise Violation(self.world.now, "fenced", message.reason)
+        else:
+            assert isinstance(message, TrainerWelcome | TrainerBeat)
+
+    # --- verdicts -----------------------------------------------------------------------------------------------------
+
+    def _judge_soon(self, turn: TurnDone) -> None:
+        key = (turn.response.sample, turn.response.turn)
+        self.world.watcher.turn_done(turn, self.world.now)
+        if key in self._judging or turn.group in self._dropped:
+            return
+        self._judging.add(key)
+        if self.rng.random() < 0.02:
+            # The loop host forgets one: the ledger asks again.
+            self.world.after(1.0, lambda: self._judging.discard(key))
+            return
+        life = self._life
+        self.world.after(self.rng.choice((0.001, 0.05, 0.5)), lambda: self._judge(turn, life))
+
+    def _judge(self, turn: TurnDone, life: int) -> None:
+        if life != self._life:
+            return
+        response, model = turn.response, self.world.model
+        sample, number = response.sample, response.turn
+        luck = Random(f"{self.schedule.seed}/{sample}/{number}").random()
+        length = len(response.ids) // 4
+        stopped = length and int.from_bytes(response.ids[-4:], "little") == STOP_TOKEN
+        if luck < self.schedule.reject_share:
+            self._ask(lambda r: Reject(r, sample, DiscardReason.REWARD_RAISED, "KeyError"))
+        elif stopped and number + 1 < self.schedule.max_turns and luck < 0.6:
+            ids = model.environment(sample, length, 1 + int(luck * 5))
+            self._ask(lambda r: Extend(r, sample, number, ids))
+        elif self.schedule.group_filter == "custom" and luck > 0.97:
+            self._ask(lambda r: Reject(r, sample, DiscardReason.FILTERED, "by filterFunction"))
+        else:
+            self._ask(lambda r: Score(r, sample, number, float(luck > 0.5), {"luck": luck}))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _next_step(self) -> None:
+        if not self._plan and self._unacknowledged:
+            self.world.after(0.05, self._next_step)
+            return
+        if not self._plan:
+            self._ask(lambda r: Finish(r, True, "trained"), self._end)
+            return
+        step, self._purpose = self._plan.pop(0)
+        groups = self.schedule.groups
+        fresh = step != self._step
+        self._step, self._replaced, self._optimized, self._gave_up = step, 0, 0, False
+        self._missing = groups * self.schedule.n
+        self._mini = self._to_boundary = self._missing // self.schedule.mini_batches
+        if fresh:
+            self._publish(step)
+        if self.rng.random() < 0.1:
+            self.world.after(self.rng.uniform(0.1, 2.0), lambda: self._publish(step + 1))
+        self._ask(lambda r: ReservedWindow(r, True))
+        self._submit(groups + self.schedule.over_sampling)
+        self._ask_batch()
+        if self.rng.random() < 0.5:
+            self.world.after(self.rng.uniform(0.1, 3.0), lambda: self._ask(lambda r: ReservedWindow(r, False)))
+
+    def _publish(self, version: int) -> None:
+        """A learner ahead of its rollouts publishes before the step has ended: what runs may become too old."""
+        if version > self.world.watcher.published:
+            self.world.watcher.published = version
+            self._ask(lambda r: PublishVersion(r, version, "tcp://publisher", "key", b"hash"))
+
+    def _submit(self, count: int) -> None:
+        groups = []
+        for number in range(self._next_group, self._next_group + count):
+            sampling = SamplingParams(self.schedule.max_new_tokens, stop_token_ids=(STOP_TOKEN,))
+            high = max(self._step, self.world.watcher.published)
+            low = max(0, high - self.schedule.staleness)
+            priority, prompt = self.rng.choice((0, 0, 1)), self.world.model.prompt(number)
+            n = self.schedule.n
+            groups.append(Group(number, self._step, self._purpose, prompt, n, sampling, low, high, priority))
+        self._next_group += count
+        self._ask(lambda r: Submit(r, tuple(groups)))
+
+    def _replace(self, dropped: GroupDropped) -> None:
+        """Another prompt in its place, unless the step has all that it wants."""
+        ours = (dropped.step, dropped.purpose) == (self._step, self._purpose)
+        if dropped.group in self._dropped or not ours or not self._missing:
+            return
+        self._dropped.add(dropped.group)
+        self._replaced += 1
+        if self._replaced <= REPLACEMENTS and not self.done:
+            self._submit(1)
+
+    def _ask_batch(self) -> None:
+        most = self._to_boundary
+        least = min(most, self.rng.choice((1, self.schedule.n, 2 * self.schedule.n)))
+        step, purpose, tokens = self._step, self._purpose, self.schedule.max_tokens
+        self._ask(lambda r: Next(r, step, purpose, least, most, tokens, NEXT_DEADLINE_S), self._take)
+
+    def _take(self, answer: Batch | Late) -> None:
+        if isinstance(answer, Batch):
+            if answer.samples:
+                self._train(answer)
+            elif answer.last and self._replaced > REPLACEMENTS:
+                self._missing, self._gave_up = 0, True
+            elif answer.last:
+                self.world.after(0.1, self._ask_batch)  # a notice of a dropped group is on its way
+                return
+        if self._missing:
+            self._ask_batch()
+        else:
+            step, purpose = self._step, self._purpose
+            if not self._gave_up:
+                self.world.watcher.step_ended(step, purpose, self._optimized, self.world.now)
+            self._ask(lambda r: EndStep(r, step, purpose), lambda _: self._next_step())
+
+    def _train(self, batch: Batch) -> None:
+        self.world.watcher.trained(batch, self.world.now)
+        self._missing -= len(batch.samples)
+        self._to_boundary -= len(batch.samples)
+        if self._to_boundary == 0:
+            self._to_boundary = self._mini
+            self._optimized += 1
+        self.acknowledged = batch.batch
+        self._unacknowledged += 1
+        self.world.after(self.rng.choice((0.0, 0.1)), lambda: self._acknowledge(batch.batch))
+
+    def _acknowledge(self, batch: int) -> None:
+        self._ask(lambda r: Acknowledge(r, batch), self._acknowledged)
+
+    def _acknowledged(self, _: Accepted) -> None:
+        self._unacknowledged -= 1
+
+    def _end(self, _: Accepted) -> None:
+        self.done = True

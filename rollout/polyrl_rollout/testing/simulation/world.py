@@ -1,0 +1,188 @@
+"""Virtual time and the wires: an event heap, ordered links that can break, and the manager in the middle.
+
+A link keeps order while it lasts, as ZeroMQ does; when it breaks, whatever is on it in either direction is lost.
+
+Refuses to hold: what peers do (see `engine`, `trainer`). Read next: `invariants`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from math import inf
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+
+from polyrl.ledger import LedgerConfig, Outcome
+from polyrl.wire import FromAgent, FromTrainer, ToAgent, ToTrainer
+from polyrl_rollout.testing.simulation.invariants import Violation, Watcher
+from polyrl_rollout.testing.simulation.manager import SimulatedManager
+from polyrl_rollout.testing.simulation.model import Model
+from polyrl_rollout.testing.simulation.schedule import Schedule
+
+LATENCY_S: Final = (0.0005, 0.02)
+"""Of one message, from a socket on the same host to a busy one far away."""
+
+CONFIG: Final = LedgerConfig(
+    epoch=1, progress_deadline_s=6.0, turn_resend_s=2.0, turn_resend_max_s=8.0, gap_resend_s=0.2
+)
+"""Shorter than in production, so that everything they guard happens within a short run."""
+
+
+EVENTS_AT_ONCE: Final = 10_000
+"""More of them at one moment, and time stands still: somebody's next deadline is now, for ever."""
+
+
+class AgentPeer(Protocol):
+    """An engine's side of its link."""
+
+    def hear(self, message: ToAgent) -> None: ...
+
+    def cut(self) -> None: ...
+
+
+class Link:
+    """One connection: ordered, slow, and gone when it is cut."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._free_at = [0.0, 0.0]
+        self.up = True
+
+    def carry(self, direction: int, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` later, after everything sent before in this direction, unless the link is cut first."""
+        at = max(self._free_at[direction], self._world.now + self._world.rng.uniform(*LATENCY_S))
+        self._free_at[direction] = at
+        self._world.at(at, lambda: deliver() if self.up else None)
+
+
+class World:
+    """One run."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.rng = Random(schedule.seed + 1)
+        self.now = 0.0
+        longest = 8 + schedule.max_new_tokens + 8 * schedule.max_turns
+        self.model = Model(schedule.seed, longest, schedule.mean_turn)
+        self.manager = SimulatedManager(msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter))
+        self.watcher = Watcher(self.manager.ledger, self.model, schedule)
+        self.agents: dict[str, tuple[Link, AgentPeer]] = {}
+        """By engine name, while a link is up."""
+        self.to_trainer: Callable[[ToTrainer], None] = lambda message: None
+        self.cut_trainer: Callable[[], None] = lambda: None
+        self._away_until = 0.0
+        self._sockets: list[Callable[[], None]] = []
+        """What came while the manager was away, in order."""
+        self.dies_midway: float | None = None
+        """The manager is killed between its next commit and the messages that wait for it, and begun so much later."""
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._tick_at = inf
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Does `action` at `time`; what was planned first goes first."""
+        self.events += 1
+        heapq.heappush(self._heap, (max(time, self.now), self.events, action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Does `action` in `seconds`."""
+        self.at(self.now + seconds, action)
+
+    def run(self, done: Callable[[], bool], quiet_s: float) -> None:
+        """Goes on until `done`. Raises Violation when it gets nowhere for `quiet_s`, or nothing is left to happen."""
+        at_once = 0
+        while not done():
+            if not self._heap:
+                raise Violation(self.now, "I5", "nothing is left to happen, and the run has not ended")
+            at_once = at_once + 1 if self._heap[0][0] <= self.now else 0
+            if at_once > EVENTS_AT_ONCE:
+                raise Violation(self.now, "I5", f"time stands still: {at_once:,} events at one moment")
+            self.now, _, action = heapq.heappop(self._heap)
+            if self.now > self.watcher.progress_at + quiet_s:
+                clock = self.manager.clock(self.now)
+                waits = "; ".join(wait.sentence(clock) for wait in self.manager.ledger.waits(clock))
+                raise Violation(self.now, "I5", f"the run gets nowhere: {waits}")
+            action()
+
+    def send_manager_away(self, seconds: float) -> None:
+        """The manager hears nothing for a while, as when its process is stopped; the sockets keep what comes."""
+        self._away_until = max(self._away_until, self.now + seconds)
+        self.watcher.deaf_until(self._away_until)
+        self.at(self._away_until, self._empty_sockets)
+
+    def kill_manager(self, seconds: float) -> None:
+        """kill -9: every connection breaks, what was on the wires is lost; `seconds` later another process goes on."""
+        self._sockets = [self._restart_manager]
+        self._tick_at = inf
+        for _, peer in tuple(self.agents.values()):
+            peer.cut()
+        self.cut_trainer()
+        self.send_manager_away(seconds)
+
+    def _restart_manager(self) -> None:
+        before = self.manager.ledger.state
+        self.manager.restart(self.now)
+        self.watcher.restarted(before, self.manager.ledger, self.now)
+        config = self.manager.ledger.state.config
+        self.watcher.deaf_until(self.now + config.return_s - config.lease_s)
+        self._act(self.manager.ledger.resume(self.manager.clock(self.now)))
+
+    def _wait_in_socket(self, again: Callable[[], None]) -> bool:
+        """Whether the manager is away: then `again` is called when it looks into its sockets, if it still lives."""
+        away = self.now < self._away_until
+        if away:
+            self._sockets.append(again)
+        return away
+
+    def _empty_sockets(self) -> None:
+        while self._sockets and self.now >= self._away_until:
+            self._sockets.pop(0)()
+
+    def agent_says(self, engine: str, message: FromAgent) -> None:
+        """A message arrives at the ledger."""
+        if self._wait_in_socket(lambda: self.agent_says(engine, message)):
+            return
+        self.watcher.before_agent(engine, message, self.now)
+        self._act(self.manager.ledger.from_agent(engine, message, self.manager.clock(self.now)))
+
+    def trainer_says(self, message: FromTrainer) -> None:
+        """A message of the trainer arrives at the ledger."""
+        if self._wait_in_socket(lambda: self.trainer_says(message)):
+            return
+        self.watcher.before_trainer(message)
+        self._act(self.manager.ledger.from_trainer(message, self.manager.clock(self.now)))
+
+    def operator_drains(self, engine: str, seconds: float) -> None:
+        """The operator asks for a drain, twice, as it may."""
+        if self._wait_in_socket(lambda: self.operator_drains(engine, seconds)):
+            return
+        for _ in range(2):
+            ledger, clock = self.manager.ledger, self.manager.clock(self.now)
+            self._act(ledger.drain(engine, seconds, "told by the operator", clock))
+
+    def _act(self, outcome: Outcome) -> None:
+        self.manager.keep(outcome.facts, self.now)
+        self.watcher.after(outcome, self.now)
+        if self.dies_midway is not None and (outcome.to_agents or outcome.to_trainer):
+            seconds, self.dies_midway = self.dies_midway, None
+            self.kill_manager(seconds)
+            return
+        for engine, message in outcome.to_agents:
+            if engine in self.agents:
+                link, peer = self.agents[engine]
+                link.carry(1, lambda peer=peer, message=message: peer.hear(message))  # type: ignore[misc]
+        for answer in outcome.to_trainer:
+            self.to_trainer(answer)
+        due = self.manager.due()
+        if due is not None and due < self._tick_at:
+            self._tick_at = due
+            self.at(due, self._tick)
+
+    def _tick(self) -> None:
+        if self._wait_in_socket(self._tick) or self.now < self._tick_at:
+            return
+        self._tick_at = inf
+        self._act(self.manager.ledger.tick(self.manager.clock(self.now)))

@@ -1,0 +1,209 @@
+"""Pulls one weight version from a publisher: manifest, missing chunks, checksums. Old weights serve on meanwhile.
+
+Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its
+hash matches; a version counts once every tensor's checksum matches. What was verified before an interruption is kept.
+
+    wait                     deadline              then
+    manifest or chunk        CHUNK_SECONDS         asked again
+    any valid chunk at all   progress_s            PullFailed; the manager announces again later
+
+Refuses to hold: when to pull and what to do with the result (see `agent`), files (see `staging`). Read next: `staging`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from polyrl.control import may_be_ipv6
+from polyrl.errors import PolyRLError, ProtocolError
+from polyrl.keys import AgentKeys
+from polyrl.weights import ChunkEntry, VersionManifest, chunk_matches, decode_manifest, missing_chunks
+from polyrl.wire import (
+    MAX_FRAME_BYTES,
+    Announce,
+    ChunkReply,
+    FromPuller,
+    GetChunk,
+    GetManifest,
+    ManifestReply,
+    ToPuller,
+    decode_to_puller,
+    encode,
+)
+from polyrl_rollout.weights.staging import Partial, Staged, Staging
+
+OUTSTANDING: Final = 4
+"""Chunks asked for and not yet here: 16 MiB, enough to fill a 10 Gbit/s link over 10 ms; half a publisher's queue."""
+CHUNK_SECONDS: Final = 5.0
+"""A chunk of 4 MiB that takes longer is asked for again: below 1 MB/s a rollout cannot keep up anyway."""
+PROGRESS_SECONDS: Final = 60.0
+"""Without one valid chunk for this long the publisher is taken for gone."""
+MAX_FALSE_CHUNKS: Final = 3
+"""Chunks with a wrong hash before the publisher is not believed any more."""
+RECONNECT_MS: Final = 100
+RECONNECT_MAX_MS: Final = 2_000
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class PullFailed(PolyRLError):
+    """The version cannot be had now; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A version that may be served, and what getting it took."""
+
+    staged: Staged
+    seconds: float
+    bytes_pulled: int
+    """Bytes of chunks that came over the network."""
+
+
+class Puller:
+    """Pulls versions into one staging folder, one at a time."""
+
+    def __init__(
+        self, keys: AgentKeys, staging: Staging, chunk_s: float = CHUNK_SECONDS, progress_s: float = PROGRESS_SECONDS
+    ) -> None:
+        self._keys, self._staging = keys, staging
+        self._chunk_s, self._progress_s = chunk_s, progress_s
+
+    async def pull(self, announce: Announce, served: Staged | None) -> Pulled:
+        """The announced version, verified, on this machine. Chunks that `served` has are copied from it.
+
+        May be cancelled at any await. Raises PullFailed.
+        """
+        if announce.public_key != self._keys.trainer_public_key:
+            raise PullFailed(f"version {announce.version} is announced under a key that is not the trainer's")
+        begun = asyncio.get_running_loop().time()
+        with zmq.asyncio.Context() as context, self._connect(context, announce) as socket:
+            pull = _Pull(socket, announce, self._chunk_s, self._progress_s)
+            try:
+                manifest = await pull.manifest()
+                staged = await self._assemble(pull, manifest, served)
+            except OSError as error:
+                raise PullFailed(f"version {announce.version} cannot be staged: {error.strerror or error}") from error
+            except ProtocolError as error:
+                self._staging.discard(announce.version)
+                raise PullFailed(f"version {announce.version} is not what was announced: {error}") from error
+        return Pulled(staged, asyncio.get_running_loop().time() - begun, pull.bytes)
+
+    async def _assemble(self, pull: _Pull, manifest: VersionManifest, served: Staged | None) -> Staged:
+        partial = await asyncio.to_thread(self._staging.open, manifest)
+        try:
+            have = await asyncio.to_thread(_already_here, partial, manifest, served)
+            await pull.chunks(missing_chunks(manifest, have), partial)
+            return await asyncio.to_thread(self._staging.finish, partial, manifest.version)
+        finally:
+            partial.close()
+
+    def _connect(self, context: zmq.asyncio.Context, announce: Announce) -> zmq.asyncio.Socket:
+        socket = context.socket(zmq.DEALER)
+        socket.curve_publickey = self._keys.public_key.encode()
+        socket.curve_secretkey = self._keys.secret_key.encode()
+        socket.curve_serverkey = announce.public_key.encode()
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+            (zmq.RECONNECT_IVL, RECONNECT_MS),
+            (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
+        ):
+            socket.setsockopt(option, value)
+        socket.ipv6 = may_be_ipv6(announce.endpoint)
+        socket.connect(announce.endpoint)
+        return socket
+
+
+class _Pull:
+    """The conversation about one version."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, announce: Announce, chunk_s: float, progress_s: float) -> None:
+        self._socket, self._announce = socket, announce
+        self._chunk_s, self._progress_s = chunk_s, progress_s
+        self._loop = asyncio.get_running_loop()
+        self._progress_at = self._loop.time()
+        self._false = 0
+        self.bytes = 0
+
+    async def manifest(self) -> VersionManifest:
+        """Raises PullFailed when the publisher is silent or no longer has it, ProtocolError when it is a false one."""
+        while True:
+            await self._ask(GetManifest(self._announce.version))
+            reply = await self._receive(self._loop.time() + self._chunk_s)
+            if isinstance(reply, ManifestReply) and reply.version == self._announce.version:
+                if not reply.body:
+                    raise PullFailed(f"version {self._announce.version} is no longer kept by its publisher")
+                self._progress_at = self._loop.time()
+                return decode_manifest(reply.body, self._announce.manifest_hash)
+
+    async def chunks(self, missing: list[ChunkEntry], partial: Partial) -> None:
+        """Gets all of `missing` into `partial`, in any order."""
+        todo, wanted = deque(missing), {chunk.hash: chunk for chunk in missing}
+        due: dict[bytes, float] = {}
+        while wanted:
+            while todo and len(due) < OUTSTANDING:
+                chunk = todo.popleft()
+                due[chunk.hash] = self._loop.time() + self._chunk_s
+                await self._ask(GetChunk(self._announce.version, chunk.hash))
+            reply = await self._receive(min(due.values()))
+            if isinstance(reply, ChunkReply) and await self._take(reply, wanted, partial):
+                due.pop(reply.hash, None)
+                del wanted[reply.hash]
+            for hash_ in [hash_ for hash_, at in due.items() if at <= self._loop.time()]:
+                del due[hash_]
+                todo.append(wanted[hash_])
+
+    async def _take(self, reply: ChunkReply, wanted: dict[bytes, ChunkEntry], partial: Partial) -> bool:
+        chunk = wanted.get(reply.hash)
+        if chunk is None:
+            return False  # a late answer to a question that was asked twice
+        if not reply.data:
+            raise PullFailed(f"version {self._announce.version} is no longer kept by its publisher")
+        if not await asyncio.to_thread(chunk_matches, chunk, reply.data):
+            self._false += 1
+            log.warning("a chunk does not have its hash", version=self._announce.version, times=self._false)
+            if self._false >= MAX_FALSE_CHUNKS:
+                raise ProtocolError(f"{self._false} chunks do not have their hash")
+            return False
+        await asyncio.to_thread(partial.write, chunk.hash, reply.data)
+        self.bytes += chunk.size
+        self._progress_at = self._loop.time()
+        return True
+
+    async def _ask(self, message: FromPuller) -> None:
+        await self._within(self._socket.send(encode(message)), self._progress_at + self._progress_s)
+
+    async def _receive(self, until: float) -> ToPuller | None:
+        """The next readable answer; None when there is none by `until`. Raises PullFailed without progress."""
+        give_up = self._progress_at + self._progress_s
+        if self._loop.time() >= give_up:
+            raise PullFailed(
+                f"the publisher at {self._announce.endpoint} gave nothing of version {self._announce.version}"
+                f" for {self._progress_s:.0f} s"
+            )
+        frame = await self._within(self._socket.recv(), min(until, give_up))
+        return None if frame is None else decode_to_puller(frame)
+
+    async def _within(self, wait: Awaitable[T], until: float) -> T | None:
+        try:
+            async with asyncio.timeout_at(until):
+                return await wait
+        except TimeoutError:
+            return None
+
+
+def _already_here(partial: Partial, manifest: VersionManifest, served: Staged | None) -> set[bytes]:
+    have = partial.held()
+    if served is not None:
+        have |= partial.reuse(served, {chunk.hash for chunk in manifest.chunks} - have)
+    return have

@@ -1,0 +1,32 @@
+"""An agent process on the fake engine.
+
+python agent_on_fake_engine.py KEYS ENDPOINT EPOCH NAME TOKENS_PER_SECOND [PRESET URL]
+
+The last two when it is to watch the metadata of that preset's cloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+from pathlib import Path
+
+from polyrl import parent_death_signal
+from polyrl.keys import AgentKeys, read_keys
+from polyrl.sample import Pool
+from polyrl_rollout.agent.__main__ import serve
+from polyrl_rollout.agent.conversation import AgentSettings
+from polyrl_rollout.agent.link import ManagerAddress
+from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
+from polyrl_rollout.testing.fake_engine import FakeEngine
+
+if __name__ == "__main__":
+    parent_death_signal.hold()
+    key_file, endpoint, epoch, name, speed, *cloud = sys.argv[1:]
+    keys = read_keys(AgentKeys, Path(key_file))
+    address = ManagerAddress(endpoint, keys.manager_public_key)
+    settings = AgentSettings(lambda: address, keys, int(epoch), name, Pool.SPOT, 3.0)
+    engine = FakeEngine(tokens_per_second=float(speed))
+    watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
+    sys.exit(asyncio.run(serve(settings, engine, engine.info, "agent-processes", watch)))

@@ -1,0 +1,526 @@
+"""The agent over real sockets, against a manager that the test plays: exact under every loss, leaving in good order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+import zmq
+import zmq.asyncio
+
+from polyrl.keys import AgentKeys, TrainerKeys, format_keys
+from polyrl.sample import Finish, Pool, SamplingParams
+from polyrl.wire import (
+    FINISH_CODES,
+    Announce,
+    Assign,
+    Beat,
+    Bye,
+    Cancel,
+    Deltas,
+    Drain,
+    Fenced,
+    FromAgent,
+    Hello,
+    Leaving,
+    Resend,
+    Return,
+    Returned,
+    Serving,
+    ToAgent,
+    TokensKept,
+    WeightsFailed,
+    Welcome,
+    check_deltas,
+    decode_from_agent,
+    delta_rows,
+    encode,
+    pack_ids,
+    unpack_ids,
+)
+from polyrl_rollout.agent import partition
+from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
+from polyrl_rollout.agent.conversation import AgentSettings
+from polyrl_rollout.agent.link import ManagerAddress
+from polyrl_rollout.engines.port import EngineInfo
+from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
+from polyrl_rollout.weights.staging import Staging
+from polyrl_trainer.weights.publisher import WeightPublisher
+
+ENGINE = "engine-1"
+PATIENCE_S = 30.0
+DRAIN_S = 8.0
+"""From here on the whole reserve of 2 s lies between the last token and the deadline; 900 tokens take 9 s."""
+PROMPT = [5, 6, 7]
+M = TypeVar("M", bound=FromAgent)
+
+
+def pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+class PlayedManager:
+    """A ROUTER whose words the test chooses; it takes tokens as a ledger does."""
+
+    def __init__(self, keys: tuple[str, str], endpoint: str = "tcp://127.0.0.1:*") -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_publickey, self._socket.curve_secretkey = (key.encode() for key in keys)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.linger = 0
+        self._socket.bind(endpoint)
+        self.address = ManagerAddress(self._socket.get_string(zmq.LAST_ENDPOINT), keys[0])
+        self.heard: list[FromAgent] = []
+        self.tokens: dict[int, list[int]] = {}
+        self.versions: dict[int, list[int]] = {}
+        self.finish: dict[int, str | None] = {}
+        self.delta_bytes = 0
+        self.repeated = 0
+        """Tokens that came although they had come before."""
+        self.keeps = self.welcomes = True
+        self._news = asyncio.Condition()
+        self._task = asyncio.create_task(self._read())
+
+    async def say(self, message: ToAgent) -> None:
+        await self._socket.send_multipart([ENGINE.encode(), encode(message)])
+
+    async def hear(self, kind: type[M], count: int = 1) -> M:
+        """The `count`-th message of its kind, waited for."""
+        await self.until(lambda: len(self.all_of(kind)) >= count, kind.__name__)
+        return self.all_of(kind)[count - 1]
+
+    def all_of(self, kind: type[M]) -> list[M]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S), self._news:
+                await self._news.wait_for(holds)
+        except TimeoutError:
+            raise AssertionError(f"no {what}; heard {[type(message).__name__ for message in self.heard]}") from None
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+
+    async def _read(self) -> None:
+        while True:
+            _, frame = await self._socket.recv_multipart()
+            message = decode_from_agent(frame)
+            if isinstance(message, Hello) and self.welcomes:
+                await self._welcome(message)
+            elif isinstance(message, Deltas):
+                self.delta_bytes += len(frame)
+                await self._take(message)
+            async with self._news:
+                self.heard.append(message)
+                self._news.notify_all()
+
+    async def _welcome(self, hello: Hello) -> None:
+        for held in hello.held:
+            number = held.assignment
+            over = number in self.finish
+            await self.say(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
+        await self.say(Welcome(1, 3.0, 0.1, 0.02))
+
+    async def _take(self, deltas: Deltas) -> None:
+        check_deltas(deltas)
+        ids, at = unpack_ids(deltas.ids).tolist(), 0
+        for row in delta_rows(deltas):
+            number, offset, count = int(row["assignment"]), int(row["offset"]), int(row["count"])
+            new, at = ids[at : at + count], at + count
+            have = self.tokens.setdefault(number, [])
+            if offset > len(have):
+                await self.say(Resend(number, len(have)))
+                continue
+            fresh = new[len(have) - offset :]
+            self.repeated += count - len(fresh)
+            have += fresh
+            self.versions.setdefault(number, []).extend([deltas.version] * len(fresh))
+            if row["finish"]:
+                self.finish[number] = FINISH_CODES[row["finish"]]
+        if self.keeps:
+            await self.say(TokensKept(deltas.seq))
+
+
+class Rig:
+    """One agent with a fake engine, a publisher and a played manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager_keys, agent, trainer = pair(), pair(), pair()
+        self.trainer_file = folder / "trainer.key"
+        self.trainer_file.touch(mode=0o600)
+        self.trainer_file.write_text(format_keys(TrainerKeys(*trainer, self.manager_keys[0], agent[0])))
+        self.manager = PlayedManager(self.manager_keys)
+        self.publisher = WeightPublisher(self.trainer_file)
+        self.engine = FakeEngine(EngineInfo(max_running=16, kv_tokens=4096, max_context=1024))
+        keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
+        settings = AgentSettings(lambda: self.manager.address, keys, 1, ENGINE, Pool.SPOT, 4.0)
+        self.staging = Staging("run", ENGINE, folder)
+        self.agent = Agent(settings, self.engine, EngineInfo(32, 1 << 16, 512), self.staging)
+        self.task = asyncio.create_task(self.agent.run())
+
+    def announcement(self, version: int) -> Announce:
+        published = self.publisher.publish(
+            version, {"w": torch.full((7,), float(version))}.items(), {"config.json": b"{}"}
+        )
+        return Announce(version, published.endpoint, published.public_key, published.manifest_hash)
+
+    async def serve(self, version: int = 0) -> None:
+        await self.manager.hear(Hello)
+        before = len(self.manager.all_of(Serving))
+        await self.manager.say(self.announcement(version))
+        assert (await self.manager.hear(Serving, before + 1)).version == version
+
+    async def assign(self, number: int, budget: int = 40, offset: int = 0, newest: int = 0) -> None:
+        prompt = [*PROMPT, number]
+        ids = prompt + continuation(prompt, offset)
+        sampling = SamplingParams(max_new_tokens=offset + budget)
+        await self.manager.say(Assign(number, f"{number}.0", 0, pack_ids(ids), offset, budget, sampling, 0, newest))
+
+    async def finished(self, numbers: range) -> None:
+        await self.manager.until(lambda: all(n in self.manager.finish for n in numbers), f"end of {numbers}")
+
+    async def exit_code(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.task
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.manager.close()
+        self.publisher.close()
+        self.staging.close()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    await rig.close()
+
+
+def undisturbed(number: int, budget: int) -> list[int]:
+    return continuation([*PROMPT, number], budget)
+
+
+async def test_greets_serves_and_generates_exactly(rig: Rig) -> None:
+    first = await rig.manager.hear(Hello)
+    assert (first.weight_version, first.max_running, first.max_context) == (-1, 32, 512)
+    await rig.serve(0)
+    assert rig.manager.all_of(Hello)[-1].max_running == 16, "the engine, once started, is asked what it is"
+    for number in range(12):
+        await rig.assign(number)
+    await rig.finished(range(12))
+    assert rig.manager.tokens == {number: undisturbed(number, 40) for number in range(12)}
+    assert set(rig.manager.finish.values()) == {Finish.LENGTH.value}
+    assert {version for versions in rig.manager.versions.values() for version in versions} == {0}
+    await rig.manager.hear(Beat)
+    assert rig.manager.delta_bytes <= 16 * 12 * 40
+    print("bytes per token:", rig.manager.delta_bytes / (12 * 40))
+
+
+async def test_bytes_per_token_do_not_grow_with_length(rig: Rig) -> None:
+    await rig.serve(0)
+    costs = []
+    for start, budget in ((0, 40), (100, 480)):
+        before = rig.manager.delta_bytes
+        for number in range(start, start + 8):
+            await rig.assign(number, budget)
+        await rig.finished(range(start, start + 8))
+        costs.append((rig.manager.delta_bytes - before) / (8 * budget))
+    print("bytes per token at 40 and 480 tokens:", costs)
+    assert max(costs) <= 16
+
+
+async def test_bytes_per_token_stay_low_when_tokens_come_one_by_one(rig: Rig) -> None:
+    rig.engine.tokens_per_second, rig.engine.chunk_tokens = 60, 1
+    await rig.serve(0)
+    for number in range(12):
+        await rig.assign(number, budget=60)
+    await rig.finished(range(12))
+    print("bytes per token:", rig.manager.delta_bytes / (12 * 60))
+    assert rig.manager.delta_bytes <= 16 * 12 * 60
+
+
+async def test_a_continuation_goes_on_where_the_other_engine_stopped(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.manager.tokens[3] = undisturbed(3, 25)
+    await rig.assign(3, budget=15, offset=25)
+    await rig.finished(range(3, 4))
+    assert rig.manager.tokens[3] == undisturbed(3, 40)
+
+
+async def test_a_manager_that_dies_mid_stream_gets_everything_when_it_is_back(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    for number in range(8):
+        await rig.assign(number, budget=200)
+    await rig.manager.until(lambda: sum(map(len, rig.manager.tokens.values())) > 100, "tokens")
+    old = rig.manager
+    await old.close()
+    await asyncio.sleep(0.2)  # tokens are generated meanwhile, for nobody
+    rig.manager = PlayedManager(rig.manager_keys)
+    for number, tokens in old.tokens.items():
+        rig.manager.tokens[number] = tokens[: len(tokens) // 2]
+    hello = await rig.manager.hear(Hello)
+    assert {held.assignment: held.length for held in hello.held}.keys() == set(range(8))
+    await rig.finished(range(8))
+    assert rig.manager.tokens == {number: undisturbed(number, 200) for number in range(8)}
+    assert not rig.manager.repeated
+
+
+async def test_frames_that_nobody_confirms_are_sent_again_after_a_greeting(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.manager.keeps = False
+    await rig.assign(1)
+    await rig.finished(range(1, 2))
+    assert rig.agent.book.held()[0].length == 40
+    rig.manager.tokens, rig.manager.finish, rig.manager.keeps = {}, {}, True
+    assert rig.agent.manager.link is not None
+    rig.agent.manager.link.fail("for the test")
+    await rig.finished(range(1, 2))
+    assert rig.manager.tokens == {1: undisturbed(1, 40)}
+    await rig.manager.until(lambda: not rig.agent.book.streams, "forgetting")
+
+
+async def test_cancel_ends_a_stream_without_a_word(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    await rig.assign(1, budget=500)
+    await rig.manager.hear(Deltas)
+    await rig.manager.say(Cancel(1))
+    await rig.assign(2, budget=8)
+    await rig.finished(range(2, 3))
+    assert 1 not in rig.agent.book.streams
+    assert rig.engine.aborted
+    assert not rig.manager.all_of(Returned)
+
+
+async def test_what_is_to_be_returned_comes_with_all_its_tokens(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    await rig.assign(1, budget=500)
+    await rig.assign(2, budget=500)
+    await rig.manager.hear(Deltas)
+    stream = rig.agent.book.streams[1]
+    await rig.manager.say(Return(1))
+    assert await rig.manager.hear(Returned) == Returned(1, "asked")
+    assert rig.manager.tokens[1] == undisturbed(1, 500)[: stream.length], "all that the engine made"
+    assert len(rig.engine.aborted) == 1
+    await rig.manager.hear(Deltas)
+    assert 1 not in rig.agent.book.streams, "the other one goes on"
+    assert 2 in rig.agent.book.streams
+
+
+async def test_a_request_that_cannot_be_is_rejected_and_the_others_go_on(rig: Rig) -> None:
+    await rig.serve(0)
+    await rig.assign(1, budget=5000)
+    await rig.assign(2)
+    returned = await rig.manager.hear(Returned)
+    assert (returned.assignment, returned.reason) == (1, "rejected")
+    await rig.finished(range(2, 3))
+
+
+async def test_work_for_another_version_is_returned(rig: Rig) -> None:
+    await rig.manager.hear(Hello)
+    await rig.assign(1)
+    returned = await rig.manager.hear(Returned)
+    assert (returned.assignment, returned.reason) == (1, "versionChanged")
+
+
+async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_their_tokens(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 10  # until the switch, so that it comes in the middle
+    await rig.serve(0)
+    await rig.assign(1, budget=100, newest=1)
+    await rig.assign(2, budget=100, newest=0)
+    await rig.manager.until(lambda: set(rig.manager.tokens) == {1, 2}, "tokens of both")
+    await rig.serve(1)
+    rig.engine.tokens_per_second = 200
+    assert rig.engine.version == 1
+    returned = await rig.manager.hear(Returned)
+    assert (returned.assignment, returned.reason) == (2, "versionChanged")
+    assert rig.manager.tokens[2] == undisturbed(2, 100)[: len(rig.manager.tokens[2])]
+    await rig.finished(range(1, 2))
+    assert rig.manager.tokens[1] == undisturbed(1, 100)
+    assert sorted(set(rig.manager.versions[1])) == [0, 1]
+    assert rig.manager.versions[1] == sorted(rig.manager.versions[1])
+
+
+async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.engine.refuse_weights = True
+    await rig.manager.say(rig.announcement(1))
+    failed = await rig.manager.hear(WeightsFailed)
+    assert (failed.version, failed.serving) == (1, 0)
+    await rig.assign(1)
+    await rig.finished(range(1, 2))
+    rig.engine.refuse_weights = False
+    await rig.serve(1)
+    assert [folder.name for folder in rig.staging.root.glob("v*")] == ["v000001"]
+
+
+async def test_a_newer_announcement_supersedes_a_pull_that_hangs(rig: Rig) -> None:
+    await rig.manager.hear(Hello)
+    good = rig.announcement(1)
+    await rig.manager.say(Announce(0, "tcp://127.0.0.1:1", good.public_key, b"x" * 16))
+    await rig.manager.say(good)
+    assert (await rig.manager.hear(Serving)).version == 1
+    assert not rig.manager.all_of(WeightsFailed)
+
+
+async def test_a_drain_finishes_the_short_returns_the_long_and_says_goodbye(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    await rig.assign(1, budget=120)
+    await rig.assign(2, budget=900)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(2, [])) > 20, "tokens")
+    begun = asyncio.get_running_loop().time()
+    await rig.manager.say(Drain(DRAIN_S, "test"))
+    await rig.assign(3)
+    assert await rig.exit_code() == EXIT_DONE
+    await rig.manager.hear(Bye)
+    assert asyncio.get_running_loop().time() - begun < DRAIN_S
+    assert rig.manager.finish == {1: "length"}
+    assert {(r.assignment, r.reason) for r in rig.manager.all_of(Returned)} == {(2, "draining"), (3, "draining")}
+    assert rig.manager.tokens[1] == undisturbed(1, 120)
+    assert rig.manager.tokens[2] == undisturbed(2, 900)[: len(rig.manager.tokens[2])]
+
+
+async def test_a_notice_is_told_and_leads_to_a_drain_even_when_the_manager_says_nothing(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 50
+    await rig.serve(0)
+    await rig.assign(1, budget=900)
+    await rig.manager.hear(Deltas)
+    rig.agent.notice()
+    assert (await rig.manager.hear(Leaving)).deadline_s == 4.0
+    assert await rig.exit_code() == EXIT_DONE
+    await rig.manager.hear(Bye)
+    assert [r.reason for r in rig.manager.all_of(Returned)] == ["draining"]
+
+
+async def test_fenced_forgets_everything_and_greets_anew_then_gives_up(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 50
+    await rig.serve(0)
+    await rig.assign(1, budget=900)
+    await rig.manager.hear(Deltas)
+    count = len(rig.manager.all_of(Hello))
+    await rig.manager.say(Fenced("the lease is over"))
+    again = await rig.manager.hear(Hello, count + 1)
+    assert again.held == ()
+    assert again.weight_version == 0
+    rig.manager.welcomes = False
+    for _ in range(3):
+        count = len(rig.manager.all_of(Hello))
+        await rig.manager.say(Fenced("another epoch"))
+        if rig.task.done():
+            break
+        await asyncio.wait({rig.task, asyncio.create_task(rig.manager.hear(Hello, count + 1))}, timeout=PATIENCE_S,
+                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+    assert await rig.exit_code() == EXIT_FAILED
+
+
+async def test_a_broken_engine_returns_everything_and_ends_the_agent(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    for number in range(3):
+        await rig.assign(number, budget=500)
+    await rig.manager.until(lambda: len(rig.manager.tokens) == 3, "tokens")
+    rig.engine.broken = True
+    assert await rig.exit_code() == EXIT_FAILED
+    await rig.manager.hear(Bye)
+    assert {(r.assignment, r.reason) for r in rig.manager.all_of(Returned)} == {(n, "engineError") for n in range(3)}
+
+
+async def test_an_engine_that_died_idle_is_noticed_at_the_next_version(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.engine.broken = True
+    await rig.manager.say(rig.announcement(1))
+    assert await rig.exit_code() == EXIT_FAILED
+    assert (await rig.manager.hear(WeightsFailed)).version == 1
+    await rig.manager.hear(Bye)
+
+
+async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=200)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
+    greetings = len(rig.manager.all_of(Hello))
+    rig.agent.cut_off()
+    left = rig.agent.book._seq
+    await rig.assign(2)
+    await rig.manager.until(lambda: rig.manager.all_of(Deltas)[-1].seq >= left, "tokens that had left before")
+    heard = len(rig.manager.heard)
+    await asyncio.sleep(0.5)
+    assert len(rig.manager.heard) == heard
+    assert 2 not in rig.agent.book.streams
+    rig.agent.let_back()
+    await rig.finished(range(1, 3))
+    assert rig.manager.tokens == {1: undisturbed(1, 200), 2: undisturbed(2, 40)}
+    assert len(rig.manager.all_of(Hello)) == greetings
+
+
+async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=200)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
+    rig.agent.cut_off(inward=True, outward=False)
+    await rig.assign(2)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 50, "tokens")
+    assert 2 not in rig.agent.book.streams
+    rig.agent.let_back()
+    await rig.finished(range(1, 3))
+    rig.agent.cut_off(inward=False, outward=True)
+    await asyncio.sleep(0.1)  # what had left before arrives
+    heard = len(rig.manager.heard)
+    await rig.assign(3)
+    await asyncio.sleep(0.5)
+    assert 3 in rig.agent.book.streams, "it hears, and generates"
+    assert len(rig.manager.heard) == heard
+    rig.agent.let_back()
+    await rig.finished(range(3, 4))
+    assert rig.manager.tokens[1] == undisturbed(1, 200)
+
+
+@pytest.mark.parametrize(("inward", "outward"), [(True, False), (False, True)])
+async def test_a_link_needs_both_directions_for_longer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, inward: bool, outward: bool
+) -> None:
+    monkeypatch.setattr(partition, "HEARTBEAT_LOST_MS", 200)
+    await rig.serve(0)
+    greetings = len(rig.manager.all_of(Hello))
+    rig.agent.cut_off(inward, outward)
+    await asyncio.sleep(0.6)
+    assert len(rig.manager.all_of(Hello)) == greetings, "it cannot dial"
+    rig.agent.let_back()
+    await rig.manager.hear(Hello, greetings + 1)
+
+
+async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "HEARTBEAT_LOST_MS", 200)
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=300)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
+    greetings = len(rig.manager.all_of(Hello))
+    rig.agent.cut_off()
+    await rig.assign(2)  # lost with the connection
+    await asyncio.sleep(0.6)
+    assert len(rig.manager.all_of(Hello)) == greetings
+    rig.agent.let_back()
+    await rig.manager.hear(Hello, greetings + 1)
+    await rig.finished(range(1, 2))
+    assert rig.manager.tokens == {1: undisturbed(1, 300)}
+    assert 2 not in rig.agent.book.streams

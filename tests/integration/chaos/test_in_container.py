@@ -1,0 +1,204 @@
+"""The text that is run inside a container, run here as it is there: on a worker with an engine below it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from polyrl.local.fleet import Observed, Phase
+from polyrl.partition_signals import CUT_IN, CUT_OFF, LET_BACK
+from polyrl.worker import Role
+from polyrl_cli.chaos import in_container
+from polyrl_cli.chaos.faults import Infliction
+from polyrl_cli.chaos.kinds import Action, Direction, Target
+from polyrl_cli.chaos.signals import SLOW_PERIOD_S
+from polyrl_cli.remote.chaos import drill_command
+from polyrl_cli.remote.chaos_targets import PodWorker
+
+DEADLINE_S = 60.0
+LOOK_S = 0.01
+FAULT_S = 3.0
+"""Of a fault that ends by itself: it is seen even when those who begin it, obey it or look are starved for a moment."""
+LONG_S = 600.0
+"""Beyond the end of any test."""
+
+# The real worker is process 1, which inherits what its orphans leave; PR_SET_CHILD_SUBREAPER makes this one the same.
+WORKER = f"""
+import ctypes, signal, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+def obey(number, _): print("got", number, flush=True)
+for number in ({CUT_OFF:d}, {LET_BACK:d}): signal.signal(number, obey)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LONG_S})"], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+while True: signal.pause()
+"""
+
+
+@dataclass
+class Rig:
+    """A worker and the drills that were run on it."""
+
+    argv: tuple[str, ...]
+    process: asyncio.subprocess.Process
+    engine: psutil.Process
+    folder: Path
+    drills: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    def fault(self, action: Action, target: Target = Target.ENGINE, **more: Any) -> Infliction:
+        numbers: dict[str, Any] = {"seconds": FAULT_S, "speed": 0.2} | more
+        return Infliction(action=action, target=target, victim="job-r-1", role=Role.ROLLOUT, **numbers)
+
+    async def begin(self, action: Action, target: Target = Target.ENGINE, **more: Any) -> str:
+        """Runs a drill, and returns its answer; it may go on."""
+        seen = Observed("job-r-1", Role.ROLLOUT, "uid", Phase.RUNNING, started_at=0.0)
+        worker = PodWorker(seen, "job-r-1", "uid", "rollout", self.argv)
+        command = drill_command(worker, self.fault(action, target, **more))
+        environment = os.environ | {"TMPDIR": str(self.folder)}
+        drill = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        self.drills.append(drill)
+        assert drill.stdout is not None
+        return (await asyncio.wait_for(drill.stdout.readline(), DEADLINE_S)).decode().strip()
+
+    def stopped(self) -> bool:
+        return self.engine.status() == psutil.STATUS_STOPPED
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """The kernel tells nobody that a process was stopped, so this looks."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + DEADLINE_S
+        while not holds():
+            assert loop.time() < end, f"no {what}"
+            await asyncio.sleep(LOOK_S)
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readline(), DEADLINE_S)).decode().strip()
+
+    def keepers(self) -> list[psutil.Process]:
+        """Processes of drills, below them or left to the worker."""
+        parents = [self.process.pid, *(drill.pid for drill in self.drills)]
+        below = [child for child in psutil.process_iter() if _parent(child) in parents]
+        return [one for one in below if in_container.LOCK in "".join(in_container.command_line(one))]
+
+
+def _parent(child: psutil.Process) -> int:
+    try:
+        return child.ppid()
+    except psutil.NoSuchProcess:
+        return -1
+
+
+@asynccontextmanager
+async def rig_in(folder: Path) -> AsyncIterator[Rig]:
+    argv = (sys.executable, "-c", f"{WORKER}# {uuid.uuid4().hex}")
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    pid = int(await asyncio.wait_for(process.stdout.readline(), DEADLINE_S))
+    rig = Rig(argv, process, psutil.Process(pid), folder)
+    try:
+        yield rig
+    finally:
+        for one in (*rig.keepers(), rig.engine):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        for child in (*rig.drills, process):
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig_in(tmp_path) as rig:
+        yield rig
+
+
+async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
+    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    await rig.until(rig.stopped, "frost")
+    assert psutil.Process(rig.process.pid).status() != psutil.STATUS_STOPPED
+    await rig.until(lambda: not rig.stopped(), "thaw")
+    assert await asyncio.wait_for(rig.drills[0].wait(), DEADLINE_S) == 0
+    assert not rig.keepers(), "and leaves nobody"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+async def test_the_thaw_comes_whoever_ends_the_drill(rig: Rig, how: signal.Signals) -> None:
+    """As a runtime may, when the connection through which it was asked is gone."""
+    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    rig.drills[0].send_signal(how)
+    await asyncio.wait_for(rig.drills[0].wait(), DEADLINE_S)
+    await rig.until(rig.stopped, "frost")
+    await rig.until(lambda: not rig.stopped(), "thaw")
+
+
+async def test_the_thaw_comes_when_nobody_hears_any_more(rig: Rig) -> None:
+    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    drill = rig.drills[0]
+    assert drill.stdin is not None
+    drill.stdin.close()
+    drill._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+    await rig.until(rig.stopped, "frost")
+    await rig.until(lambda: not rig.stopped(), "thaw")
+    assert await asyncio.wait_for(drill.wait(), DEADLINE_S) == 0
+
+
+async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
+    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    (keeper,) = rig.keepers()
+    for number in in_container.UNASKED:
+        keeper.send_signal(number)
+    await rig.until(rig.stopped, "frost")
+    await rig.until(lambda: not rig.stopped(), "thaw")
+
+
+async def test_slow_stops_and_continues_in_turn_and_not_its_own_keeper(rig: Rig) -> None:
+    assert await rig.begin(Action.SLOW, seconds=16 * SLOW_PERIOD_S) == in_container.DONE
+    rig.drills[0].kill()
+    for _ in range(3):
+        await rig.until(rig.stopped, "stop")
+        await rig.until(lambda: not rig.stopped(), "go")
+    await rig.until(lambda: not rig.keepers(), "end of the keeper")
+    assert not rig.stopped()
+
+
+async def test_one_fault_lasts_at_a_time_and_a_frozen_engine_can_be_killed(rig: Rig) -> None:
+    assert await rig.begin(Action.FREEZE, seconds=LONG_S) == in_container.DONE
+    assert await rig.begin(Action.SLOW) == in_container.BUSY
+    assert await rig.begin(Action.PARTITION, Target.AGENT) == in_container.BUSY
+    assert await rig.begin(Action.KILL) == in_container.DONE
+    await rig.until(lambda: rig.engine.status() == psutil.STATUS_ZOMBIE, "end of the engine")
+    assert rig.process.returncode is None
+    assert await rig.begin(Action.KILL) == in_container.GONE
+
+
+async def test_a_partition_tells_the_worker_and_nobody_below(rig: Rig) -> None:
+    assert await rig.begin(Action.PARTITION, Target.AGENT) == in_container.DONE
+    assert [await rig.line(), await rig.line()] == [f"got {CUT_OFF:d}", f"got {LET_BACK:d}"]
+    assert rig.engine.is_running()
+
+
+async def test_a_worker_that_does_not_listen_is_left_alone(rig: Rig) -> None:
+    answer = await rig.begin(Action.PARTITION, Target.AGENT, direction=Direction.IN)
+    assert answer == in_container.DEAF, f"it has no handler for {CUT_IN}"
+    assert rig.process.returncode is None
+
+
+async def test_nobody_is_hit_where_no_worker_is(rig: Rig) -> None:
+    rig.process.kill()
+    await rig.process.wait()
+    assert await rig.begin(Action.FREEZE) == in_container.GONE
+    assert not rig.stopped()

@@ -1,0 +1,217 @@
+"""A job's pods as processes: the containers that the cluster side builds, started as a kubelet would, and disturbed.
+
+The trainer is asked to leave in mid-run and a successor goes on; the manager and the reserved engine are killed and
+started again in place. Nothing is lost, no step is done twice, and the run ends well and stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import MakeKeys, Object
+from polyrl.cluster.resources.config import config_map
+from polyrl.cluster.resources.fixed import manager_hosts
+from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.settings import Settings
+from polyrl.parent_death_signal import PARENT_PID
+from polyrl.sample import Pool
+from polyrl.status import ManagerStatus
+from polyrl.worker import HANDED_OVER_EXIT
+from polyrl_cli.inspection.check import audit_journal
+from polyrl_cli.manifests.load import load_manifest
+from polyrl_cli.report.metrics_file import read_reports
+from polyrl_operator.secret import access, keys_secret
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
+FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
+DEADLINE_S = 240.0
+LOOK_S = 0.05
+STEPS = 24
+"""A quarter of a second each on idle cores: the job lives on for seconds after the last thing that is done to it."""
+SMALL = {
+    "spec.recipe.sft.steps": 4,
+    "spec.recipe.algorithm.steps": STEPS,
+    "spec.recipe.algorithm.promptsPerStep": 8,
+    "spec.recipe.algorithm.miniBatchPrompts": 4,
+    "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.evaluation.everySteps": 0,
+    "spec.recipe.evaluation.maxSamples": 16,
+    "spec.recipe.checkpoint.everySteps": 2,
+    "spec.rollout.replicas": 1,
+    "spec.rollout.maxReplicas": 1,
+    "spec.faultInjection": "[]",
+}
+SETTINGS = Settings("manager", "trainer", "rollout")
+HOST = "127.0.0.1"
+
+
+class Kubelet:
+    """Mounts what pods name under a folder, and runs their containers there."""
+
+    def __init__(self, root: Path, owner: Owner, ports: dict[int, int]) -> None:
+        self.root, self.owner, self.ports = root, owner, ports
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.config = config_map(owner)
+        self.secret = keys_secret(owner, MakeKeys(names.keys_secret(owner.name), manager_hosts(owner, SETTINGS)))
+        for folder in (names.RUN_DIR, names.JOURNAL_DIR, "/tmp"):
+            self.path(folder).mkdir(parents=True)
+        moved = {key: self._moved(text).encode() for key, text in self.config["data"].items()}
+        self._mount(names.JOB_DIR, moved)
+        self._mount(names.MANIFEST_DIR, {name: (EXAMPLE / name).read_bytes() for name in FILES})
+
+    def path(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def start(self, pod: Object, container: Object) -> subprocess.Popen[bytes]:
+        """One container of a pod; its Secret's files are mounted where it alone sees them."""
+        name = container["name"]
+        keys = f"{names.KEYS_DIR}-{name}"
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        items = [item["key"] for mount in container["volumeMounts"] if "secret" in (volume := volumes[mount["name"]])
+                 for item in volume["secret"]["items"]]  # fmt: skip
+        if not self.path(keys).exists():
+            self._mount(keys, {key: base64.b64decode(self.secret["data"][key]) for key in items}, mode=0o400)
+        env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+        env |= {"POLYRL_ADVERTISE_HOST": HOST, "POLYRL_POD_NAME": "trainer-pod-x7k2p"}
+        argv = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], part) for part in container["command"]]
+        argv = [sys.executable, *(self._moved(part.replace(names.KEYS_DIR, keys)) for part in argv[1:])]
+        own = {"PATH": os.environ["PATH"], PARENT_PID: str(os.getpid())}
+        placed = {key: str(self.path(value)) if value.startswith("/tmp") else value for key, value in env.items()}
+        with (self.root / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(argv, env={**placed, **own}, stdout=log, stderr=log)
+        return self.running[name]
+
+    async def ended(self, name: str) -> int:
+        code = await asyncio.to_thread(self.running[name].wait, DEADLINE_S)
+        print(name, "ended with", code)
+        return code
+
+    async def until(self, holds: Callable[[], object], what: str, needs: str) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():
+                assert self.running[needs].poll() is None, f"{needs} ended before {what}:\n{self.log(needs)}"
+                await asyncio.sleep(LOOK_S)
+
+    def log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text()[-4000:]
+
+    def steps(self) -> list[int]:
+        metrics = self.path(f"{names.RUN_DIR}/metrics.jsonl")
+        return [report.step for report in read_reports(metrics) if report.phase == "rl"]
+
+    async def status(self) -> ManagerStatus:
+        """As the operator asks for it: by the Service's name, with the token, and the authority pinned."""
+        known = access(self.secret)
+        trust = ssl.create_default_context(cadata=known.authority)
+        url = f"https://{HOST}:{self.ports[self.owner.job.spec.manager.port]}/v1/status"
+        headers = {"Authorization": f"Bearer {known.token}"}
+        name = names.manager_service(self.owner.name)
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_S)) as session,
+            session.get(url, ssl=trust, server_hostname=name, headers=headers) as answer,
+        ):
+            return msgspec.json.decode(await answer.read(), type=ManagerStatus)
+
+    def _moved(self, text: str) -> str:
+        """Paths and addresses of a pod as they are here."""
+        text = text.replace("/polyrl/", f"{self.root}/polyrl/")
+        text = re.sub(rf"{names.manager_service(self.owner.name)}(\.[\w.]+)?", HOST, text)
+        for port, here in self.ports.items():
+            text = re.sub(rf"(?<=:){port}\b|^{port}$", str(here), text)
+        return HOST if text == "*" else text
+
+    def _mount(self, path: str, files: dict[str, bytes], mode: int = 0o444) -> None:
+        """Links to links in a folder that cannot be written to."""
+        folder = self.path(path)
+        real = folder / "..2026"
+        real.mkdir(parents=True)
+        (folder / "..data").symlink_to(real.name)
+        for name, content in files.items():
+            (real / name).write_bytes(content)
+            (real / name).chmod(mode)
+            (folder / name).symlink_to(f"..data/{name}")
+
+
+def free_ports(count: int) -> list[int]:
+    """As many different ones, free a moment ago."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@pytest.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
+    sets = [f"{path}={value}" for path, value in SMALL.items()]
+    job = load_manifest(EXAMPLE / "job.yaml", sets)
+    fixed = (job.spec.manager.port, names.AGENTS_PORT, names.TRAINER_PORT, names.PUBLISHER_PORT)
+    made = Kubelet(tmp_path, Owner("sort-digits", "default", "uid", job), dict(zip(fixed, free_ports(4), strict=True)))
+    yield made
+    for process in made.running.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * DEADLINE_S)
+async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kubelet) -> None:
+    manager = manager_pod(kubelet.owner, 1, SETTINGS)
+    trainer = trainer_job(kubelet.owner, SETTINGS)["spec"]["template"]
+    rollout = rollout_pod(kubelet.owner, 1, Pool.SPOT, SETTINGS)
+    (main,), (sidecar,) = trainer["spec"]["containers"], trainer["spec"]["initContainers"]
+    serving = manager["spec"]["containers"][0]
+
+    kubelet.start(trainer, sidecar)
+    kubelet.start(trainer, main)  # long before there is a manager
+    kubelet.start(manager, serving)
+    kubelet.start(rollout, rollout["spec"]["containers"][0])
+    await kubelet.until(lambda: len(kubelet.steps()) >= 2, "step 2", needs="trainer")
+    kubelet.running["trainer"].send_signal(signal.SIGTERM)
+    assert await kubelet.ended("trainer") == HANDED_OVER_EXIT, kubelet.log("trainer")
+    assert not (await kubelet.status()).finished, "a successor goes on"
+
+    kubelet.start(trainer, main)
+    await kubelet.until(lambda: len(kubelet.steps()) >= 4, "step 4", needs="trainer")
+    for name, pod, container in (("reserved", trainer, sidecar), ("manager", manager, serving)):
+        kubelet.running[name].kill()
+        await kubelet.ended(name)
+        kubelet.start(pod, container)
+    assert await kubelet.ended("trainer") == 0, kubelet.log("trainer")
+
+    kubelet.start(trainer, main)  # its machine died before its end was seen
+    assert await kubelet.ended("trainer") == 0, kubelet.log("trainer")
+    assert await kubelet.ended("rollout") == 0, kubelet.log("rollout")
+    status = await kubelet.status()
+    assert (status.finished, status.ok, status.message) == (True, True, "done")
+    samples = status.samples
+    assert samples.submitted == samples.acknowledged + sum(samples.discarded.values())
+    assert samples.acknowledged >= STEPS * 8 * 8
+    assert kubelet.steps() == list(range(1, STEPS + 1)), "each step once"
+    kubelet.running["manager"].send_signal(signal.SIGTERM)
+    assert await kubelet.ended("manager") == 0
+    broken = [
+        verdict for verdict in audit_journal(kubelet.path(f"{names.JOURNAL_DIR}/journal.sqlite")) if verdict.broken
+    ]
+    assert not broken, broken

@@ -1,0 +1,161 @@
+"""Workers of a real run are killed without notice, and the run goes on: nothing lost, nothing trained twice."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from polyrl_cli.inspection.check import check_lines
+from polyrl_cli.report.metrics_file import read_reports
+
+ROOT = Path(__file__).parents[3]
+JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
+DEADLINE_S = 240.0
+LOOK_S = 0.02
+
+STEPS = 24
+"""A quarter of a second each on idle cores: the job lives on for seconds after the last kill at step 5."""
+
+SMALL = {
+    "spec.recipe.sft.steps": 4,
+    "spec.recipe.algorithm.steps": STEPS,
+    "spec.recipe.algorithm.promptsPerStep": 8,
+    "spec.recipe.algorithm.miniBatchPrompts": 4,
+    "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.evaluation.everySteps": 0,
+    "spec.recipe.evaluation.maxSamples": 16,
+    "spec.recipe.checkpoint.everySteps": 2,
+    "spec.rollout.replicas": 1,
+    "spec.rollout.maxReplicas": 1,
+    "spec.faultInjection": "[]",
+}
+
+
+class Run:
+    """`polyrl run` in a process of its own."""
+
+    def __init__(self, root: Path, **changes: object) -> None:
+        self.root = root
+        sets = [f"--set={path}={value}" for path, value in {**SMALL, **changes}.items()]
+        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), *sets, "--out", str(root)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+            assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[0]}"
+            time.sleep(LOOK_S)
+
+    def steps(self) -> list[int]:
+        """RL steps, in the order in which they became whole."""
+        metrics = self.root / "metrics.jsonl"
+        return [report.step for report in read_reports(metrics) if report.phase == "rl"]
+
+    def kill(self, worker: str, before: Callable[[], object] = lambda: None) -> None:
+        """SIGKILL to the newest process of `worker` (a module's name), once there is one. It is stopped while `before`
+        is done, so that no successor comes into that."""
+        self.until(lambda: self._newest(worker) is not None, f"a {worker}")
+        victim = self._newest(worker)
+        assert victim is not None
+        victim.suspend()
+        before()
+        victim.kill()
+        victim.wait(DEADLINE_S)
+
+    def manager_listens(self) -> bool:
+        """True when the endpoints file is that of a living manager."""
+        file = self.root / "run" / "endpoints" / "manager.json"
+        return file.exists() and psutil.pid_exists(json.loads(file.read_text())["pid"])
+
+    def summary(self) -> dict[str, Any]:
+        output = self.process.communicate(timeout=DEADLINE_S)[0]
+        assert self.process.returncode == 0, output
+        summary: dict[str, Any] = json.loads((self.root / "summary.json").read_text())
+        return summary
+
+    def _newest(self, worker: str) -> psutil.Process | None:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if f"polyrl_{worker}" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return max(found, key=lambda child: child.create_time(), default=None)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def begin(**changes: object) -> Run:
+        started.append(Run(tmp_path / "run", **changes))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        run.process.send_signal(signal.SIGKILL)
+        run.process.communicate()
+
+
+def every_sample_ended_once(root: Path, summary: dict[str, Any]) -> None:
+    samples = summary["samples"]
+    assert samples["open"] == 0
+    assert samples["submitted"] == samples["acknowledged"] + sum(samples["discarded"].values())
+    lines, sound = check_lines(root)
+    assert sound, "\n".join(lines)
+
+
+@pytest.mark.slow
+def test_a_manager_killed_three_times_costs_no_sample_and_no_step(start: Callable[..., Run]) -> None:
+    run = start()
+    run.until(run.manager_listens, "a manager")
+    run.kill("rollout.manager")
+    for step in (2, 5):
+        run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
+        run.until(run.manager_listens, "a manager")
+        run.kill("rollout.manager")
+    summary = run.summary()
+    assert summary["steps"] == {"sft": 4, "rl": STEPS}
+    assert run.steps() == list(range(1, STEPS + 1))
+    assert set(summary["samples"]["discarded"]) <= {"surplus"}
+    every_sample_ended_once(run.root, summary)
+    started = [json.loads(line).get("worker") for line in (run.root / "fleet.jsonl").read_text().splitlines()]
+    assert "manager-3" in started
+    assert summary["losses"] == []
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_twice_goes_on_from_its_newest_checkpoint(start: Callable[..., Run]) -> None:
+    run = start(**{"spec.recipe.checkpoint.everySteps": 1})
+    for step in (2, 5):
+        run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
+        run.kill("trainer")
+    summary = run.summary()
+    assert summary["steps"] == {"sft": 4, "rl": STEPS}
+    assert run.steps() == list(range(1, STEPS + 1)), "no step is in the file twice"
+    assert set(summary["samples"]["discarded"]) <= {"stale", "groupIncomplete", "surplus"}
+    every_sample_ended_once(run.root, summary)
+    started = [json.loads(line).get("worker") for line in (run.root / "fleet.jsonl").read_text().splitlines()]
+    assert "trainer-2" in started
+    assert "manager-1" not in started
+
+
+@pytest.mark.slow
+def test_a_lost_journal_is_made_good_from_the_trainers_cursor(start: Callable[..., Run]) -> None:
+    run = start()
+    run.until(lambda: len(run.steps()) >= 3, "step 3")
+    journal = run.root / "journal.sqlite"
+    run.kill("rollout.manager", before=lambda: [file.unlink() for file in run.root.glob(f"{journal.name}*")])
+    summary = run.summary()
+    assert summary["steps"] == {"sft": 4, "rl": STEPS}
+    assert run.steps() == list(range(1, STEPS + 1))
+    every_sample_ended_once(run.root, summary)

@@ -1,0 +1,113 @@
+"""`polyrl run` with its real trainer, engines and manager, on a job small enough for a test."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from polyrl_cli.report.metrics_file import read_reports
+
+ROOT = Path(__file__).parents[3]
+JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
+DEADLINE_S = 240
+LOOK_S = 0.2
+LONG_STEPS = 24
+"""A quarter of a second each on idle cores: not over yet when it is interrupted after the second."""
+
+SMALL = {
+    "spec.recipe.sft.steps": 2,
+    "spec.recipe.algorithm.steps": 4,
+    "spec.recipe.algorithm.promptsPerStep": 8,
+    "spec.recipe.algorithm.miniBatchPrompts": 8,
+    "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.evaluation.maxSamples": 16,
+    "spec.recipe.checkpoint.everySteps": 1,
+    "spec.rollout.replicas": 1,
+    "spec.rollout.maxReplicas": 1,
+    "spec.faultInjection": "[]",
+}
+
+
+def command(out: Path, resume: bool = False, **changes: object) -> list[str]:
+    sets = [f"--set={path}={value}" for path, value in {**SMALL, **changes}.items()]
+    where = "--resume" if resume else "--out"
+    return [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), *sets, where, str(out)]
+
+
+def run(out: Path, resume: bool = False, **changes: object) -> subprocess.CompletedProcess[str]:
+    argv = command(out, resume, **changes)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def summary_of(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
+
+
+def steps_of(out: Path, phase: str) -> list[int]:
+    return [report.step for report in read_reports(out / "metrics.jsonl") if report.phase == phase]
+
+
+@pytest.mark.slow
+def test_sft_and_rl_and_the_same_folder_is_refused_afterwards(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary_of(out)["steps"] == {"sft": 2, "rl": 4}
+    assert set(summary_of(out)["exactMatch"]) == {"base", "afterSft", "afterRl"}
+    again = run(out)
+    assert again.returncode == 2
+    assert "the folder is not empty" in again.stderr
+
+
+@pytest.mark.slow
+def test_interrupted_and_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = subprocess.Popen(
+        command(out, **{"spec.recipe.algorithm.steps": LONG_STEPS}), stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    while len(steps_of(out, "rl")) < 2:
+        assert time.monotonic() < deadline, "no RL step came"
+        assert first.poll() is None
+        time.sleep(LOOK_S)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 130
+    assert summary_of(out)["outcome"] == "interrupted"
+    reached = summary_of(out)["steps"]["rl"]
+    done = run(out, resume=True, **{"spec.recipe.algorithm.steps": LONG_STEPS})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (summary_of(out)["epoch"], summary_of(out)["steps"]["rl"]) == (2, LONG_STEPS)
+    assert 2 <= reached < LONG_STEPS
+    assert steps_of(out, "rl") == list(range(1, LONG_STEPS + 1))
+
+
+@pytest.mark.slow
+def test_sft_alone_starts_nothing_but_the_trainer(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    unevaluated = {"spec.recipe.data.eval": "[]", "spec.recipe.evaluation.everySteps": "0"}
+    done = run(out, **{"spec.recipe.mode": "sft", **unevaluated})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(log.name for log in (out / "logs").iterdir()) == ["trainer.log"]
+    assert summary_of(out)["steps"] == {"sft": 2}
+
+
+@pytest.mark.slow
+def test_sft_with_evaluation_starts_the_reserved_engine(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(out, **{"spec.recipe.mode": "sft"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = sorted(log.name for log in (out / "logs").iterdir())
+    assert logs == ["manager.log", "reserved.log", "trainer.log"]
+    assert set(summary_of(out)["exactMatch"]) == {"base", "afterSft"}
+
+
+def test_a_missing_folder_to_resume_is_a_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path / "nowhere", resume=True)
+    assert done.returncode == 2
+    assert "no run lies there" in done.stderr
+    assert "Traceback" not in done.stderr

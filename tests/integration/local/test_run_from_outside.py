@@ -1,0 +1,120 @@
+"""A short run seen and hit from outside while it lives, and seen again afterwards: why, explain, check, chaos."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from polyrl_cli.app import USER_ERROR, app
+from polyrl_cli.report.metrics_file import read_reports
+
+JOB = Path(__file__).parents[3] / "examples" / "sort-digits" / "job.yaml"
+DEADLINE_S = 240
+LOOK_S = 0.2
+STEPS = 80
+"""Enough for three faults on idle cores, where a step takes a quarter of a second."""
+
+SMALL = {
+    "spec.recipe.sft.steps": 2,
+    "spec.recipe.algorithm.steps": STEPS,
+    "spec.recipe.algorithm.promptsPerStep": 8,
+    "spec.recipe.algorithm.miniBatchPrompts": 8,
+    "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.evaluation.maxSamples": 16,
+    "spec.rollout.replicas": 1,
+    "spec.rollout.maxReplicas": 1,
+    "spec.faultInjection": "[]",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]
+
+
+class LiveRun:
+    """`polyrl run`, and the commands that look at it."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        sets = [f"--set={path}={value}" for path, value in SMALL.items()]
+        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), *sets, "--out", str(out)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ask(self, command: str, *more: str) -> Result:
+        return CliRunner().invoke(app, [command, str(self.out), *more], catch_exceptions=False)
+
+    def chaos(self, action: str, *more: str) -> str:
+        done = CliRunner().invoke(app, ["chaos", action, str(self.out), *more], catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    def may_freeze_engine(self) -> bool:
+        """Freezes it, unless another fault still lasts there: nothing announces its end."""
+        done = CliRunner().invoke(app, ["chaos", "freeze", str(self.out), "--role=engine", "--for=1"])
+        assert done.exit_code == 0 or "another fault lasts there" in done.stderr, done.stderr
+        return done.exit_code == 0
+
+    def events(self) -> str:
+        file = self.out / "fleet.jsonl"
+        return file.read_text() if file.exists() else ""
+
+    def steps(self) -> int:
+        file = self.out / "metrics.jsonl"
+        return sum(report.phase == "rl" for report in read_reports(file))
+
+    def wait(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"no {what}: {self.events()}"
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(LOOK_S)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LiveRun]:
+    live = LiveRun(tmp_path / "run")
+    yield live
+    live.process.terminate()
+    live.process.communicate(timeout=DEADLINE_S)
+
+
+def test_a_run_is_seen_and_hit_while_it_lives_and_seen_again_when_it_is_over(run: LiveRun) -> None:
+    run.wait(lambda: run.steps() >= 1 and "rollout-0 serves" in run.events(), "RL step beside a rollout")
+    assert "the manager says" in run.ask("why").stdout
+    assert run.ask("check").stdout.endswith("nothing is broken\n")
+    assert "sample 0.0, submitted " in run.ask("explain", "0.0").stdout
+
+    assert re.search(
+        r"rollout-0 cut off from the manager for 1 s \(seed 5\)", run.chaos("partition", "--for=1", "--seed=5")
+    )
+    run.wait(lambda: "rollout-0 cut off" in run.events(), "partition")
+    run.wait(lambda: run.may_freeze_engine(), "end of the partition")
+    time.sleep(1.5)
+    assert "rollout-0 killed without notice" in run.chaos("kill")
+    run.wait(lambda: "start rollout-1" in run.events(), "replacement")
+    refused = CliRunner().invoke(app, ["chaos", "kill", str(run.out), "--worker=rollout-0"])
+    assert refused.exit_code == USER_ERROR
+    assert "does not have a live rollout called rollout-0 now" in refused.stderr
+    assert "manager killed without notice" in run.chaos("kill", "--role=manager")
+    run.wait(lambda: "start manager-1" in run.events(), "another manager")
+
+    output = run.process.communicate(timeout=DEADLINE_S)[0]
+    assert run.process.returncode == 0, output
+    check_afterwards(run)
+
+
+def check_afterwards(run: LiveRun) -> None:
+    checked = run.ask("check")
+    assert checked.exit_code == 0, checked.stdout
+    assert run.steps() == STEPS
+    assert "the run is over and ended well" in run.ask("why").stdout
+    trained = run.ask("explain", "20.0").stdout
+    assert trained.splitlines()[-1].endswith("is acknowledged")
+    refused = CliRunner().invoke(app, ["chaos", "kill", str(run.out)])
+    assert refused.exit_code == USER_ERROR
+    assert "no `polyrl run` is at work there" in refused.stderr

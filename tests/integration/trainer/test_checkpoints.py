@@ -1,0 +1,160 @@
+"""A checkpoint is complete or absent, never half; what is missing, cut or foreign is refused by name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from polyrl.errors import InvalidData, Superseded
+from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
+from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
+from polyrl_trainer.state import Stage, TrainerState
+
+
+class Weights:
+    """A backend that saves one file, or dies while it does."""
+
+    def __init__(self, fail=False):
+        self.fail = fail
+
+    def save(self, folder):
+        (folder / "model.safetensors").write_bytes(b"weights" * 1000)
+        if self.fail:
+            raise OSError("disk full")
+
+
+def state(step, stage=Stage.SFT, done=False):
+    return TrainerState(seed=1, stage=stage, step=step, stage_done=done, cursors={"sft": {"drawn": [step]}})
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.start()
+    return checkpoints
+
+
+def names(checkpoints):
+    return [path.name for path in complete_checkpoints(checkpoints.folder)]
+
+
+def test_state_survives_exactly(checkpoints):
+    saved = state(3)
+    saved.results.exact_match["base"] = 0.25
+    assert read_checkpoint(checkpoints.save(saved, Weights())) == saved
+
+
+def test_the_newest_and_the_stages_last_are_kept(checkpoints):
+    for step in (1, 2, 3):
+        checkpoints.save(state(step, done=step == 3), Weights())
+    for step in (1, 2, 3, 4):
+        checkpoints.save(state(step, Stage.RL), Weights())
+    assert names(checkpoints) == ["sft-step-000003", "rl-step-000003", "rl-step-000004"]
+    assert checkpoints.stage_final(Stage.SFT).name == "sft-step-000003"
+    assert checkpoints.stage_final(Stage.RL) is None
+    assert latest(checkpoints.folder.parent).name == "rl-step-000004"
+
+
+def test_who_starts_last_is_the_one_writer(checkpoints, tmp_path):
+    """A machine that was frozen comes back, and with it a trainer that has a successor by now."""
+    checkpoints.save(state(1), Weights())
+    successor = Checkpoints(tmp_path, keep=2)
+    successor.start()
+    with pytest.raises(Superseded, match="another trainer writes here"):
+        checkpoints.save(state(2), Weights())
+    successor.save(state(3), Weights())
+    assert names(successor) == ["sft-step-000001", "sft-step-000003"]
+    assert not list(checkpoints.folder.glob(".unfinished-*"))
+
+
+def test_a_save_that_a_successor_comes_into_leaves_nothing(checkpoints, tmp_path):
+    class Slow(Weights):
+        def save(self, folder):
+            super().save(folder)
+            successor.start()
+
+    successor = Checkpoints(tmp_path, keep=2)
+    with pytest.raises(Superseded):
+        checkpoints.save(state(2), Slow())
+    assert names(successor) == []
+    assert successor.newest() is None
+
+
+@pytest.mark.parametrize("shift_s", [3600, -3600])
+def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkpoints, shift_s):
+    for step in (1, 2, 3):
+        saved = checkpoints.save(state(step, Stage.RL), Weights())
+        seal = saved / COMPLETE
+        os.utime(seal, (seal.stat().st_atime, seal.stat().st_mtime - step * shift_s))
+    checkpoints.save(state(2, Stage.RL), Weights())
+    assert names(checkpoints) == ["rl-step-000003", "rl-step-000002"]
+    assert checkpoints.newest().name == "rl-step-000002"
+    assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == 2
+
+
+def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
+    checkpoints.save(state(1), Weights())
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(state(2), Weights(fail=True))
+    assert names(checkpoints) == ["sft-step-000001"]
+    assert len(list(checkpoints.folder.iterdir())) == 2
+    checkpoints.start()
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["sft-step-000001"]
+
+
+def test_the_same_step_can_be_saved_again(checkpoints):
+    checkpoints.save(state(1), Weights())
+    path = checkpoints.save(state(1, done=True), Weights())
+    assert read_checkpoint(path).stage_done
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["sft-step-000001"]
+
+
+def cut(path):
+    file = path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(path):
+    file = path / "model" / "model.safetensors"
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (cut, "model.safetensors: has 6999 bytes, the checkpoint was sealed with 7000"),
+        (flip, r"model.safetensors: its content differs from what was saved \(checksum\)"),
+        (
+            lambda path: (path / "model" / "model.safetensors").unlink(),
+            "model.safetensors: the checkpoint lacks this file",
+        ),
+        (lambda path: (path / "state.json").unlink(), "state.json: the checkpoint lacks this file"),
+        (lambda path: (path / COMPLETE).unlink(), "not a complete checkpoint, COMPLETE.json is missing"),
+        (lambda path: (path / COMPLETE).write_text("{}"), "COMPLETE.json: not written by PolyRL"),
+        (lambda path: (path / COMPLETE).write_text('{"stage_final":false,"files":{}}'), "does not list state.json"),
+        (lambda path: (path / COMPLETE).write_bytes(b"\x00"), "COMPLETE.json: not written by PolyRL"),
+    ],
+)
+def test_damage_is_named(checkpoints, damage, sentence):
+    path = checkpoints.save(state(1), Weights())
+    damage(path)
+    with pytest.raises(InvalidData, match=sentence):
+        read_checkpoint(path)
+
+
+def test_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(InvalidData, match="no such folder to resume from"):
+        latest(tmp_path / "none")
+    with pytest.raises(InvalidData, match="holds no complete checkpoint"):
+        latest(tmp_path)
+
+
+def test_a_resumed_run_in_another_folder_takes_the_stages_finals_along(checkpoints, tmp_path):
+    checkpoints.save(state(3, done=True), Weights())
+    source = checkpoints.save(state(1, Stage.RL), Weights())
+    other = Checkpoints(tmp_path / "other", keep=2)
+    other.start()
+    other.adopt_finals(source)
+    assert names(other) == ["sft-step-000003"]
+    assert read_checkpoint(other.stage_final(Stage.SFT)).step == 3

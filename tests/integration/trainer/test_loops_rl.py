@@ -1,0 +1,428 @@
+"""The RL loop over an in-memory rollout side: exact mini-batches, no short step, no silent zero, exact resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyrl.errors import RunFailed
+from polyrl.manifest.recipe import Environment as EnvironmentSpec
+from polyrl.manifest.recipe import Evaluation as EvaluationSpec
+from polyrl.manifest.recipe import Recipe
+from polyrl.sample import DiscardReason, Purpose
+from polyrl.wire import unpack_ids
+from polyrl_trainer.backend import StepResult
+from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
+from polyrl_trainer.data import DataBuffer
+from polyrl_trainer.data.prompts import prepare_prompts
+from polyrl_trainer.data.rows import Row
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
+from polyrl_trainer.environments import CalculatorEnvironment
+from polyrl_trainer.generation.group_filter import GroupGate
+from polyrl_trainer.generation.supply import GroupSupply
+from polyrl_trainer.loops.evaluation import Evaluator
+from polyrl_trainer.loops.rl_loop import run_rl_training
+from polyrl_trainer.loops.rl_step import RlParts
+from polyrl_trainer.loops.stages import greedy_sampling
+from polyrl_trainer.metrics.loggers import JSONLLogger
+from polyrl_trainer.session import Session
+from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.supervision import run_beside
+from polyrl_trainer.testing.fake_rollouts import FakeRollouts
+from polyrl_trainer.user_code.calls import UserCalls
+from polyrl_trainer.user_code.episodes import Episodes
+from polyrl_trainer.user_code.rewards import Failures, RewardFunction
+from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.weights.versions import PolicyVersions
+
+TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
+PROMPTS = 23
+PATIENT_S = 60.0
+"""For user code that answers at once: one that is starved has not hung."""
+IMPATIENT_S = 3.0
+"""Where user code hangs."""
+QUICK_OR_NOT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+class CountingBackend:
+    """Learns nothing; checks that gradients are accumulated and stepped as the port says."""
+
+    def __init__(self) -> None:
+        self.micro_batches: list[list] = []
+        self.steps: list[int] = []
+        self.trained: list[tuple[str, ...]] = []
+        self.pending = 0
+
+    def forward_backward(self, batch, loss, temperature=1.0):
+        self.micro_batches.append([one.sample for one in batch])
+        self.pending += len(batch)
+        tokens = float(sum(one.loss_mask.sum() for one in batch))
+        assert all(one.advantages is not None and one.rollout_log_probs is not None for one in batch)
+        sums = {"pg_loss": 0.0, "entropy": 0.0, "loss": 0.0, "tokens": tokens}
+        return done({**sums, "positions": tokens, "padded_positions": 0.0, "padding_fraction": 0.0})
+
+    def optim_step(self, normalizer):
+        assert self.pending == normalizer, "an optimizer step over another number of samples than it divides by"
+        self.steps.append(self.pending)
+        self.pending = 0
+        return done(StepResult(grad_norm=1.0, learning_rate=0.1))
+
+    def discard_gradients(self):
+        self.pending = 0
+        return done(None)
+
+    def export_weights(self):
+        return iter([("w", torch.zeros(1))])
+
+    def serving_files(self):
+        return {}
+
+    def save(self, folder):
+        assert self.pending == 0
+        (folder / "steps.json").write_text(json.dumps(len(self.steps)))
+
+    def load(self, folder):
+        self.steps = [0] * json.loads((folder / "steps.json").read_text())
+
+
+def done(value):
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+@dataclass(frozen=True)
+class Published:
+    endpoint: str = "tcp://127.0.0.1:1"
+    public_key: str = "k"
+    manifest_hash: bytes = b"h"
+
+
+class MemoryPublisher:
+    def publish(self, version, tensors, files):
+        assert list(tensors)
+        return Published()
+
+
+def echo(group, index, so_far):
+    """The prompt's digits again, differently long per sample."""
+    ids = unpack_ids(group.prompt_ids).tolist()[1:]
+    return [*ids[: 1 + (group.group + index) % len(ids)], EOS_ID]
+
+
+def reward_of_length(sample):
+    return {"reward": float(len(sample.response) % 3), "exact_match": float(len(sample.response) == 2)}
+
+
+def recipe(**changes):
+    algorithm = {"steps": 3, "prompts_per_step": 4, "min_micro_batch_samples": 2, **changes}
+    return Recipe(
+        model={"config": {"model_type": "qwen2"}}, algorithm=algorithm,
+        sampling={"samples_per_prompt": 3, "max_new_tokens": 30},
+        reward={"function": "r:score"}, evaluation={"every_steps": 0},
+    )  # fmt: skip
+
+
+@dataclass
+class Run:
+    """A run in memory, and what is left of it."""
+
+    session: Session
+    rollouts: FakeRollouts
+    backend: CountingBackend
+    parts: RlParts
+    host: LoopHost
+
+    @classmethod
+    def make(
+        cls,
+        folder,
+        rollouts,
+        spec,
+        reward=reward_of_length,
+        resume=None,
+        environment=None,
+        gate=None,
+        timeout_s=PATIENT_S,
+    ):
+        checkpoints = Checkpoints(folder, keep=2)
+        checkpoints.start()
+        backend, state = CountingBackend(), TrainerState(seed=7, stage=Stage.RL)
+        if resume is not None:
+            state = read_checkpoint(resume)
+            backend.load(resume / "model")
+        session = Session(state, checkpoints, JSONLLogger(folder / "metrics.jsonl"), 1, rollouts)
+        rows = [Row(f"f:{number}", {"prompt": f"{number}=", "number": number}) for number in range(PROMPTS)]
+        prompts = prepare_prompts(rows, TOKENIZER, 100)
+        calls = UserCalls(8)
+        failures = Failures(state.results.user_code_failures, state.results.first_failures)
+        scoring = RewardFunction(reward, calls, timeout_s, failures)
+        episodes = Episodes(CalculatorEnvironment(), environment, TOKENIZER) if environment else None
+        group_gate = GroupGate(gate, calls, timeout_s, spec.sampling.samples_per_prompt) if gate else None
+        host = LoopHost(rollouts, TOKENIZER, scoring, episodes, group_gate)
+        supply = GroupSupply(rollouts, host, session)
+        parts = RlParts(
+            backend=backend,
+            prompts=DataBuffer([prompts], [1.0], seed=7),
+            tokenizer=TOKENIZER,
+            rollouts=rollouts,
+            host=host,
+            supply=supply,
+            versions=PolicyVersions(MemoryPublisher(), rollouts, session),
+            evaluator=Evaluator(prompts[:5], greedy_sampling(spec, EOS_ID), rollouts, supply, session),
+        )
+        return cls(session, rollouts, backend, parts, host)
+
+    async def beside(self, story):
+        try:
+            async with asyncio.timeout(60):
+                return await run_beside(story, self.host.run(), self.parts.supply.run())
+        finally:
+            self.session.metrics.close()
+
+    async def train(self, spec):
+        return await self.beside(run_rl_training(self.parts, spec, self.session))
+
+    def prompts(self):
+        """Prompt of every training submission, in order."""
+        groups = [group for group in self.rollouts.submitted if group.purpose is Purpose.TRAIN]
+        return [(group.group, TOKENIZER.decode(unpack_ids(group.prompt_ids).tolist())) for group in groups]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=QUICK_OR_NOT, print_blob=True)
+@given(
+    seed=st.integers(0, 2**20),
+    mini_batches=st.integers(1, 4),
+    groups_per_mini_batch=st.integers(1, 3),
+    minimum=st.integers(1, 40),
+    over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
+    loss_rate=st.sampled_from([0.0, 0.2]),
+)
+def test_mini_batches_are_exact_whatever_arrives_when(
+    tmp_path_factory, seed, mini_batches, groups_per_mini_batch, minimum, over_sampling, loss_rate
+):
+    """I1, I2, I3: every optimizer step has its exact samples, every group ends once, no step is short."""
+    spec = recipe(
+        prompts_per_step=mini_batches * groups_per_mini_batch, mini_batch_prompts=groups_per_mini_batch,
+        min_micro_batch_samples=minimum, over_sampling_factor=over_sampling, max_replaced_groups_per_step=1000,
+    )  # fmt: skip
+    dice = random.Random(seed)
+    rollouts = FakeRollouts(
+        echo, seed=seed, lose=lambda group: DiscardReason.ENGINE_REJECTED if dice.random() < loss_rate else None
+    )
+    run = Run.make(tmp_path_factory.mktemp("run"), rollouts, spec)
+    assert asyncio.run(run.train(spec))
+    assert run.backend.steps == [groups_per_mini_batch * 3] * (mini_batches * 3)
+    trained = [sample for micro_batch in run.backend.micro_batches for sample in micro_batch]
+    assert len(set(trained)) == len(trained) == 3 * mini_batches * groups_per_mini_batch * 3
+    groups = {int(sample.split(".")[0]) for sample in trained}
+    assert sorted(rollouts.acknowledged) == sorted(groups), "acknowledged are exactly those that were trained"
+    assert {group.group for group in rollouts.submitted} == groups | set(rollouts.discarded)
+    assert not groups & set(rollouts.discarded)
+
+
+async def test_versions_and_windows_follow_the_steps(tmp_path):
+    spec, rollouts = recipe(), FakeRollouts(echo)
+    run = Run.make(tmp_path, rollouts, spec)
+    assert await run.train(spec)
+    assert rollouts.published == [0, 1, 2]
+    assert [(group.min_version, group.max_version) for group in rollouts.submitted] == [
+        (step, step) for step in range(3) for _ in range(4)
+    ]
+    assert rollouts.windows == [True, False] * 3
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["phase"], line["step"]) for line in lines] == [("rl", 1), ("rl", 2), ("rl", 3)]
+    for name in ("reward/mean", "actor/pg_loss", "actor/grad_norm", "response_length/mean", "timing_s/gen",
+                 "timing_s/update_weights", "perf/throughput", "rollout/zero_std", "perf/step_ratio"):  # fmt: skip
+        assert name in lines[0]
+
+
+async def test_status_is_told_what_scaling_asks_for(tmp_path):
+    spec = recipe(steps=5).model_copy(update={"evaluation": EvaluationSpec(every_steps=2)})
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec)
+    assert await run.train(spec)
+    steps = {step: values for phase, step, values in rollouts.reports if phase == "rl"}
+    assert sorted(steps) == [1, 2, 3, 4, 5]
+    for values in steps.values():
+        assert 0 < values["rolloutSeconds"] <= values["stepSeconds"]
+        assert 0 < values["reservedSeconds"] <= values["rolloutSeconds"]
+        assert 0 < values["trainSeconds"] <= values["stepSeconds"]
+        assert values["reward"] == values["reward/mean"]
+    polluted = [step for step, values in steps.items() if values["pollutedStep"]]
+    assert polluted == [1, 3, 5], "engines start, or know the weights from the validation before"
+    evaluated = {step: values for phase, step, values in rollouts.reports if phase == "eval"}
+    assert sorted(evaluated) == [2, 4]
+    for step, values in evaluated.items():
+        assert values["exactMatch"] == values["eval/exact_match"] == steps[step + 1]["exactMatch"]
+        assert values["rolloutSeconds"] == steps[step]["rolloutSeconds"], "still the last step's"
+    assert "rolloutSeconds" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+async def test_surplus_prompts_are_not_lost(tmp_path):
+    spec, rollouts = recipe(steps=2, over_sampling_factor=1.5), FakeRollouts(echo)
+    run = Run.make(tmp_path, rollouts, spec)
+    await run.train(spec)
+    surplus = [number for number, reason in rollouts.discarded.items() if reason is DiscardReason.SURPLUS]
+    prompts = dict(run.prompts())
+    first_step = [number for number in surplus if number < 6]
+    assert [prompts[number] for number in first_step] == [prompts[6 + place] for place in range(len(first_step))]
+
+
+@pytest.mark.parametrize("kind", ["raises", "hangs", "nan"])
+async def test_failing_rewards_are_replaced_and_reported(tmp_path, kind):
+    over = threading.Event()
+
+    def reward(sample):
+        if sample.metadata["number"] % 5 == 0:
+            if kind == "raises":
+                raise KeyError("answer")
+            return over.wait() if kind == "hangs" else float("nan")
+        return 1.0
+
+    spec, rollouts = recipe(max_replaced_groups_per_step=4), FakeRollouts(echo)
+    run = Run.make(tmp_path, rollouts, spec, reward, timeout_s=IMPATIENT_S if kind == "hangs" else PATIENT_S)
+    assert await run.train(spec)
+    over.set()
+    reason = {"raises": "rewardRaised", "hangs": "rewardTimedOut", "nan": "rewardInvalid"}[kind]
+    assert set(run.session.state.results.user_code_failures) == {reason}
+    assert run.session.state.results.dropped_groups[reason] >= 1
+    assert run.backend.steps == [12, 12, 12]
+    failed = {group for group, prompt in run.prompts() if int(prompt[:-1]) % 5 == 0}
+    assert failed == set(rollouts.discarded), "every group of a failing prompt is discarded, none is trained"
+
+
+async def test_too_many_failures_end_the_run_with_their_reasons(tmp_path):
+    def reward(sample):
+        raise KeyError("answer")
+
+    spec = recipe(max_replaced_groups_per_step=3)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec, reward)
+    with pytest.raises(RunFailed, match=r"more than 3 prompts had to be replaced .* rewardRaised 4 \(first: KeyError"):
+        await run.train(spec)
+
+
+async def test_resumed_run_sees_the_same_prompts(tmp_path):
+    for spec in (recipe(steps=5), recipe(steps=5, mini_batch_prompts=2)):
+        whole = Run.make(tmp_path / f"whole{spec.algorithm.mini_batch_prompts}", FakeRollouts(echo, seed=1), spec)
+        await whole.train(spec)
+        folder = tmp_path / f"cut{spec.algorithm.mini_batch_prompts}"
+        cut = Run.make(folder, FakeRollouts(echo, seed=1), recipe(steps=2, mini_batch_prompts=None))
+        await cut.train(recipe(steps=2))
+        resumed = Run.make(folder, FakeRollouts(echo, seed=2), spec, resume=latest(folder))
+        await resumed.train(spec)
+        assert cut.prompts() + resumed.prompts() == whole.prompts()
+        assert cut.rollouts.published + resumed.rollouts.published == whole.rollouts.published
+
+
+async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
+    spec = recipe(steps=5)
+    whole = Run.make(tmp_path / "whole", FakeRollouts(echo), spec)
+    await whole.train(spec)
+    folder = tmp_path / "stopped"
+    rollouts = FakeRollouts(echo)
+
+    def stopping(sample):
+        if run.session.state.step == 2 and len(run.backend.micro_batches) > 2:
+            run.session.stop.set()
+        return 1.0
+
+    run = Run.make(folder, rollouts, spec, stopping)
+    assert not await run.train(spec)
+    assert run.session.state.step == 2
+    resumed = Run.make(folder, FakeRollouts(echo), spec, resume=latest(folder))
+    await resumed.train(spec)
+    assert run.prompts()[:8] + resumed.prompts() == whole.prompts()
+    assert len(resumed.backend.steps) == 5
+
+
+async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monkeypatch):
+    monkeypatch.setattr("polyrl_trainer.loops.rl_step.NEXT_DEADLINE_S", 0.2)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec := recipe())
+
+    async def silent():
+        await asyncio.sleep(3600)
+        yield
+
+    run.rollouts.turns = silent
+    with pytest.raises(TimeoutError):
+        await run.train(spec)
+
+
+async def test_a_custom_filter_decides_over_whole_groups(tmp_path):
+    seen = []
+
+    def odd_only(samples):
+        seen.append(len(samples))
+        return samples[0].metadata["number"] % 2 == 1
+
+    spec = recipe(max_replaced_groups_per_step=20)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec, gate=odd_only)
+    assert await run.train(spec)
+    prompts = dict(run.prompts())
+    trained = {int(name.split(".")[0]) for batch in run.backend.micro_batches for name in batch}
+    assert {int(prompts[group][:-1]) % 2 for group in trained} == {1}
+    assert set(seen) == {3}
+    assert set(run.rollouts.discarded.values()) == {DiscardReason.FILTERED}
+
+
+async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
+    def reward(sample):
+        if sample.metadata["number"] == 3:
+            raise ValueError("no")
+        return reward_of_length(sample)
+
+    spec = recipe()
+    lost: list[int] = []
+
+    def lose(group):
+        if group.group == 1:
+            lost.append(group.group)
+            return DiscardReason.ENGINE_REJECTED
+        return None
+
+    run = Run.make(tmp_path, FakeRollouts(echo, lose=lose), spec, reward)
+
+    async def story():
+        await run.parts.versions.ensure_published(run.backend)
+        return await run.parts.evaluator.evaluate(0)
+
+    evaluation = await run.beside(story())
+    assert lost == [1]
+    assert (evaluation.scored, evaluation.unscored) == (4, 1)
+    groups = [group for group in run.rollouts.submitted if group.group not in run.rollouts.discarded]
+    lengths = [len(TOKENIZER.decode(echo(group, 0, []))) for group in groups]
+    assert evaluation.exact_match == sum(length == 2 for length in lengths) / 4
+    assert all(group.sampling.temperature == 0 and group.n == 1 for group in groups)
+
+
+async def test_episodes_use_the_calculator_turn_by_turn(tmp_path):
+    call = TOKENIZER.encode_text("<calc>1+2</calc>")
+    answer = TOKENIZER.encode_text("<result>3</result>")
+    rewards = []
+
+    def write(group, index, so_far):
+        return [*call, EOS_ID] if not so_far else [TOKENIZER.encode_text("3")[0], EOS_ID]
+
+    def reward(sample):
+        rewards.append(sample)
+        return 1.0
+
+    spec = recipe(steps=1)
+    environment = EnvironmentSpec(class_path="m:C", max_turns=3)
+    run = Run.make(tmp_path, FakeRollouts(write), spec, reward, environment=environment)
+    assert await run.train(spec)
+    assert len(rewards) == 12
+    for sample in rewards:
+        assert sample.response == "<calc>1+2</calc><result>3</result>3"
+        written = sample.tokens[sample.prompt_length + len(call) + 1 :][: len(answer)].tolist()
+        assert written == answer
+        assert sample.loss_mask.sum() == len(call) + 1 + 2

@@ -1,0 +1,124 @@
+"""SFT and offline RL on the real backend: the loss falls, and an interrupted run ends bit-identical to a whole one."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from polyrl.manifest.recipe import Optimizer, Recipe, Sft
+from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
+from polyrl_trainer.backends.single_process import create_torch_backend
+from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
+from polyrl_trainer.data import DataBuffer
+from polyrl_trainer.data.conversations import prepare_conversations
+from polyrl_trainer.data.finished_samples import prepare_finished_groups
+from polyrl_trainer.data.rows import Row
+from polyrl_trainer.data.tokenizers import CharacterTokenizer
+from polyrl_trainer.loops.offline_loop import run_offline_training
+from polyrl_trainer.loops.sft_loop import run_sft_training
+from polyrl_trainer.metrics.loggers import JSONLLogger
+from polyrl_trainer.session import Session
+from polyrl_trainer.state import Stage, TrainerState
+
+TOKENIZER = CharacterTokenizer("0123456789=")
+MODEL = {
+    "model_type": "qwen2", "vocab_size": 14, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+STEPS = 8
+SFT = Sft(steps=STEPS, batch_size=8, optimizer=Optimizer(learning_rate=1e-2, schedule="cosine"))
+
+
+def copying_rows(count, **more):
+    dice = random.Random(3)
+    digits = ["".join(dice.choices("0123456789", k=dice.randint(1, 4))) for _ in range(count)]
+    return [Row(f"f:{line}", {"prompt": f"{text}=", "response": text, **more}) for line, text in enumerate(digits)]
+
+
+class Learner:
+    """A stage's backend and session in a folder."""
+
+    def __init__(self, folder, stage, resume=None):
+        folder.mkdir(exist_ok=True)
+        self.checkpoints = Checkpoints(folder, keep=2)
+        self.checkpoints.start()
+        optimizer = OptimizerConfig.from_manifest(SFT.optimizer, STEPS)
+        model = ModelConfig(MODEL, seed=5, dtype="float32")
+        self.backend = create_torch_backend(model, EngineConfig(device="cpu"), optimizer, CheckpointConfig(fsync=False))
+        state = TrainerState(seed=5, stage=stage)
+        if resume is not None:
+            state = read_checkpoint(resume)
+            self.backend.load(resume / "model")
+        self.metrics = folder / "metrics.jsonl"
+        self.session = Session(state, self.checkpoints, JSONLLogger(self.metrics), checkpoint_every_steps=3)
+
+    def close(self):
+        self.backend.close()
+        self.session.metrics.close()
+
+    def lines(self):
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+
+async def sft(folder, resume=None, stop_after=None):
+    learner = Learner(folder, Stage.SFT, resume)
+    data = DataBuffer([prepare_conversations(copying_rows(50), TOKENIZER, 60)], [1.0], seed=5)
+    if stop_after is not None:
+        report = learner.session.report
+
+        async def report_and_stop(step, values, phase=None):
+            await report(step, values, phase)
+            if step == stop_after:
+                learner.session.stop.set()
+
+        learner.session.report = report_and_stop
+    done = await run_sft_training(learner.backend, data, SFT, learner.session)
+    learner.close()
+    assert done == (stop_after is None)
+    return learner
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+async def test_interrupted_sft_ends_bit_identical(tmp_path, stop_after):
+    whole = await sft(tmp_path / "whole")
+    cut = await sft(tmp_path / "cut", stop_after=stop_after)
+    assert cut.session.state.step == stop_after
+    resumed = await sft(tmp_path / "cut", resume=latest(tmp_path / "cut"))
+    final = f"sft-step-{STEPS:06d}"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        paths = [learner.checkpoints.folder / final / "model" / name for learner in (whole, resumed)]
+        assert paths[0].read_bytes() == paths[1].read_bytes(), name
+    losses = [[line["sft/loss"] for line in learner.lines()] for learner in (whole, resumed)]
+    assert losses[0] == losses[1]
+    assert resumed.session.state.cursors == whole.session.state.cursors
+
+
+async def test_sft_learns_and_says_so(tmp_path):
+    lines = (await sft(tmp_path)).lines()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["sft/loss"] < lines[0]["sft/loss"] - 0.3
+    assert all(0 <= line["perf/padding_fraction"] < 0.1 for line in lines)
+
+
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, kl_coefficient):
+    rows = [
+        Row(f"f:{line}", {"prompt": "1=", "response": digit, "reward": float(digit == "7"), "group": line // 4})
+        for line, digit in enumerate("1237456778977723")
+    ]
+    groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
+    learner = Learner(tmp_path, Stage.OFFLINE_RL)
+    rewarded = [sample for draw in groups.get(4) for sample in draw.item if sample.reward]
+    groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
+    before = learner.backend.log_probs(rewarded).result()
+    algorithm = {"steps": STEPS, "prompts_per_step": 4, "mini_batch_prompts": 2, "kl_coefficient": kl_coefficient}
+    recipe = Recipe(mode="offline-rl", model={"config": MODEL}, algorithm=algorithm, data={"rl": [{"path": "f.jsonl"}]})
+    reference = learner.backend if kl_coefficient else None
+    assert await run_offline_training(learner.backend, groups, recipe, learner.session, reference)
+    after = learner.backend.log_probs(rewarded).result()
+    learner.close()
+    assert sum(float(row.sum()) for row in after) > sum(float(row.sum()) for row in before) + 1
+    assert learner.session.state.results.optimizer_steps == 2 * STEPS
+    assert {"reward/mean", "actor/pg_loss", "rollout/zero_std"} <= set(learner.lines()[0])

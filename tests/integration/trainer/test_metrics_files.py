@@ -1,0 +1,56 @@
+"""metrics.jsonl between its writer, which may be killed and go back, and whoever follows it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyrl_cli.report.metrics_file import ReportTail, read_reports
+from polyrl_trainer.metrics.loggers import METRICS, open_metrics
+from polyrl_trainer.metrics.rewind import go_back_to
+from polyrl_trainer.state import Stage, TrainerState
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has a time of its own."""
+    ticks = iter(range(1, 1000))
+    monkeypatch.setattr("polyrl_trainer.metrics.loggers.time.time", lambda: float(next(ticks)))
+
+
+def write(run: Path, *steps: int) -> None:
+    metrics = open_metrics(run, tensorboard=False)
+    for step in steps:
+        metrics.log("rl", step, {"loss": 1 / step})
+    metrics.close()
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_restarted_trainer_writes_each_step_once_and_followers_see_each_row_once(tmp_path: Path) -> None:
+    tail = ReportTail(tmp_path / METRICS)
+    write(tmp_path, 1, 2, 3)
+    assert [report.step for report in tail.read()] == [1, 2, 3]
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"time": 99, "phase": "rl", "st')  # its writer was killed over it
+    go_back_to(tmp_path / METRICS, TrainerState(1, Stage.RL, 2))
+    assert tail.read() == []
+    write(tmp_path, 3, 4)
+    assert [report.step for report in tail.read()] == [3, 4]
+    assert [report.step for report in read_reports(tmp_path / METRICS)] == [1, 2, 3, 4]
+    assert tail.read() == []
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_follower_that_comes_late_tells_only_what_is_new(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2)
+    tail = ReportTail(tmp_path / METRICS)
+    go_back_to(tmp_path / METRICS, TrainerState(1, Stage.RL, 1))
+    write(tmp_path, 2)
+    assert [report.step for report in tail.read()] == [2]
+    assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [1, 2]
+
+
+def test_nothing_to_go_back_to(tmp_path: Path) -> None:
+    go_back_to(tmp_path / METRICS, TrainerState(1, Stage.RL, 2))
+    assert list(tmp_path.iterdir()) == []

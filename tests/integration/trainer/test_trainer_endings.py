@@ -1,0 +1,81 @@
+"""How a trainer's process ends when it cannot reach the manager: for good on a laptop, for the time being in a pod."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from polyrl.errors import DeadlineExceeded, InvalidCode, PolyRLError, ProtocolError, RunFailed, Superseded
+from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
+from polyrl_cli.manifests.load import load_manifest
+from polyrl_operator.keygen import write_run_keys
+from polyrl_trainer.__main__ import exit_code_of
+from polyrl_trainer.result import RESULT
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
+DEADLINE_S = 120
+NOBODY = {
+    "agents": "tcp://127.0.0.1:1",
+    "trainer": "tcp://127.0.0.1:1",
+    "http": "http://127.0.0.1:1",
+    "pid": 0,
+    "epoch": 1,
+    "publicKey": "",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    job = load_manifest(EXAMPLE / "job.yaml")
+    (tmp_path / "job.json").write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+    (tmp_path / "manager.json").write_text(json.dumps(NOBODY))
+    (tmp_path / "run").mkdir()
+    write_run_keys(tmp_path / "keys")
+    return tmp_path
+
+
+def trainer(folder: Path, *more: str) -> list[str]:
+    argv = [sys.executable, "-m", "polyrl_trainer", "--job", f"{folder}/job.json", "--epoch", "1"]
+    argv += ["--manifest-dir", str(EXAMPLE), "--run", f"{folder}/run", "--keys", f"{folder}/keys/trainer.key"]
+    return [*argv, "--manager-endpoints", f"{folder}/manager.json", *more]
+
+
+def test_a_pod_that_waited_in_vain_is_tried_again(folder: Path) -> None:
+    command = trainer(folder, "--hand-over", "--patience", "1", "--advertise", "127.0.0.1")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == TEMPORARY_EXIT, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "for a welcome from the manager" in ended.stderr.splitlines()[-1]
+
+
+def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -> None:
+    command = trainer(folder, "--hand-over", "--patience", "600", "--advertise", "127.0.0.1")
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
+        until = time.monotonic() + DEADLINE_S
+        while b"trainer starts" not in (folder / "log").read_bytes():
+            assert time.monotonic() < until, (folder / "log").read_text()
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(DEADLINE_S) == HANDED_OVER_EXIT, (folder / "log").read_text()
+    assert json.loads((folder / "run" / RESULT).read_text())["outcome"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "local", "in_a_pod"),
+    [
+        (InvalidCode("no such function"), 2, 2),
+        (RunFailed("nothing can be scored"), 1, 1),
+        (ProtocolError("nonsense"), 1, 1),
+        (DeadlineExceeded("a batch", "the manager", 600.0), 1, TEMPORARY_EXIT),
+        (Superseded("another trainer has come"), 1, HANDED_OVER_EXIT),
+    ],
+)
+def test_what_an_ending_says(error: PolyRLError, local: int, in_a_pod: int) -> None:
+    assert exit_code_of(error, hand_over=False) == local
+    assert exit_code_of(error, hand_over=True) == in_a_pod

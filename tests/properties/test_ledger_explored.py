@@ -1,0 +1,59 @@
+"""Every order of events of a small run, with every fault at every moment; the larger bounds run by command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyrl.ledger import events as f
+from polyrl.ledger.apply import apply, samples
+from polyrl_rollout.testing.simulation import Violation
+from polyrl_rollout.testing.simulation.explore import Bounds, explore
+
+ONE_FAULT = Bounds(groups=1, n=1, faults=1)
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize("bounds", [ONE_FAULT, Bounds(groups=2, n=1, faults=0, ticks=1), Bounds(faults=0, ticks=1)])
+def test_every_invariant_holds_in_every_scene(bounds: Bounds) -> None:
+    seen = explore(bounds)
+    print(bounds, seen)
+    assert seen.ends > 1
+    assert seen.steps > seen.scenes > 500
+
+
+def tokens_not_journaled(patch: Patch) -> None:
+    patch.setattr(f.TokensTaken, "durable", False)
+
+
+def tokens_lost_when_moved(patch: Patch) -> None:
+    def moved(state: Any, fact: f.Moved) -> None:
+        sample = state.samples[state.assignments[fact.assignment].sample]
+        honest(state, fact)
+        del sample.ids[-4:]
+
+    honest = apply._FOLDS[f.Moved]
+    patch.setitem(apply._FOLDS, f.Moved, moved)
+
+
+def sample_lost_when_moved(patch: Patch) -> None:
+    def moved(state: Any, fact: f.Moved) -> None:
+        sample = state.samples[state.assignments[fact.assignment].sample]
+        honest(state, fact)
+        samples._unqueue_sample(state, sample)
+
+    honest = apply._FOLDS[f.Moved]
+    patch.setitem(apply._FOLDS, f.Moved, moved)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "invariant"),
+    [(tokens_not_journaled, "I10"), (tokens_lost_when_moved, "I4"), (sample_lost_when_moved, "I5")],
+)
+def test_a_broken_ledger_is_noticed(mutant: Callable[[Patch], None], invariant: str, monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Violation) as caught:
+        explore(ONE_FAULT)
+    assert caught.value.invariant == invariant

@@ -1,0 +1,81 @@
+"""When a declared fault strikes, and whom."""
+
+import pytest
+
+from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.manifest.rollout import Fault
+from polyrl.sample import Pool
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl.worker import Role
+from polyrl_cli.chaos.schedule import FaultDrill, Strike
+
+KILL = {"atStep": 5, "action": "Kill"}
+PREEMPT = {"atStep": 5, "action": "Preempt", "noticeSeconds": 3}
+
+
+def a_rollout(number: int, **facts: object) -> Observed:
+    return Observed(f"rollout-{number}", Role.ROLLOUT, str(number), Phase.RUNNING, float(number), **facts)  # type: ignore[arg-type]
+
+
+FLEET = [a_rollout(1), a_rollout(0), Observed("reserved", Role.RESERVED, "r", Phase.RUNNING, -1.0)]
+
+
+def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:
+    engines = tuple(
+        EngineStatus(
+            engine=seen.name,
+            pool=Pool.SPOT,
+            state=EngineState.SERVING,
+            weight_version=1,
+            running=running,
+            max_running=8,
+            tokens=0,
+        )
+        for seen in FLEET
+    )
+    return ManagerStatus(seq=1, epoch=1, phase=phase, step=step, engines=engines)
+
+
+def struck(fault: dict[str, object], now: ManagerStatus, fleet: list[Observed] = FLEET) -> Strike | None:
+    return FaultDrill([Fault.model_validate(fault)]).due(now, fleet)
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "strikes"),
+    [
+        ("before its step", status(3), False),
+        ("its step has begun when the one before is whole", status(4), True),
+        ("an idle victim is waited for within the step", status(4, running=0), False),
+        ("but not beyond it", status(5, running=0), True),
+        ("SFT steps do not count", status(9, phase="sft"), False),
+        ("nor do evaluations", status(9, phase="eval"), False),
+    ],
+)
+def test_when(name: str, now: ManagerStatus, strikes: bool) -> None:
+    assert (struck(KILL, now) is not None) == strikes, name
+
+
+def test_whom() -> None:
+    assert [struck({**KILL, "rollout": n}, status(5)).victim for n in (0, 1, 9)] == [
+        "rollout-0",
+        "rollout-1",
+        "rollout-1",
+    ]  # type: ignore[union-attr]
+
+
+def test_one_that_is_going_or_unknown_to_the_manager_is_spared() -> None:
+    going = [a_rollout(0, reclaim=Reclaim(9.0)), a_rollout(7), FLEET[2]]
+    assert struck(KILL, status(5), going) is None
+
+
+def test_each_strikes_once_in_the_order_of_steps() -> None:
+    drill = FaultDrill([Fault.model_validate({**PREEMPT, "atStep": 7}), Fault.model_validate(KILL)])
+    strikes = [drill.due(status(step), FLEET) for step in (5, 5, 6, 9)]
+    assert [strike and strike.infliction.seconds for strike in strikes] == [0.0, None, 3.0, None]
+    assert str(strikes[2]) == "drill: rollout-0 preempted with 3 s notice at step 7"
+
+
+@pytest.mark.parametrize(("done_steps", "strikes"), [(4, True), (5, False), (9, False)])
+def test_a_resumed_run_repeats_no_fault_of_the_steps_it_has(done_steps: int, strikes: bool) -> None:
+    drill = FaultDrill([Fault.model_validate(KILL)], done_steps)
+    assert (drill.due(status(max(5, done_steps + 1)), FLEET) is not None) == strikes

@@ -1,0 +1,154 @@
+"""Sums and sentences of a run's end, from made reports and events."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from polyrl.sample import Pool
+from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
+from polyrl_cli.report.metrics_file import Report, parse_reports
+from polyrl_cli.report.progress import clock_text, sparkline
+from polyrl_cli.report.summary import Summary, bytes_per_token, losses, seconds_by_stage, step_parts
+from polyrl_cli.report.summary_panel import print_summary
+from polyrl_cli.report.timeline import Event, num_serving
+
+
+def rl_step(time: float, seconds: float, step: int = 1) -> Report:
+    return Report(time, "rl", step, {"timing_s/step": seconds, "timing_s/gen": seconds / 2, "timing_s/train": 0.25})
+
+
+def an_event(event: str, time: float, worker: str = "rollout-0") -> Event:
+    return Event(time=time, t=time - 100, event=event, worker=worker, text=f"{worker} {event}")
+
+
+def test_lines_that_are_no_reports_are_left_out() -> None:
+    text = b'{"time": 1.5, "phase": "rl", "step": 2, "reward/mean": 0.5}\nnot json\n{"phase": "rl"}\n[1]\n'
+    assert parse_reports(text) == [Report(1.5, "rl", 2, {"reward/mean": 0.5})]
+
+
+def test_every_second_of_the_wall_has_its_place() -> None:
+    reports = [
+        Report(110.0, "eval", 0, {}),
+        Report(112.0, "sft", 1, {"timing_s/step": 2.0}),
+        rl_step(120.0, 4.0),
+        rl_step(125.0, 5.0),
+    ]
+    seconds = seconds_by_stage(reports, began=100.0, wall_seconds=30.0)
+    assert seconds == {"start": 10.0, "sft": 2.0, "rl": 9.0, "rest": 9.0}
+    assert sum(seconds.values()) == 30.0
+
+
+def test_a_run_that_never_reported_was_all_start() -> None:
+    assert seconds_by_stage([], began=100.0, wall_seconds=3.0) == {"start": 3.0}
+
+
+def test_step_parts_are_summed_over_rl_steps_only() -> None:
+    parts = step_parts([Report(1.0, "sft", 1, {"timing_s/train": 99.0}), rl_step(2.0, 4.0), rl_step(3.0, 2.0)])
+    assert parts["generate"] == 3.0
+    assert parts["train"] == 0.5
+    assert parts["other"] == 0.0
+
+
+def test_a_loss_is_told_with_its_replacement_and_its_step() -> None:
+    events = [
+        an_event("serving", 105.0),
+        an_event("serving", 105.0, "rollout-1"),
+        an_event("reclaimed", 120.5),
+        an_event("started", 120.6, "rollout-2"),
+        an_event("serving", 127.0, "rollout-2"),
+    ]
+    steps = [rl_step(118.0, 2.0), rl_step(120.0, 2.0), rl_step(124.0, 3.5), rl_step(126.0, 2.0)]
+    (loss,) = losses(events, steps)
+    assert (loss.worker, loss.at_seconds, loss.replaced_after_seconds) == ("rollout-0", 20.5, 6.5)
+    assert (loss.step_seconds, loss.median_step_seconds) == (3.5, 2.0)
+
+
+def test_a_loss_near_the_end_has_no_replacement() -> None:
+    (loss,) = losses([an_event("reclaimed", 120.5)], [])
+    assert (loss.replaced_after_seconds, loss.step_seconds, loss.median_step_seconds) == (None, None, None)
+
+
+@pytest.mark.parametrize(("generated", "expected"), [(0, None), (1000, 9.5)])
+def test_bytes_per_token(generated: int, expected: float | None) -> None:
+    status = ManagerStatus(seq=1, epoch=1, delta_bytes=9500, tokens=TokenCounts(generated=generated))
+    assert bytes_per_token(status) == expected
+
+
+def test_the_reserved_engine_and_joining_ones_do_not_count_as_serving_rollouts() -> None:
+    kinds = [
+        (Pool.RESERVED, EngineState.SERVING),
+        (Pool.SPOT, EngineState.SERVING),
+        (Pool.ON_DEMAND, EngineState.SERVING),
+        (Pool.SPOT, EngineState.JOINING),
+        (Pool.SPOT, EngineState.DRAINING),
+    ]
+    engines = tuple(
+        EngineStatus(engine=str(n), pool=pool, state=state, weight_version=0, running=0, max_running=1, tokens=0)
+        for n, (pool, state) in enumerate(kinds)
+    )
+    assert num_serving(ManagerStatus(seq=1, epoch=1, engines=engines)) == 2
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "00:00"), (59.9, "00:59"), (61, "01:01"), (3661, "1:01:01")])
+def test_clock(seconds: float, text: str) -> None:
+    assert clock_text(seconds) == text
+
+
+def test_sparkline_spans_least_to_greatest() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([0.0, 0.5, 1.0]) in ("▁▄█", "▁▅█")
+
+
+def a_summary(**facts: object) -> Summary:
+    defaults: dict[str, object] = {
+        "job": "sort-digits",
+        "outcome": "succeeded",
+        "why": "the trainer is done",
+        "seed": 7,
+        "epoch": 1,
+        "exact_match": {"base": 0.0, "afterSft": 0.5, "afterRl": 0.9},
+        "steps": {"sft": 40, "rl": 100},
+        "wall_seconds": 125.0,
+        "seconds": {"start": 9.0, "sft": 6.0, "rl": 100.0, "rest": 10.0},
+        "samples": SampleCounts(submitted=100, acknowledged=90, discarded={"rewardRaised": 10}),
+        "tokens": TokenCounts(generated=700, kept=690, regenerated=10),
+        "bytes_per_token": 13.5,
+        "preemptions": 0,
+        "losses": [],
+        "generate_seconds": 70.0,
+        "train_seconds": 60.0,
+        "step_time_ratio": 1.3,
+        "user_code_failures": {"rewardRaised": 10},
+        "first_failures": {"rewardRaised": "ZeroDivisionError: division by zero (reward.py:3)"},
+        "step_parts": {"generate": 70.0, "train": 60.0},
+    }
+    return Summary(**{**defaults, **facts})  # type: ignore[arg-type]
+
+
+def printed(summary: Summary, folder: Path) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        print_summary(summary, folder, console)
+    return capture.get()
+
+
+def test_the_closing_words_tell_the_story_within_80_columns(tmp_path: Path) -> None:
+    text = printed(a_summary(), tmp_path)
+    for words in (
+        "after RL",
+        "0.900",
+        "1.30 ×",
+        "100 submitted = 90 acknowledged",
+        "rewardRaised",
+        "ZeroDivisionError",
+    ):
+        assert words in text
+    assert all(len(line) <= 80 for line in text.splitlines()[:-1])
+
+
+def test_a_failure_says_why(tmp_path: Path) -> None:
+    text = printed(a_summary(outcome="failed", why="the manager ended with exit code -9", exact_match={}), tmp_path)
+    assert "the manager ended with exit code -9" in text
+    assert "exact match" not in text

@@ -1,0 +1,163 @@
+"""Desired size from measured steps: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.cluster.autoscaling.gap import Measured, Sizing, hourly, recommend, sizing
+from polyrl.cluster.state import Recommendation
+from polyrl.manifest.job import JobSpec, PolyRLJob
+
+PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 10.0}
+
+
+def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float = 0.0, **more: Any) -> Measured:
+    step_s = more.pop("step_s", max(rollout_s, train_s) + 1)
+    return Measured(7, engines, rollout_s, train_s, step_s, reserved_s, **more)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ((4, 30.0, 20.0, 0.0), 6),  # 120 engine-seconds at the pace of 20 s
+        ((4, 10.0, 20.0, 0.0), 2),
+        ((4, 30.0, 20.0, 10.0), 7),  # 130 / 20 = 6.5
+        ((0, 40.0, 20.0, 40.0), 2),  # the reserved engine did it all
+        ((3, 20.0, 20.0, 0.0), 3),
+        ((2, 50.0, 0.0, 0.0), 1024),  # no training at all: as many as there may be
+    ],
+)
+def test_throughput(build: Any, times: tuple[int, float, float, float], expected: int) -> None:
+    """`times`: engines, rollout, training and reserved seconds."""
+    spec = build.job({"maxReplicas": 100}).spec
+    assert recommend(spec, measured(*times), 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "base", "dear", "expected"),
+    [(6.0, 0, 0, 6), (4.5, 0, 0, 4), (4.5, 1, 0, 2), (4.5, 0, 1, 2), (0.0, 0, 0, 0), (100.0, 0, 0, 6)],
+)
+def test_budget(build: Any, budget: float, base: int, dear: int, expected: int) -> None:
+    scaling = {"objective": "ThroughputUnderBudget", "budgetPerHour": budget}
+    capacity = {"baseOnDemand": base}
+    spec = build.job({"maxReplicas": 100, "capacity": capacity}, scaling=scaling, pricing=PRICES).spec
+    assert recommend(spec, measured(4, 30.0, 20.0), dear) == expected
+    assert expected == 0 or hourly(spec, expected, dear) <= budget
+
+
+@pytest.mark.parametrize(("reserved", "expected"), [(100.0, 6), (0.0, 0)])
+def test_cost(build: Any, reserved: float, expected: int) -> None:
+    """A dear trainer must not wait; one that costs nothing may take all the time."""
+    spec = build.job(
+        {"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES | {"reservedPerHour": reserved}
+    ).spec
+    assert recommend(spec, measured(4, 30.0, 20.0), 0) == expected
+
+
+def test_cost_weighs_both(build: Any) -> None:
+    """With W = 120, T = 20, rest 1: 3 cost 41 s x 13 = 533, 6 cost 21 s x 16 = 336, and 5 cost 25 s x 15 = 375."""
+    spec = build.job({"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES).spec
+    assert recommend(spec, measured(4, 30.0, 20.0), 0) == 6
+
+
+GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 3}
+
+
+def decide(spec: JobSpec, sizes: list[int], now_wished: int, *, cooled: bool = True) -> Sizing:
+    """`sizes` asked for by consecutive steps, the last of which is judged now (with 20 s of training)."""
+    window = tuple(Recommendation(step, size) for step, size in enumerate(sizes[:-1]))
+    return sizing(spec, measured(4, sizes[-1] * 5.0, 20.0), now_wished, window, cooled, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "now_wished", "expected"),
+    [
+        ([8], 4, 4),  # the up window is two steps
+        ([8, 8], 4, 7),  # three at a time
+        ([6, 8], 4, 6),  # the least of the window
+        ([8, 5], 4, 5),
+        ([8, 3], 4, 4),
+        ([1, 1], 4, 4),  # the down window is three steps
+        ([1, 1, 1], 4, 3),  # one at a time
+        ([3, 1, 1], 4, 3),
+        ([4, 1, 1], 4, 4),  # the most of the window
+        ([20, 20], 9, 10),  # maxReplicas
+        ([1, 1, 1], 2, 2),  # minReplicas
+    ],
+)
+def test_windows_and_bounds(build: Any, sizes: list[int], now_wished: int, expected: int) -> None:
+    spec = build.job({"minReplicas": 2, "maxReplicas": 10}, scaling={"gap": GAP | {"maxScaleUpPerStep": 3}}).spec
+    sized = decide(spec, sizes, now_wished)
+    assert (sized.wished, sized.changed) == (expected, expected != now_wished)
+    assert sized.recommended == sizes[-1]
+
+
+def test_dead_band_asks_for_what_is(build: Any) -> None:
+    spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
+    near = sizing(spec, measured(4, 22.0, 20.0, step_s=30.0), 4, (), True, 0)
+    beyond = sizing(spec, measured(4, 24.0, 20.0, step_s=30.0), 4, (), True, 0)
+    assert (near.wished, beyond.wished) == (4, 5)
+
+
+def test_cooldown_holds_and_the_window_is_kept(build: Any) -> None:
+    spec = build.job(scaling={"gap": GAP}).spec
+    held = decide(spec, [6, 6], 4, cooled=False)
+    assert (held.wished, len(held.window)) == (4, 2)
+    assert "120 s" in held.why
+    assert decide(spec, [6, 6], 4).window == ()
+
+
+def test_unsteady_step_moves_nothing(build: Any) -> None:
+    spec = build.job(scaling={"gap": GAP}).spec
+    window = (Recommendation(6, 6),)
+    sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 4, window, True, 0)
+    assert (sized.wished, sized.window, sized.changed) == (4, window, False)
+
+
+def test_decision_states_its_numbers(build: Any) -> None:
+    spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
+    assert sizing(spec, measured(4, 30.0, 20.0), 4, (), True, 0).why == (
+        "step 7: 4 rollouts generated for 30.0 s, training took 20.0 s of 31.0 s, gap 32 %: asks for 6, 4 -> 6"
+    )
+
+
+@given(
+    engines=st.integers(0, 50),
+    times=st.tuples(*[st.floats(0, 1e4, allow_nan=False)] * 4),
+    now_wished=st.integers(0, 1024),
+    objective=st.sampled_from(["Throughput", "Cost", "ThroughputUnderBudget"]),
+)
+def test_any_measurement_gives_a_size_within_bounds(
+    engines: int, times: tuple[float, float, float, float], now_wished: int, objective: str
+) -> None:
+    budget = {"budgetPerHour": 5.0} if objective == "ThroughputUnderBudget" else {}
+    spec = PolyRLJob.model_validate(
+        {
+            "apiVersion": "polyrl.dev/v1alpha1",
+            "kind": "PolyRLJob",
+            "metadata": {"name": "j"},
+            "spec": {
+                "recipe": {
+                    "mode": "rl",
+                    "model": {"path": "/m"},
+                    "data": {"rl": [{"path": "a.jsonl"}]},
+                    "reward": {"function": "r:s"},
+                    "algorithm": {"steps": 1},
+                },
+                "rollout": {"minReplicas": 1, "maxReplicas": 8},
+                "scaling": {"objective": objective, **budget},
+                "pricing": PRICES,
+            },
+        }
+    ).spec
+    rollout_s, train_s, step_s, reserved_s = times
+    step = Measured(1, engines, rollout_s, train_s, step_s, reserved_s)
+    start = max(1, min(now_wished, 8))
+    sized = sizing(spec, step, start, (), True, 0)
+    assert 1 <= sized.wished <= 8
+    assert -1 <= sized.wished - start <= 4
+    assert sized.why

@@ -1,0 +1,149 @@
+"""Small values for all cluster tests: a valid job, pods, nodes, rollouts, and a look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.facts import JobFacts, ManagerFacts, NodeFacts, PodFacts, PodPhase, TrainerFacts
+from polyrl.cluster.observation.rollouts import Rollout, Standing
+from polyrl.cluster.state import Memory
+from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.status import JobStatus
+from polyrl.sample import Pool
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl.testing.fake_operator import SETTINGS
+from polyrl.worker import Role
+
+NOW = 1_000_000.0
+MakeJob = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def make_job() -> MakeJob:
+    """Raw PolyRLJob `j` in namespace `n`; keywords replace or add parts of its spec, `rollout` is merged."""
+    return raw_job
+
+
+def raw_job(rollout: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    recipe: dict[str, Any] = {
+        "mode": "rl",
+        "model": {"path": "/model"},
+        "data": {"rl": [{"path": "rl.jsonl"}]},
+        "reward": {"function": "reward:score"},
+        "algorithm": {"steps": 10},
+    }
+    fleet = {"minReplicas": 0, "maxReplicas": 6, "replicas": 3, "drainSeconds": 5} | (rollout or {})
+    return {
+        "apiVersion": "polyrl.dev/v1alpha1",
+        "kind": "PolyRLJob",
+        "metadata": {"name": "j", "namespace": "n", "uid": "job", "generation": 1},
+        "spec": {"recipe": recipe, "rollout": fleet} | spec,
+    }
+
+
+class Build:
+    """Values with everything unsaid at its plainest; times are seconds relative to NOW."""
+
+    now = NOW
+
+    def job(self, rollout: dict[str, Any] | None = None, **spec: Any) -> PolyRLJob:
+        return PolyRLJob.model_validate(raw_job(rollout, **spec))
+
+    def pod(
+        self,
+        name: str = "j-r-1",
+        role: Role = Role.ROLLOUT,
+        *,
+        age: float = 100.0,
+        placed: float | None = 90.0,
+        **more: Any,
+    ) -> PodFacts:
+        """`age` and `placed`: seconds ago that it was made and got its node, `n-<name>`."""
+        plain: dict[str, Any] = {
+            "uid": f"uid-{name}",
+            "phase": PodPhase.PENDING if placed is None else PodPhase.RUNNING,
+            "created_at": NOW - age,
+            "pool": Pool.SPOT if role is Role.ROLLOUT else None,
+            "node": "" if placed is None else f"n-{name}",
+            "scheduled_at": None if placed is None else NOW - placed,
+        }
+        return PodFacts(name=name, role=role, **plain | more)
+
+    def rollout(
+        self,
+        name: str = "j-r-1",
+        standing: Standing = Standing.SERVING,
+        *,
+        running: int = 1,
+        version: int = 1,
+        notice: Any = None,
+        **pod: Any,
+    ) -> Rollout:
+        if standing is Standing.WAITING:
+            pod.setdefault("placed", None)
+        engine = self.engine(name, running=running, version=version) if standing is Standing.SERVING else None
+        return Rollout(self.pod(name, **pod), standing, notice, engine)
+
+    def engine(self, name: str, *, running: int = 1, version: int = 1) -> EngineStatus:
+        return EngineStatus(
+            engine=name,
+            pool=Pool.SPOT,
+            state=EngineState.SERVING,
+            weight_version=version,
+            running=running,
+            max_running=8,
+            tokens=0,
+        )
+
+    def manager(self, engines: Sequence[str] = (), *, ago: float = 0.0, missed: int = 0, **more: Any) -> ManagerFacts:
+        status = ManagerStatus(seq=1, epoch=1, engines=tuple(self.engine(name) for name in engines), **more)
+        return ManagerFacts(status, NOW - ago, missed)
+
+    def trainer(self, **more: Any) -> TrainerFacts:
+        plain = {
+            "uid": "t",
+            "active": 1,
+            "ready": 1,
+            "failed": 0,
+            "suspended": False,
+            "created_at": NOW,
+        }
+        return TrainerFacts(**plain | more)
+
+    def nodes(self, *pods: PodFacts, **more: Any) -> dict[str, NodeFacts]:
+        return {pod.node: NodeFacts(pod.node, f"uid-{pod.node}", **more) for pod in pods if pod.node}
+
+    def facts(self, job: PolyRLJob | None = None, status: dict[str, Any] | None = None, **more: Any) -> JobFacts:
+        plain: dict[str, Any] = {
+            "name": "j",
+            "namespace": "n",
+            "uid": "job",
+            "generation": 1,
+            "created_at": NOW - 1000,
+            "job": job or self.job(),
+            "status": JobStatus.model_validate(status or {}),
+            "managed_by": "polyrl.dev/operator",
+        }
+        pods = more.get("pods", ())
+        return JobFacts(**plain | {"nodes": self.nodes(*pods)} | more)
+
+    def look(
+        self,
+        job: PolyRLJob | None = None,
+        status: dict[str, Any] | None = None,
+        memory: Memory | None = None,
+        now: float = NOW,
+        **facts: Any,
+    ) -> Look:
+        seen = self.facts(job, status, **facts)
+        assert seen.job is not None
+        return Look(seen, seen.job, SETTINGS, memory or Memory(), now)
+
+
+@pytest.fixture
+def build() -> Build:
+    return Build()

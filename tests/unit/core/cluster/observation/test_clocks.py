@@ -1,0 +1,104 @@
+"""The time that decisions are made by leaps, as when a control plane's clock is set: nobody is replaced, nothing is
+counted, no wait becomes for ever. (That our own clock is wrong does not reach them; see the shell's `clock`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, Drain
+from polyrl.manifest.status import JobStatus
+from polyrl.sample import Pool
+from polyrl.testing.fake_cluster import FakeCluster
+from polyrl.testing.fake_operator import FakeOperator
+from polyrl.worker import Role
+
+MakeJob = Callable[..., dict[str, Any]]
+FAR_S = 300.0
+FAR = pytest.mark.parametrize("ahead_s", [-FAR_S, FAR_S], ids=["behind", "ahead"])
+
+
+class Story:
+    """A job, its cluster, and an operator with a clock of its own."""
+
+    def __init__(self, job: dict[str, Any], ahead_s: float = 0.0) -> None:
+        self.cluster = FakeCluster(job)
+        self.operator = FakeOperator(self.cluster, clock_ahead_s=ahead_s)
+
+    def go(self, seconds: float, every: float = 1.0) -> list[Action]:
+        """Lets time pass with a turn after each `every`; returns what was done."""
+        done, end = len(self.operator.done), self.cluster.now + seconds
+        while True:
+            self.operator.catch_up()
+            self.operator.turn()
+            if self.cluster.now >= end:
+                return self.operator.done[done:]
+            self.cluster.pass_time(every)
+
+    @property
+    def status(self) -> JobStatus:
+        return JobStatus.model_validate(self.cluster.objects["PolyRLJob", "j"]["status"])
+
+    def lose(self, role: Role = Role.ROLLOUT) -> None:
+        """All its pods are gone."""
+        for pod in self.cluster.pods(role):
+            self.cluster.delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], 0)
+
+
+def started(job: dict[str, Any], ahead_s: float = 0.0) -> Story:
+    story = Story(job, ahead_s)
+    story.go(20)
+    assert story.status.rollout.registered_replicas == job["spec"]["rollout"]["replicas"]
+    return story
+
+
+def of(actions: list[Action], *kinds: type[Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kinds)]
+
+
+@FAR
+def test_by_a_wrong_clock_a_job_starts_and_is_left_alone(make_job: MakeJob, ahead_s: float) -> None:
+    story = started(make_job(), ahead_s)
+    assert of(story.go(600, every=10), Create, Delete, Annotate, Drain) == []
+    assert story.status.state == "Running"
+
+
+@FAR
+def test_a_leap_changes_nothing(make_job: MakeJob, ahead_s: float) -> None:
+    story = started(make_job())
+    story.operator.clock_ahead_s = ahead_s
+    assert of(story.go(60), Create, Delete, Annotate, Drain) == []
+    story.operator.clock_ahead_s = 0.0
+    assert of(story.go(60), Create, Delete, Annotate, Drain) == []
+    assert story.status.state == "Running"
+
+
+@FAR
+def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(make_job: MakeJob, ahead_s: float) -> None:
+    story = started(make_job({"pendingTimeoutSeconds": 60}))
+    story.cluster.room[Pool.SPOT.value] = 0
+    story.lose()
+    story.go(200)
+    assert story.status.rollout.pools[0].state == "BackingOff"
+    story.operator.clock_ahead_s = ahead_s
+    story.cluster.room[Pool.SPOT.value] = 100
+    story.go(120)
+    assert story.status.rollout.registered_replicas == 3
+
+
+@FAR
+def test_time_that_leaps_is_not_running_time_for_ever(make_job: MakeJob, ahead_s: float) -> None:
+    """A leap counts once, in its own direction; time never runs backwards in the job's account."""
+    story = started(make_job(activeDeadlineSeconds=1000))
+    before = story.status.active_millis
+    story.operator.clock_ahead_s = ahead_s
+    story.cluster.edit(suspend=True)
+    story.go(60)
+    assert story.status.active_millis >= before
+    story.cluster.edit(suspend=False)
+    story.go(500, every=5)
+    assert story.status.state == "Running"
+    story.go(600, every=5)
+    assert story.status.state == "Failed"

@@ -1,0 +1,171 @@
+"""Signs of a pod's end, each in a row of a table, and their union."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.cluster import names
+from polyrl.cluster.observation.disruption import notice_of
+from polyrl.cluster.observation.facts import PodPhase, Taint
+from polyrl.cluster.observation.node_signals import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone
+from polyrl.cluster.state import Memory
+from polyrl.cluster.timestamps import millisecond
+from polyrl.sample import Pool
+
+DRAIN_S = 20
+
+CONFIRMED_TAINTS = {
+    "aws-node-termination-handler/spot-itn": ("SpotInterruption", "NodeDrain"),
+    "cloud.google.com/impending-node-termination": ("SpotInterruption", "NodeDrain"),
+    "remediator.kubernetes.azure.com/unschedulable": ("SpotInterruption", "NodeDrain"),
+    "remediator.aks.microsoft.com/unschedulable": ("SpotInterruption", "NodeDrain"),
+    "ToBeDeletedByClusterAutoscaler": ("NodeDrain", "NodeDrain"),
+    "aws-node-termination-handler/scheduled-maintenance": ("NodeDrain", "NodeDrain"),
+    "aws-node-termination-handler/asg-lifecycle-termination": ("NodeDrain", "NodeDrain"),
+    "node.kubernetes.io/out-of-service": ("NodeLost", "NodeLost"),
+}
+AT_RISK_TAINTS = (
+    "DeletionCandidateOfClusterAutoscaler",
+    "aws-node-termination-handler/rebalance-recommendation",
+    "node.kubernetes.io/unschedulable",
+    "karpenter.sh/disrupted",
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+)
+
+
+def notice(build: Any, pod: Any, *, silent: bool = False, **facts: Any) -> Any:
+    return notice_of(pod, look(build, pod, **facts), silent=silent)
+
+
+def look(build: Any, pod: Any, **facts: Any) -> Any:
+    return build.look(build.job({"drainSeconds": DRAIN_S}), pods=(pod,), **facts)
+
+
+@pytest.mark.parametrize("key", CONFIRMED_TAINTS)
+def test_taint_that_confirms(build: Any, key: str) -> None:
+    for pool, kind in zip((Pool.SPOT, Pool.ON_DEMAND), CONFIRMED_TAINTS[key], strict=True):
+        pod = build.pod(pool=pool)
+        seen = notice(build, pod, nodes=build.nodes(pod, taints=(Taint(key, "", "NoSchedule", build.now - 3),)))
+        assert seen.confirmed
+        assert seen.kind == kind
+        assert seen.deadline <= build.now + DRAIN_S
+        assert key in seen.why
+
+
+@pytest.mark.parametrize("key", AT_RISK_TAINTS)
+def test_taint_that_only_threatens(build: Any, key: str) -> None:
+    pod = build.pod()
+    seen = notice(build, pod, nodes=build.nodes(pod, taints=(Taint(key, "", "NoSchedule"),)))
+    assert seen is not None
+    assert not seen.confirmed
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("PreemptionByScheduler", "Eviction"),
+        ("EvictionByEvictionAPI", "Eviction"),
+        ("DeletionByTaintManager", "NodeDrain"),
+        ("DeletionByPodGC", "NodeLost"),
+        ("TerminationByKubelet", "Eviction"),
+        ("SomethingNew", "Unknown"),
+    ],
+)
+def test_disruption_target(build: Any, reason: str, kind: str) -> None:
+    seen = notice(build, build.pod(disruption=reason))
+    assert (seen.kind, seen.confirmed) == (kind, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("Terminated", "SpotInterruption"),
+        ("NodeShutdown", "SpotInterruption"),
+        ("Evicted", "Eviction"),
+        ("NodeLost", "NodeLost"),
+    ],
+)
+def test_pod_that_the_kubelet_ended(build: Any, reason: str, kind: str) -> None:
+    seen = notice(build, build.pod(phase=PodPhase.FAILED, reason=reason))
+    assert (seen.kind, seen.confirmed) == (kind, True)
+
+
+def test_deletion_gives_the_rest_of_its_grace(build: Any) -> None:
+    seen = notice(build, build.pod(deletion_at=build.now + 7, deletion_grace_s=25))
+    assert (seen.kind, seen.confirmed, seen.at, seen.deadline) == ("PodDeleted", True, build.now - 18, build.now + 7)
+
+
+def test_nodeclaim_tells_interruption_from_choice(build: Any) -> None:
+    pod = build.pod()
+    gone = {"claim_deletion_at": build.now - 1, "taints": (Taint("karpenter.sh/disrupted", "", "NoSchedule"),)}
+    assert notice(build, pod, nodes=build.nodes(pod, **gone)).kind == "SpotInterruption"
+    drifted = notice(build, pod, nodes=build.nodes(pod, **gone, claim_reason="Drifted"))
+    assert (drifted.kind, drifted.confirmed) == ("NodeDrain", True)
+
+
+def test_shutdown_leaves_fifteen_seconds(build: Any) -> None:
+    pod = build.pod()
+    off = {"ready": False, "ready_reason": "KubeletNotReady: node is shutting down", "ready_changed_at": build.now - 4}
+    seen = notice(build, pod, nodes=build.nodes(pod, **off))
+    assert (seen.kind, seen.confirmed, seen.deadline) == ("SpotInterruption", True, build.now - 4 + SHUTDOWN_S)
+    assert not is_dead(pod, look(build, pod, nodes=build.nodes(pod, **off)))
+
+
+@pytest.mark.parametrize(("silent", "confirmed"), [(False, False), (True, True)])
+def test_node_that_is_not_ready_needs_a_second_witness(build: Any, silent: bool, confirmed: bool) -> None:
+    pod = build.pod()
+    nodes = build.nodes(pod, ready=False, ready_reason="NodeStatusUnknown")
+    seen = notice(build, pod, nodes=nodes, silent=silent)
+    assert (seen.kind, seen.confirmed) == ("NodeLost", confirmed)
+    assert is_dead(pod, look(build, pod, nodes=nodes))
+    assert not is_gone(pod, look(build, pod, nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("memory", "lost"),
+    [
+        (Memory(), False),
+        (Memory(absent_since={"n-j-r-1": 1_000_001.0 - NODE_KNOWN_S}), False),
+        (Memory(absent_since={"n-j-r-1": 1_000_000.0 - NODE_KNOWN_S}), True),
+        (Memory(nodes=frozenset({"n-j-r-1"})), True),
+    ],
+    ids=["pods may come before their nodes", "not for long", "for long", "it was there before"],
+)
+def test_absent_node(build: Any, memory: Memory, lost: bool) -> None:
+    pod = build.pod()
+    seen = notice(build, pod, nodes={}, memory=memory)
+    assert (seen is not None and seen.confirmed) == lost
+    assert is_gone(pod, look(build, pod, nodes={}, memory=memory)) == lost
+
+
+def test_without_rights_on_nodes_their_absence_means_nothing(build: Any) -> None:
+    pod = build.pod()
+    assert notice(build, pod, nodes={}, sees_nodes=False) is None
+    assert not is_dead(pod, look(build, pod, nodes={}, sees_nodes=False))
+
+
+def test_another_machine_under_the_old_name(build: Any) -> None:
+    pod = build.pod(placed=90.0)
+    assert notice(build, pod, nodes=build.nodes(pod, created_at=build.now - 30)).kind == "NodeLost"
+    assert notice(build, pod, nodes=build.nodes(pod, created_at=build.now - 88)) is None
+
+
+def test_most_telling_sign_names_the_union_and_the_earliest_deadline_holds(build: Any) -> None:
+    pod = build.pod(disruption="EvictionByEvictionAPI", deletion_at=build.now + 3, deletion_grace_s=25)
+    taint = Taint("aws-node-termination-handler/spot-itn", "", "NoSchedule", build.now - 60)
+    seen = notice(build, pod, nodes=build.nodes(pod, taints=(taint,)))
+    assert (seen.kind, seen.at, seen.deadline) == ("SpotInterruption", build.now - 60, build.now + 3)
+
+
+def test_what_was_written_stays_though_the_sign_goes(build: Any) -> None:
+    written = {names.ANNOTATION_NOTICED_AT: millisecond(build.now - 8), names.ANNOTATION_NOTICE: "NodeDrain"}
+    seen = notice(build, build.pod(annotations=written))
+    assert (seen.kind, seen.confirmed, seen.at, seen.deadline) == ("NodeDrain", True, build.now - 8, build.now + 12)
+
+
+def test_calm(build: Any) -> None:
+    assert notice(build, build.pod()) is None
+    assert notice(build, build.pod(placed=None)) is None

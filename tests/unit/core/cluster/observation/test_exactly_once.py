@@ -1,0 +1,100 @@
+"""Each lost pod once: numbers, and the counter that follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.cluster import names
+from polyrl.cluster.observation.exactly_once import Counted, Tally, counted, newly_counted, numbers, total
+from polyrl.cluster.observation.facts import PodFacts, PodPhase
+from polyrl.cluster.state import SeenPod
+from polyrl.worker import Role
+
+
+def marked(number: int | None, tally: str = "preemption") -> PodFacts:
+    written = {} if number is None else {names.ANNOTATION_COUNTED: f"{tally}-{number}"}
+    return PodFacts(f"p-{number}", f"u-{number}", Role.ROLLOUT, PodPhase.FAILED, 0.0, annotations=written)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("preemption-7", Counted(Tally.PREEMPTION, 7)),
+        ("failure-1", Counted(Tally.FAILURE, 1)),
+        ("disruption-2", Counted(Tally.DISRUPTION, 2)),
+        ("preemption-", None),
+        ("preemption-x", None),
+        ("theft-3", None),
+        ("", None),
+    ],
+)
+def test_mark(build: Any, written: str, read: Counted | None) -> None:
+    assert counted(build.pod(annotations={names.ANNOTATION_COUNTED: written})) == read
+    if read is not None:
+        assert str(read) == written
+
+
+def test_of_the_other_tally_nothing_is_known() -> None:
+    pods = [marked(4), marked(9, "failure"), marked(None)]
+    assert [pod.name for pod in newly_counted(pods, Tally.PREEMPTION, 3)] == ["p-4"]
+    assert newly_counted(pods, Tally.PREEMPTION, 4) == []
+    assert total(pods, Tally.PREEMPTION, 3) == 4
+    assert total(pods, Tally.FAILURE, 3) == 9
+
+
+def gone(mark: str = "") -> SeenPod:
+    return SeenPod("p", Role.ROLLOUT, None, "n", False, 0.0, mark)
+
+
+@pytest.mark.parametrize(
+    ("marks", "preemptions", "failures"),
+    [([""], 4, 5), (["", ""], 5, 5), (["preemption-4"], 4, 5), (["failure-6"], 3, 6), (["preemption-4", ""], 5, 5)],
+)
+def test_of_the_vanished_each_has_its_number_or_gets_one(marks: list[str], preemptions: int, failures: int) -> None:
+    vanished = [gone(mark) for mark in marks]
+    assert total([], Tally.PREEMPTION, 3, vanished) == preemptions
+    assert total([], Tally.FAILURE, 5, vanished) == failures
+
+
+@pytest.mark.parametrize(
+    ("uids", "reached", "seen", "given_to"),
+    [
+        (["a", "b"], 3, {}, ["failure-4", "failure-5"]),
+        (["a", "b"], 3, {"a": "failure-4"}, ["failure-4", "failure-5"]),
+        (["a", "b"], 5, {"a": "failure-4", "b": "failure-5"}, ["failure-4", "failure-5"]),  # reached by b's, with a's
+        (["b"], 3, {"a": "failure-4"}, ["failure-5"]),  # a's may be on its way
+        (["a"], 3, {"a": "preemption-9"}, ["preemption-9"]),  # it has been counted as that
+        (["b"], 3, {"a": "preemption-9"}, ["failure-4"]),
+        (["a"], 3, {"a": ""}, ["failure-4"]),
+    ],
+)
+def test_a_pod_keeps_the_number_that_it_was_given(
+    uids: list[str], reached: int, seen: dict[str, str], given_to: list[str]
+) -> None:
+    before = {uid: gone(mark) for uid, mark in seen.items()}
+    assert [str(mark) for mark in numbers(uids, Tally.FAILURE, reached, before).values()] == given_to
+
+
+@given(
+    losses=st.lists(st.sampled_from(["marked", "vanished"]), max_size=30),
+    looks=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    forgets=st.sets(st.integers(0, 29)),
+)
+def test_every_loss_is_counted_once_however_looks_fall(losses: list[str], looks: list[int], forgets: set[int]) -> None:
+    """Pods are numbered, read back, stored and deleted in looks that see some of them each; some looks store nothing,
+    as an operator does that dies after it annotated."""
+    stored, there, waiting = 0, list[PodFacts](), list(losses)
+    for number, many in enumerate([*looks, *[30] * 4]):
+        arrived, waiting = waiting[:many], waiting[many:]
+        went = [gone()] * arrived.count("vanished")
+        counter = total(there, Tally.PREEMPTION, stored, went)
+        there += [marked(counter + 1 + place) for place in range(arrived.count("marked"))]
+        if number in forgets and number < len(looks) and not went:
+            continue
+        stored = counter
+        there = [pod for pod in there if (mark := counted(pod)) is None or mark.number > stored]
+    assert stored == len(losses)

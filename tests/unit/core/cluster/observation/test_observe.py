@@ -1,0 +1,222 @@
+"""Raw objects to facts: whole ones, empty ones, and any nonsense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.cluster import names
+from polyrl.cluster.observation.facts import Exit, PodPhase, Taint
+from polyrl.cluster.observation.job import job_facts
+from polyrl.cluster.observation.pods import pod_facts
+from polyrl.cluster.timestamps import millisecond, second, unix
+from polyrl.sample import Pool
+from polyrl.worker import Role
+
+AT = 1_774_000_000.0
+STAMP = second(AT)
+OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": STAMP}
+LABELS = {names.LABEL_ROLE: "rollout", names.LABEL_POOL: "spot", names.LABEL_TEMPLATE: "abc"}
+KEYS = [
+    "metadata",
+    "spec",
+    "status",
+    "conditions",
+    "labels",
+    "taints",
+    "annotations",
+    "containerStatuses",
+    "state",
+    "type",
+]
+NONSENSE = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "x", STAMP, "True", "Ready"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def observed(job: dict[str, Any], **more: Any) -> Any:
+    empty: dict[str, Any] = {"pods": [], "trainer": None, "nodes": {}, "claims": {}, "children": []}
+    return job_facts(job, **empty | {"manager": None, "dry_run": None} | more)
+
+
+def test_pod() -> None:
+    pod = {
+        "metadata": {
+            "name": "j-r-4",
+            "uid": "u",
+            "creationTimestamp": STAMP,
+            "deletionTimestamp": second(AT + 30),
+            "deletionGracePeriodSeconds": 25,
+            "labels": LABELS,
+            "annotations": {names.ANNOTATION_COUNTED: "failure-1", "other/thing": "x"},
+        },
+        "spec": {"nodeName": "n1", "restartPolicy": "Never"},
+        "status": {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": second(AT + 2)},
+                {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"},
+                {"type": "Ready", "status": "False"},
+            ],
+            "containerStatuses": [
+                {
+                    "name": "rollout",
+                    "state": {"terminated": OOM},
+                },
+                {"name": "side", "state": {"running": {}}},
+            ],
+        },
+    }
+    seen = pod_facts(pod)
+    assert seen is not None
+    assert (seen.name, seen.uid, seen.role, seen.pool, seen.node) == ("j-r-4", "u", Role.ROLLOUT, Pool.SPOT, "n1")
+    assert (seen.phase, seen.reason, seen.disruption) == (PodPhase.FAILED, "Evicted", "TerminationByKubelet")
+    assert (seen.created_at, seen.scheduled_at, seen.deletion_at, seen.ended_at) == (AT, AT + 2, AT + 30, AT)
+    assert (seen.deletion_grace_s, seen.ready, seen.template_hash) == (25.0, False, "abc")
+    assert seen.exits == (Exit("rollout", 137, "OOMKilled"),)
+    assert seen.annotations == {names.ANNOTATION_COUNTED: "failure-1"}
+
+
+def test_unschedulable_pod_and_strangers() -> None:
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    seen = pod_facts({"metadata": {"labels": LABELS}, "status": {"phase": "Pending", "conditions": [said]}})
+    assert seen is not None
+    assert (seen.unschedulable, seen.scheduled_at) == ("0/3 nodes", None)
+    gated = pod_facts(
+        {"metadata": {"labels": LABELS}, "status": {"conditions": [said | {"reason": "SchedulingGated"}]}}
+    )
+    assert gated is not None
+    assert gated.unschedulable == ""
+    assert pod_facts({"metadata": {"labels": {}}}) is None
+    assert pod_facts({}) is None
+
+
+def test_container_that_starts_again_has_not_ended() -> None:
+    ended = [{"name": "manager", "state": {"terminated": {"exitCode": 1}}}]
+    raw = {"metadata": {"labels": {names.LABEL_ROLE: "manager"}}, "spec": {"restartPolicy": "Always"}}
+    running = pod_facts(raw | {"status": {"phase": "Running", "containerStatuses": ended}})
+    evicted = pod_facts(raw | {"status": {"phase": "Failed", "containerStatuses": ended}})
+    assert running is not None
+    assert evicted is not None
+    assert (running.exits, evicted.exits) == ((), (Exit("manager", 1, ""),))
+
+
+def test_nodes_and_their_claims(make_job: Any) -> None:
+    pod = {"metadata": {"name": "p", "labels": LABELS}, "spec": {"nodeName": "n1"}}
+    node = {
+        "metadata": {"name": "n1", "uid": "nu", "creationTimestamp": STAMP},
+        "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoExecute", "timeAdded": STAMP}]},
+        "status": {
+            "conditions": [
+                {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "node is shutting down"}
+            ]
+        },
+    }
+    claim = {
+        "metadata": {"name": "c", "deletionTimestamp": STAMP},
+        "status": {
+            "nodeName": "n1",
+            "conditions": [{"type": "DisruptionReason", "status": "True", "reason": "Drifted"}],
+        },
+    }
+    seen = observed(make_job(), pods=[pod], nodes={"n1": node, "other": node}, claims={"c": claim})
+    assert list(seen.nodes) == ["n1"]
+    one = seen.nodes["n1"]
+    assert (one.ready, one.unschedulable, one.created_at) == (False, True, AT)
+    assert one.ready_reason == "KubeletNotReady: node is shutting down"
+    assert one.taints == (Taint("k", "", "NoExecute", AT),)
+    assert (one.claim_deletion_at, one.claim_reason) == (AT, "Drifted")
+    assert observed(make_job(), pods=[pod], nodes=None).sees_nodes is False
+
+
+def test_node_that_has_not_reported_yet_counts_as_ready(make_job: Any) -> None:
+    pod = {"metadata": {"name": "p", "labels": LABELS}, "spec": {"nodeName": "n1"}}
+    assert observed(make_job(), pods=[pod], nodes={"n1": {"metadata": {"name": "n1"}}}).nodes["n1"].ready
+
+
+def test_trainer(make_job: Any) -> None:
+    raw = {
+        "metadata": {"uid": "t", "labels": {names.LABEL_TEMPLATE: "h"}, "creationTimestamp": STAMP},
+        "spec": {"suspend": True},
+        "status": {
+            "active": 1,
+            "ready": 1,
+            "failed": 2,
+            "conditions": [
+                {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "lastTransitionTime": STAMP}
+            ],
+        },
+    }
+    seen = observed(make_job(), trainer=raw).trainer
+    assert (seen.uid, seen.active, seen.ready, seen.failed, seen.suspended) == ("t", 1, 1, 2, True)
+    assert (seen.failed_at, seen.failed_reason, seen.complete_at, seen.template_hash) == (
+        AT,
+        "BackoffLimitExceeded",
+        None,
+        "h",
+    )
+
+
+def test_job_that_is_none_is_refused_with_its_fields(make_job: Any) -> None:
+    job = make_job()
+    job["spec"]["rollout"]["replicas"] = "three"
+    job["spec"]["nonsense"] = 1
+    seen = observed(job)
+    assert seen.job is None
+    assert "spec.rollout.replicas" in seen.refusal
+    assert "spec.nonsense" in seen.refusal
+
+
+def test_status_that_cannot_be_read_is_rebuilt(make_job: Any) -> None:
+    job = make_job() | {"status": {"rollout": {"preemptions": "many"}}}
+    assert observed(job).status.rollout.preemptions == 0
+    assert observed(make_job() | {"status": {"state": "Running", "newer": 1}}).status.state == "Running"
+
+
+def test_children_and_order(make_job: Any) -> None:
+    child = {"kind": "Service", "metadata": {"name": "s", "uid": "c", "annotations": {names.ANNOTATION_CONTENT: "h"}}}
+    younger = {"metadata": {"name": "a", "creationTimestamp": second(AT + 1), "labels": LABELS}}
+    older = {"metadata": {"name": "b", "creationTimestamp": STAMP, "labels": LABELS}}
+    seen = observed(make_job(), children=[child], pods=[younger, older])
+    assert [(one.kind, one.name, one.content_hash, one.deleting) for one in seen.children] == [
+        ("Service", "s", "h", False)
+    ]
+    assert [pod.name for pod in seen.pods] == ["b", "a"]
+
+
+@given(pod=st.dictionaries(st.sampled_from(KEYS), NONSENSE), other=st.tuples(*[NONSENSE] * 4))
+def test_nonsense_is_not_known_and_never_an_exception(pod: Any, other: tuple[Any, Any, Any, Any]) -> None:
+    labelled = pod | {"metadata": {"labels": LABELS, "name": "p"}, "spec": {"nodeName": "n"}}
+    node, claim, child, trainer = other
+    more = {"nodes": {"n": node}, "claims": {"c": claim}, "children": [child], "trainer": trainer}
+    seen = observed({"spec": pod}, pods=[pod, labelled], **more)
+    assert seen.job is None
+    assert len(seen.pods) <= 2
+
+
+@pytest.mark.parametrize(
+    ("stamp", "at"),
+    [
+        ("2026-11-21T19:35:00Z", 1795289700.0),
+        ("2026-11-21T19:35:00.250Z", 1795289700.25),
+        ("2026-11-21T20:35:00.123456+01:00", 1795289700.123456),
+        ("2026-11-21T19:35:00", None),
+        ("soon", None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_times(stamp: object, at: float | None) -> None:
+    assert unix(stamp) == at
+
+
+@given(st.floats(0, 4e9))
+def test_times_are_read_back_as_written(at: float) -> None:
+    assert abs((unix(millisecond(at)) or 0.0) - at) <= 0.001
+    assert 0 <= at - (unix(second(at)) or 0.0) < 1

@@ -1,0 +1,250 @@
+"""Tables of a job's pods: machines by preset, a template merged with ours, who may talk to whom, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.cluster import names
+from polyrl.cluster.resources.checks import unsupported
+from polyrl.cluster.resources.network import network_policies
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.pods.placement import Placement, manager_placement, rollout_placement, trainer_placement
+from polyrl.cluster.resources.pods.template import merged_metadata, merged_resources, merged_spec
+from polyrl.cluster.resources.pods.workers import whole_cpus
+from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
+
+RECIPE = {
+    "mode": "rl",
+    "model": {"path": "model"},
+    "data": {"rl": [{"path": "rl.jsonl"}]},
+    "reward": {"function": "reward:score"},
+    "algorithm": {"steps": 1},
+}
+
+
+def job(**spec: Any) -> PolyRLJob:
+    manifest = {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": "job"}}
+    return PolyRLJob.model_validate({**manifest, "spec": {"recipe": RECIPE, **spec}})
+
+
+def shown(requirement: dict[str, Any]) -> str:
+    values = ",".join(requirement.get("values", ()))
+    return f"{requirement['key']} {requirement['operator']} {values}".strip()
+
+
+CAPACITY_TYPE, EKS = "karpenter.sh/capacity-type", "eks.amazonaws.com/capacityType"
+GKE, AKS = "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority"
+PREEMPTIBLE = "cloud.google.com/gke-preemptible"
+PLACES = [
+    ("None", [], [], []),
+    ("Karpenter", [f"{CAPACITY_TYPE} In spot"], [f"{CAPACITY_TYPE} In on-demand,reserved"], ["nvidia.com/gpu"]),
+    ("GKE", [f"{GKE} In true"], [f"{GKE} DoesNotExist", f"{PREEMPTIBLE} DoesNotExist"], [GKE, "nvidia.com/gpu"]),
+    ("AKS", [f"{AKS} In spot"], [f"{AKS} DoesNotExist"], [AKS]),
+    ("EKSManaged", [f"{EKS} In SPOT"], [f"{EKS} In ON_DEMAND"], ["nvidia.com/gpu"]),
+]
+
+
+@pytest.mark.parametrize(("preset", "spot", "on_demand", "tolerated"), PLACES)
+def test_machines_by_preset(preset: str, spot: list[str], on_demand: list[str], tolerated: list[str]) -> None:
+    spec = job(rollout={"capacity": {"preset": preset}}).spec
+    anywhere = job(rollout={"capacity": {"preset": preset}}, trainer={"capacity": "Any"}).spec
+    by_role = {
+        "spot": rollout_placement(spec, Pool.SPOT),
+        "on-demand": rollout_placement(spec, Pool.ON_DEMAND),
+        "trainer": trainer_placement(spec),
+        "manager": manager_placement(spec),
+        "trainer anywhere": trainer_placement(anywhere),
+    }
+    required = {role: [shown(one) for one in place.required] for role, place in by_role.items()}
+    assert required == {
+        "spot": spot,
+        "on-demand": on_demand,
+        "trainer": on_demand,
+        "manager": on_demand,
+        "trainer anywhere": [],
+    }
+    taints = {
+        role: [one["key"] for one in place.tolerations if one["effect"] == "NoSchedule"]
+        for role, place in by_role.items()
+    }
+    assert taints["spot"] == taints["trainer anywhere"] == tolerated
+    assert taints["on-demand"] == taints["trainer"] == [key for key in tolerated if key == "nvidia.com/gpu"]
+    assert taints["manager"] == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "merged"),
+    [
+        ({}, {"requests": {"cpu": "1"}}, {"requests": {"cpu": "1"}}),
+        (
+            {"limits": {"cpu": "500m"}},
+            {"requests": {"cpu": "1", "memory": "1Gi"}},
+            {"requests": {"memory": "1Gi"}, "limits": {"cpu": "500m"}},
+        ),
+        ({"requests": {"memory": "9Gi"}}, {"limits": {"memory": "2Gi"}}, {"requests": {"memory": "9Gi"}}),
+        (
+            {"claims": [{"name": "gpu"}]},
+            {"requests": {"cpu": "1"}},
+            {"claims": [{"name": "gpu"}], "requests": {"cpu": "1"}},
+        ),
+    ],
+)
+def test_no_request_of_ours_exceeds_a_limit_of_theirs(theirs: dict, ours: dict, merged: dict) -> None:
+    assert merged_resources(theirs, ours) == merged
+
+
+@pytest.mark.parametrize(("amount", "cores"), [("2", 2), ("500m", 1), ("2500m", 3), ("0.5", 1), (4, 4), ("many", 1)])
+def test_whole_cores(amount: object, cores: int) -> None:
+    assert whole_cpus({"requests": {"cpu": amount}}) == cores
+    assert whole_cpus({"requests": {"cpu": 9}, "limits": {"cpu": amount}}) == cores
+    assert whole_cpus({}) == 1
+
+
+OURS = {
+    "defaults": {"serviceAccountName": "job"},
+    "forced": {"restartPolicy": "Never"},
+    "securityContext": {"runAsUser": 10001},
+    "container": {"name": "trainer", "command": ["python"], "image": "ours", "securityContext": {"x": 1}},
+    "volumes": [{"name": "polyrl-tmp", "emptyDir": {}}],
+}
+
+
+def test_both_requirements_hold_in_every_alternative() -> None:
+    terms = [{"matchExpressions": [{"key": "zone"}]}, {"matchFields": [{"key": "metadata.name"}]}]
+    hard = "requiredDuringSchedulingIgnoredDuringExecution"
+    theirs = {
+        "affinity": {"podAffinity": {"a": 1}, "nodeAffinity": {hard: {"nodeSelectorTerms": terms}, "preferred": []}}
+    }
+    merged = merged_spec(theirs, OURS, Placement(({"key": "spot"},)))["affinity"]
+    assert merged["podAffinity"] == {"a": 1}
+    assert merged["nodeAffinity"]["preferred"] == []
+    assert merged["nodeAffinity"][hard]["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "zone"}, {"key": "spot"}]},
+        {"matchFields": [{"key": "metadata.name"}], "matchExpressions": [{"key": "spot"}]},
+    ]
+
+
+def test_a_user_adds_and_we_keep_what_must_be() -> None:
+    container = {"name": "mine", "image": "theirs", "command": ["sh"], "lifecycle": {}, "securityContext": {"x": 2}}
+    theirs = {"containers": [container], "serviceAccountName": "theirs", "restartPolicy": "Always", "hostname": "h"}
+    spec = merged_spec(theirs, OURS, Placement())
+    assert (spec["serviceAccountName"], spec["restartPolicy"], spec["hostname"]) == ("theirs", "Never", "h")
+    (first,) = spec["containers"]
+    assert (first["name"], first["image"], first["command"]) == ("trainer", "theirs", ["python"])
+    assert (first["lifecycle"], first["securityContext"]) == ({}, {"x": 2})
+    assert "affinity" not in spec
+
+
+def test_our_labels_select_so_they_win() -> None:
+    merged = merged_metadata(
+        {"labels": {"a": "theirs", "b": "b"}, "annotations": {"a": "theirs"}}, {"a": "ours"}, {"a": "ours"}
+    )
+    assert merged == {"labels": {"a": "ours", "b": "b"}, "annotations": {"a": "theirs"}}
+
+
+def test_a_template_may_say_more_of_the_reserved_sidecar() -> None:
+    sidecar = {**OURS["container"], "name": "reserved", "resources": {"requests": {"cpu": "100m"}}}
+    theirs = {"initContainers": [{"name": "fetch"}, {"name": "reserved", "resources": {"claims": [{"name": "gpu"}]}}]}
+    spec = merged_spec(theirs, {**OURS, "sidecars": [sidecar]}, Placement())
+    assert [one["name"] for one in spec["initContainers"]] == ["fetch", "reserved"]
+    assert spec["initContainers"][1]["resources"] == {"claims": [{"name": "gpu"}], "requests": {"cpu": "100m"}}
+
+
+def flows(policies: tuple[dict[str, Any], ...]) -> set[tuple[str, str, int]]:
+    """(from, to, port) by role that both ends allow; the outside is where no role is named."""
+    out, into = set(), set()
+    for policy in policies:
+        spec, role = policy["spec"], policy["spec"]["podSelector"]["matchLabels"][names.LABEL_ROLE]
+        for rule in spec["egress"]:
+            for peer in rule.get("to", [{}]):
+                out |= {(role, _peer(peer), port["port"]) for port in rule.get("ports", [{"port": 0}])}
+        for rule in spec["ingress"]:
+            for peer in rule["from"]:
+                into |= {(_peer(peer), role, port["port"]) for port in rule["ports"]}
+    roles = {"manager", "trainer", "rollout"}
+    return {
+        flow for flow in out | into if (flow in out or flow[0] not in roles) and (flow in into or flow[1] not in roles)
+    }
+
+
+def _peer(peer: dict[str, Any]) -> str:
+    if "ipBlock" in peer:
+        return str(peer["ipBlock"]["cidr"])
+    labels = peer.get("podSelector", {}).get("matchLabels", {})
+    return "operator" if labels == dict(names.OPERATOR_LABELS) else str(labels.get(names.LABEL_ROLE, "anywhere"))
+
+
+def test_the_named_flows_and_no_other() -> None:
+    owner = Owner("job", "ns", "uid", job(networkPolicy={"mode": "Isolated"}, manager={"port": 6000}))
+    assert flows(network_policies(owner)) == {
+        ("trainer", "manager", 5001),
+        ("rollout", "manager", 5001),
+        ("trainer", "manager", 5002),
+        ("rollout", "trainer", 5003),
+        ("operator", "manager", 6000),
+        ("trainer", "anywhere", 53),
+        ("rollout", "anywhere", 53),
+    }
+
+
+def test_more_flows_are_asked_for_by_name() -> None:
+    extra = [{"cidr": "10.0.0.0/8", "port": 443}, {"cidr": "192.168.0.0/16"}]
+    isolated = {"mode": "Isolated", "extraEgress": extra}
+    owner = Owner("job", "ns", "uid", job(networkPolicy=isolated, rollout={"capacity": {"preset": "GKE"}}))
+    outside = {flow for flow in flows(network_policies(owner)) if flow[1][0].isdigit()}
+    wanted = {("10.0.0.0/8", 443), ("192.168.0.0/16", 0)}
+    assert outside == {(role, *to) for role in ("trainer", "rollout") for to in wanted} | {
+        ("rollout", "169.254.169.254/32", 80)
+    }
+
+
+def template(**pod: Any) -> dict[str, Any]:
+    return {
+        "spec": {"containers": [{"name": "x", **pod.pop("container", {})}], **pod},
+        "metadata": pod.pop("metadata", {}),
+    }
+
+
+REFUSED = [
+    ({"trainer": {"replicas": 2}}, "spec.trainer.replicas: 2 ranks"),
+    ({"trainer": {"backend": "JobSet"}}, "spec.trainer.backend: JobSet"),
+    ({"trainer": {"backend": "External"}, "manager": {"url": "https://m"}}, "spec.trainer.backend: External"),
+    ({"manager": {"tokenSecretRef": {"name": "a", "key": "b"}}}, "spec.manager.tokenSecretRef"),
+    (
+        {"trainer": {"template": template(container={"command": ["sh"]})}},
+        "spec.trainer.template.spec.containers[0].command",
+    ),
+    ({"rollout": {"template": template(container={"args": ["x"]})}}, "spec.rollout.template.spec.containers[0].args"),
+    (
+        {"rollout": {"template": template(metadata={"annotations": {"karpenter.sh/do-not-disrupt": "true"}})}},
+        "spec.rollout.template.metadata.annotations: karpenter.sh/do-not-disrupt",
+    ),
+    (
+        {"rollout": {"template": template(tolerations=[{"operator": "Exists"}])}},
+        "spec.rollout.template.spec.tolerations",
+    ),
+    (
+        {"rollout": {"template": template(tolerations=[{"key": "karpenter.sh/disrupted", "operator": "Exists"}])}},
+        "spec.rollout.template.spec.tolerations",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "sentence"), REFUSED)
+def test_what_this_version_cannot_run_is_said_by_field(spec: dict[str, Any], sentence: str) -> None:
+    assert unsupported(job(**spec)).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"rollout": {"template": template(tolerations=[{"key": "team", "operator": "Exists"}])}},
+        {"trainer": {"template": template(metadata={"annotations": {"karpenter.sh/do-not-disrupt": "true"}})}},
+    ],
+)
+def test_everything_else_runs(spec: dict[str, Any]) -> None:
+    assert unsupported(job(**spec)) == ""

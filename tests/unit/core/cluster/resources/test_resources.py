@@ -1,0 +1,380 @@
+"""A job's children: what every pod must be whatever a user wrote, and who sees, reaches and may do what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.cluster import names
+from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
+from polyrl.cluster.resources.hashes import content_hash, template_hash
+from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.settings import Settings
+from polyrl.control import parse_endpoints
+from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
+from polyrl.worker import Place, Role, workers_of
+
+SETTINGS = Settings("registry/manager:1", "registry/trainer:1", "registry/rollout:1")
+NAME = "a" * 46
+"""The longest that a job may have."""
+RECIPE = {
+    "mode": "rl",
+    "model": {"path": "model"},
+    "data": {"rl": [{"path": "rl.jsonl"}]},
+    "reward": {"function": "reward:score"},
+    "algorithm": {"steps": 1},
+}
+
+
+def owner(recipe: dict[str, Any] | None = None, **spec: Any) -> Owner:
+    manifest = {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": NAME}}
+    return Owner(
+        NAME,
+        "ns",
+        "uid",
+        PolyRLJob.model_validate({**manifest, "spec": {"recipe": {**RECIPE, **(recipe or {})}, **spec}}),
+    )
+
+
+def template(container: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None, **pod: Any) -> dict:
+    first = {"name": "theirs", **(container or {})}
+    return {"metadata": metadata or {}, "spec": {"containers": [first, *pod.pop("sidecars", [])], **pod}}
+
+
+def pods(one: Owner) -> dict[str, dict[str, Any]]:
+    """Every pod that there can be: metadata and spec by role, rollouts by pool."""
+    return {
+        "manager": manager_pod(one, 1, SETTINGS),
+        "trainer": trainer_job(one, SETTINGS)["spec"]["template"],
+        **{pool.value: rollout_pod(one, 7, pool, SETTINGS) for pool in (Pool.SPOT, Pool.ON_DEMAND)},
+    }
+
+
+def containers(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from pod["spec"]["containers"]
+    yield from pod["spec"].get("initContainers", [])
+
+
+def offences(pod: dict[str, Any]) -> list[str]:
+    """What Pod Security `restricted` (v1.36) has against a pod."""
+    spec, found = pod["spec"], []
+    whole = spec["securityContext"]
+    if whole.get("runAsNonRoot") is not True or whole.get("runAsUser") == 0:
+        found.append("runs as root")
+    if whole.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        found.append("seccomp")
+    found += [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    for one in containers(pod):
+        own = one.get("securityContext", {})
+        if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
+            found.append(f"{one['name']} may gain privileges")
+        if own.get("capabilities", {}).get("drop") != ["ALL"]:
+            found.append(f"{one['name']} keeps capabilities")
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "ephemeral", "projected", "downwardAPI"}
+    found += [one["name"] for one in spec["volumes"] if not (one.keys() - {"name"}) <= allowed]
+    return found
+
+
+TEMPLATES = st.fixed_dictionaries(
+    {
+        "container": st.fixed_dictionaries(
+            {},
+            optional={
+                "resources": st.sampled_from([{"limits": {"cpu": "250m"}}, {"limits": {"nvidia.com/gpu": 1}}]),
+                "env": st.just([{"name": "HOME", "value": "/home"}, {"name": "X", "value": "y"}]),
+                "volumeMounts": st.just([{"name": "disk", "mountPath": "/dev/shm"}]),
+                "image": st.just("their/image"),
+            },
+        ),
+        "sidecars": st.lists(st.just({"name": "logs", "image": "logs:1"}), max_size=1),
+        "metadata": st.sampled_from([{}, {"labels": {names.LABEL_JOB: "other", "team": "blue"}}]),
+        "volumes": st.just([{"name": "disk", "emptyDir": {}}]),
+    },
+    optional={
+        "tolerations": st.just([{"key": "team", "operator": "Exists"}]),
+        "initContainers": st.just([{"name": "fetch", "image": "fetch:1"}]),
+        "terminationGracePeriodSeconds": st.just(1),
+        "restartPolicy": st.just("OnFailure"),
+        "nodeSelector": st.just({"zone": "a"}),
+    },
+)
+
+
+@given(TEMPLATES, st.sampled_from(["None", "Karpenter", "GKE", "AKS", "EKSManaged"]), st.booleans())
+def test_whatever_a_user_writes_our_pods_stay_ours(drawn: dict[str, Any], preset: str, reserved: bool) -> None:
+    made = template(**drawn)
+    one = owner(
+        trainer={"template": made, "reservedEngine": reserved},
+        manager={"template": made},
+        rollout={"template": made, "capacity": {"preset": preset}, "drainSeconds": 30},
+    )
+    for role, pod in pods(one).items():
+        assert offences(pod) == [], role
+        spec = pod["spec"]
+        assert pod["metadata"]["labels"][names.LABEL_JOB] == NAME
+        assert pod["metadata"]["labels"][names.LABEL_MANAGED_BY] == names.MANAGED_BY
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["restartPolicy"] == ("Always" if role == "manager" else "Never")
+        assert not [one for one in spec["tolerations"] if one.get("key") in (None, "karpenter.sh/disrupted")]
+        volumes = [volume["name"] for volume in spec["volumes"]]
+        assert len(volumes) == len(set(volumes))
+        for container in containers(pod):
+            mounts = container.get("volumeMounts", [])
+            assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+            assert {mount["name"] for mount in mounts} <= set(volumes)
+            variables = [variable["name"] for variable in container.get("env", [])]
+            assert len(variables) == len(set(variables))
+        first = spec["containers"][0]
+        assert first["command"][:2] == ["python", "-m"]
+        assert first["securityContext"]["readOnlyRootFilesystem"] is True
+        assert first["image"] == drawn["container"].get("image", first["image"])
+        assert [one["name"] for one in spec["containers"][1:]] == [one["name"] for one in drawn["sidecars"]]
+
+
+def test_a_pods_process_is_the_one_description_of_what_runs() -> None:
+    """The flags of a laptop's worker and of a pod's differ only in where things are."""
+    one = owner(rollout={"engine": {"threads": 3}})
+    local = workers_of(one.job.spec, Place("/run", "/manifest", "python", 1, 8))
+    assert local.manager is not None
+    assert local.rollout is not None
+    for role, worker in (("manager", local.manager), ("trainer", local.trainer), ("spot", local.rollout)):
+        command = pods(one)[role]["spec"]["containers"][0]["command"]
+        ours, theirs = ({part for part in argv if part.startswith("--")} for argv in (command, worker.argv))
+        assert theirs - ours <= {"--endpoints"}, role
+        assert command[:3] == list(worker.argv[:3])
+
+
+def test_the_name_of_a_rollouts_engine_is_its_pods_and_it_knows_its_pool() -> None:
+    for pool in (Pool.SPOT, Pool.ON_DEMAND):
+        pod = rollout_pod(owner(), 7, pool, SETTINGS)
+        assert pod["metadata"]["name"] == f"{NAME}-r-7"
+        command = pod["spec"]["containers"][0]["command"]
+        assert command[command.index("--engine-name") + 1] == f"{NAME}-r-7"
+        assert command[command.index("--pool") + 1] == pool.value == pod["metadata"]["labels"][names.LABEL_POOL]
+
+
+def secret_files(pod: dict[str, Any], container: dict[str, Any]) -> set[str]:
+    """Files of the Secret that a container can read."""
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    mounted = [volumes[mount["name"]] for mount in container["volumeMounts"]]
+    return {item["key"] for volume in mounted if "secret" in volume for item in volume["secret"]["items"]}
+
+
+def test_each_container_sees_only_its_own_keys() -> None:
+    made = pods(owner())
+    seen = {role: secret_files(pod, pod["spec"]["containers"][0]) for role, pod in made.items()}
+    assert seen == {
+        "manager": {"manager.key", "tls.crt", "tls.key"},
+        "trainer": {"trainer.key"},
+        "spot": {"agent.key"},
+        "on-demand": {"agent.key"},
+    }
+    (sidecar,) = made["trainer"]["spec"]["initContainers"]
+    assert secret_files(made["trainer"], sidecar) == {"agent.key"}
+    assert sidecar["restartPolicy"] == "Always", "so that the Job is complete when the trainer ends"
+    for pod in made.values():
+        assert all(volume["secret"]["defaultMode"] == 0o440 for volume in pod["spec"]["volumes"] if "secret" in volume)
+
+
+def test_a_rollout_has_its_drain_and_five_seconds_and_leaves_a_dead_node_soon() -> None:
+    spec = rollout_pod(owner(rollout={"drainSeconds": 40}), 1, Pool.SPOT, SETTINGS)["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 45
+    silent = {one["key"]: one["tolerationSeconds"] for one in spec["tolerations"] if one["effect"] == "NoExecute"}
+    assert silent == {"node.kubernetes.io/not-ready": 20, "node.kubernetes.io/unreachable": 20}
+
+
+def test_autoscalers_may_take_rollouts_and_nothing_else() -> None:
+    evict, disrupt = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
+    said = {role: pod["metadata"]["annotations"] for role, pod in pods(owner()).items()}
+    assert [said[role].get(evict) for role in ("manager", "trainer", "spot", "on-demand")] == ["false"] * 2 + [
+        "true"
+    ] * 2
+    assert [said[role].get(disrupt) for role in ("manager", "trainer", "spot", "on-demand")] == ["true"] * 2 + [
+        None
+    ] * 2
+
+
+def test_the_trainers_ends() -> None:
+    user_rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [1]}}
+    spec = trainer_job(owner(backoffLimit=5, failurePolicy={"rules": [user_rule]}), SETTINGS)["spec"]
+    rules = spec["podFailurePolicy"]["rules"]
+    assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
+        ("Ignore", None),
+        ("Ignore", [143]),
+        ("Count", [1]),
+        ("FailJob", [1, 2]),
+    ]
+    assert rules[0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert {rule["onExitCodes"]["containerName"] for rule in (rules[1], rules[3])} == {"trainer"}
+    assert spec["template"]["spec"]["containers"][0]["name"] == "trainer"
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"], spec["completionMode"]) == (5, "Failed", "Indexed")
+
+
+def test_twenty_rules_are_what_a_job_takes() -> None:
+    rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [9]}}
+    spec = trainer_job(owner(failurePolicy={"rules": [rule] * 16}), SETTINGS)["spec"]
+    assert len(spec["podFailurePolicy"]["rules"]) <= 20
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "source"),
+    [
+        ({"configMap": "files"}, "/polyrl/manifest", {"configMap": {"name": "files"}}),
+        ({"path": "code", "configMap": "files"}, "/polyrl/manifest/code", {"configMap": {"name": "files"}}),
+        (
+            {"path": "/code", "volumeClaim": "disk"},
+            "/code",
+            {"persistentVolumeClaim": {"claimName": "disk", "readOnly": True}},
+        ),
+        ({"path": "/app"}, None, None),
+    ],
+)
+def test_where_the_users_files_are(code: dict[str, str], path: str | None, source: dict | None) -> None:
+    spec = trainer_job(owner({"code": code}), SETTINGS)["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["name"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    if path is None:
+        assert "polyrl-code" not in volumes
+        return
+    assert mounts["polyrl-code"] == {"name": "polyrl-code", "mountPath": path, "readOnly": True}
+    assert volumes["polyrl-code"] == {"name": "polyrl-code", **(source or {})}
+
+
+@pytest.mark.parametrize("role", ["trainer", "manager"])
+@pytest.mark.parametrize(
+    ("storage", "volume", "made"),
+    [
+        ({}, {"persistentVolumeClaim": {"claimName": "?"}}, True),
+        ({"claimName": "disk"}, {"persistentVolumeClaim": {"claimName": "disk"}}, False),
+        ({"ephemeral": True}, {"emptyDir": {}}, False),
+    ],
+)
+def test_what_outlives_its_pod(role: str, storage: dict[str, Any], volume: dict[str, Any], made: bool) -> None:
+    one = owner(**{role: {"storage": storage}})
+    claim = f"{NAME}-{role}"
+    claims = [
+        child["metadata"]["name"] for child in fixed_children(one, SETTINGS) if child["kind"] == "PersistentVolumeClaim"
+    ]
+    assert (claim in claims) is made
+    name, pod = {"trainer": "polyrl-run", "manager": "polyrl-journal"}[role], pods(one)[role]
+    (found,) = [entry for entry in pod["spec"]["volumes"] if entry["name"] == name]
+    expected = json.loads(json.dumps(volume).replace("?", claim))
+    assert found == {"name": name, **expected}
+    (mount,) = [entry for entry in pod["spec"]["containers"][0]["volumeMounts"] if entry["name"] == name]
+    assert ("subPath" in mount) is ("claimName" in storage), "a claim may serve several jobs"
+
+
+def test_workers_read_the_job_again() -> None:
+    one = owner(rollout={"drainSeconds": 7, "engine": {"threads": 2}, "capacity": {"preset": "GKE"}})
+    data = fixed_children(one, SETTINGS)[0]["data"]
+    read = PolyRLJob.model_validate_json(data["job.json"]).spec
+    assert read.recipe == one.job.spec.recipe
+    assert (read.rollout.engine, read.rollout.drain_seconds) == (one.job.spec.rollout.engine, 7)
+    assert read.rollout.capacity.preset == "GKE"
+    ends = parse_endpoints(data["manager.json"], "manager.json")
+    whole = f"{NAME}-manager.ns.svc.cluster.local."
+    assert (ends.agents, ends.trainer) == (f"tcp://{whole}:5001", f"tcp://{whole}:5002")
+    assert (ends.http, ends.epoch) == (f"https://{NAME}-manager:5000", names.EPOCH)
+
+
+def test_every_manifest_that_is_right_is_right_for_its_workers() -> None:
+    """Rules between fields hold of the part that workers get."""
+    for spec in (
+        {"rollout": {"maxReplicas": 0}},
+        {
+            "rollout": {
+                "maxReplicas": 4,
+                "capacity": {"policy": "SpotPreferred", "baseOnDemand": 2, "fallback": {"enabled": True}},
+            }
+        },
+        {"scaling": {"objective": "Cost"}, "pricing": {"spotPerHour": 1.0, "onDemandPerHour": 2.0}},
+        {"trainer": {"reservedEngine": False}},
+        {"faultInjection": [{"atStep": 0, "action": "Kill"}]},
+    ):
+        PolyRLJob.model_validate_json(fixed_children(owner(**spec), SETTINGS)[0]["data"]["job.json"])
+
+
+SAME_CONFIG = [{"rollout": {"maxReplicas": 9}}, {"suspend": True}, {"scaling": {"mode": "Manual"}}]
+
+
+@pytest.mark.parametrize("change", [*SAME_CONFIG, {"rollout": {"template": template()}}])
+def test_what_workers_do_not_read_makes_no_new_config_map(change: dict[str, Any]) -> None:
+    assert fixed_children(owner(), SETTINGS)[0] == fixed_children(owner(**change), SETTINGS)[0]
+
+
+@pytest.mark.parametrize("change", SAME_CONFIG)
+def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> None:
+    for role in Role:
+        assert template_hash(owner(), role) == template_hash(owner(**change), role)
+
+
+@pytest.mark.parametrize(
+    ("change", "roles"),
+    [
+        ({"rollout": {"template": template()}}, {Role.ROLLOUT}),
+        ({"rollout": {"engine": {"threads": 2}}}, {Role.ROLLOUT, Role.TRAINER, Role.RESERVED}),
+        ({"trainer": {"template": template()}}, {Role.TRAINER, Role.RESERVED}),
+        ({"manager": {"template": template()}}, {Role.MANAGER}),
+        ({"recipe": {"seed": 2}}, {Role.TRAINER, Role.RESERVED}),
+    ],
+)
+def test_a_change_is_seen_where_it_matters(change: dict[str, Any], roles: set[Role]) -> None:
+    changed = {role for role in Role if template_hash(owner(), role) != template_hash(owner(**change), role)}
+    assert changed == roles
+
+
+def test_a_default_written_out_is_no_change() -> None:
+    spelled = owner(rollout={"engine": {"threads": 1}, "drainSeconds": 20}, trainer={"replicas": 1})
+    assert all(template_hash(owner(), role) == template_hash(spelled, role) for role in Role)
+
+
+def test_objects_know_their_content_and_their_owner() -> None:
+    one = owner()
+    children = [*fixed_children(one, SETTINGS), trainer_job(one, SETTINGS), manager_pod(one, 1, SETTINGS)]
+    for child in children:
+        metadata = child["metadata"]
+        assert metadata["annotations"][names.ANNOTATION_CONTENT] == content_hash(child)
+        assert metadata["ownerReferences"][0]["controller"] is True
+        assert len(metadata["name"]) <= 63
+    assert len({(child["kind"], child["metadata"]["name"]) for child in children}) == len(children)
+
+
+def test_a_job_that_samples_nothing_has_no_manager() -> None:
+    one = owner({"mode": "sft", "data": {"sft": [{"path": "s.jsonl"}]}, "sft": {"steps": 1}, "reward": None})
+    kinds = {(child["kind"], child["metadata"]["name"]) for child in fixed_children(one, SETTINGS)}
+    assert not {name for _, name in kinds if name.endswith("-manager")}
+    job = trainer_job(one, SETTINGS)
+    pod = job["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert not [volume for volume in pod["volumes"] if "secret" in volume], "nobody to talk to, so nothing to hide"
+    for build in (lambda: manager_pod(one, 1, SETTINGS), lambda: rollout_pod(one, 1, Pool.SPOT, SETTINGS)):
+        with pytest.raises(ValueError, match="sample"):
+            build()
+
+
+def test_the_trainers_threads_are_its_own_cores() -> None:
+    for resources, threads in (({}, "1"), ({"limits": {"cpu": "2500m"}}, "3"), ({"requests": {"cpu": "4"}}, "4")):
+        made = template({"resources": resources})
+        pod = trainer_job(owner(trainer={"template": made}, rollout={"engine": {"threads": 3}}), SETTINGS)["spec"][
+            "template"
+        ]
+        env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+        assert env["OMP_NUM_THREADS"] == threads
+
+
+def test_the_certificate_is_for_every_name_of_the_managers_service() -> None:
+    assert manager_hosts(owner(), SETTINGS) == (
+        f"{NAME}-manager",
+        f"{NAME}-manager.ns",
+        f"{NAME}-manager.ns.svc",
+        f"{NAME}-manager.ns.svc.cluster.local",
+    )

@@ -1,0 +1,95 @@
+"""No pod of a job reaches another job's Secret, whatever the two are called: a pod takes files by name from its own
+job's Secret only, and no two jobs of a namespace share a name of anything."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from polyrl.cluster import names
+from polyrl.cluster.resources.fixed import fixed_children
+from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
+from polyrl.testing.fake_operator import SETTINGS
+from polyrl.worker import Role
+
+OF_ROLE = {
+    Role.TRAINER: {"trainer.key", "agent.key"},
+    Role.MANAGER: {"manager.key", "tls.crt", "tls.key"},
+    Role.ROLLOUT: {"agent.key"},
+}
+"""Files that a pod of the role may see; the trainer's also runs the reserved engine's agent."""
+PARTS = st.sampled_from(["a", "r", "keys", "manager", "trainer", "cfg", "1", "10"])
+JOBS = st.lists(PARTS, min_size=1, max_size=5).map("-".join)
+"""Names made of what we add to names."""
+
+
+def owner_of(name: str, make_job: Any) -> Owner:
+    raw = make_job(networkPolicy={"mode": "Isolated"})
+    raw["metadata"]["name"] = name
+    return Owner(name, "n", f"uid-{name}", PolyRLJob.model_validate(raw))
+
+
+def pods_of(owner: Owner) -> dict[Role, dict[str, Any]]:
+    return {
+        Role.TRAINER: trainer_job(owner, SETTINGS)["spec"]["template"]["spec"],
+        Role.MANAGER: manager_pod(owner, 1, SETTINGS)["spec"],
+        Role.ROLLOUT: rollout_pod(owner, 1, Pool.SPOT, SETTINGS)["spec"],
+    }
+
+
+def secrets_of(pod: Any) -> list[str]:
+    """Every Secret that is named anywhere in a pod, by whatever way of reaching one there is."""
+    found = []
+    if isinstance(pod, dict):
+        for key, value in pod.items():
+            if key == "secretName" or (key in ("secret", "secretRef", "secretKeyRef") and "name" in value):
+                found.append(value if isinstance(value, str) else value["name"])
+            found += secrets_of(value)
+    elif isinstance(pod, list):
+        found = [name for one in pod for name in secrets_of(one)]
+    return found
+
+
+@pytest.mark.parametrize("role", list(OF_ROLE))
+def test_a_pod_takes_files_by_name_from_its_own_jobs_secret(make_job: Any, role: Role) -> None:
+    pod = pods_of(owner_of("job", make_job))[role]
+    assert set(secrets_of(pod)) == {"job-keys"}
+    volumes = [volume for volume in pod["volumes"] if "secret" in volume]
+    files = {item["path"] for volume in volumes for item in volume["secret"]["items"]}
+    assert files <= OF_ROLE[role]
+    assert not pod.get("imagePullSecrets")
+
+
+def test_nothing_of_a_pod_says_a_secret(make_job: Any) -> None:
+    """Keys are files: a command line or an environment shows to whoever may look at pods."""
+    for pod in pods_of(owner_of("job", make_job)).values():
+        for one in (*pod.get("initContainers", []), *pod["containers"]):
+            assert not one.get("envFrom")
+            said = [*one.get("command", []), *one.get("args", []), *(v.get("value", "") for v in one.get("env", []))]
+            assert all(variable.get("valueFrom", {}).keys() <= {"fieldRef"} for variable in one.get("env", []))
+            assert not [word for word in said if re.search(r"[0-9a-f]{32}|[A-Za-z0-9+/]{40}", word)], said
+
+
+def named(job: str, make_job: Any) -> set[tuple[str, str]]:
+    """Kind and name of all that a job has, with pods of many numbers."""
+    owner = owner_of(job, make_job)
+    pods = {names.pod_name(job, role, number) for role in (Role.MANAGER, Role.ROLLOUT) for number in range(1, 12)}
+    objects = (*fixed_children(owner, SETTINGS), trainer_job(owner, SETTINGS))
+    made = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    return made | {("Secret", names.keys_secret(job))} | {("Pod", pod) for pod in pods}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(one=JOBS, other=JOBS)
+def test_two_jobs_share_no_name(make_job: Any, one: str, other: str) -> None:
+    assume(one != other)
+    assert not named(one, make_job) & named(other, make_job)

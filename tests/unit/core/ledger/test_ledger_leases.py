@@ -1,0 +1,217 @@
+"""Deadlines: leases, drains, progress, weights, and the manager's own absence."""
+
+from __future__ import annotations
+
+from polyrl.sample import DiscardReason
+from polyrl.wire import (
+    Announce,
+    Assign,
+    Beat,
+    Bye,
+    Cancel,
+    Deltas,
+    Drain,
+    Fenced,
+    GroupDropped,
+    Hello,
+    Leaving,
+    Returned,
+    Serving,
+    WeightsFailed,
+    Welcome,
+)
+from polyrl_rollout.testing.simulation.stage import Stage, said
+
+
+def two_engines() -> Stage:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    stage.engine("b")
+    return stage
+
+
+def test_next_due_is_a_lease_away_and_early_ticks_are_harmless() -> None:
+    stage = Stage()
+    assert stage.ledger.next_due() is None
+    stage.engine("a")
+    assert stage.ledger.next_due() == 3.0
+    assert not stage.pass_time(1.0).to_agents
+
+
+def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> None:
+    stage = two_engines()
+    stage.now = 2.0
+    stage.agent("b", Beat(0, 0, 100))
+    stage.now = 3.0
+    assert [assign.sample for assign in said(stage.pass_time(0.0), Assign)] == ["0.0"]
+    assert list(stage.ledger.state.engines) == ["b"]
+    status = stage.ledger.status(stage.now)
+    assert (status.losses, status.migrations) == (1, {"lost": 1})
+
+
+def test_bye_is_no_loss() -> None:
+    stage = two_engines()
+    assert said(stage.agent("a", Bye("done")), Assign)
+    assert stage.ledger.status(0.0).losses == 0
+
+
+def test_only_the_greeted_are_believed() -> None:
+    stage = Stage()
+    assert said(stage.agent("ghost", Beat(0, 0, 0)), Fenced)
+    assert said(stage.agent("ghost", Deltas(1, 0, b"", b"", b"")), Fenced)
+    pool = Stage().ledger.state.engines
+    assert pool == {}
+
+
+def test_greetings_that_cannot_be_are_fenced() -> None:
+    stage = Stage()
+    for hello in (
+        Hello(2, "a", "spot", 8, 8, 8, -1),  # type: ignore[arg-type]
+        Hello(1, "other", "spot", 8, 8, 8, -1),  # type: ignore[arg-type]
+        Hello(1, "a", "spot", 0, 8, 8, -1),  # type: ignore[arg-type]
+    ):
+        outcome = stage.agent("a", hello)
+        assert said(outcome, Fenced)
+        assert not said(outcome, Welcome)
+
+
+def test_a_drain_is_said_once_takes_no_new_work_and_moves_the_rest_at_its_deadline() -> None:
+    stage = two_engines()
+    assert [drain.deadline_s for drain in said(stage.drain("a", 20.0), Drain)] == [20.0]
+    assert not stage.drain("a", 20.0).to_agents
+    assert not stage.drain("a", 90.0).to_agents
+    assert [drain.deadline_s for drain in said(stage.drain("a", 10.0), Drain)] == [10.0]
+    stage.submit(8)
+    assert len(stage.placed()["a"]) == 1, "what can be finished in time stays"
+    stage.pass_time_heard(9.0)
+    assert len(stage.placed()["a"]) == 1, "nobody else has room"
+    outcome = stage.pass_time(1.0)
+    assert said(outcome, Cancel)
+    assert len(stage.placed()["a"]) == 0
+    assert "a" in stage.ledger.state.engines, "it leaves by Bye or by its lease"
+    assert not stage.drain("a", 1.0).to_agents
+    assert not stage.drain("nobody", 1.0).to_agents
+
+
+def test_a_notice_is_a_drain() -> None:
+    stage = two_engines()
+    assert said(stage.agent("a", Leaving(5.0, "spot")), Drain)
+    stage.agent("a", Returned(1, "draining"))
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+
+
+def test_no_tokens_for_the_progress_deadline_moves_the_sample_and_suspects_the_engine() -> None:
+    stage = two_engines()
+    for _ in range(30):
+        stage.now += 1.0
+        stage.agent("a", Beat(1, 0, 0))
+        stage.agent("b", Beat(0, 0, 0))
+        stage.pass_time(0.0)
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+    states = {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}
+    assert states == {"a": "suspect", "b": "serving"}
+
+
+def test_an_engine_that_serves_others_is_not_suspect_for_one_stuck_sample() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(2)
+    for _ in range(30):
+        stage.now += 1.0
+        stage.tokens("a", 1, [5])
+        stage.pass_time(0.0)
+    assert stage.ledger.status(stage.now).migrations == {"stalled": 1}
+    assert stage.ledger.state.engines["a"].strikes == 0
+
+
+def test_pauses_double_and_are_bounded() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    pauses = []
+    for _ in range(9):
+        stage.agent("a", Returned(stage.number("0.0"), "engineError"))
+        pause = stage.ledger.state.engines["a"].trusted_at - stage.now
+        pauses.append(round(pause))
+        stage.pass_time_heard(pause + 1)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_failed_weights_are_announced_again() -> None:
+    stage = Stage()
+    stage.engine("a", version=-1)
+    stage.agent("a", WeightsFailed(0, -1, "no room"))
+    for _ in range(4):
+        stage.now += 1.0
+        assert not said(stage.agent("a", Beat(0, 0, 0)), Announce)
+        assert not said(stage.pass_time(0.0), Announce)
+    stage.now += 1.0
+    stage.agent("a", Beat(0, 0, 0))
+    assert said(stage.pass_time(0.0), Announce)
+
+
+def test_a_new_version_moves_what_may_not_use_it() -> None:
+    stage = two_engines()
+    stage.publish(1)
+    outcome = stage.agent("a", Serving(1, 0.1, 0.1, 1))
+    assert said(outcome, Cancel)
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+    (dropped,) = said(stage.agent("b", Serving(1, 0.1, 0.1, 1)), GroupDropped)
+    assert dropped.reason is DiscardReason.STALE
+
+
+def test_our_own_absence_costs_nobody_the_lease() -> None:
+    stage = two_engines()
+    stage.pass_time(60.0)
+    assert set(stage.ledger.state.engines) == {"a", "b"}
+    assert stage.placed()["a"] == ["0.0"]
+    stage.pass_time(3.0)
+    assert stage.ledger.state.engines == {}
+
+
+def test_waits_name_everyone() -> None:
+    stage = Stage()
+    stage.engine("a", version=-1)
+    stage.submit()
+    stage.ask()
+    text = "\n".join(wait.sentence(1.0) for wait in stage.ledger.waits(1.0))
+    for part in ("any engine that serves version 0 (there is none)", "sign of life from a", "weight version 0 from a"):
+        assert part in text
+
+
+def test_a_drained_sample_that_no_version_may_go_on_with_is_stale_at_once() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.engine("b", version=-1)
+    stage.submit()
+    stage.publish(1)
+    stage.agent("b", Serving(1, 0.1, 0.1, 1))
+    stage.drain("a", 1.0)
+    (dropped,) = said(stage.agent("a", Returned(1, "draining")), GroupDropped)
+    assert dropped.reason is DiscardReason.STALE
+
+
+def test_an_engine_that_switches_versions_waits_for_its_word_and_is_not_suspect() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(max_version=1)
+    stage.publish(1)
+    stage.agent("a", Returned(1, "versionChanged"))
+    assert stage.placed() == {"a": []}
+    stage.agent("a", Serving(1, 0.1, 0.1, 1))
+    assert stage.placed() == {"a": ["0.0"]}
+    stage.submit(4, max_version=1)
+    assert len(stage.placed()["a"]) == 5
+
+
+def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
+    stage = two_engines()
+    stage.now = 60.0
+    stage.ledger.resume(stage.now)
+    stage.pass_time(0.0)
+    stage.pass_time(stage.ledger.state.config.return_s - 0.1)
+    assert sorted(stage.ledger.state.engines) == ["a", "b"]
+    stage.agent("b", Beat(0, 0, 100))
+    stage.pass_time(0.1)
+    assert sorted(stage.ledger.state.engines) == ["b"]

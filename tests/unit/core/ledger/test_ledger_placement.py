@@ -1,0 +1,352 @@
+"""Where work goes: placement, the reserved window, rebalancing, speed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from polyrl.ledger import speed
+from polyrl.ledger.scheduling import placement
+from polyrl.ledger.scheduling.rebalance import gain
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
+from polyrl.wire import Assign, Bye, Cancel, GroupDropped, ReservedWindow, Return, Returned, Serving, Submit, pack_ids
+from polyrl_rollout.testing.simulation.stage import Stage, said
+
+
+def pace(step_s: float) -> speed.Pace:
+    return speed.Pace(step_s, speed.HALF_BATCH, step_s / speed.PREFILL_RATIO)
+
+
+def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
+    stage = Stage()
+    stage.engine("a")
+    (assign,) = said(stage.submit(), Assign)
+    assert (assign.sample, assign.attempt, assign.offset, assign.max_new_tokens) == ("0.0", 1, 0, 100)
+    assert len(assign.input_ids) == 40
+
+
+def test_equal_engines_get_equal_shares() -> None:
+    stage = Stage()
+    for name in "abcd":
+        stage.engine(name)
+    stage.submit(16)
+    assert sorted(map(len, stage.placed().values())) == [4, 4, 4, 4]
+
+
+def test_a_faster_engine_gets_more() -> None:
+    stage = Stage()
+    stage.engine("slow", max_running=64)
+    stage.engine("fast", max_running=64)
+    stage.ledger.state.engines["slow"].step_scale = 0.04
+    stage.ledger.state.engines["fast"].step_scale = 0.02
+    stage.submit(60)
+    shares = {name: len(samples) for name, samples in stage.placed().items()}
+    assert shares["fast"] > shares["slow"]
+
+
+def idle_for(seconds: float) -> Stage:
+    """An engine that was ten times slower, and has been idle since; another one that runs two samples."""
+    stage = Stage()
+    for name in ("fast", "slow"):
+        stage.engine(name)
+    stage.submit(2)
+    engines = stage.ledger.state.engines
+    for name, step_s in (("fast", 0.02), ("slow", 0.2)):
+        (number,) = engines[name].running
+        stage.tokens(name, number, [5, 2], "stop")
+        engines[name].step_scale = step_s
+    stage.pass_time_heard(seconds - 1)
+    stage.submit(2)
+    assert len(stage.placed()["fast"]) == 2
+    stage.pass_time_heard(1)
+    return stage
+
+
+def test_one_fresh_sample_tries_an_engine_whose_measurement_is_old() -> None:
+    stage = idle_for(speed.STALE_S)
+    stage.submit(4)
+    assert stage.placed() == {"fast": ["2.0", "3.0", "5.0", "6.0", "7.0"], "slow": ["4.0"]}
+    stage.pass_time_heard(1.5)
+    assert stage.placed()["slow"] == ["4.0"], "it is not taken away before it has told anything"
+
+
+def test_a_measurement_is_believed_for_a_while() -> None:
+    stage = idle_for(speed.STALE_S - 1)
+    stage.submit(4)
+    assert not stage.placed()["slow"]
+
+
+@pytest.mark.parametrize(("step_s", "more"), [(0.02, True), (0.2, False)])
+def test_what_the_trial_measures_replaces_what_was_known(step_s: float, more: bool) -> None:
+    stage = idle_for(speed.STALE_S)
+    stage.submit()
+    number = stage.number("4.0")
+    for _ in range(8):
+        stage.now += 0.2
+        stage.tokens("slow", number, [5] * round(0.2 / step_s))
+    stage.submit(6)
+    assert (len(stage.placed()["slow"]) > 2) is more
+    assert speed.pace_of(stage.ledger.state.engines["slow"], 1.0).step(1) == pytest.approx(step_s, rel=0.1)
+
+
+@pytest.mark.parametrize("begun", ["moved", "later turn"])
+def test_what_was_begun_elsewhere_tries_nobody(begun: str) -> None:
+    stage = idle_for(speed.STALE_S)
+    stage.ledger.state.engines["slow"].trusted_at = stage.now + 1
+    stage.submit()
+    number = stage.number("4.0")
+    stage.ledger.state.engines["slow"].trusted_at = stage.now
+    if begun == "moved":
+        stage.engine("other")
+        stage.agent("fast", Returned(number, "engineError"))
+    else:
+        stage.tokens("fast", number, [5, 2], "stop")
+        stage.extend("4.0", [7])
+    assert not stage.placed()["slow"]
+
+
+def test_siblings_gather_where_their_long_prompt_is_read() -> None:
+    stage = Stage()
+    for name in "ab":
+        stage.engine(name, max_context=100_000)
+    stage.submit(1, n=4, prompt_ids=bytes(4 * 20_000))
+    assert sorted(map(len, stage.placed().values())) == [0, 4]
+
+
+def test_credit_kv_and_order() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(3)
+    stage.submit(1, priority=5)
+    assert stage.placed()["a"] == ["0.0", "1.0"]
+    outcome = stage.tokens("a", stage.number("0.0"), [2], "stop")
+    assert [assign.sample for assign in said(outcome, Assign)] == ["3.0"]
+
+
+def test_groups_of_several_version_ranges_share_an_engines_slots() -> None:
+    stage = Stage()
+    stage.engine("fast", max_running=2)
+    stage.engine("slow", max_running=64)
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    stage.ledger.state.engines["slow"].step_scale = 1.0
+    groups = tuple(
+        Group(number, 0, Purpose.TRAIN, pack_ids([9]), 1, SamplingParams(100), 0, number % 2) for number in range(4)
+    )
+    stage.trainer(Submit(stage.request(), groups))
+    assert stage.placed() == {"fast": ["0.0", "1.0"], "slow": ["2.0", "3.0"]}
+
+
+@pytest.mark.parametrize("offers", [1, 10, 25, 10_000])
+def test_a_large_step_is_placed_in_slices_that_leave_time_for_others(
+    offers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "OFFERS_AT_ONCE", offers)
+    stage = Stage()
+    for name in "abcd":
+        stage.engine(name)
+    stage.submit(12, n=2)
+    slices = 1
+    while stage.ledger.state.queue:
+        assert stage.ledger.next_due() == stage.now, "the next slice is due at once"
+        waiting = len(stage.ledger.state.queue)
+        stage.pass_time(0.0)
+        assert len(stage.ledger.state.queue) < waiting
+        slices += 1
+    assert sorted(map(len, stage.placed().values())) == [6, 6, 6, 6]
+    assert slices >= 12 * 4 / (offers + 4)
+    assert (stage.ledger.next_due() or 0.0) > stage.now
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
+    """Each sample of a step in turn, against the formula of the module's docstring worked out engine by engine."""
+    draw = random.Random(seed)
+    stage = Stage()
+    state = stage.ledger.state
+    for index in range(draw.randint(2, 6)):
+        stage.engine(f"e{index}", max_running=draw.randint(1, 6), kv_tokens=draw.randint(300, 3000))
+        state.engines[f"e{index}"].step_scale = draw.choice((0.0, 0.02, 0.02, 0.05))
+    fleet = speed.fleet_step(state)
+    running = dict.fromkeys(state.engines, 0)
+    kv = dict.fromkeys(state.engines, 0)
+    homes: dict[str, set[str]] = {}
+    for assign in said(stage.submit(6, n=3), Assign):
+        known = homes.setdefault(assign.sample.split(".")[0], set())
+
+        def cost(name: str, known: set[str] = known) -> tuple[float, float]:
+            engine = state.engines[name]
+            its = speed.pace_of(engine, fleet)
+            seconds = 100 * its.step(running[name] + 1)
+            read = its.read(0 if name in known else 2 * 10)
+            return seconds + read, running[name] / engine.max_running
+
+        open_ones = [
+            name
+            for name, engine in state.engines.items()
+            if running[name] < engine.max_running and (not running[name] or kv[name] + 110 <= engine.kv_tokens)
+        ]
+        chosen = min(open_ones, key=cost)
+        assert state.assignments[assign.assignment].engine == chosen
+        running[chosen] += 1
+        kv[chosen] += 110
+        known.add(chosen)
+    assert len(state.assignments) == sum(running.values())
+
+
+def test_kv_room_is_set_aside_but_an_empty_engine_takes_anything() -> None:
+    stage = Stage()
+    stage.engine("a", kv_tokens=150)
+    stage.submit(2)
+    assert stage.placed()["a"] == ["0.0"]
+    stage.engine("b", kv_tokens=50)
+    assert stage.placed()["b"] == ["1.0"]
+
+
+@pytest.mark.parametrize(("served", "expected"), [(-1, False), (0, False), (1, True), (2, True), (3, False)])
+def test_only_verified_fitting_versions_generate(served: int, expected: bool) -> None:
+    stage = Stage()
+    stage.publish(3)
+    stage.engine("other", version=0)
+    stage.engine("a", version=served)
+    stage.submit(min_version=1, max_version=2)
+    assert bool(stage.placed()["a"]) is expected
+
+
+def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(1, n=2)
+    stage.publish(1)
+    assert not said(stage.pass_time(0.1), GroupDropped)
+    dropped = said(stage.agent("a", Serving(1, 0.1, 0.1, 1)), GroupDropped)
+    assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
+
+
+def test_a_prompt_longer_than_every_context_is_discarded_with_the_numbers() -> None:
+    stage = Stage()
+    stage.engine("a", max_context=100)
+    (dropped,) = said(stage.submit(), GroupDropped)
+    assert dropped.reason is DiscardReason.PROMPT_TOO_LONG
+    assert "110" in dropped.detail
+
+
+def test_an_engine_that_failed_pauses_then_proves_itself_with_one_sample() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(3)
+    stage.agent("a", Returned(1, "engineError"))
+    assert len(stage.placed()["a"]) == 2
+    stage.pass_time(1.1)
+    assert len(stage.placed()["a"]) == 2
+    stage.tokens("a", 2, [5])
+    stage.tokens("a", 2, [2], "stop")
+    assert len(stage.placed()["a"]) == 2
+
+
+def test_the_engine_that_failed_a_sample_gets_it_only_when_alone() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    stage.engine("b", max_running=1)
+    stage.agent("a", Returned(1, "rejected"))
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+
+
+def test_reserved_engines_wait_for_the_window_unless_they_are_alone() -> None:
+    stage = Stage()
+    stage.trainer(ReservedWindow(stage.request(), False))
+    stage.engine("r", Pool.RESERVED)
+    stage.submit()
+    assert stage.placed()["r"] == ["0.0"]
+    stage.engine("s", version=-1)
+    stage.submit()
+    assert stage.placed()["r"] == ["0.0", "1.0"], "an engine without weights is no help"
+    outcome = stage.agent("s", Serving(0, 0.1, 0.1, 1))
+    assert len(said(outcome, Cancel)) == 2
+    assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
+
+
+def test_a_closing_window_hands_over_and_an_open_one_does_not() -> None:
+    stage = Stage()
+    stage.engine("r", Pool.RESERVED)
+    stage.submit(2)
+    stage.engine("s")
+    assert stage.placed()["r"] == ["0.0", "1.0"]
+    stage.tokens("r", 1, [5, 6])
+    outcome = stage.trainer(ReservedWindow(stage.request(), False))
+    (moved,) = [assign for assign in said(outcome, Assign) if assign.sample == "0.0"]
+    assert (moved.offset, moved.max_new_tokens, moved.attempt) == (2, 98, 2)
+    assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
+
+
+@pytest.mark.parametrize(
+    ("victim", "victim_running", "thief", "context", "moves"),
+    [
+        (0.02, 2, 0.02, 100, False),
+        (0.20, 2, 0.02, 100, True),
+        (0.02, 60, 0.02, 100, True),
+        (0.02, 60, 0.02, 100_000, False),
+        (0.02, 10, 0.02, 100, False),
+    ],
+)
+def test_moving_must_pay(victim: float, victim_running: int, thief: float, context: int, moves: bool) -> None:
+    assert gain(500, context, (pace(victim), victim_running), (pace(thief), 0), 0.03) is moves
+
+
+def slow_beside_fast(samples: int, **room: int) -> Stage:
+    """A slow engine runs them, and a fast one has just come; `room` is its."""
+    stage = Stage()
+    stage.engine("slow")
+    stage.submit(samples)
+    stage.ledger.state.engines["slow"].step_scale = 0.5
+    stage.pass_time(2.0)
+    stage.engine("fast", **room)
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    return stage
+
+
+def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
+    stage = slow_beside_fast(4)
+    outcome = stage.pass_time(0.5)
+    assert len(said(outcome, Return)) == 4
+    assert not stage.pass_time(0.1).to_agents, "once is enough"
+    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 4, "fast": 0}
+    stage.give_back()
+    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 0, "fast": 4}
+    before = stage.placed()
+    stage.pass_time_heard(10)
+    assert stage.placed() == before
+
+
+def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -> None:
+    stage = slow_beside_fast(2, max_running=2)
+    stage.pass_time(0.5)
+    stage.submit(1)
+    assert stage.placed()["fast"] == [], "it goes where there is room"
+    stage.tokens("slow", stage.number("0.0"), [5, 2], "stop")
+    stage.submit(1)
+    assert stage.placed()["fast"] == ["3.0"], "one of those it waited for has ended"
+    stage.give_back()
+    assert sorted(stage.placed()["fast"]) == ["1.0", "3.0"]
+
+
+def test_a_sample_whose_new_engine_has_gone_waits_like_any_other() -> None:
+    stage = slow_beside_fast(1)
+    stage.pass_time(0.5)
+    stage.agent("fast", Bye("gone"))
+    stage.give_back()
+    assert stage.placed() == {"slow": ["0.0"]}
+
+
+def test_speed_is_measured_from_tokens() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(2)
+    for _ in range(12):
+        stage.now += 0.1
+        stage.tokens("a", 1, [5] * 4)
+        stage.tokens("a", 2, [5] * 4)
+    measured = stage.ledger.state.engines["a"]
+    assert measured.tokens_per_s == pytest.approx(80, rel=0.1)
+    assert speed.pace_of(measured, 1.0).step(2) == pytest.approx(0.025, rel=0.1)

@@ -1,0 +1,199 @@
+"""Tokens in: overlaps, gaps, foreign and impossible rows, ends, migration."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from polyrl.ledger import LedgerConfig
+from polyrl.ledger.apply.apply import replay
+from polyrl.ledger.columns import pack_rows
+from polyrl.ledger.state import Phase
+from polyrl.sample import DiscardReason, Finish
+from polyrl.wire import (
+    Assign,
+    Bye,
+    Cancel,
+    Deltas,
+    Fenced,
+    GroupDropped,
+    Held,
+    Hello,
+    Resend,
+    Returned,
+    TokensKept,
+    TurnDone,
+    unpack_ids,
+)
+from polyrl_rollout.testing.simulation.stage import Stage, said, snapshot
+
+
+def ready(**fields: object) -> Stage:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(**fields)  # type: ignore[arg-type]
+    return stage
+
+
+def ids(stage: Stage, sample: str = "0.0") -> list[int]:
+    return list(unpack_ids(bytes(stage.ledger.state.samples[sample].ids)))
+
+
+def test_tokens_are_kept_and_answered() -> None:
+    stage = ready()
+    assert said(stage.tokens("a", 1, [5, 6]), TokensKept)
+    stage.tokens("a", 1, [7])
+    assert ids(stage) == [5, 6, 7]
+
+
+def test_an_overlap_is_cut_and_a_repeat_changes_nothing() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 6])
+    stage.tokens("a", 1, [5, 6, 7], offset=0)
+    stage.tokens("a", 1, [6, 7], offset=1)
+    assert ids(stage) == [5, 6, 7]
+    assert stage.ledger.status(0.0).tokens.repeated == 4
+
+
+def test_a_gap_is_asked_for_once_and_nothing_is_called_safe_until_it_is_filled() -> None:
+    stage = ready()
+    outcome = stage.tokens("a", 1, [7], offset=2)
+    assert said(outcome, Resend) == [Resend(1, 0)]
+    assert not said(outcome, TokensKept)
+    assert not said(stage.tokens("a", 1, [8], offset=3), Resend)
+    assert said(stage.tokens("a", 1, [5, 6, 7], offset=0), TokensKept)
+    assert ids(stage) == [5, 6, 7]
+
+
+def test_other_tokens_than_before_end_the_assignment() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 6])
+    outcome = stage.tokens("a", 1, [5, 9, 7], offset=0)
+    assert said(outcome, Cancel) == [Cancel(1)]
+    assert ids(stage) == [5, 6]
+
+
+@pytest.mark.parametrize("version", [1, -1, 7])
+def test_a_version_that_may_not_generate_is_refused(version: int) -> None:
+    stage = ready()
+    assert said(stage.tokens("a", 1, [5], version=version), Cancel)
+    assert ids(stage) == []
+    assert stage.ledger.status(0.0).tokens.regenerated == 1
+
+
+def test_rows_of_others_assignments_are_dropped() -> None:
+    stage = ready()
+    stage.engine("b")
+    stage.tokens("b", 1, [5])
+    stage.tokens("b", 99, [5])
+    assert ids(stage) == []
+
+
+def test_nothing_is_taken_after_the_end() -> None:
+    stage = ready()
+    (turn,) = said(stage.tokens("a", 1, [5, 2], "stop"), TurnDone)
+    assert turn.response.finish is Finish.STOP
+    stage.tokens("a", 1, [7], offset=2)
+    assert ids(stage) == [5, 2]
+
+
+def test_more_than_the_budget_is_cut_off() -> None:
+    stage = ready(max_new_tokens=3)
+    outcome = stage.tokens("a", 1, [5, 6, 7, 8])
+    (turn,) = said(outcome, TurnDone)
+    assert turn.response.finish is Finish.LENGTH
+    assert ids(stage) == [5, 6, 7]
+    assert said(outcome, Cancel)
+
+
+def test_a_length_end_before_the_budget_is_no_end() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5], "length")
+    assert stage.ledger.state.samples["0.0"].phase is Phase.WAITING
+
+
+def test_several_rows_of_one_assignment_in_one_frame() -> None:
+    stage = ready()
+
+    stage.tokens("a", 1, [5])
+    frame = Deltas(
+        9, 0, pack_rows([(1, 1, 2, 0), (1, 3, 1, 1)]), bytes([6, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0]), bytes(12)
+    )
+    assert said(stage.agent("a", frame), TurnDone)
+    assert ids(stage) == [5, 6, 7, 2]
+
+
+def test_a_lost_engine_costs_no_token() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 6])
+    stage.now = 2.5
+    stage.engine("b")
+    outcome = stage.pass_time(0.6)
+    (assign,) = said(outcome, Assign)
+    assert (assign.offset, assign.max_new_tokens, assign.attempt) == (2, 98, 2)
+    assert unpack_ids(assign.input_ids).tolist()[-2:] == [5, 6]
+    stage.tokens("b", assign.assignment, [7, 2], "stop")
+    response = stage.ledger.state.samples["0.0"]
+    assert [(s.start, s.end, s.engine, s.attempt) for s in response.spans] == [(0, 2, "a", 1), (2, 4, "b", 2)]
+    assert said(stage.tokens("a", 1, [7]), Fenced)
+
+
+@pytest.mark.parametrize(("last", "finish"), [([5, 2], Finish.STOP), ([5, 6, 7], Finish.LENGTH)])
+def test_what_is_over_is_not_generated_on(last: list[int], finish: Finish) -> None:
+    stage = ready(max_new_tokens=3)
+    turn = said(stage.tokens("a", 1, last), TurnDone) or said(stage.agent("a", Bye("gone")), TurnDone)
+    assert turn[0].response.finish is finish
+
+
+def test_an_environments_stop_token_does_not_end_the_next_turn() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 2], "stop")
+    (assign,) = said(stage.extend("0.0", [8, 2]), Assign)
+    assert (assign.offset, assign.max_new_tokens) == (4, 98)
+    stage.agent("a", Bye("gone"))
+    assert stage.ledger.state.samples["0.0"].phase is Phase.WAITING
+    assert stage.ledger.state.samples["0.0"].turn == 1
+
+
+def test_rejections_are_believed_at_last() -> None:
+    stage = ready(n=2)
+    for attempt in range(3):
+        outcome = stage.agent("a", Returned(stage.number("0.0"), "rejected", "too long"))
+        assert bool(said(outcome, GroupDropped)) is (attempt == 2)
+    (dropped,) = said(outcome, GroupDropped)
+    assert (dropped.reason, "too long" in dropped.detail) == (DiscardReason.ENGINE_REJECTED, True)
+    assert stage.ledger.status(0.0).samples.discarded == {"engineRejected": 1, "groupIncomplete": 1}
+
+
+def test_greeting_again_goes_on_where_we_are() -> None:
+    stage = ready(n=3)
+    for number in (1, 2, 3):
+        stage.tokens("a", number, [5, 6])
+    held = (Held(1, "0.0", 1, 4), Held(2, "0.1", 1, 1), Held(77, "9.9", 1, 4))
+    outcome = stage.agent("a", Hello(1, "a", stage.ledger.state.engines["a"].pool, 8, 1000, 1000, 0, held))
+    assert said(outcome, Resend) == [Resend(1, 2)]
+    assert {cancel.assignment for cancel in said(outcome, Cancel)} == {2, 77}
+    assert {assign.sample for assign in said(outcome, Assign)} == {"0.1", "0.2"}
+
+
+def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:
+    stage = ready(n=2)
+    stage.tokens("a", 1, [5, 2], "stop")
+    stage.score("0.0")
+    stage.tokens("a", 2, [7], offset=4)
+    stage.pass_time(3.5)
+    assert msgspec.msgpack.encode(replay(LedgerConfig(epoch=1), stage.facts)) == snapshot(stage.ledger)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Deltas(1, 0, b"short", b"", b""),
+        Deltas(1, 0, bytes(11), b"1234", b"1234"),
+        Deltas(1, 0, bytes(10) + b"\x09", b"", b""),
+    ],
+)
+def test_malformed_columns_are_counted(frame: Deltas) -> None:
+    stage = ready()
+    stage.agent("a", frame)
+    assert stage.ledger.status(0.0).ignored["malformedDeltas"] == 1

@@ -1,0 +1,323 @@
+"""The trainer's side: verdicts, filters, packing, batches, steps, versions, the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrl.ledger import LedgerConfig
+from polyrl.ledger.batching.filters import passes
+from polyrl.ledger.messages.group_numbers import was_seen
+from polyrl.sample import DiscardReason, Purpose
+from polyrl.wire import (
+    Accepted,
+    Acknowledge,
+    Announce,
+    Assign,
+    Batch,
+    Bye,
+    Cancel,
+    Drain,
+    EndStep,
+    Fenced,
+    Finish,
+    GroupDropped,
+    Late,
+    PublishVersion,
+    Refused,
+    Report,
+    TrainerBeat,
+    TrainerHello,
+    TurnDone,
+)
+from polyrl_rollout.testing.simulation.stage import Stage, said
+
+
+def ready(count: int = 1, n: int = 1, group_filter: str = "none", **fields: object) -> Stage:
+    stage = Stage(LedgerConfig(epoch=1, group_filter=group_filter))
+    stage.engine("a", max_running=64)
+    stage.submit(count, n, **fields)
+    return stage
+
+
+def groups(batch: Batch) -> list[int]:
+    return list(dict.fromkeys(scored.group for scored in batch.samples))
+
+
+@pytest.mark.parametrize(
+    ("group_filter", "rewards", "expected"),
+    [
+        ("none", [0, 0], True),
+        ("custom", [0, 0], True),
+        ("anySuccess", [0, 0], False),
+        ("anySuccess", [-1, 0], False),
+        ("anySuccess", [0, 0.1], True),
+        ("nonzeroSpread", [1, 1], False),
+        ("nonzeroSpread", [0.5], False),
+        ("nonzeroSpread", [0, 1], True),
+    ],
+)
+def test_filters(group_filter: str, rewards: list[float], expected: bool) -> None:
+    assert passes(group_filter, rewards) is expected
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpose: Purpose) -> None:
+    stage = ready(n=2, group_filter="nonzeroSpread", purpose=purpose)
+    for number, sample in ((1, "0.0"), (2, "0.1")):
+        stage.tokens("a", number, [2], "stop")
+        outcome = stage.score(sample, 1.0)
+    assert bool(said(outcome, GroupDropped)) is (purpose is Purpose.TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "max_tokens", "complete", "expected"),
+    [
+        (1, 64, 10**6, 2, [0, 1]),
+        (5, 64, 10**6, 2, None),
+        (4, 64, 10**6, 2, [0, 1]),
+        (1, 2, 10**6, 2, [0]),
+        (1, 3, 10**6, 2, [0]),
+        (3, 3, 10**6, 2, [0]),
+        (1, 64, 24, 2, [0]),
+        (1, 64, 1, 2, [0]),
+        (1, 64, 48, 2, [0, 1]),
+        (64, 64, 10**6, 3, [0, 1, 2]),
+        (64, 4, 10**6, 2, [0, 1]),
+        (0, 64, 10**6, 0, None),
+        (1, 64, 10**6, 0, None),
+    ],
+)
+def test_packing(least: int, most: int, max_tokens: int, complete: int, expected: list[int] | None) -> None:
+    stage = ready(3, n=2)
+    for group in range(complete):
+        for index in range(2):
+            sample = f"{group}.{index}"
+            stage.tokens("a", stage.number(sample), [5, 2], "stop")
+            stage.score(sample)
+    batches = said(stage.ask(least, most, max_tokens=max_tokens), Batch)
+    assert [groups(batch) for batch in batches] == ([] if expected is None else [expected])
+    assert all(batch.last is (expected == [0, 1, 2]) for batch in batches)
+
+
+def test_a_waiting_next_is_answered_by_the_event_it_waits_for() -> None:
+    stage = ready(2)
+    assert not said(stage.ask(), Batch)
+    stage.tokens("a", stage.number("1.0"), [2], "stop")
+    (batch,) = said(stage.score("1.0"), Batch)
+    assert (groups(batch), batch.last, batch.batch) == ([1], False, 0)
+
+
+def test_groups_come_in_order_of_completion_and_last_is_true_at_the_end() -> None:
+    stage = ready(2)
+    for sample in ("1.0", "0.0"):
+        stage.tokens("a", stage.number(sample), [2], "stop")
+        stage.score(sample)
+    (batch,) = said(stage.ask(), Batch)
+    assert (groups(batch), batch.last) == ([1, 0], True)
+
+
+def test_an_asked_batch_is_repeated_until_it_is_acknowledged() -> None:
+    stage = ready(2)
+    stage.finish_all()
+    first = said(stage.ask(most=1, request=500), Batch)
+    assert said(stage.ask(most=1, request=500), Batch) == first
+    assert said(stage.acknowledge(0), Accepted)
+    assert said(stage.acknowledge(0), Accepted)
+    assert said(stage.acknowledge(7), Refused)
+    assert stage.ledger.status(0.0).samples.acknowledged == 1
+
+
+def test_nothing_left_is_an_empty_last_batch_also_when_the_rest_is_dropped_meanwhile() -> None:
+    stage = ready()
+    assert said(stage.ask(step=9), Batch)[0].last
+    assert not said(stage.ask(), Batch)
+    outcome = stage.reject("0.0")
+    assert [(batch.samples, batch.last) for batch in said(outcome, Batch)] == [((), True)]
+    stage.submit()
+    assert not said(stage.ask(), Batch), "a replacement opens the step again"
+
+
+def test_late_names_who_is_awaited() -> None:
+    stage = ready(2)
+    stage.tokens("a", 1, [2], "stop")
+    stage.ask(deadline_s=2.0)
+    (late,) = said(stage.pass_time(2.0), Late)
+    for part in ("2 of 2 groups are open", "1 on a", "1 samples wait for a verdict"):
+        assert part in late.waiting_for
+    assert any("trainer" in wait.sentence(stage.now) for wait in stage.ledger.waits(stage.now))
+
+
+@pytest.mark.parametrize("fields", [{"deadline_s": 2.0}, {"most": 2, "least": 2}, {"step": 9}])
+def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> None:
+    """The trainer takes the first answer to a request; a batch for a second one would be trained by nobody."""
+    stage = ready(2, n=3)
+    stage.tokens("a", stage.number("0.0"), [2], "stop")
+    if "most" in fields:
+        stage.finish_all()
+        stage.score("0.0")
+    outcomes = [stage.ask(request=500, **fields), stage.pass_time(2.0)]  # type: ignore[arg-type]
+    first = [answer for outcome in outcomes for answer in said(outcome, (Late, Refused, Batch))]
+    assert len(first) == 1
+    stage.finish_all()
+    stage.submit(step=9)
+    again = stage.ask(request=500, **fields)  # type: ignore[arg-type]
+    assert said(again, (Late, Refused, Batch)) == first
+    assert not stage.ledger.state.batches
+    assert said(stage.ask(step=9, least=9), Batch) == []
+    assert len(stage.ledger.state.pending) == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
+)
+def test_an_impossible_next_is_refused(fields: dict[str, float]) -> None:
+    assert said(ready().ask(**fields), Refused)  # type: ignore[arg-type]
+
+
+def test_a_group_larger_than_max_samples_is_refused_with_the_numbers() -> None:
+    stage = ready(n=3)
+    stage.finish_all()
+    (refused,) = said(stage.ask(most=2), Refused)
+    assert "3 samples of group 0" in refused.reason
+
+
+def test_a_reject_takes_the_group_along_and_cancels_what_runs() -> None:
+    stage = ready(n=3)
+    outcome = stage.reject("0.1", DiscardReason.REWARD_TIMED_OUT)
+    assert len(said(outcome, Cancel)) == 3
+    assert stage.ledger.status(0.0).samples.discarded == {"rewardTimedOut": 1, "groupIncomplete": 2}
+    assert said(stage.score("0.0"), Accepted), "a verdict on what has ended is moot"
+
+
+def test_verdicts_are_idempotent_by_turn() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [2], "stop")
+    assert said(stage.score("0.0", turn=1), Refused)
+    assert said(stage.extend("0.0", []), Refused)
+    assert said(stage.extend("0.0", [7]), Accepted)
+    assert said(stage.extend("0.0", [7]), Accepted)
+    assert stage.ledger.state.samples["0.0"].length == 2
+    stage.tokens("a", stage.number("0.0"), [2], "stop")
+    assert said(stage.score("0.0", float("inf"), turn=1), Refused)
+    stage.score("0.0", 0.25, turn=1)
+    stage.score("0.0", 0.75, turn=1)
+    assert stage.ledger.state.samples["0.0"].reward == 0.25
+
+
+@pytest.mark.parametrize("sample", ["7.0", "x", "", "0.9", "9.9.9"])
+def test_unknown_samples(sample: str) -> None:
+    assert said(ready().score(sample), Accepted if sample == "0.9" else Refused)
+
+
+def test_a_turn_is_asked_again_with_back_off_and_after_a_greeting() -> None:
+    stage = ready()
+    assert said(stage.tokens("a", 1, [2], "stop"), TurnDone)
+    stage.agent("a", Bye("done"))
+    assert not said(stage.pass_time(9.9), TurnDone)
+    assert said(stage.pass_time(0.1), TurnDone)
+    assert not said(stage.pass_time(19.0), TurnDone)
+    assert said(stage.pass_time(1.0), TurnDone)
+    assert said(stage.trainer(TrainerHello(1, -1)), TurnDone)
+
+
+def test_the_greeting_repeats_what_was_dropped_and_acknowledges() -> None:
+    stage = ready(3)
+    stage.reject("2.0")
+    stage.finish_all()
+    stage.ask(most=1)
+    outcome = stage.trainer(TrainerHello(1, 0))
+    assert said(outcome, GroupDropped)
+    assert stage.ledger.status(0.0).samples.acknowledged == 1
+
+
+def test_end_step_discards_the_rest_as_surplus_once() -> None:
+    stage = ready(3)
+    stage.tokens("a", 1, [2], "stop")
+    stage.score("0.0")
+    stage.ask()
+    end = EndStep(900, 0, Purpose.TRAIN)
+    assert len(said(stage.trainer(end), Cancel)) == 2
+    stage.submit()
+    assert not said(stage.trainer(end), Cancel), "a repetition does not touch what came later"
+    assert stage.ledger.status(0.0).samples.discarded == {"surplus": 2}
+    assert said(stage.acknowledge(0), Accepted)
+
+
+def test_submissions_are_idempotent_in_any_order() -> None:
+    stage = Stage()
+    stage.submit(2, step=1)
+    stage._group = 5
+    stage.submit(2, step=1)
+    stage._group = 2
+    stage.submit(3, step=1)
+    stage._group = 0
+    stage.submit(7, step=1)
+    assert stage.ledger.status(0.0).samples.submitted == 7
+    assert stage.ledger.state.seen == [(0, 7)]
+    assert was_seen(stage.ledger.state, 6)
+    assert not was_seen(stage.ledger.state, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"n": 0}, "n is 0"),
+        ({"prompt_ids": b""}, "prompt"),
+        ({"prompt_ids": b"12345"}, "prompt"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"min_version": 2, "max_version": 1}, "versions 2 to 1"),
+        ({"group": -1}, "negative"),
+    ],
+)
+def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:
+    (refused,) = said(Stage().submit(**({"count": 1} | fields)), Refused)
+    assert word in refused.reason
+
+
+def test_versions_reach_every_engine_and_joiners() -> None:
+    stage = ready()
+    stage.engine("b", version=-1)
+    assert len(said(stage.publish(1), Announce)) == 2
+    assert said(stage.publish(1), Accepted)
+    assert said(stage.trainer(PublishVersion(77, 1, "elsewhere", "key", b"other")), Refused)
+    assert [announce.version for announce in said(stage.engine("c", version=-1), Announce)] == [1]
+
+
+def test_finish_ends_everything_and_drains_everyone() -> None:
+    stage = ready(2)
+    stage.finish_all()
+    stage.submit()
+    stage.ask(most=1)
+    outcome = stage.trainer(Finish(800, True, "done"))
+    assert said(outcome, Drain)
+    status = stage.ledger.status(0.0)
+    assert status.samples.discarded == {"cancelled": 3}
+    assert not any(status.samples.live.values())
+    assert status.finished
+    assert said(stage.submit(), Refused)
+    assert said(stage.engine("late", version=-1), Drain)
+    assert said(stage.trainer(Finish(801, True, "done")), Accepted)
+
+
+def test_a_stranger_of_another_epoch_is_fenced() -> None:
+    stage = Stage()
+    assert said(stage.trainer(TrainerHello(2, -1)), Fenced)
+    assert said(stage.trainer(TrainerBeat()), TrainerBeat)
+
+
+def test_the_newest_report_is_shown() -> None:
+    stage = Stage()
+    stage.trainer(Report(stage.request(), "rl", 3, {"reward": 0.5}))
+    status = stage.ledger.status(0.0)
+    assert (status.phase, status.step, status.values) == ("rl", 3, {"reward": 0.5})
+
+
+def test_the_memory_of_ended_samples_is_nothing() -> None:
+    stage = ready(16, n=4)
+    stage.finish_all()
+    stage.ask(most=1000)
+    stage.trainer(Acknowledge(stage.request(), 0))
+    state = stage.ledger.state
+    live = (state.groups, state.samples, state.assignments, state.batches, state.asked, state.queue, state.pending)
+    assert not any(live)
+    assert not said(stage.pass_time(0.1), Assign)

@@ -1,0 +1,299 @@
+"""The planner, row by row: what is seen, and what is to be done."""
+
+import pytest
+
+from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.local.planner import (
+    FAILED_STARTS_LIMIT,
+    FIRST_BACKOFF_S,
+    MANAGER_START_S,
+    End,
+    Facts,
+    conditions,
+    next_due,
+    plan,
+)
+from polyrl.worker import NAME_SLOT, Role, Worker, Workers
+
+NOW = 100.0
+MANAGER = Worker("manager", Role.MANAGER, ("manager",), grace_s=3)
+TRAINER = Worker("trainer", Role.TRAINER, ("trainer",), grace_s=20)
+RESERVED = Worker("reserved", Role.RESERVED, ("agent",), grace_s=5)
+ROLLOUT = Worker("rollout", Role.ROLLOUT, ("agent", NAME_SLOT), grace_s=5)
+WANTED = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2)
+RESTARTING = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2, trainer_restarts=2)
+
+
+def seen(worker: Worker, phase: Phase = Phase.RUNNING, **facts: object) -> Observed:
+    return Observed(worker.name, worker.role, worker.name, phase, **{"started_at": NOW - 50, **facts})  # type: ignore[arg-type]
+
+
+def exited(worker: Worker, exit_code: int = 1, ago: float = 10.0, **facts: object) -> Observed:
+    return seen(worker, Phase.EXITED, exit_code=exit_code, exited_at=NOW - ago, **facts)
+
+
+def rollout(number: int) -> Worker:
+    return ROLLOUT.named(f"rollout-{number}")
+
+
+def manager(number: int) -> Worker:
+    return MANAGER.named(f"manager-{number}")
+
+
+def trainer(number: int) -> Worker:
+    return TRAINER.named(f"trainer-{number}")
+
+
+def reserved_failures() -> list[Observed]:
+    return [exited(RESERVED.named(f"reserved-{n}"), started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT)]
+
+
+ALL = [seen(worker) for worker in (MANAGER, TRAINER, RESERVED, rollout(0), rollout(1))]
+
+
+def without(*names: str) -> list[Observed]:
+    return [one for one in ALL if one.name not in names]
+
+
+def said(observed: list[Observed], wanted: Workers = WANTED, ready: bool = True, **facts: object) -> list[str]:
+    served = facts.pop("served", frozenset({"rollout-0", "rollout-1"}))
+    return [str(action) for action in plan(wanted, Facts(observed, ready, served, **facts), NOW)]  # type: ignore[arg-type]
+
+
+ROWS = [
+    ("the manager comes first", [], {"ready": False}, ["start manager: the run begins"]),
+    ("others wait for its endpoints", ALL[:1], {"ready": False}, []),
+    (
+        "then all at once",
+        ALL[:1],
+        {},
+        [
+            "start trainer: the run begins",
+            "start reserved: the run begins",
+            "start rollout-0: the run begins",
+            "start rollout-1: the run begins",
+        ],
+    ),
+    ("nothing to do", ALL, {}, []),
+    (
+        "a rollout under notice is replaced at once",
+        [*without("rollout-0"), seen(rollout(0), reclaim=Reclaim(NOW + 5))],
+        {},
+        ["start rollout-2: another one is gone or going"],
+    ),
+    (
+        "so is one that was taken without notice",
+        [*without("rollout-0"), exited(rollout(0), -9, ago=0, reclaim=Reclaim(NOW))],
+        {},
+        ["start rollout-2: another one is gone or going"],
+    ),
+    (
+        "and one that served and crashed",
+        [*without("rollout-0"), exited(rollout(0), ago=0)],
+        {},
+        ["start rollout-2: another one is gone or going"],
+    ),
+    (
+        "one that failed at its start waits its back-off",
+        [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S / 2)],
+        {"served": frozenset({"rollout-1"})},
+        [],
+    ),
+    (
+        "and not a moment longer",
+        [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S)],
+        {"served": frozenset()},
+        ["start rollout-2: another one is gone or going"],
+    ),
+    (
+        "the reserved engine is replaced too",
+        [*without("reserved"), exited(RESERVED)],
+        {},
+        ["start reserved-1: reserved is gone"],
+    ),
+    ("until it is given up", [*without("reserved"), *reserved_failures()], {}, []),
+    (
+        "no rollout is replaced once the job is over",
+        [*without("rollout-0"), exited(rollout(0), 0)],
+        {"finishing": True},
+        [],
+    ),
+    (
+        "the trainer's good end is the run's",
+        [*without("trainer"), exited(TRAINER, 0)],
+        {},
+        ["end: the trainer is done"],
+    ),
+    (
+        "its bad end too",
+        [*without("trainer"), exited(TRAINER, -9)],
+        {},
+        ["end: the trainer ended with exit code -9"],
+    ),
+    (
+        "a killed trainer has a successor after a pause",
+        [*without("trainer"), exited(TRAINER, -9, ago=FIRST_BACKOFF_S)],
+        {"wanted": RESTARTING},
+        ["start trainer-1: trainer is gone; this one goes on from the newest checkpoint"],
+    ),
+    ("not before", [*without("trainer"), exited(TRAINER, -9, ago=FIRST_BACKOFF_S / 2)], {"wanted": RESTARTING}, []),
+    ("nor beside it", [*ALL, exited(TRAINER, -9), seen(trainer(1))], {"wanted": RESTARTING}, []),
+    (
+        "nor one more than backoffLimit",
+        [*without("trainer"), *(exited(trainer(n), -9) for n in range(3))],
+        {"wanted": RESTARTING},
+        ["end: the trainer ended with exit code -9, after 2 restarts"],
+    ),
+    (
+        "but one that was taken away does not count",
+        [*without("trainer"), *(exited(trainer(n), -9, reclaim=Reclaim(NOW - 20)) for n in range(3))],
+        {"wanted": RESTARTING},
+        ["start trainer-3: trainer-2 is gone; this one goes on from the newest checkpoint"],
+    ),
+    (
+        "a trainer that said why it cannot go on has none",
+        [*without("trainer"), exited(TRAINER, 1)],
+        {"wanted": RESTARTING},
+        ["end: the trainer ended with exit code 1"],
+    ),
+    (
+        "nor one that fell after its last words",
+        [*without("trainer"), exited(TRAINER, -9)],
+        {"wanted": RESTARTING, "finishing": True},
+        ["end: the trainer ended with exit code -9"],
+    ),
+    (
+        "unless those were that all went well: then nothing is lost with it",
+        [*without("trainer"), exited(TRAINER, -9)],
+        {"finishing": True, "went_well": True},
+        ["end: the trainer is done"],
+    ),
+    (
+        "nor with the successor of one that was killed",
+        [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -9)],
+        {"wanted": RESTARTING, "finishing": True, "went_well": True},
+        ["end: the trainer is done"],
+    ),
+    (
+        "one that lives is waited for",
+        ALL,
+        {"finishing": True, "went_well": True},
+        [],
+    ),
+    (
+        "and one that then says what went wrong is believed",
+        [*without("trainer"), exited(TRAINER, 1)],
+        {"finishing": True, "went_well": True},
+        ["end: the trainer ended with exit code 1"],
+    ),
+    (
+        "asked to stop, the successor is stopped first",
+        [*without("trainer"), exited(TRAINER, -9), seen(trainer(1))],
+        {"wanted": RESTARTING, "stopping": True},
+        ["stop trainer-1 within 20 s: the run was asked to stop"],
+    ),
+    (
+        "a manager that was killed has a successor, which goes on with its journal",
+        [*without("manager"), exited(MANAGER, -9, ago=0)],
+        {},
+        ["start manager-1: manager is gone"],
+    ),
+    (
+        "one that cannot use its input has none",
+        [*without("manager"), exited(MANAGER, 2)],
+        {},
+        ["end: the manager ended with exit code 2 before the trainer was done"],
+    ),
+    (
+        "nor have managers that fail at start again and again",
+        [*without("manager"), *(exited(manager(n), 1, started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT))],
+        {},
+        ["end: the manager ended with exit code 1 before the trainer was done"],
+    ),
+    ("unless the job is over", [*without("manager"), exited(MANAGER, 0)], {"finishing": True}, []),
+    (
+        "a manager that never speaks is given up",
+        [seen(MANAGER, started_at=NOW - MANAGER_START_S - 1)],
+        {"ready": False},
+        ["end: the manager did not say where it listens within 120 s"],
+    ),
+    (
+        "asked to stop: the trainer first",
+        ALL,
+        {"stopping": True},
+        ["stop trainer within 20 s: the run was asked to stop"],
+    ),
+    (
+        "then all others",
+        [*without("trainer"), exited(TRAINER, 0)],
+        {"stopping": True},
+        [
+            "stop manager within 3 s: the run was asked to stop",
+            "stop reserved within 5 s: the run was asked to stop",
+            "stop rollout-0 within 5 s: the run was asked to stop",
+            "stop rollout-1 within 5 s: the run was asked to stop",
+        ],
+    ),
+    ("then the end", [exited(TRAINER, 0), exited(MANAGER, 0)], {"stopping": True}, ["end: the run was asked to stop"]),
+]
+
+
+@pytest.mark.parametrize(("observed", "facts", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_plan(observed: list[Observed], facts: dict[str, object], expected: list[str]) -> None:
+    assert said(observed, **facts) == expected  # type: ignore[arg-type]
+
+
+def failed(number: int, ago: float = 60.0) -> Observed:
+    return exited(rollout(number), ago=ago, started_at=NOW - 70 + number)
+
+
+def test_a_rollout_that_fails_at_start_again_and_again_is_given_up_and_the_run_goes_on() -> None:
+    facts = Facts([*ALL[:3], *(failed(n) for n in range(FAILED_STARTS_LIMIT))], True)
+    assert plan(WANTED, facts, NOW) == []
+    (sentence,) = conditions(WANTED, facts)
+    assert sentence == "rollouts given up: the last 3 ended before they served (newest rollout-2, exit code 1)"
+
+
+def test_one_that_served_in_between_starts_the_count_anew() -> None:
+    facts = Facts([*ALL[:3], *(failed(n) for n in range(4))], True, frozenset({"rollout-1"}))
+    assert [str(action) for action in plan(WANTED, facts, NOW)] == [
+        "start rollout-4: another one is gone or going",
+        "start rollout-5: another one is gone or going",
+    ]
+    assert conditions(WANTED, facts) == []
+
+
+def test_a_reclaimed_one_is_no_failure() -> None:
+    taken = [exited(rollout(n), -9, reclaim=Reclaim(NOW - 10)) for n in range(FAILED_STARTS_LIMIT)]
+    assert len(said([*ALL[:3], *taken], served=frozenset())) == WANTED.rollouts
+
+
+def test_the_back_off_doubles() -> None:
+    observed = [*ALL[:3], failed(0, ago=50), failed(1, ago=0)]
+    assert next_due(WANTED, Facts(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
+    assert next_due(WANTED, Facts(ALL, True), NOW) is None
+
+
+def test_the_trainers_back_off_doubles_too() -> None:
+    observed = [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -11, ago=0)]
+    assert next_due(RESTARTING, Facts(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
+
+
+def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:
+    gone = [failed(n) for n in range(FAILED_STARTS_LIMIT)]
+    (end,) = plan(WANTED, Facts([*ALL[:2], *reserved_failures(), *gone], True), NOW)
+    assert isinstance(end, End)
+    assert (end.ok, end.worker) == (False, "rollout-2")
+    assert str(end) == "end: no engine is left: rollout-2 ended with exit code 1"
+
+
+def test_a_wrong_input_is_told_apart() -> None:
+    (end,) = plan(WANTED, Facts([*without("trainer"), exited(TRAINER, 2)], True), NOW)
+    assert isinstance(end, End)
+    assert end.user_error
+
+
+def test_a_run_without_manager_is_the_trainer_alone() -> None:
+    alone = Workers(TRAINER, None, None, None, 0)
+    assert said([], alone, ready=False) == ["start trainer: the run begins"]
+    assert said([seen(TRAINER)], alone, ready=False) == []

@@ -1,0 +1,304 @@
+"""Manifests drawn from the schema: rules say the same in Python and in CEL, and what is valid survives JSON and YAML.
+
+Specs are drawn from the schema itself, so a new field is in these tests the day it is declared. Failures print seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from copy import deepcopy
+from typing import Any
+
+import celpy
+import pytest
+import yaml
+from celpy import celtypes
+from celpy.adapter import json_to_cel
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from polyrl.errors import InvalidManifest
+from polyrl.manifest.job import API_VERSION, KIND, PolyRLJob
+from polyrl.manifest.rules.broken import RULES, broken_rules
+from polyrl.manifest.rules.transitions import TRANSITIONS
+from polyrl.manifest.schema.crd import OPEN, Schema, manifest_schema
+from polyrl.manifest.spec import JobSpec
+from polyrl_cli.manifests.load import job_of
+from polyrl_cli.manifests.yaml_source import parse
+
+TEXTS = {
+    "function": ["reward:score", "pkg.reward:score"],
+    "filterFunction": ["filters:keep"],
+    "classPath": ["tools:Calculator"],
+    "currency": ["USD", "EUR"],
+    "url": ["https://manager:5000"],
+    "cidr": ["10.0.0.0/8"],
+    "size": ["10Gi"],
+    "name": ["a", "a-b"],
+    "alphabet": ["", "ab", "aa", "abca", "äöü"],
+}
+"""Values of fields that have a pattern, and of those whose value matters to a rule."""
+
+PORTS = [5000, 5002]
+"""One that is free in pods, and one that is not."""
+
+MODEL_CONFIGS = [{"model_type": "qwen2"}, {"model_type": "llama", "hidden_size": 8, "pad_token_id": None}]
+SPREAD = 4
+"""Numbers are drawn from the lowest few allowed: small ones meet each other, and so the rules' edges."""
+
+
+def random_spec(seed: int) -> dict[str, Any]:
+    """A spec whose fields are each valid; rules between them may be broken."""
+    return _object(manifest_schema()["properties"]["spec"], "spec", random.Random(seed))
+
+
+def manifest(spec: dict[str, Any]) -> dict[str, Any]:
+    """A whole manifest around a spec."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "drawn"}, "spec": spec}
+
+
+def _value(node: Schema, name: str, rng: random.Random) -> Any:
+    if "enum" in node:
+        return rng.choice(node["enum"])
+    if name == "config":
+        return rng.choice(MODEL_CONFIGS)
+    draw = {"object": _object, "array": _array, "string": _string, "boolean": _boolean}.get(node["type"], _number)
+    return draw(node, name, rng)
+
+
+def _object(node: Schema, name: str, rng: random.Random) -> dict[str, Any]:
+    required = node.get("required", ())
+    given = [key for key in node.get("properties", {}) if key in required or rng.random() < 0.6]
+    made = {key: _value(node["properties"][key], key, rng) for key in given}
+    return made | ({"further": {"x": [1, None, "y"]}} if OPEN in node and rng.random() < 0.3 else {})
+
+
+def _array(node: Schema, name: str, rng: random.Random) -> list[Any]:
+    least = node.get("minItems", 0)
+    size = rng.randint(least, min(node["maxItems"], least + 2))
+    return [_value(node["items"], name, rng) for _ in range(size)]
+
+
+def _string(node: Schema, name: str, rng: random.Random) -> str:
+    return rng.choice(TEXTS.get(name, ["x", "data/x.jsonl"]))
+
+
+def _boolean(node: Schema, name: str, rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
+def _number(node: Schema, name: str, rng: random.Random) -> float:
+    if name == "port":
+        return rng.choice(PORTS)
+    if node["type"] == "integer":
+        return rng.randint(node["minimum"], min(node["maximum"], node["minimum"] + SPREAD))
+    low, high = float(node["minimum"]), float(node["maximum"])
+    drawn = rng.choice([low, low + (high - low) / 4, low + (high - low) / 2])
+    return drawn if drawn > low or not node.get("exclusiveMinimum") else high / 2
+
+
+def plain(job: PolyRLJob | JobSpec) -> Any:
+    return job.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _first(text: str, part: str) -> celtypes.IntType:
+    return celtypes.IntType(text.find(part))
+
+
+def _last(text: str, part: str) -> celtypes.IntType:
+    return celtypes.IntType(text.rfind(part))
+
+
+def _split(text: str, separator: str) -> celtypes.ListType:
+    assert separator == "", "only this form is used"
+    return celtypes.ListType([celtypes.StringType(character) for character in text])
+
+
+def _format(template: str, values: celtypes.ListType) -> celtypes.StringType:
+    return celtypes.StringType(template % tuple(values))
+
+
+# The API server's string library, which the Python evaluator lacks.
+EXTENSIONS: dict[str, Any] = {"split": _split, "indexOf": _first, "lastIndexOf": _last, "format": _format}
+ENVIRONMENT = celpy.Environment()
+
+
+def program(expression: str) -> celpy.Runner:
+    return ENVIRONMENT.program(ENVIRONMENT.compile(expression), functions=EXTENSIONS)
+
+
+PROGRAMS = {rule.id: program(rule.cel) for rule in RULES}
+MESSAGES = {rule.id: program(rule.message_expression()) for rule in RULES if "{" in rule.message}
+CHANGES = {change.id: program(change.cel) for change in TRANSITIONS}
+
+
+def disagreements(spec: JobSpec) -> list[str]:
+    """Rules on which Python and CEL differ for this spec, in verdict or in words."""
+    facts = {"self": json_to_cel(plain(spec))}
+    found = []
+    for rule in RULES:
+        holds = rule.holds(spec)
+        if bool(PROGRAMS[rule.id].evaluate(facts)) != holds:
+            found.append(f"{rule.id}: Python says {holds}")
+        elif not holds and rule.id in MESSAGES and str(MESSAGES[rule.id].evaluate(facts)) != rule.sentence(spec):
+            found.append(f"{rule.id}: {MESSAGES[rule.id].evaluate(facts)!r} is not {rule.sentence(spec)!r}")
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_python_and_cel_agree_on_any_spec(seed: int) -> None:
+    assert disagreements(JobSpec.model_validate(random_spec(seed))) == []
+
+
+def test_every_rule_is_seen_to_hold_and_to_break() -> None:
+    specs = [JobSpec.model_validate(random_spec(seed)) for seed in range(400)]
+    for rule in RULES:
+        assert {rule.holds(spec) for spec in specs} == {True, False}, rule.id
+
+
+def test_rules_and_transitions_have_names_of_their_own_and_blame_fields_that_exist() -> None:
+    checks = [*RULES, *TRANSITIONS]
+    assert len({check.id for check in checks}) == len(checks)
+    for check in checks:
+        node = manifest_schema()["properties"]["spec"]
+        for key in check.field:
+            node = node["properties"][key]
+
+
+VALID = {
+    "recipe": {
+        "mode": "sft+rl",
+        "model": {"config": {"model_type": "qwen2"}, "tokenizer": {"type": "characters", "alphabet": "ab"}},
+        "data": {"sft": [{"path": "s.jsonl"}], "rl": [{"path": "r.jsonl"}]},
+        "sft": {"steps": 1},
+        "algorithm": {"steps": 1},
+        "reward": {"function": "reward:score"},
+    },
+    "rollout": {"engine": {"type": "embedded"}, "maxReplicas": 8},
+}
+
+
+def mended(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec with every field that a broken rule reads put as in VALID, or left out, until no rule complains."""
+    for _ in range(len(RULES)):
+        broken = [rule for rule, _ in broken_rules(JobSpec.model_validate(spec))]
+        if not broken:
+            return spec
+        for path in (path for rule in broken for path in rule.fields_read()):
+            _mend(spec, VALID, path)
+    raise AssertionError(f"cannot be mended: {spec}")
+
+
+def _mend(spec: Any, valid: Any, path: tuple[str, ...]) -> None:
+    for key in path[:-1]:
+        spec, valid = spec.setdefault(key, {}), valid.get(key, {})
+    if path[-1] in valid:
+        spec[path[-1]] = deepcopy(valid[path[-1]])
+    else:
+        spec.pop(path[-1], None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_valid_job_survives_json_and_yaml(seed: int) -> None:
+    job = PolyRLJob.model_validate(manifest(mended(random_spec(seed))))
+    assert PolyRLJob.model_validate_json(json.dumps(plain(job))) == job
+    assert job_of(parse(yaml.safe_dump(plain(job), allow_unicode=True), "drawn.yaml")) == job
+
+
+def changed(path: str, value: Any, **more: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = deepcopy(VALID) | more
+    node = spec
+    *parents, leaf = path.split(".")
+    for key in parents:
+        node = node.setdefault(key, {})
+    node[leaf] = value
+    return dict(plain(JobSpec.model_validate(spec)))
+
+
+BEFORE = plain(JobSpec.model_validate(VALID))
+SUSPENDED = changed("suspend", True)
+LIMITED = changed("activeDeadlineSeconds", 60)
+TRANSITION_TABLE = [
+    ("managedBy-fixed", BEFORE, changed("managedBy", "other.dev/operator"), False),
+    ("backend-fixed", BEFORE, changed("trainer.backend", "JobSet"), False),
+    ("port-fixed", BEFORE, changed("manager.port", 6000), False),
+    ("manager-storage-fixed", BEFORE, changed("manager.storage", {"ephemeral": True}), False),
+    ("trainer-storage-fixed", BEFORE, changed("trainer.storage", {"claimName": "disk"}), False),
+    ("mode-fixed", BEFORE, changed("recipe.mode", "sft"), False),
+    ("seed-fixed", BEFORE, changed("recipe.seed", 1), False),
+    ("replicas-fixed-while-running", BEFORE, changed("trainer.replicas", 2), False),
+    ("replicas-fixed-while-running", SUSPENDED, changed("trainer.replicas", 2), True),
+    ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),
+    ("reservedEngine-fixed-while-running", BEFORE, changed("trainer.reservedEngine", False), False),
+    ("deadline-only-shrinks", BEFORE, LIMITED, True),
+    ("deadline-only-shrinks", LIMITED, changed("activeDeadlineSeconds", 30), True),
+    ("deadline-only-shrinks", LIMITED, changed("activeDeadlineSeconds", 90), False),
+    ("deadline-only-shrinks", LIMITED, BEFORE, False),
+]
+
+
+@pytest.mark.parametrize(("change", "before", "after", "allowed"), TRANSITION_TABLE)
+def test_a_stored_job_refuses_what_cannot_change(change: str, before: Any, after: Any, allowed: bool) -> None:
+    facts = {"self": json_to_cel(after), "oldSelf": json_to_cel(before)}
+    assert bool(CHANGES[change].evaluate(facts)) is allowed
+
+
+def test_every_transition_stands_in_the_table_and_allows_no_change_at_all() -> None:
+    assert {row[0] for row in TRANSITION_TABLE} == CHANGES.keys()
+    facts = {"self": json_to_cel(BEFORE), "oldSelf": json_to_cel(BEFORE)}
+    assert all(bool(change.evaluate(facts)) for change in CHANGES.values())
+
+
+def test_replicas_out_of_bounds_are_left_to_the_operator() -> None:
+    spec = deepcopy(VALID) | {"rollout": {"engine": {"type": "embedded"}, "replicas": 9, "maxReplicas": 2}}
+    assert PolyRLJob.model_validate(manifest(spec)).spec.rollout.replicas == 9
+
+
+LINE = re.compile(r"^(drawn\.yaml(:\d+)?|--set)[: ]")
+
+
+def refusal(text: str) -> list[str]:
+    """The lines with which a text is refused; nothing when it is a manifest. Any other exception fails the test."""
+    try:
+        source = parse(text, "drawn.yaml")
+        if not isinstance(source.data, dict):
+            return []
+        job_of(source)
+    except InvalidManifest as error:
+        return error.faults
+    return []
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200) | st.text(alphabet="-:[]{}&*!|>'\"%@`#,? \n\tab01", max_size=80))
+def test_any_text_is_refused_in_whole_lines(text: str) -> None:
+    assert all(LINE.match(line) and "\n" not in line for line in refusal(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), JUNK, JUNK)
+@example(73341, {"\n": None}, None)
+def test_junk_in_place_of_any_field_is_refused_in_whole_lines(seed: int, junk: Any, key: Any) -> None:
+    job = manifest(random_spec(seed))
+    rng = random.Random(seed)
+    node: Any = job
+    while True:
+        at = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+        if not isinstance(node[at], dict | list) or not node[at] or rng.random() < 0.3:
+            break
+        node = node[at]
+    node[at] = junk
+    if isinstance(node, dict):
+        node[str(key)] = junk
+    assert all(LINE.match(line) and "\n" not in line for line in refusal(yaml.safe_dump(job, allow_unicode=True)))

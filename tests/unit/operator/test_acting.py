@@ -1,0 +1,365 @@
+"""What the shell does with answers of the API server: repeats, conflicts, refusals, and when a status is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeKeys, Say
+from polyrl.cluster.resources.owner import Owner
+from polyrl_operator.api import client as client_module
+from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
+from polyrl_operator.api.kinds import JOB, POD, SECRET
+from polyrl_operator.informer.cache import Cache
+from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.reconciler import status_writer
+from polyrl_operator.reconciler.executor import Actor, NameTaken
+from polyrl_operator.reconciler.status_writer import Pending, StatusWriter
+
+KEY = Key("ns", "j")
+OWNER = Owner("j", "ns", "job-uid", job=None)  # type: ignore[arg-type]
+
+
+def pod(name: str, owner: str = "job-uid", version: int = 1) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "labels": {"polyrl.dev/job-name": "j"},
+        "ownerReferences": [{"uid": owner, "controller": True}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"serviceAccountName": "j"}}
+
+
+class Answer:
+    """One HTTP answer."""
+
+    def __init__(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+        self.status, self.headers, self._body = status, headers or {}, body
+
+    async def read(self) -> bytes:
+        return msgspec.json.encode(self._body)
+
+
+class Transport:
+    """Plays `ApiClient`: gives the prepared answers in turn; an exception is raised."""
+
+    def __init__(self, *answers: Answer | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+        self.configuration = type("C", (), {"host": "http://api"})()
+        self.rest_client = self
+
+    async def update_params_for_auth(self, *_: object) -> None:
+        return None
+
+    async def request(self, method: str, url: str, **_: object) -> Answer:
+        self.asked.append((method, url.removeprefix("http://api")))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses take no time, and are recorded."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    return slept
+
+
+def client(*answers: Answer | Exception, may_write: Callable[[], bool] = lambda: True) -> tuple[Client, Transport]:
+    transport = Transport(*answers)
+    return Client(transport, may_write), transport  # type: ignore[arg-type]
+
+
+BUSY = Answer(429, {"reason": "TooManyRequests", "message": "busy"}, {"Retry-After": "3"})
+BROKEN = Answer(500, {"reason": "InternalError", "message": "etcd"})
+TAKEN = Answer(409, {"reason": "AlreadyExists", "message": "taken"})
+FULL = Answer(403, {"reason": "Forbidden", "message": "exceeded quota: pods=5"})
+
+
+@pytest.mark.parametrize("trouble", [BUSY, BROKEN, TimeoutError(), OSError("reset")])
+async def test_a_passing_trouble_is_outlasted(trouble: Any) -> None:
+    api, transport = client(trouble, Answer(200, pod("p")))
+    assert (await api.get(POD, "ns", "p") or {})["metadata"]["name"] == "p"
+    assert len(transport.asked) == 2
+
+
+async def test_a_retry_waits_as_the_server_says(at_once: list[float]) -> None:
+    api, _ = client(BUSY, Answer(201, pod("p")))
+    await api.create(pod("p"))
+    assert at_once == [3.0]
+
+
+async def test_a_server_that_asks_for_a_long_wait_is_left_to_the_queue(at_once: list[float]) -> None:
+    api, transport = client(Answer(429, {"message": "busy"}, {"Retry-After": "600"}))
+    with pytest.raises(ApiError, match="busy") as raised:
+        await api.create(pod("p"))
+    assert raised.value.transient
+    assert len(transport.asked) == 1
+    assert at_once == []
+
+
+async def test_a_lasting_trouble_is_an_error_that_says_what_it_was() -> None:
+    api, transport = client(*[BROKEN] * ATTEMPTS)
+    with pytest.raises(ApiError, match="etcd"):
+        await api.get(POD, "ns", "p")
+    assert len(transport.asked) == ATTEMPTS
+
+
+@pytest.mark.parametrize("status", [400, 403, 409, 422])
+async def test_a_refusal_is_not_repeated(status: int) -> None:
+    api, transport = client(Answer(status, {"message": "no"}))
+    with pytest.raises(ApiError, match="no") as raised:
+        await api.create(pod("p"))
+    assert not raised.value.transient
+    assert len(transport.asked) == 1
+
+
+async def test_who_lost_the_lease_between_two_attempts_does_not_try_again() -> None:
+    leads = iter((True, False))
+    api, transport = client(BROKEN, may_write=lambda: next(leads))
+    with pytest.raises(NotLeader):
+        await api.create(pod("p"))
+    assert len(transport.asked) == 1
+
+
+@pytest.mark.parametrize("status", [404, 409])
+async def test_what_is_gone_or_is_another_by_now_is_deleted(status: int) -> None:
+    api, _ = client(Answer(status, {"message": "gone"}))
+    assert await api.delete(POD, "ns", "p", "uid") is None
+
+
+async def test_pages_are_read_to_the_end() -> None:
+    first = Answer(200, {"metadata": {"continue": "more", "resourceVersion": "7"}, "items": [pod("a")]})
+    last = Answer(200, {"metadata": {"resourceVersion": "7"}, "items": [pod("b")]})
+    api, transport = client(first, last)
+    names = [item["metadata"]["name"] async for items, _ in api.pages(POD, None) for item in items]
+    assert names == ["a", "b"]
+    assert "continue=more" in transport.asked[1][1]
+
+
+class Told:
+    """Plays events and links."""
+
+    def __init__(self) -> None:
+        self.said: list[Say] = []
+
+    def say(self, subject: object, say: Say) -> None:
+        self.said.append(say)
+
+
+def actor(*answers: Answer | Exception) -> tuple[Actor, Cache, Transport, Told]:
+    api, transport = client(*answers)
+    cache, told = Cache(lambda key: None), Told()
+    cache.observe(JOB, {"metadata": {"name": "j", "namespace": "ns", "uid": "job-uid", "resourceVersion": "1"}})
+    return Actor(api, cache, told, told), cache, transport, told  # type: ignore[arg-type]
+
+
+async def test_what_was_made_is_known_at_once() -> None:
+    act, cache, _, _ = actor(Answer(201, pod("j-r-1")))
+    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why")])
+    assert outcome.created == 1
+    assert [one["metadata"]["name"] for one in cache.pods(KEY, "job-uid")] == ["j-r-1"]
+
+
+async def test_a_creation_that_meets_its_own_object_is_done() -> None:
+    act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1")))
+    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why")])
+    assert outcome.created == 0
+    assert len(cache.pods(KEY, "job-uid")) == 1
+
+
+async def test_a_creation_that_meets_a_strangers_object_waits_for_it_to_go() -> None:
+    act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1", owner="former-uid")))
+    with pytest.raises(NameTaken, match="Pod j-r-1 is there and is not of this PolyRLJob"):
+        await act.act(OWNER, [Create(pod("j-r-1"), "why")])
+    assert cache.pods(KEY, "job-uid") == []
+
+
+async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> None:
+    act, _, _, told = actor(FULL)
+    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why"), Say("Said", "after it")])
+    assert outcome.refusal == "Pod j-r-1: exceeded quota: pods=5"
+    assert len(told.said) == 1
+
+
+async def test_what_comes_after_a_failure_is_not_begun() -> None:
+    act, cache, transport, _ = actor(*[BROKEN] * ATTEMPTS)
+    cache.observe(POD, pod("j-r-1"))
+    annotate = Annotate("j-r-1", "uid-j-r-1", {"polyrl.dev/counted": "preemption-1"}, "counted")
+    with pytest.raises(ApiError):
+        await act.act(OWNER, [annotate, Delete("Pod", "j-r-1", "uid-j-r-1", "it is counted")])
+    assert {method for method, _ in transport.asked} == {"PATCH"}
+
+
+async def test_a_pod_that_was_deleted_is_leaving_until_the_watch_says_that_it_is_gone() -> None:
+    act, cache, _, _ = actor(Answer(200, {"kind": "Status", "status": "Success"}))
+    cache.observe(POD, pod("j-r-1"))
+    await act.act(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
+    assert "deletionTimestamp" in cache.pods(KEY, "job-uid")[0]["metadata"]
+
+
+async def test_a_pod_that_was_gone_already_is_gone() -> None:
+    act, cache, _, _ = actor(Answer(404, {"message": "not found"}))
+    cache.observe(POD, pod("j-r-1"))
+    await act.act(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
+    assert cache.pods(KEY, "job-uid") == []
+
+
+async def test_keys_are_made_once() -> None:
+    stored = pod("j-keys") | {"kind": "Secret"}
+    act, cache, transport, _ = actor(TAKEN, Answer(200, stored))
+    await act.act(OWNER, [MakeKeys("j-keys", ("j-manager",))])
+    assert [path.partition("?")[0] for _, path in transport.asked] == [SECRET.path("ns"), SECRET.path("ns", "j-keys")]
+    assert [child["kind"] for child in cache.children(KEY, "job-uid")] == ["Secret"]
+    assert "data" not in cache.children(KEY, "job-uid")[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(Answer(201, pod("x")), ""), (TAKEN, ""), (FULL, "Pod j-r-0: exceeded quota: pods=5")],
+)
+async def test_a_dry_run_brings_the_servers_own_words(answer: Answer, expected: str) -> None:
+    act, _, transport, _ = actor(answer)
+    outcome = await act.act(OWNER, [DryRun((pod("j-r-0"),), 1)])
+    assert outcome.dry_run == expected
+    assert "dryRun=All" in transport.asked[0][1]
+
+
+async def test_a_namespace_that_is_a_moment_old_is_asked_again() -> None:
+    young = Answer(403, {"message": 'error looking up service account ns/default: serviceaccount "default" not found'})
+    act, _, _, _ = actor(young)
+    with pytest.raises(ApiError):
+        await act.act(OWNER, [DryRun((pod("j-r-0"),), 1)])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(status_writer, "time", made)
+    return made
+
+
+class Store:
+    """Plays the API server for one job's status."""
+
+    def __init__(self) -> None:
+        self.version, self.status, self.writes = 1, {}, 0
+        self.refuses: list[ApiError] = []
+
+    def raw(self) -> dict[str, Any]:
+        metadata = {"name": "j", "namespace": "ns", "uid": "u", "resourceVersion": str(self.version)}
+        return {"metadata": metadata, "spec": {}, "status": self.status}
+
+    async def patch(self, kind: Any, namespace: str, name: str, body: dict[str, Any], sub: str) -> dict[str, Any]:
+        if self.refuses:
+            raise self.refuses.pop()
+        assert body["metadata"]["resourceVersion"] == str(self.version)
+        self.version, self.writes = self.version + 1, self.writes + 1
+        self.status = self.status | {key: value for key, value in body["status"].items() if value is not None}
+        return self.raw()
+
+    async def get(self, *_: object) -> dict[str, Any]:
+        self.version += 1
+        return self.raw()
+
+
+class Writing:
+    """A status writer on a store."""
+
+    def __init__(self) -> None:
+        self.store, self.pending, self.woken = Store(), Pending(), []
+        self.cache = Cache(lambda key: None)
+        self.cache.observe(JOB, self.store.raw())
+        store: Any = self.store
+        self.writer = StatusWriter(store, self.cache, lambda key, when: self.woken.append(when), lambda: None)
+
+    async def decide(self, **status: Any) -> None:
+        await self.writer.decided(KEY, self.pending, status)
+
+    async def begin(self) -> dict[str, Any]:
+        raw = self.cache.job(KEY)
+        assert raw is not None
+        return await self.writer.catch_up(KEY, raw, self.pending)
+
+
+@pytest.fixture
+def writing(clock: Clock) -> Writing:
+    return Writing()
+
+
+async def test_the_same_status_is_not_written_twice(writing: Writing) -> None:
+    await writing.decide(state="Running")
+    await writing.decide(state="Running")
+    assert writing.store.writes == 1
+
+
+async def test_plain_numbers_wait_and_are_shown_meanwhile(writing: Writing, clock: Clock) -> None:
+    await writing.decide(state="Running", cost={"spotMicros": 1})
+    clock.now = 1.0
+    await writing.decide(state="Running", cost={"spotMicros": 2})
+    assert writing.store.writes == 1
+    assert writing.woken == [status_writer.SPACING_S]
+    assert (await writing.begin())["status"]["cost"] == {"spotMicros": 2}
+    clock.now = status_writer.SPACING_S
+    await writing.decide(state="Running", cost={"spotMicros": 2})
+    assert writing.store.writes == 2
+
+
+@pytest.mark.parametrize(
+    "weighty",
+    [
+        {"state": "Degraded"},
+        {"rollout": {"preemptions": 1}},
+        {"trainer": {"restarts": 1}},
+        {"conditions": [{"type": "Disrupting", "status": "True"}]},
+    ],
+)
+async def test_a_flip_or_a_count_is_written_at_once(writing: Writing, clock: Clock, weighty: dict[str, Any]) -> None:
+    await writing.decide(state="Running")
+    clock.now = 0.1
+    await writing.decide(**{"state": "Running"} | weighty)
+    assert writing.store.writes == 2
+
+
+async def test_a_count_that_could_not_be_stored_is_stored_before_anything_else_is_decided(writing: Writing) -> None:
+    writing.store.refuses = [ApiError(500, "", "etcd")]
+    with pytest.raises(ApiError):
+        await writing.decide(state="Running", rollout={"preemptions": 1})
+    assert writing.store.writes == 0
+    shown = await writing.begin()
+    assert writing.store.writes == 1
+    assert shown["status"]["rollout"] == {"preemptions": 1}
+
+
+async def test_after_a_conflict_the_newest_job_is_read(writing: Writing) -> None:
+    writing.store.refuses = [ApiError(409, "Conflict", "changed")]
+    with pytest.raises(ApiError):
+        await writing.decide(state="Running")
+    await writing.begin()
+    assert writing.store.status == {"state": "Running"}
+
+
+async def test_a_job_that_is_gone_has_no_status(writing: Writing) -> None:
+    writing.store.refuses = [ApiError(404, "NotFound", "gone")]
+    await writing.decide(state="Running")
+    assert writing.store.writes == 0

@@ -1,0 +1,64 @@
+"""How many series the operator's metrics have: as many as there are jobs, whatever happens to their pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyrl.cluster.timestamps import millisecond
+from polyrl.manifest.status import JobStatus
+from polyrl_operator.api.kinds import access_of
+from polyrl_operator.api.tracing import Requests
+from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.metrics import Metrics
+
+PER_JOB = 3
+"""Gauges with a job's name."""
+
+
+def series(metrics: Metrics) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    samples = (sample for family in metrics.registry.collect() for sample in family.samples)
+    return {(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples}
+
+
+def status(number: int) -> JobStatus:
+    """Of a job whose pods come and go under ever new names."""
+    ended = {
+        "podName": f"job-r-{number}",
+        "podUID": f"uid-{number}",
+        "nodeName": f"node-{number}",
+        "reason": "SpotInterruption",
+        "noticeTime": millisecond(number),
+        "deleteTime": millisecond(number + 20),
+        "noticeMillis": 20_000,
+    }
+    rollout: dict[str, Any] = {"desiredReplicas": number % 7, "registeredReplicas": number % 5, "preemptions": number}
+    return JobStatus.model_validate({"state": "Running", "rollout": rollout, "recentDisruptions": [ended]})
+
+
+def test_what_happens_to_pods_makes_no_series() -> None:
+    requests = Requests()
+    metrics = Metrics(requests)
+    pods = "/api/v1/namespaces/team/pods"
+    sizes = []
+    for number in range(1, 301):
+        metrics.decided(Key("team", "job"), status(number))
+        metrics.drained(0.1, known=True)
+        for method, path in (("POST", pods), ("DELETE", f"{pods}/job-r-{number}"), ("PATCH", f"{pods}/job-r-{number}")):
+            requests.counts[access_of(method, path), "2xx"] += 1
+        sizes.append(len(series(metrics)))
+    assert set(sizes) == {sizes[0]}
+    assert not [labels for _, labels in series(metrics) if any("-r-" in value for _, value in labels)]
+    assert metrics.registry.get_sample_value("polyrl_preemption_notice_seconds_count") == 299, "but all were counted"
+
+
+def test_series_grow_with_jobs_and_go_with_them() -> None:
+    metrics = Metrics(Requests())
+    metrics.decided(Key("team", "job-0"), status(1))
+    one = len(series(metrics))
+    keys = [Key("team", f"job-{number}") for number in range(1000)]
+    for key in keys:
+        metrics.decided(key, status(1))
+    assert len(series(metrics)) - one == PER_JOB * (len(keys) - 1)
+    for key in keys:
+        metrics.forget(key)
+    assert not [labels for name, labels in series(metrics) if dict(labels).get("job")]

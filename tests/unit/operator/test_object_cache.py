@@ -1,0 +1,248 @@
+"""The cache: order of arrival does not matter, heartbeats wake nobody, lists and watches cannot undo each other."""
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
+from polyrl_operator.informer.cache import Cache
+from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.expectations import EXPECTATION_S, SWEEP_AT, Expectations
+
+KEY = Key("ns", "j")
+CONFIG_MAP = next(kind for kind in FIXED if kind.name == "ConfigMap")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(version: int = 1, uid: str = "job-uid", **spec: Any) -> dict[str, Any]:
+    metadata = {"name": "j", "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": spec}
+
+
+def pod(
+    name: str, version: int, *, uid: str = "", node: str = "", phase: str = "Pending", **more: Any
+) -> dict[str, Any]:
+    owners = [{"kind": "PolyRLJob", "uid": more.pop("owner", "job-uid"), "controller": True}]
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": uid or f"uid-{name}",
+        "resourceVersion": str(version),
+        "labels": {"polyrl.dev/job-name": "j"},
+        "ownerReferences": owners,
+        "managedFields": [{"big": "x" * 100}],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 100, "polyrl.dev/counted": "yes"},
+    } | more
+    spec = {"nodeName": node, "containers": [{"image": "x" * 100}], "restartPolicy": "Never"}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+def node(name: str, version: int, *, beat: str = "", taints: tuple[str, ...] = ()) -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": beat}
+    spec = {"taints": [{"key": key} for key in taints]}
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": [ready]}}
+
+
+@pytest.fixture
+def woken() -> list[Key]:
+    return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cache(woken: list[Key], clock: Clock) -> Cache:
+    made = Cache(woken.append, clock)
+    made.observe(JOB, job())
+    woken.clear()
+    return made
+
+
+def names(cache: Cache) -> set[str]:
+    return {one["metadata"]["name"] for one in cache.pods(KEY, "job-uid")}
+
+
+def test_what_is_kept_is_small_and_is_what_decisions_read(cache: Cache) -> None:
+    cache.observe(POD, pod("p", 5, node="n", phase="Running"))
+    (kept,) = cache.pods(KEY, "job-uid")
+    assert kept["metadata"]["annotations"] == {"polyrl.dev/counted": "yes"}
+    assert kept["spec"] == {"nodeName": "n", "restartPolicy": "Never"}
+    assert kept["status"]["phase"] == "Running"
+    assert kept["metadata"]["resourceVersion"] == "5"
+    assert "managedFields" not in kept["metadata"]
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    news = [
+        (pod("p", 3), False),
+        (pod("p", 4, node="n"), False),
+        (pod("p", 6, node="n", phase="Running"), False),
+        (pod("p", 9, node="n"), True),
+        (pod("q", 5), False),
+    ]
+    for order in permutations(news):
+        cache = Cache(lambda key: None)
+        for raw, gone in order:
+            cache.observe(POD, raw, gone=gone)
+        assert names(cache) == {"q"}, order
+
+
+def test_an_old_list_neither_revives_nor_removes(cache: Cache) -> None:
+    cache.observe(POD, pod("dead", 3))
+    cache.observe(POD, pod("dead", 9), gone=True)
+    cache.observe(POD, pod("young", 12))
+    assert not cache.observe(POD, pod("dead", 5)), "it was seen to be gone"
+    assert cache.forget_absent(POD, None, seen=set(), version=10) == 0
+    assert names(cache) == {"young"}
+    assert cache.forget_absent(POD, None, seen=set(), version=12) == 1
+    assert names(cache) == set()
+
+
+def test_a_name_that_is_used_again_is_another_object(cache: Cache) -> None:
+    cache.observe(POD, pod("p", 3, uid="one"))
+    cache.observe(POD, pod("p", 8, uid="two"))
+    cache.observe(POD, pod("p", 5, uid="one"), gone=True)
+    assert [one["metadata"]["uid"] for one in cache.pods(KEY, "job-uid")] == ["two"]
+
+
+def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: Cache, woken: list[Key]) -> None:
+    cache.observe(NODE, node("n", 1, beat="1"))
+    cache.observe(POD, pod("p", 3, node="n"))
+    woken.clear()
+    assert not cache.observe(NODE, node("n", 4, beat="2"))
+    assert not cache.observe(POD, pod("p", 5, node="n"))
+    assert woken == []
+    cache.observe(NODE, node("n", 6, taints=("karpenter.sh/disrupted",)))
+    assert woken == [KEY]
+    woken.clear()
+    cache.observe(NODE, node("other", 7, taints=("karpenter.sh/disrupted",)))
+    assert woken == []
+
+
+def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[Key], clock: Clock) -> None:
+    cache.observe(POD, pod("p", 3, node="n"))
+    claim = {"metadata": {"name": "c", "uid": "c", "resourceVersion": "4"}, "status": {"nodeName": "n"}}
+    woken.clear()
+    clock.now = 1007.0
+    cache.observe(CLAIM, claim)
+    assert woken == [KEY]
+    assert set(cache.nodes_of(cache.pods(KEY, "job-uid"))[1]) == {"n"}
+    assert cache.changed_at(KEY, "p") == 1007.0
+    assert cache.changed_at(KEY, "unknown") is None
+
+
+def test_a_node_without_our_pods_any_more_concerns_nobody(cache: Cache, woken: list[Key]) -> None:
+    cache.observe(POD, pod("p", 3, node="n"))
+    cache.observe(POD, pod("q", 4, node="n"))
+    cache.observe(POD, pod("p", 5, node="n"), gone=True)
+    woken.clear()
+    cache.observe(NODE, node("n", 6))
+    assert woken == [KEY]
+    cache.observe(POD, pod("q", 7, node="n"), gone=True)
+    woken.clear()
+    cache.observe(NODE, node("n", 8, taints=("x",)))
+    assert woken == []
+
+
+def test_children_of_a_namesake_that_was_deleted_are_not_ours(cache: Cache) -> None:
+    cache.observe(POD, pod("old", 3, owner="former-uid"))
+    cache.observe(POD, pod("new", 4))
+    assert names(cache) == {"new"}
+
+
+def test_pods_of_the_trainer_belong_to_its_job(cache: Cache) -> None:
+    cache.observe(POD, pod("j-trainer-0-abc", 4, owner="trainer-uid"))
+    assert names(cache) == set()
+    trainer = pod("j-trainer", 3, uid="trainer-uid")
+    cache.observe(TRAINER, trainer)
+    assert names(cache) == {"j-trainer-0-abc"}
+    assert cache.trainer(KEY, "other-uid") is None
+
+
+def test_a_deletion_of_ours_shows_until_its_end_or_until_it_is_overdue(cache: Cache, clock: Clock) -> None:
+    cache.observe(POD, pod("p", 3))
+    cache.leaves("uid-p")
+    assert "deletionTimestamp" in cache.pods(KEY, "job-uid")[0]["metadata"]
+    clock.now += EXPECTATION_S
+    assert "deletionTimestamp" not in cache.pods(KEY, "job-uid")[0]["metadata"]
+
+
+def test_fixed_children_go_with_their_job_and_pods_when_they_are_gone(cache: Cache) -> None:
+    cache.observe(CONFIG_MAP, pod("cfg", 3))
+    cache.observe(POD, pod("p", 4))
+    assert [child["kind"] for child in cache.children(KEY, "job-uid")] == ["ConfigMap"]
+    cache.observe(JOB, job(9), gone=True)
+    assert cache.job(KEY) is None
+    assert cache.children(KEY, "job-uid") == []
+    assert names(cache) == {"p"}
+
+
+def test_a_quiet_observation_wakes_nobody(cache: Cache, woken: list[Key]) -> None:
+    assert cache.observe(JOB, job(5, suspend=True), quiet=True)
+    assert woken == []
+    stored = cache.job(KEY)
+    assert stored is not None
+    assert stored["spec"] == {"suspend": True}
+
+
+def test_whatever_comes_in_whatever_order_the_newest_is_what_is_kept(seed: int) -> None:
+    """A history of one pod name, delivered twice, shuffled, with stale lists in between."""
+    draw = random.Random(seed)
+    for _ in range(100):
+        history: list[tuple[dict[str, Any], bool]] = []
+        version, alive = 0, ""
+        for life in range(draw.randint(1, 4)):
+            for _ in range(draw.randint(1, 4)):
+                version += 1
+                history.append((pod("p", version, uid=f"life-{life}", phase=f"Phase{version}"), False))
+            alive = f"life-{life}"
+            if draw.random() < 0.7:
+                version += 1
+                history.append((pod("p", version, uid=f"life-{life}"), True))
+                alive = ""
+        told = history * 2
+        draw.shuffle(told)
+        cache = Cache(lambda key: None)
+        for raw, gone in told:
+            cache.observe(POD, raw, gone=gone)
+            if draw.random() < 0.2:
+                cache.forget_absent(POD, None, set(), draw.randint(0, version) if not alive else 0)
+        assert [one["metadata"]["uid"] for one in cache.pods(KEY, "job-uid")] == ([alive] if alive else [])
+
+
+def test_expectations_end_by_themselves_and_do_not_pile_up() -> None:
+    expectations = Expectations()
+    for number in range(3 * SWEEP_AT):
+        expectations.leaves(str(number), float(number))
+        expectations.ended(number, f"other-{number}", number, float(number))
+    end = 3.0 * SWEEP_AT
+    assert expectations.is_leaving(str(3 * SWEEP_AT - 1), end)
+    assert not expectations.is_leaving("0", end)
+    assert expectations.is_old(3 * SWEEP_AT - 1, 5, end)
+    assert not expectations.is_old(0, 0, end)
+    assert len(expectations._leaving) <= SWEEP_AT + 1
+    assert len(expectations._ends) <= SWEEP_AT + 1
+
+
+def test_an_end_that_was_seen_is_no_longer_owed() -> None:
+    expectations = Expectations()
+    expectations.leaves("uid", 0.0)
+    expectations.ended("place", "uid", 7, 1.0)
+    assert not expectations.is_leaving("uid", 1.0)
+    assert expectations.is_old("place", 7, 1.0)
+    assert not expectations.is_old("place", 8, 1.0)

@@ -1,0 +1,183 @@
+"""Turns of one job against a small API server: what is asked for before what, and how often a status is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+
+import polyrl_operator.api.client as client_module
+from polyrl.cluster.settings import Settings
+from polyrl_operator.api.client import ApiError, Client
+from polyrl_operator.api.kinds import JOB, KINDS
+from polyrl_operator.api.tracing import Requests
+from polyrl_operator.informer.cache import Cache
+from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.metrics import Metrics
+from polyrl_operator.reconciler.executor import OF_ONE_JOB, Actor
+from polyrl_operator.reconciler.reconciler import Turns
+from polyrl_operator.reconciler.work_queue import WorkQueue
+
+KEY = Key("ns", "j")
+REFUSED_S = 2.0
+MOST_ASKED = 4
+"""Turns in that time, at pauses of one second, two, and half a one where there is news."""
+
+
+class Answer:
+    """One HTTP answer."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        self.status, self.headers, self._body = status, dict[str, str](), body
+
+    async def read(self) -> bytes:
+        return msgspec.json.encode(self._body)
+
+
+class Server:
+    """Plays `ApiClient` and an API server that stores what is posted; `asked` tells in order what it was asked for."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.configuration = type("C", (), {"host": "http://api"})()
+        self.rest_client = self
+        self.job = job
+        self.asked: list[str] = []
+        self.dry_runs = Answer(201, {})
+        self.broken: set[str] = set()
+        """Kinds that cannot be stored."""
+        self.forbidden: set[str] = set()
+        self.at_once = self.most_at_once = 0
+        self._version = 1
+
+    async def update_params_for_auth(self, *_: object) -> None:
+        return None
+
+    async def request(self, method: str, url: str, body: Any = None, **_: object) -> Answer:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        return self._answer(method, url, body)
+
+    def _answer(self, method: str, url: str, body: Any) -> Answer:
+        if method == "PATCH" and url.partition("?")[0].endswith("/status"):
+            self.asked.append("status")
+            self.job |= {"status": self.job.get("status", {}) | body["status"], "metadata": self._stamped(self.job)}
+            return Answer(200, self.job)
+        assert method == "POST"
+        if "dryRun" in parse_qs(urlsplit(url).query):
+            self.asked.append("dry run")
+            return self.dry_runs
+        self.asked.append(body["kind"])
+        if body["kind"] in self.broken:
+            return Answer(500, {"message": "etcd"})
+        if body["kind"] in self.forbidden:
+            return Answer(403, {"message": "the namespace is being terminated"})
+        return Answer(201, body | {"metadata": self._stamped(body)})
+
+    def _stamped(self, item: dict[str, Any]) -> dict[str, Any]:
+        self._version += 1
+        metadata: dict[str, Any] = item["metadata"]
+        return {"uid": f"uid-{metadata['name']}"} | metadata | {"resourceVersion": str(self._version)}
+
+
+class Mute:
+    """Plays events, and links to a manager that is not there."""
+
+    def say(self, *_: object) -> None:
+        return None
+
+    def follow(self, *_: object, **__: object) -> None:
+        return None
+
+    def facts(self, _: Key) -> None:
+        return None
+
+
+def manifest(replicas: int) -> dict[str, Any]:
+    recipe = {
+        "mode": "rl",
+        "model": {"path": "/model"},
+        "data": {"rl": [{"path": "rl.jsonl"}]},
+        "reward": {"function": "reward:score"},
+        "algorithm": {"steps": 10},
+    }
+    metadata = {"name": "j", "namespace": "ns", "uid": "job-uid", "generation": 1, "resourceVersion": "1"}
+    fleet = {"minReplicas": 0, "maxReplicas": replicas, "replicas": replicas}
+    spec = {"recipe": recipe, "rollout": fleet}
+    return {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata, "spec": spec}
+
+
+def operator(replicas: int = 3) -> tuple[Turns, Server, Cache]:
+    server, mute, queue = Server(manifest(replicas)), Mute(), WorkQueue()
+    api, cache = Client(server), Cache(queue.add)  # type: ignore[arg-type]
+    cache.observe(JOB, server.job)
+    actor = Actor(api, cache, mute, mute)  # type: ignore[arg-type]
+    settings, metrics = Settings("m", "t", "r"), Metrics(Requests())
+    turns = Turns(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
+    return turns, server, cache
+
+
+def accepted(server: Server) -> tuple[str, str]:
+    found = next(one for one in server.job["status"]["conditions"] if one["type"] == "Accepted")
+    return found["status"], found["reason"]
+
+
+async def test_a_new_job_is_asked_about_then_made_then_told_once() -> None:
+    turns, server, _ = operator()
+    await turns.turn(KEY)
+    made = [what for what in server.asked if what in KINDS]
+    assert Counter(made)["Pod"] == 4
+    last_dry_run = len(server.asked) - 1 - server.asked[::-1].index("dry run")
+    assert last_dry_run < server.asked.index(made[0]), "asked for an opinion before anything is made"
+    assert server.asked.count("status") == 1
+    assert server.asked[-1] == "status"
+    assert accepted(server) == ("True", "Valid")
+    assert server.job["status"]["rollout"]["desiredReplicas"] == 3
+
+
+async def test_a_job_whose_pods_are_refused_is_told_so_once_and_nothing_is_made() -> None:
+    turns, server, _ = operator()
+    server.dry_runs = Answer(403, {"message": "violates PodSecurity"})
+    await turns.turn(KEY)
+    assert [what for what in server.asked if what in KINDS] == []
+    assert server.asked.count("status") == 1
+    assert accepted(server) == ("False", "InvalidPodTemplate")
+
+
+async def test_what_failed_after_the_answer_is_done_later_without_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "RETRY_S", 0.0)
+    turns, server, cache = operator()
+    server.broken = {"Pod"}
+    with pytest.raises(ApiError):
+        await turns.turn(KEY)
+    assert cache.pods(KEY, "job-uid") == []
+    asked = server.asked.count("dry run")
+    server.broken = set()
+    await turns.turn(KEY)
+    assert server.asked.count("dry run") == asked
+    assert accepted(server) == ("True", "Valid")
+    assert len(cache.pods(KEY, "job-uid")) == 4
+
+
+async def test_what_is_refused_is_asked_for_after_longer_and_longer_pauses() -> None:
+    turns, server, _ = operator(replicas=0)
+    server.forbidden = {"Pod"}
+    try:
+        async with asyncio.timeout(REFUSED_S), asyncio.TaskGroup() as workers:
+            workers.create_task(turns.work(lambda: asyncio.sleep(0)))
+    except TimeoutError:
+        pass
+    assert Counter(server.asked)["Service"] >= 1, "it is at work"
+    assert Counter(server.asked)["Pod"] <= MOST_ASKED
+
+
+async def test_a_large_job_leaves_room_for_others() -> None:
+    turns, server, cache = operator(replicas=40)
+    await turns.turn(KEY)
+    assert len(cache.pods(KEY, "job-uid")) == 41
+    assert server.most_at_once == OF_ONE_JOB

@@ -1,0 +1,181 @@
+"""The queue: one turn per job at a time, changes coalesce, nothing is lost, back-off is cut short by news."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.reconciler.work_queue import MAX_BACKOFF_S, MIN_PAUSE_S, SPACING_S, WorkQueue
+
+A, B = Key("ns", "a"), Key("ns", "b")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def taken(queue: WorkQueue) -> Key | None:
+    """The next key, or None when there is none now."""
+    try:
+        return await asyncio.wait_for(queue.take(), 0.01)
+    except TimeoutError:
+        return None
+
+
+async def test_a_thousand_changes_are_one_turn() -> None:
+    queue = WorkQueue()
+    for _ in range(1000):
+        queue.add(A)
+    assert await taken(queue) == A
+    assert await taken(queue) is None
+
+
+async def test_a_change_during_a_turn_is_a_turn_after_it_and_never_beside_it() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    queue.add(A)
+    assert await taken(queue) is None
+    queue.done(A)
+    clock.now += SPACING_S
+    assert await taken(queue) == A
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_what_happens_soon_after_a_turn_is_one_turn_and_holds_up_no_other_job(busy: bool) -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    if busy:
+        queue.add(A)
+    queue.done(A)
+    for _ in range(10):
+        queue.add(A)
+        clock.now += SPACING_S / 20
+    queue.add(B)
+    assert await taken(queue) == B
+    assert await taken(queue) is None
+    clock.now += SPACING_S / 2
+    assert await taken(queue) == A
+    queue.done(A)
+    clock.now += 10
+    assert await taken(queue) is None
+
+
+async def test_turns_come_in_the_order_of_their_causes() -> None:
+    queue = WorkQueue()
+    queue.add(B)
+    queue.add(A)
+    queue.add(B)
+    assert [await taken(queue), await taken(queue)] == [B, A]
+
+
+async def test_only_the_earliest_wake_up_counts() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.wake_at(A, 130.0)
+    queue.wake_at(A, 110.0)
+    queue.wake_at(A, 120.0)
+    assert await taken(queue) is None
+    clock.now = 110.0
+    assert await taken(queue) == A
+    queue.done(A)
+    clock.now = 200.0
+    assert await taken(queue) is None
+
+
+async def test_failures_back_off_further_and_further_up_to_a_limit() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    pauses = []
+    for _ in range(12):
+        queue.add(A)
+        clock.now += 1000
+        assert await taken(queue) == A
+        pauses.append(queue.failed(A))
+    assert pauses[0] < 1
+    assert pauses[3] > pauses[0]
+    assert max(pauses) <= MAX_BACKOFF_S * 1.5
+
+
+async def test_news_cut_a_back_off_short_but_not_to_nothing() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    for _ in range(9):
+        queue.add(A)
+        clock.now += 1000
+        assert await taken(queue) == A
+        queue.failed(A)
+    queue.add(A)
+    assert await taken(queue) is None
+    clock.now += MIN_PAUSE_S
+    assert await taken(queue) == A
+
+
+async def test_a_failed_turn_comes_again_by_itself() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    pause = queue.failed(A)
+    clock.now += pause
+    assert await taken(queue) == A
+
+
+async def test_the_age_is_that_of_the_oldest_that_waits() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    assert queue.oldest_age() == 0.0
+    queue.add(A)
+    clock.now += 5
+    queue.add(B)
+    assert queue.oldest_age() == 5.0
+    assert len(queue) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_nothing_is_lost_and_no_key_has_two_turns_at_once(workers: int, seed: int) -> None:
+    draw = random.Random(seed)
+    keys = [Key("ns", str(number)) for number in range(5)]
+    queue = WorkQueue()
+    wanted: Counter[Key] = Counter()
+    seen: Counter[Key] = Counter()
+    busy: set[Key] = set()
+    finished = asyncio.Event()
+
+    async def work() -> None:
+        while True:
+            key = await queue.take()
+            assert key not in busy
+            busy.add(key)
+            seen[key] = wanted[key]
+            await asyncio.sleep(draw.random() / 500)
+            busy.discard(key)
+            queue.done(key)
+            finished.set()
+
+    tasks = [asyncio.create_task(work()) for _ in range(workers)]
+    for _ in range(300):
+        key = draw.choice(keys)
+        wanted[key] += 1
+        queue.add(key)
+        if draw.random() < 0.3:
+            await asyncio.sleep(draw.random() / 500)
+    async with asyncio.timeout(10):
+        while seen != wanted:
+            await asyncio.wait_for(finished.wait(), 5)
+            finished.clear()
+    for task in tasks:
+        assert not task.done()
+        task.cancel()
+    assert seen == wanted

@@ -1,0 +1,88 @@
+"""Reading SGLang's streams: however the bytes are cut, merged or accumulated, the same tokens come out once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.sample import Finish, SamplingParams
+from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, RequestRejected, TokenChunk
+from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
+
+IDS = list(range(100, 112))
+REQUEST = GenerateRequest("00000001", [1, 2], len(IDS), SamplingParams(len(IDS)))
+
+
+def event(ids: list[int], total: int, reason: dict[str, Any] | None = None, version: str = "3") -> bytes:
+    meta = {
+        "completion_tokens": total,
+        "finish_reason": reason,
+        "weight_version": version,
+        "output_token_logprobs": [[-float(i), i, None] for i in ids],
+    }
+    return b"data: " + json.dumps({"output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
+
+
+def stream(cuts: list[int], cumulative: bool) -> bytes:
+    """IDS in events that end at `cuts`."""
+    body, start = b"", 0
+    for end in [*cuts, len(IDS)]:
+        reason = {"type": "length", "length": len(IDS)} if end == len(IDS) else None
+        body += event(IDS[0 if cumulative else start : end], end, reason)
+        start = end
+    return body + b"data: [DONE]\n\n"
+
+
+def read(body: bytes, packet: int) -> list[TokenChunk]:
+    splitter, decoder = EventSplitter(), StreamDecoder(REQUEST)
+    packets = [body[i : i + packet] for i in range(0, len(body), packet)]
+    return [decoder.decode(payload) for data in packets for payload in splitter.feed(data)]
+
+
+@given(st.sets(st.integers(1, len(IDS) - 1)), st.booleans(), st.integers(1, 500))
+def test_tokens_come_out_once_however_the_bytes_arrive(cuts: set[int], cumulative: bool, packet: int) -> None:
+    chunks = read(stream(sorted(cuts), cumulative), packet)
+    assert [i for chunk in chunks for i in chunk.ids] == IDS
+    assert [value for chunk in chunks for value in chunk.logprobs] == [-float(i) for i in IDS]
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [Finish.LENGTH]
+    assert {chunk.version for chunk in chunks} == {3}
+
+
+def decode(payload: bytes) -> TokenChunk:
+    return StreamDecoder(REQUEST).decode(payload.removeprefix(b"data: ").strip())
+
+
+def test_a_stop_token_is_a_stop() -> None:
+    assert decode(event([5], 1, {"type": "stop", "matched": 5})).finish is Finish.STOP
+
+
+def test_an_abort_carries_its_last_tokens() -> None:
+    with pytest.raises(Aborted) as caught:
+        decode(event([5, 6], 2, {"type": "abort", "message": "Aborted", "status_code": None}))
+    assert caught.value.chunk.ids == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (b'{"error": {"message": "too long", "code": 400}}', RequestRejected),
+        (b'{"error": {"message": "out of memory", "code": 500}}', EngineFailed),
+        (b'{"error": {"message": "nothing known"}}', EngineFailed),
+        (event([], 0, {"type": "abort", "status_code": 400, "message": "bad"}), RequestRejected),
+        (event([], 0, {"type": "abort", "status_code": 503, "message": "busy"}), EngineFailed),
+        (event([5], 1, {"type": "length", "length": 1}), EngineFailed),
+        (event([5], 3), EngineFailed),
+        (event([5], 1, version="default"), EngineFailed),
+        (b"{}", EngineFailed),
+        (b"not json", EngineFailed),
+        (b"[1]", EngineFailed),
+        (b'{"error": 5}', EngineFailed),
+    ],
+)
+def test_what_is_not_tokens_is_told_apart(payload: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        decode(payload)

@@ -1,0 +1,43 @@
+"""Learning rates by step, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl.manifest.recipe import Optimizer
+from polyrl_trainer.backends.configs import OptimizerConfig
+from polyrl_trainer.backends.learning_rate import learning_rate_at
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        ("cosine", [0.25, 0.5, 0.75, 1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0]),
+    ],
+)
+def test_warm_up_then_decay_by_hand(schedule: str, rates: list[float]) -> None:
+    config = OptimizerConfig(learning_rate=1.0, total_steps=7, schedule=schedule, warmup_steps=3)  # type: ignore[arg-type]
+    assert [learning_rate_at(config, step) for step in range(9)] == pytest.approx(rates, abs=1e-6)
+
+
+@given(st.sampled_from(["constant", "linear", "cosine"]), st.integers(0, 20), st.integers(1, 40))
+def test_no_step_of_the_stage_is_taken_at_rate_zero(schedule: str, warmup: int, total: int) -> None:
+    config = OptimizerConfig(
+        learning_rate=3e-4,
+        total_steps=total,
+        schedule=schedule,  # type: ignore[arg-type]
+        warmup_steps=warmup,
+    )
+    assert all(0 < learning_rate_at(config, step) <= 3e-4 for step in range(total))
+
+
+def test_the_manifest_fills_every_field() -> None:
+    manifest = Optimizer(learning_rate=3e-4, schedule="cosine", warmup_steps=5, weight_decay=0.1, max_grad_norm=0.5)
+    config = OptimizerConfig.from_manifest(manifest, total_steps=60)
+    assert config == OptimizerConfig(
+        learning_rate=3e-4, total_steps=60, schedule="cosine", warmup_steps=5, weight_decay=0.1, max_grad_norm=0.5
+    )

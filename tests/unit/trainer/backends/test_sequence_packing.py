@@ -1,0 +1,78 @@
+"""The packing plan: every sequence once, within the budget, little padding, whatever the lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrl_trainer.backends.sequence_packing import MAX_PADDING, PackingPolicy, Pass, padding_fraction, plan_passes
+
+BUDGET = 4096
+
+policies = st.builds(
+    lambda dense, budget: (PackingPolicy.dense if dense else PackingPolicy.variable_length)(budget),
+    st.booleans(),
+    st.integers(1, 600),
+)
+
+
+def used_tokens(one: Pass, lengths: list[int]) -> int:
+    return sum(lengths[index] for row in one.rows for index in row)
+
+
+@given(st.lists(st.integers(1, 400), max_size=80), policies)
+def test_every_plan_is_whole_tight_and_within_budget(lengths: list[int], policy: PackingPolicy) -> None:
+    passes = plan_passes(lengths, policy)
+    placed = [index for one in passes for row in one.rows for index in row]
+    assert sorted(placed) == list(range(len(lengths)))
+    for one in passes:
+        sizes = [sum(lengths[index] for index in row) for row in one.rows]
+        assert one.width == max(sizes)
+        assert one.tokens == used_tokens(one, lengths)
+        assert one.positions - one.tokens <= MAX_PADDING * one.positions
+        lone = len(one.rows) == 1 and len(one.rows[0]) == 1
+        assert one.positions <= policy.max_tokens or lone
+        assert not policy.one_row or len(one.rows) == 1
+    assert padding_fraction(passes) <= MAX_PADDING
+
+
+@given(st.lists(st.integers(1, 400), max_size=40), policies)
+def test_a_plan_is_deterministic(lengths: list[int], policy: PackingPolicy) -> None:
+    assert plan_passes(lengths, policy) == plan_passes(list(lengths), policy)
+
+
+def lognormal(seed: int, count: int, median: float, sigma: float) -> list[int]:
+    draw = np.random.default_rng(seed)
+    return [int(length) for length in np.clip(draw.lognormal(np.log(median), sigma, count), 1, BUDGET)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most_passes"),
+    [
+        pytest.param([17] * 256, 2, id="256 samples of 17 tokens"),
+        pytest.param([int(n) for n in np.random.default_rng(1).integers(14, 21, 256)], 2, id="256 of about 17"),
+        pytest.param(lognormal(2, 256, median=40, sigma=0.6), 24, id="lognormal, short"),
+        pytest.param(lognormal(3, 256, median=300, sigma=0.8), 64, id="lognormal, long"),
+        pytest.param([8] * 200 + [4000], 2, id="one giant among dwarfs"),
+    ],
+)
+def test_realistic_lengths_waste_less_than_a_tenth(lengths: list[int], most_passes: int) -> None:
+    dense = plan_passes(lengths, PackingPolicy.dense(BUDGET))
+    assert padding_fraction(dense) < 0.10
+    long_rows = plan_passes(lengths, PackingPolicy.variable_length(BUDGET))
+    assert padding_fraction(long_rows) == 0.0
+    # Packing must not buy little padding with a pass per sample, and long rows must fill the budget.
+    assert len(dense) <= most_passes + sum(lengths) // BUDGET
+    assert len(long_rows) <= 1 + 1.25 * sum(lengths) / BUDGET
+
+
+def test_no_sequences_no_passes() -> None:
+    assert plan_passes([], PackingPolicy.dense(BUDGET)) == []
+    assert padding_fraction([]) == 0.0
+
+
+def test_an_empty_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        plan_passes([3, 0], PackingPolicy.dense(BUDGET))

@@ -1,0 +1,122 @@
+"""Every bad row is refused with a sentence that names file and line, says what is wrong, and holds no traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from polyrl.errors import InvalidData
+from polyrl_trainer.data.conversations import prepare_conversations
+from polyrl_trainer.data.finished_samples import prepare_finished_groups
+from polyrl_trainer.data.prompts import prepare_prompts
+from polyrl_trainer.data.rows import read_rows
+from polyrl_trainer.data.tokenizers import CharacterTokenizer
+
+TOKENIZER = CharacterTokenizer("0123456789=")
+MAX_TOKENS = 12
+
+PREPARE = {"rl": prepare_prompts, "sft": prepare_conversations, "offline": prepare_finished_groups}
+GOOD = {
+    "rl": {"prompt": "12="},
+    "sft": {"prompt": "12=", "response": "12"},
+    "offline": {"prompt": "1=", "response": "1", "reward": 1.0, "group": "a"},
+}
+
+
+def finished(**changes):
+    return {**GOOD["offline"], **changes}
+
+
+BAD = [
+    # (stage, second line of the file, what the sentence says)
+    ("rl", b'{"prompt": "1"', "not valid JSON: Expecting ',' delimiter at column"),
+    ("rl", b'{"prompt": "\xff\xfe"}', "not UTF-8 at byte 12"),
+    ("rl", b'["1="]', "a row must be an object with fields, got a list"),
+    ("rl", b"7", "a row must be an object with fields, got a number"),
+    ("rl", {"question": "1="}, "field `prompt` is missing; the row has `question`"),
+    ("rl", {}, "field `prompt` is missing; the row has no fields"),
+    ("rl", {"prompt": None}, "field `prompt` is missing"),
+    ("rl", {"prompt": 12}, "field `prompt` must be text, got a number"),
+    ("rl", {"prompt": ["1"]}, "field `prompt` must be text, got a list"),
+    ("rl", {"prompt": ""}, "field `prompt` is empty"),
+    ("rl", {"prompt": "12+"}, r"field `prompt`: character '\+' is not in recipe.model.tokenizer.alphabet"),
+    ("rl", {"prompt": "1" * 12}, "the prompt has 13 tokens; at most 12 leave room"),
+    ("rl", {"messages": []}, "field `messages` must be a list with at least one message, got an empty list"),
+    ("rl", {"messages": "1="}, "field `messages` must be a list with at least one message, got text"),
+    ("rl", {"messages": ["1="]}, r"messages\[0\] must be an object with role and content, got text"),
+    ("rl", {"messages": [{"role": "boss", "content": "1"}]}, r"messages\[0\].role must be one of system, user"),
+    ("rl", {"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content must be text, got a number"),
+    ("rl", {"messages": [{"role": "assistant", "content": "1"}]}, "must end before the assistant's turn"),
+    ("sft", {"prompt": "1="}, "field `response` is missing; the row has `prompt`"),
+    ("sft", {"prompt": "1=", "response": False}, "field `response` must be text, got a truth value"),
+    ("sft", {"prompt": "1=", "response": "x"}, "character 'x' is not in"),
+    ("sft", {"prompt": "1=", "response": "1" * 20}, "the row has 24 tokens; rollout.engine.maxContext allows 12"),
+    ("sft", {"messages": [{"role": "user", "content": "1="}]}, "has no assistant turn to learn from"),
+    ("offline", finished(reward="1"), "field `reward` must be a finite number, got '1'"),
+    ("offline", finished(reward=None), "field `reward` must be a finite number, got None"),
+    ("offline", b'{"prompt": "1=", "response": "1", "reward": NaN, "group": "a"}', "finite number, got nan"),
+    ("offline", finished(reward=True), "field `reward` must be a finite number, got True"),
+    ("offline", finished(group=None), "field `group` must be text or a whole number"),
+    ("offline", finished(group="b"), "group 'b' has one sample only"),
+    ("offline", finished(tokens=[1, "2"]), "field `tokens` must be a list of token ids"),
+    ("offline", finished(tokens=[1, 2]), "field `prompt_length` must be between 1 and 1"),
+    ("offline", finished(tokens=[1, 2], prompt_length=2), "field `prompt_length` must be between 1 and 1"),
+    ("offline", finished(rollout_log_probs=[-1.0]), "must be a list of 2 numbers, one per response token"),
+    ("offline", finished(rollout_log_probs=[-1.0, 0.5]), "finite numbers that are at most 0"),
+]
+
+
+@pytest.mark.parametrize(("stage", "line", "sentence"), BAD, ids=[f"{s}-{t[:40]}" for s, _, t in BAD])
+def test_bad_row_is_refused_at_its_place(tmp_path, stage, line, sentence):
+    path = tmp_path / "rows.jsonl"
+    raw = line if isinstance(line, bytes) else json.dumps(line).encode()
+    path.write_bytes(json.dumps(GOOD[stage]).encode() + b"\n" + raw + b"\n" + json.dumps(GOOD[stage]).encode())
+    with pytest.raises(InvalidData, match=sentence) as refusal:
+        PREPARE[stage](read_rows(path), TOKENIZER, MAX_TOKENS)
+    assert str(refusal.value).startswith(f"{path}:2: ")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("none.jsonl", None, "no such file"),
+        ("empty.jsonl", b"", "holds no rows"),
+        ("blank.jsonl", b"\n  \n", "holds no rows"),
+        ("rows.csv", b"prompt\n1=", "unknown kind of data file; must end in .jsonl, .jsonl.gz, .parquet"),
+        ("rows.gz", b"", "unknown kind of data file"),
+        ("rows.jsonl.gz", b'{"prompt": "1="}\n', "rows.jsonl.gz: not a whole gzip file: Not a gzipped file"),
+        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "1="}\n')[:-4], "rows.jsonl.gz: not a whole gzip file"),
+        ("rows.jsonl.gz", gzip.compress(b"[]\n"), ":1: a row must be an object"),
+        ("rows.parquet", b"PAR1 not really", "not a readable parquet file"),
+    ],
+)
+def test_bad_file_is_refused(tmp_path, name, content, sentence):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidData, match=sentence) as refusal:
+        read_rows(path)
+    assert str(refusal.value).startswith(f"{path}:")
+
+
+def test_packed_rows_are_the_same_rows(tmp_path):
+    text = b'{"prompt": "12="}\n\n{"prompt": "21="}\n'
+    (tmp_path / "plain.jsonl").write_bytes(text)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(text))
+    plain, packed = read_rows(tmp_path / "plain.jsonl"), read_rows(tmp_path / "packed.jsonl.gz")
+    assert [row.fields for row in packed] == [row.fields for row in plain]
+    assert [row.place.rpartition(":")[2] for row in packed] == ["1", "3"]
+
+
+def test_parquet_rows_are_read_and_a_missing_column_is_named(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["12=", "21="], "level": [1, 2]}), path)
+    prompts = prepare_prompts(read_rows(path), TOKENIZER, MAX_TOKENS)
+    assert [(one.text, one.metadata) for one in prompts] == [("12=", {"level": 1}), ("21=", {"level": 2})]
+    with pytest.raises(InvalidData, match=f"{path}:1: field `response` is missing; the row has `prompt`, `level`"):
+        prepare_conversations(read_rows(path), TOKENIZER, MAX_TOKENS)

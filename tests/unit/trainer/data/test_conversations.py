@@ -1,0 +1,80 @@
+"""Supervised samples: what the assistant wrote is learned, with its end, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from polyrl.errors import InvalidData
+from polyrl_trainer.data.conversations import prepare_conversation
+from polyrl_trainer.data.finished_samples import prepare_finished_groups
+from polyrl_trainer.data.rows import Row
+from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+WORDS = ["<unk>", "<end>", "<user>", "<assistant>", "one", "two", "three"]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A Hugging Face tokenizer folder over whole words, with a chat template."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    bare = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    bare.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="<unk>", eos_token="<end>", chat_template=TEMPLATE)
+    fast.save_pretrained(folder)
+    return HuggingFaceTokenizer(folder)
+
+
+def test_a_pair_is_learned_from_its_response_on():
+    tokenizer = CharacterTokenizer("0123456789=")
+    sample = prepare_conversation(Row("f:1", {"prompt": "21=", "response": "12"}), tokenizer, 20)
+    assert sample.tokens.tolist() == [BOS_ID, 5, 4, 13, 4, 5, EOS_ID]
+    assert sample.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert sample.prompt_length == 4
+    assert tokenizer.decode(sample.tokens.tolist()) == "21=12"
+
+
+def test_all_assistant_turns_are_learned_and_no_others(words):
+    turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "one two")]
+    row = Row("f:1", {"messages": [{"role": role, "content": content} for role, content in turns]})
+    sample = prepare_conversation(row, words, 100)
+    learned = [WORDS[token] for token, mask in zip(sample.tokens, sample.loss_mask, strict=True) if mask]
+    assert learned == ["two", "<end>", "one", "two", "<end>"]
+    assert words.decode(sample.tokens.tolist()).split() == [
+        "<user>",
+        "one",
+        "<assistant>",
+        "two",
+        "<user>",
+        "three",
+        "<assistant>",
+        "one",
+        "two",
+    ]
+
+
+def test_a_chat_prompt_ends_where_the_assistant_begins(words):
+    ids = words.encode_chat_prompt([{"role": "user", "content": "one"}])
+    assert [WORDS[token] for token in ids] == ["<user>", "one", "<end>", "<assistant>"]
+
+
+def test_unknown_words_are_refused(words):
+    with pytest.raises(InvalidData, match=r"f:3: .*does not know"):
+        prepare_conversation(Row("f:3", {"prompt": "one", "response": "seven"}), words, 100)
+
+
+def test_finished_samples_are_grouped_and_masked():
+    rows = [
+        Row(f"f:{line}", {"prompt": "1=", "response": "1", "reward": float(line), "group": name, "level": 3})
+        for line, name in enumerate("abab")
+    ]
+    groups = prepare_finished_groups(rows, CharacterTokenizer("1="), 20)
+    assert [[one.reward for one in group] for group in groups] == [[0.0, 2.0], [1.0, 3.0]]
+    assert [one.group for group in groups for one in group] == [0, 0, 1, 1]
+    assert groups[0][0].loss_mask.tolist() == [0, 0, 0, 1, 1]
+    assert groups[0][0].metadata == {"level": 3}

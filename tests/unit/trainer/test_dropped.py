@@ -1,0 +1,51 @@
+"""Frames that were dropped are counted and told, and a flood of them is not a flood of lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+from structlog.testing import capture_logs
+
+from polyrl_rollout.agent.link import Link
+from polyrl_trainer.client.link import ManagerLink
+from polyrl_trainer.dropped_messages import Dropped
+
+
+def test_the_first_is_told_and_then_ever_fewer() -> None:
+    dropped = Dropped("frames")
+    with capture_logs() as lines:
+        for number in range(1000):
+            dropped.add(f"frame {number} is odd")
+    assert dropped.count == 1000
+    assert [line["count"] for line in lines] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    said = {"event": "dropped", "log_level": "warning", "what": "frames", "count": 1, "why": "frame 0 is odd"}
+    assert lines[0] == said
+
+
+async def test_a_trainer_tells_of_a_manager_that_it_cannot_read() -> None:
+    unused: Any = None
+    link = ManagerLink(unused, unused, unused, patience_s=1.0)
+    with capture_logs() as lines:
+        for _ in range(3):
+            link._hear(b"\xc1")
+    link._context.destroy()
+    assert link.undecodable.count == 3
+    assert [line["count"] for line in lines] == [1, 2]
+    assert "not a frame" in lines[0]["why"]
+
+
+async def test_an_agent_tells_of_a_manager_that_it_cannot_read() -> None:
+    context = zmq.Context()
+    peer, socket = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    peer.bind("inproc://manager")
+    socket.connect("inproc://manager")
+    link = Link(socket, socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+    for _ in range(3):
+        peer.send(b"\xc1")
+    with capture_logs() as lines:
+        link._look()
+    link.close()
+    context.destroy(linger=0)
+    assert link.dropped_frames == 3
+    assert [line["count"] for line in lines] == [1, 2]

@@ -1,0 +1,54 @@
+"""Which rows of metrics.jsonl a trainer leaves that goes back to a checkpoint."""
+
+import json
+
+import pytest
+
+from polyrl_trainer.metrics.rewind import kept_rows
+from polyrl_trainer.state import Stage, TrainerState
+
+WHOLE = "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4 eval4"
+"""A whole run: base, SFT, afterSft, RL with an evaluation on the way, afterRl."""
+
+
+def row(word: str) -> bytes:
+    phase, step = word.rstrip("0123456789"), int(word[-1])
+    return json.dumps({"time": 1.0, "phase": phase, "step": step, "loss": 0.5}).encode()
+
+
+def rows(words: str) -> list[bytes]:
+    return [row(word) for word in words.split()]
+
+
+@pytest.mark.parametrize(
+    ("stage", "step", "done", "kept"),
+    [
+        pytest.param(Stage.SFT, 0, False, "", id="no checkpoint: everything is run again"),
+        pytest.param(Stage.SFT, 2, False, "eval0 sft1 sft2", id="in SFT"),
+        pytest.param(Stage.SFT, 3, True, "eval0 sft1 sft2 sft3", id="what ends a stage is evaluated again"),
+        pytest.param(Stage.RL, 1, False, "eval0 sft1 sft2 sft3 eval3 rl1", id="in RL"),
+        pytest.param(Stage.RL, 2, False, "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2", id="evaluated on the way"),
+        pytest.param(Stage.RL, 4, True, "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4", id="at its end"),
+        pytest.param(Stage.RL, 7, False, WHOLE, id="beyond the file"),
+    ],
+)
+def test_what_stays(stage: Stage, step: int, done: bool, kept: str) -> None:
+    state = TrainerState(1, stage, step, done)
+    assert list(kept_rows(rows(WHOLE), state)) == rows(kept)
+
+
+def test_a_run_of_one_stage() -> None:
+    lines = rows("eval0 rl1 rl2 rl3")
+    assert list(kept_rows(lines, TrainerState(1, Stage.RL, 2))) == lines[:3]
+    assert list(kept_rows(lines, TrainerState(1, Stage.RL))) == []
+    assert list(kept_rows(rows("offline-rl1 offline-rl2"), TrainerState(1, Stage.OFFLINE_RL, 1))) == rows("offline-rl1")
+
+
+def test_what_was_repeated_before_is_cut_at_its_first_row() -> None:
+    lines = rows("rl1 rl2 rl3 rl2 rl3")
+    assert list(kept_rows(lines, TrainerState(1, Stage.RL, 2))) == rows("rl1 rl2")
+
+
+def test_lines_that_are_no_rows_are_dropped() -> None:
+    lines = [b"", b"{", b"[1]", b'{"phase": "rl"}', row("rl1")]
+    assert list(kept_rows(lines, TrainerState(1, Stage.RL, 1))) == [row("rl1")]

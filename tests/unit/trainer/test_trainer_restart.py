@@ -1,0 +1,282 @@
+"""What a trainer does that has started again, and one whose manager lost its journal: held groups, cursor, versions."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Scored, group_digest
+from polyrl.wire import Batch, GroupDropped, HeldGroup, PublishVersion, ReservedWindow, TrainerWelcome, TurnDone
+from polyrl_trainer.client.cursor import Cursor
+from polyrl_trainer.data.buffer import Draw
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.user_code.rewards import Reward
+from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.weights.versions import PolicyVersions
+
+SAMPLING = SamplingParams(8)
+DEADLINE_S = 60.0
+
+
+def group(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), **fields: Any) -> Group:
+    default: dict[str, Any] = {"step": 4, "purpose": Purpose.TRAIN, "n": 2} | fields
+    ids = np.array([token], "<u4").tobytes()
+    low, high = versions
+    return Group(group=number, prompt_ids=ids, sampling=SAMPLING, min_version=low, max_version=high, **default)
+
+
+def held(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), scored: int = 0, turn: int = 0) -> HeldGroup:
+    return HeldGroup(number, 4, Purpose.TRAIN, group_digest(group(number, token)), *versions, scored, turn)
+
+
+def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
+    """A held group of an evaluation."""
+    digest = group_digest(group(number, token, step=step, purpose=Purpose.EVAL))
+    return HeldGroup(number, step, Purpose.EVAL, digest, version, version, 0, 0)
+
+
+# --- held groups ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (group(99), 7),
+        (group(99, versions=(2, 3)), 7),
+        (group(99, versions=(4, 4)), None),
+        (group(99, versions=(2, 2)), None),
+        (group(99, token=6), None),
+        (group(99, step=5), None),
+        (group(99, n=3), None),
+        (group(99, purpose=Purpose.EVAL), None),
+    ],
+)
+def test_only_the_very_same_group_of_allowed_versions_is_taken(wanted: Group, expected: int | None) -> None:
+    groups = HeldGroups([held(7)])
+    assert groups.take(wanted) == expected
+    assert groups.leave(4, Purpose.TRAIN) == ([] if expected else [7])
+
+
+def test_each_is_taken_once_and_two_of_the_same_prompt_one_after_the_other() -> None:
+    groups = HeldGroups([held(7), held(8), held(9, token=6)])
+    groups.forget(9)
+    assert [groups.take(group(99)) for _ in range(3)] == [7, 8, None]
+    assert groups.leave(4, Purpose.TRAIN) == []
+
+
+def test_half_of_the_verdicts_is_of_no_use_to_a_gate_and_later_turns_are_taken() -> None:
+    left = [held(7, scored=1), held(8, turn=1)]
+    assert [HeldGroups(left).take(group(99)) for _ in range(1)] == [7]
+    strict = HeldGroups(left, gated=True)
+    assert (strict.take(group(99)), strict.take(group(99))) == (8, None)
+    assert strict.leave(4, Purpose.TRAIN) == [7]
+
+
+# --- supply and loop host ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """A rollout side that notes what it is told."""
+
+    submitted: list[Group] = field(default_factory=list)
+    rejected: list[tuple[str, DiscardReason]] = field(default_factory=list)
+    scored: list[str] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)
+    queue: asyncio.Queue[TurnDone] = field(default_factory=asyncio.Queue)
+
+    async def submit(self, groups: list[Group]) -> None:
+        self.submitted += groups
+
+    async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
+        self.rejected.append((sample, reason))
+
+    async def score(self, sample: str, turn: int, reward: float, metrics: dict[str, float]) -> None:
+        self.scored.append(sample)
+
+    async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
+        self.published.append(version)
+
+    async def turns(self) -> Any:
+        while True:
+            yield await self.queue.get()
+
+
+class Tokenizer:
+    def decode(self, ids: list[int]) -> str:
+        return ""
+
+
+class OneForAll:
+    async def score(self, sample: Any) -> Reward:
+        return Reward(1.0)
+
+
+@dataclass
+class State:
+    next_group: int = 20
+    version: int = 3
+    weights_changed: bool = True
+
+
+@dataclass
+class Session:
+    state: State = field(default_factory=State)
+
+
+def draw(token: int) -> Draw[Prompt]:
+    return Draw(0, token, Prompt("", "", (token,), {}))
+
+
+def step_of(supply: GroupSupply, **fields: Any) -> StepGroups:
+    default: dict[str, Any] = {"step": 4, "purpose": Purpose.TRAIN, "samples_per_group": 2, "sampling": SAMPLING}
+    default |= {"min_version": 3, "max_version": 3, "max_replaced": 0}
+    return supply.open(GroupPlan(**(default | fields)), lambda dropped, draw: None)
+
+
+def turn_of(number: int, index: int = 0) -> TurnDone:
+    one = np.array([1], "<u4").tobytes()
+    response = Response(f"{number}.{index}", one, bytes(4), b"\1", (), 0, Finish.STOP)
+    return TurnDone(number, index, Purpose.TRAIN, 4, response)
+
+
+def site(*groups: HeldGroup) -> tuple[Told, LoopHost, GroupSupply]:
+    told, left = Told(), HeldGroups(groups)
+    host = LoopHost(told, Tokenizer(), OneForAll(), held=left)  # type: ignore[arg-type]
+    return told, host, GroupSupply(told, host, Session(), left)  # type: ignore[arg-type]
+
+
+async def test_held_groups_take_the_place_of_new_ones_and_the_rest_is_stale() -> None:
+    told, _, supply = site(held(7, token=1), held(8, token=2), held(9, token=1, versions=(5, 5)))
+    groups = step_of(supply)
+    await groups.submit([draw(1), draw(3), draw(2)])
+    assert list(groups.live) == [7, 20, 8]
+    assert [one.group for one in told.submitted] == [7, 20, 8]
+    assert told.rejected == [("9.0", DiscardReason.STALE)]
+    await groups.submit([draw(1)])
+    assert list(groups.live)[-1] == 21
+    assert len(told.rejected) == 1
+
+
+async def test_an_evaluation_leaves_what_is_held_for_the_step_that_follows() -> None:
+    told, _, supply = site(held(7, token=1), measured(8, 1, version=3), measured(9, 1, version=2))
+    evaluation = step_of(supply, step=2, purpose=Purpose.EVAL)
+    await evaluation.submit([draw(1)])
+    assert list(evaluation.live) == [8]
+    assert told.rejected == [("9.0", DiscardReason.STALE)]
+    groups = step_of(supply)
+    await groups.submit([draw(1)])
+    assert list(groups.live) == [7]
+
+
+@pytest.mark.parametrize("reason", [DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED])
+async def test_a_group_lost_by_a_restart_is_submitted_again_however_many_there_are(reason: DiscardReason) -> None:
+    told, _, supply = site()
+    groups = step_of(supply)
+    await groups.submit([draw(1), draw(2)])
+    for number in (20, 21):
+        await groups.drop(GroupDropped(number, 4, Purpose.TRAIN, reason, ""))
+    assert [one.group for one in told.submitted] == [20, 21, 22, 23]
+    assert [one.item.ids for one in groups.live.values()] == [(1,), (2,)]
+    assert groups.dropped == {reason.value: 2}
+    assert groups.replaced == 0
+
+
+async def test_turns_of_held_groups_wait_until_somebody_knows_their_prompt() -> None:
+    told, host, supply = site(held(7, token=1), held(9, token=9))
+    running = asyncio.create_task(host.run())
+    for turn in (turn_of(7), turn_of(9), turn_of(7), turn_of(55)):
+        told.queue.put_nowait(turn)
+    async with asyncio.timeout(DEADLINE_S):
+        while not told.queue.empty():  # noqa: ASYNC110 - the loop host tells nobody
+            await asyncio.sleep(0)
+    assert told.scored == []
+    await step_of(supply).submit([draw(1)])
+    async with asyncio.timeout(DEADLINE_S):
+        while told.scored != ["7.0"]:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+    told.queue.put_nowait(turn_of(7, 1))
+    async with asyncio.timeout(DEADLINE_S):
+        while told.scored != ["7.0", "7.1"]:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    manifest_hash: bytes
+    endpoint: str = "tcp://here"
+    public_key: str = "key"
+
+
+class Publisher:
+    """The hash names version and weights, as a manifest's does."""
+
+    def publish(self, version: int, tensors: Any, files: Any) -> Place:
+        return Place(f"{version} of these".encode())
+
+
+class Backend:
+    def export_weights(self) -> Any:
+        return iter(())
+
+    def serving_files(self) -> dict[str, bytes]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [((-1, b""), 4), ((4, b"4 of these"), 4), ((4, b"4 of others"), 5), ((9, b"9 of others"), 10)],
+)
+async def test_a_number_names_one_content_for_ever(newest: tuple[int, bytes], expected: int) -> None:
+    told, session = Told(), Session()
+    versions = PolicyVersions(Publisher(), told, session, newest)  # type: ignore[arg-type]
+    await versions.ensure_published(Backend())  # type: ignore[arg-type]
+    session.state.weights_changed = True
+    await versions.ensure_published(Backend())  # type: ignore[arg-type]
+    assert told.published == [expected, expected + 1]
+
+
+# --- the cursor -------------------------------------------------------------------------------------------------------
+
+
+def welcome(journal: str) -> TrainerWelcome:
+    return TrainerWelcome(1, 3.0, 1.0, journal)
+
+
+def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
+    cursor = Cursor()
+    assert cursor.meet(welcome("one")) == ([], [])
+    groups = [group(number) for number in range(5)]
+    cursor.submit(groups)
+    cursor.accept(groups)
+    cursor.submit([group(5)])  # not accepted yet: it is sent again as it is
+    scored = Scored(1, 0, turn_of(1).response, 1.0, {})
+    cursor.receive(Batch(1, 6, 4, (scored,), False))
+    cursor.drop(GroupDropped(2, 4, Purpose.TRAIN, DiscardReason.REWARD_RAISED, ""))
+    cursor.submit([other := group(3, step=9)])
+    cursor.accept([other])
+    cursor.end_step(9, Purpose.TRAIN)
+    publish, window = PublishVersion(1, 3, "tcp://a", "k", b"h"), ReservedWindow(2, False)
+    cursor.tell(ReservedWindow(1, True))
+    cursor.tell(publish)
+    cursor.tell(window)
+    assert (cursor.next_group, cursor.next_batch) == (5, 7)
+    assert cursor.meet(welcome("one")) == ([], [])
+    lost, again = cursor.meet(welcome("two"))
+    assert [(drop.group, drop.step, drop.reason) for drop in lost] == [
+        (0, 4, DiscardReason.JOURNAL_LOST),
+        (4, 4, DiscardReason.JOURNAL_LOST),
+    ]
+    assert set(again) == {publish, window}
+    assert cursor.meet(welcome("two")) == ([], [])

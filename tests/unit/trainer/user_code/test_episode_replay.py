@@ -1,0 +1,237 @@
+"""An environment that was lost with its trainer: a fresh one is led through the record, and must repeat it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyrl.errors import ProtocolError
+from polyrl.manifest.recipe import Environment as EnvironmentSpec
+from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Span
+from polyrl.wire import pack_ids
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
+from polyrl_trainer.environments import CalculatorEnvironment
+from polyrl_trainer.generation.from_wire import past_turns
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.testing.fake_rollouts import FakeRollouts
+from polyrl_trainer.user_code.episodes import Episodes
+from polyrl_trainer.user_code.rewards import Failures, Reward
+from polyrl_trainer.user_code.runner import LoopHost
+
+TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
+PROMPT = Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {})
+CALLS, GROUPS, N = 3, 3, 4
+DEADLINE_S = 60.0
+
+
+class Policy:
+    """Calls the calculator with what it said last, CALLS times; notes where it generated."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[int, int, int]] = []
+
+    def __call__(self, group: Group, index: int, so_far: list[int]) -> list[int]:
+        self.began.append((group.group, index, len(so_far)))
+        results = TOKENIZER.decode(so_far).split("<result>")[1:]
+        if len(results) == CALLS:
+            return [*TOKENIZER.encode_text("7"), EOS_ID]
+        last = results[-1].split("<")[0] if results else str(index)
+        return [*TOKENIZER.encode_text(f"<calc>{last}+1</calc>"), EOS_ID]
+
+
+class Calculator(CalculatorEnvironment):
+    """Notes what it is given, and does as told before a text is written."""
+
+    def __init__(self, before: Callable[[Sample, int], Any] | None = None) -> None:
+        """`before(sample, number of the text)` gives None, or another text to write."""
+        self.given: dict[str, list[Sample]] = {}
+        self._before = before
+
+    async def run(self, sample: Sample, generate: Any) -> None:
+        mine = self.given.setdefault(sample.sample, [sample])
+
+        async def noted(text: str) -> Sample:
+            told = await self._before(sample, len(mine) - 1) if self._before else None
+            mine.append(await generate(told or text))
+            return mine[-1]
+
+        await super().run(sample, noted)
+
+
+class Rewards:
+    """Notes what it judges."""
+
+    def __init__(self) -> None:
+        self.judged: dict[str, Sample] = {}
+        self.failures = Failures({}, {})
+
+    async def score(self, sample: Sample) -> Reward:
+        assert sample.sample not in self.judged
+        self.judged[sample.sample] = sample
+        return Reward(1.0)
+
+
+@asynccontextmanager
+async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Rewards):
+    spec = EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2).model_copy(update={"timeout_seconds": DEADLINE_S})
+    host = LoopHost(rollouts, TOKENIZER, rewards, Episodes(environment, spec, TOKENIZER))
+    for number in range(GROUPS):
+        host.register(number, PROMPT)
+    running = asyncio.create_task(host.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        host.release(range(GROUPS))
+
+
+async def submit(rollouts: FakeRollouts) -> None:
+    sampling = SamplingParams(200, stop_token_ids=(EOS_ID,))
+    ids = pack_ids(PROMPT.ids)
+    await rollouts.publish(0, "", "", b"")
+    await rollouts.submit([Group(number, 0, Purpose.TRAIN, ids, N, sampling, 0, 0) for number in range(GROUPS)])
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():  # noqa: ASYNC110 - the loop host tells nobody
+            await asyncio.sleep(0)
+
+
+async def undisturbed() -> tuple[Calculator, Rewards]:
+    rollouts, environment, rewards = FakeRollouts(Policy()), Calculator(), Rewards()
+    async with a_trainer(rollouts, environment, rewards):
+        await submit(rollouts)
+        await until(lambda: len(rewards.judged) == GROUPS * N)
+    return environment, rewards
+
+
+async def until_stuck(rollouts: FakeRollouts, rewards: Rewards, reached: Callable[[str], int]) -> None:
+    """A trainer that gets as far as `reached` says of each sample, and is gone."""
+    stuck: set[str] = set()
+
+    async def stop(sample: Sample, number: int) -> None:
+        if number == reached(sample.sample):
+            stuck.add(sample.sample)
+            await asyncio.Event().wait()
+
+    async with a_trainer(rollouts, Calculator(stop), rewards):
+        await submit(rollouts)
+        await until(lambda: len(stuck) + len(rewards.judged) == GROUPS * N)
+    rollouts.ask_again()
+
+
+def same(one: Sample, other: Sample) -> bool:
+    fields = ("tokens", "loss_mask", "rollout_log_probs")
+    assert (one.response, one.versions, one.prompt_length) == (other.response, other.versions, other.prompt_length)
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in fields)
+
+
+@settings(max_examples=30, deadline=None, print_blob=True)
+@given(reached=st.lists(st.integers(0, CALLS), min_size=N, max_size=N), seed=st.integers(0, 2**20))
+def test_a_deterministic_environment_goes_on_and_nothing_is_generated_again(reached: list[int], seed: int) -> None:
+    async def story() -> None:
+        expected_given, expected = await undisturbed()
+        policy, environment, rewards = Policy(), Calculator(), Rewards()
+        rollouts = FakeRollouts(policy, seed=seed)
+        await until_stuck(rollouts, rewards, lambda name: reached[int(name.split(".")[1])])
+        async with a_trainer(rollouts, environment, rewards):
+            await until(lambda: len(rewards.judged) == GROUPS * N)
+        assert rollouts.discarded == {}
+        assert len(policy.began) == len(set(policy.began)) == GROUPS * N * (CALLS + 1)
+        for name, sample in expected.judged.items():
+            assert same(rewards.judged[name], sample)
+        for name, told in environment.given.items():
+            assert all(same(one, other) for one, other in zip(told, expected_given.given[name], strict=True))
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("text", ["<result>0</result>", "not in the alphabet: é"])
+@pytest.mark.parametrize("turn", range(CALLS - 1))
+async def test_one_that_writes_something_else_has_a_reason_of_its_own_naming_the_turn(turn: int, text: str) -> None:
+    async def other(sample: Sample, number: int) -> str | None:
+        return text if number == turn else None
+
+    policy, rewards, told = Policy(), Rewards(), []
+    rollouts = FakeRollouts(policy)
+    await until_stuck(rollouts, rewards, lambda name: CALLS - 1)
+    began, reject = len(policy.began), rollouts.reject
+
+    async def reject_and_note(sample: str, reason: DiscardReason, detail: str) -> None:
+        told.append(detail)
+        await reject(sample, reason, detail)
+
+    rollouts.reject = reject_and_note  # type: ignore[method-assign]
+    async with a_trainer(rollouts, Calculator(other), rewards):
+        await until(lambda: len(rollouts.discarded) == GROUPS)
+    assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_DIVERGED}
+    assert rewards.judged == {}
+    assert len(policy.began) == began
+    assert all(f"wrote {text!r} after turn {turn}, and '<result>" in detail for detail in told)
+    assert rewards.failures.counts.keys() == {"environmentDiverged"}
+
+
+async def test_one_that_ends_sooner_has_diverged_too() -> None:
+    class Silent(Calculator):
+        async def run(self, sample: Sample, generate: Any) -> None:
+            return
+
+    rollouts, rewards = FakeRollouts(Policy()), Rewards()
+    await until_stuck(rollouts, rewards, lambda name: 1)
+    async with a_trainer(rollouts, Silent(), rewards):
+        await until(lambda: len(rollouts.discarded) == GROUPS)
+    assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_DIVERGED}
+
+
+async def test_a_replay_ends_at_the_environments_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging: set[str] = set()
+
+    async def hang(sample: Sample, number: int) -> None:
+        if number == 1:
+            hanging.add(sample.sample)
+            await asyncio.Event().wait()
+
+    rollouts, rewards = FakeRollouts(Policy()), Rewards()
+    await until_stuck(rollouts, rewards, lambda name: 2)
+    async with a_trainer(rollouts, Calculator(hang), rewards):
+        await until(lambda: len(hanging) == GROUPS * N)
+        assert rollouts.discarded == {}
+        # The loop's clock says that the deadline is over, without anybody's having waited: one so short that a test
+        # waits for it is over before turn 1 on a crowded core.
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + 2 * DEADLINE_S)
+        await until(lambda: len(rollouts.discarded) == GROUPS)
+    assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_FAILED}
+    assert f"replayed after a restart, after turn 1: no answer within {DEADLINE_S} s" in str(rewards.failures.first)
+
+
+def response(turn: int, *spans: Span) -> Response:
+    ids = TOKENIZER.encode_text("123456")
+    mask = b"\1\1\0\0\0\1"
+    return Response("0.0", pack_ids(ids), bytes(24), mask, spans, turn, Finish.STOP)
+
+
+def test_texts_that_touch_are_told_apart() -> None:
+    """Between them lies a turn without a token: the engine had ended it at once."""
+    parts = (Span(0, 2, 4, "e", 0), Span(2, 4, -1, "", 0), Span(4, 5, -1, "", 0), Span(5, 6, 5, "e", 1))
+    past = list(past_turns(0, 0, response(2, *parts), PROMPT, TOKENIZER))
+    assert [one.sample.response for one in past] == ["12", "1234"]
+    assert [TOKENIZER.decode(one.written) for one in past] == ["34", "5"]
+    assert [one.sample.versions for one in past] == [(4,), (4,)]
+    assert [one.sample.loss_mask.sum() for one in past] == [2, 2]
+
+
+def test_a_record_that_lacks_a_turn_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"sample 0\.0: in turn 2, with 1 texts of its environment"):
+        list(past_turns(0, 0, response(2, Span(0, 2, 4, "e", 0), Span(2, 5, -1, "", 0)), PROMPT, TOKENIZER))

@@ -1,0 +1,152 @@
+"""Makes the policy: from the fields of a transformers config with seeded random weights, or from a Hugging Face folder.
+
+Master weights are float32, on the CPU, in eval mode. A folder that lacks a tensor, or a config with a misspelt field,
+is refused: transformers would fill both in silently. Refuses to hold: devices, optimizers (see `torch_backend`),
+tokenizers. Read next: `model_probe`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.import_utils import is_flash_attn_2_available
+from transformers.utils.logging import disable_progress_bar
+
+from polyrl.errors import InvalidData, InvalidManifest
+from polyrl_trainer.backends.configs import Dtype, SpecialTokens
+
+UNDECLARED_FIELDS = frozenset({"model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"})
+"""Fields of published config.json files that transformers reads, though not every config declares them."""
+
+MAX_REASON_CHARACTERS = 200
+"""Of a foreign error message; some list every model that exists."""
+
+_AUTO_MODEL: Any = AutoModelForCausalLM
+"""transformers leaves these class methods untyped."""
+
+NO_SPECIAL_TOKENS = SpecialTokens()
+
+PLACE = "spec.recipe.model.config"
+
+DENSE_ATTENTION = "sdpa"
+VARIABLE_LENGTH_ATTENTION = "flash_attention_2"
+
+
+def load_model(
+    source: Path | Mapping[str, Any], seed: int, dtype: Dtype, special_tokens: SpecialTokens = NO_SPECIAL_TOKENS
+) -> PreTrainedModel:
+    """A causal language model with float32 master weights, ready for scoring; `dtype` is noted as the one it serves in.
+
+    Raises InvalidManifest for a config that makes no model, InvalidData for a folder that holds none.
+    """
+    model = _from_folder(source) if isinstance(source, Path) else _from_config(source, seed, special_tokens)
+    model.config.dtype = getattr(torch, dtype)
+    model.config.architectures = [type(model).__name__]
+    model.train(False)
+    return model
+
+
+def serving_files(model: PreTrainedModel) -> dict[str, bytes]:
+    """`config.json` and `generation_config.json` as an engine's model folder needs them."""
+    config = copy.deepcopy(model.config)
+    generation = copy.deepcopy(model.generation_config)
+    return {
+        "config.json": config.to_json_string().encode(),
+        "generation_config.json": generation.to_json_string().encode(),
+    }
+
+
+def attention_for(device: torch.device, dtype: Dtype) -> str:
+    """Name of the attention kernel: variable-length where it is installed (GPU, bfloat16), else dense masks."""
+    if device.type == "cuda" and dtype == "bfloat16" and is_flash_attn_2_available():
+        return VARIABLE_LENGTH_ATTENTION
+    return DENSE_ATTENTION
+
+
+def _from_config(fields: Mapping[str, Any], seed: int, special_tokens: SpecialTokens) -> PreTrainedModel:
+    config = _config(fields, special_tokens)
+    # The generator of the process is left as it was: model weights must not shift data order, or the reverse.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model: PreTrainedModel = _AUTO_MODEL.from_config(
+                config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION
+            )
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
+            raise InvalidManifest([f"{PLACE}: no causal language model can be made of it: {_reason(error)}"]) from error
+    return model
+
+
+def _config(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> PretrainedConfig:
+    model_type = str(fields.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise InvalidManifest([f"{PLACE}.model_type: transformers knows no {model_type!r}{_nearest(model_type)}"])
+    config_class = CONFIG_MAPPING[model_type]
+    _refuse_unknown(fields, config_class)
+    known = {
+        "pad_token_id": special_tokens.pad,
+        "bos_token_id": special_tokens.bos,
+        "eos_token_id": special_tokens.eos,
+        "vocab_size": special_tokens.vocabulary,
+    }
+    defaults = {name: value for name, value in known.items() if value is not None}
+    given = {name: value for name, value in fields.items() if name != "model_type"}
+    try:
+        return config_class(**{**defaults, **given})
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise InvalidManifest([f"{PLACE}: {_reason(error)}"]) from error
+
+
+def _refuse_unknown(fields: Mapping[str, Any], config_class: type[PretrainedConfig]) -> None:
+    known = (
+        {field.name for field in dataclasses.fields(config_class)} | UNDECLARED_FIELDS | set(config_class.attribute_map)
+    )
+    faults = [
+        f"{PLACE}.{name}: {config_class.model_type} has no such field{_nearest(name, known)}"
+        for name in fields
+        if name not in known
+    ]
+    if faults:
+        raise InvalidManifest(faults)
+
+
+def _nearest(word: object, known: set[str] | None = None) -> str:
+    close = difflib.get_close_matches(str(word), known if known is not None else list(CONFIG_MAPPING), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
+
+
+def _from_folder(folder: Path) -> PreTrainedModel:
+    if not (folder / "config.json").is_file():
+        raise InvalidData(f"{folder}: not a model folder, it has no config.json")
+    # The run's own display owns the terminal.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model, loading = _AUTO_MODEL.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=DENSE_ATTENTION,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, StrictDataclassError) as error:
+        raise InvalidData(f"{folder}: cannot be loaded as a model: {_reason(error)}") from error
+    absent = sorted(loading["missing_keys"])
+    if absent:
+        raise InvalidData(f"{folder}: its weight files lack {len(absent)} tensors, {absent[0]} among them")
+    loaded: PreTrainedModel = model
+    return loaded

@@ -1,0 +1,210 @@
+"""The single-process backend: one policy, AdamW, CPU or one GPU; the work runs on a thread of its own.
+
+Weights and optimizer state are float32; with `dtype` bfloat16 the forward pass runs under autocast. A mini-batch is
+exact: its gradient is the sum over all its samples, divided once, and if any part of it failed, no step is taken.
+
+Refuses to hold: algorithms (the loss is passed in), several processes. Read next: `policy`, then `losses`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.core_model_loading import revert_weight_conversion
+
+from polyrl.errors import RunFailed
+from polyrl_trainer.backend import Loss, StepResult, TrainFuture
+from polyrl_trainer.backends.background import Background
+from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
+from polyrl_trainer.backends.learning_rate import learning_rate_at
+from polyrl_trainer.backends.model_factory import load_model, serving_files
+from polyrl_trainer.backends.optimizer_state import create_optimizer, expected_state, named_state, restore_state
+from polyrl_trainer.backends.packed_batch import PackedBatch, loss_inputs
+from polyrl_trainer.backends.policy import Policy, create_policy
+from polyrl_trainer.backends.training_state import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RNG_FILE,
+    check_tensors,
+    read_state,
+    read_tensors,
+    write_checkpoint,
+)
+from polyrl_trainer.losses.metrics import merge
+from polyrl_trainer.sample import Sample
+
+
+def create_torch_backend(
+    model: ModelConfig, engine: EngineConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig
+) -> TorchBackend:
+    """Loads the model and makes its backend. Raises InvalidManifest or InvalidData for a source that cannot be
+    trained."""
+    return TorchBackend(create_policy(model, engine), engine, optimizer, checkpoint)
+
+
+class TorchBackend:
+    """`TrainingBackend` in one process."""
+
+    def __init__(
+        self, policy: Policy, engine: EngineConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig
+    ) -> None:
+        self._policy = policy
+        self._optimizer_config = optimizer
+        self._checkpoint = checkpoint
+        self._optimizer = create_optimizer(policy.model, optimizer)
+        self._steps_taken = 0
+        self._has_gradient = False
+        self._broken: str | None = None
+        self._background = Background("learner", engine.threads, engine.wait_seconds)
+
+    def forward_backward(
+        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0
+    ) -> TrainFuture[dict[str, float]]:
+        """See `TrainingBackend`. After an error in here, `optim_step` refuses until `load`: the gradient has a hole."""
+        return self._background.submit(self._forward_backward, batch, loss, temperature)
+
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """See `TrainingBackend`."""
+        return self._background.submit(self._policy.log_probs, batch, temperature)
+
+    def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
+        """See `TrainingBackend`. The future raises RunFailed, and no weight changes, when the gradient is not finite or
+        not whole; ValueError when there is no gradient or the normalizer is not positive."""
+        return self._background.submit(self._optim_step, normalizer)
+
+    def discard_gradients(self) -> TrainFuture[None]:
+        """See `TrainingBackend`."""
+        return self._background.submit(self._drop_gradients)
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `TrainingBackend`. The copy is whole before the first tensor is given out; waits for queued work."""
+        return iter(self._background.wait_for("a snapshot of the weights", self._snapshot))
+
+    def serving_files(self) -> dict[str, bytes]:
+        """See `TrainingBackend`."""
+        return serving_files(self._policy.model)
+
+    def save(self, folder: Path) -> None:
+        """See `TrainingBackend`. Raises RunFailed within a mini-batch: gradients are not saved."""
+        self._background.wait_for("a checkpoint to be written", self._save, folder)
+
+    def load(self, folder: Path) -> None:
+        """See `TrainingBackend`. Drops accumulated gradients."""
+        self._background.wait_for("a checkpoint to be read", self._load, folder)
+
+    def close(self) -> None:
+        """Ends the background thread; queued work is dropped."""
+        self._background.close()
+
+    # --- below: on the background thread only -------------------------------------------------------------------------
+
+    def _forward_backward(self, batch: Sequence[Sample], loss: Loss, temperature: float) -> dict[str, float]:
+        total: dict[str, float] = {}
+        self._has_gradient = True
+        try:
+            for packed in self._policy.passes(batch):
+                total = merge(total, self._one_pass(packed, loss, temperature))
+        except BaseException as error:
+            self._broken = f"a forward-backward pass of its mini-batch failed ({type(error).__name__}: {error})"
+            raise
+        return total
+
+    def _one_pass(self, packed: PackedBatch, loss: Loss, temperature: float) -> dict[str, float]:
+        log_probs, entropy = self._policy.score(packed, temperature)
+        value, sums = loss(loss_inputs(packed, log_probs, entropy))
+        value.backward()  # type: ignore[no-untyped-call]
+        positions = packed.input_ids.numel()
+        used = sum(sample.length for sample in packed.samples)
+        counts = {"tokens": len(packed.targets), "positions": positions, "padded_positions": positions - used}
+        return {**sums, "loss": float(value.detach()), **{name: float(count) for name, count in counts.items()}}
+
+    def _optim_step(self, normalizer: float) -> StepResult:
+        if self._broken:
+            raise RunFailed(f"optimizer step {self._steps_taken} was not taken: {self._broken}")
+        if not self._has_gradient or not normalizer > 0:
+            raise ValueError("optim_step needs a forward_backward before it and a positive normalizer")
+        grad_norm = self._scale_and_clip(normalizer)
+        rate = learning_rate_at(self._optimizer_config, self._steps_taken)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._drop_gradients()
+        self._steps_taken += 1
+        return StepResult(grad_norm=grad_norm, learning_rate=rate)
+
+    def _scale_and_clip(self, normalizer: float) -> float:
+        """The global norm after division, before clipping. Raises RunFailed when it is not finite."""
+        parameters = [one for one in self._policy.model.parameters() if one.grad is not None]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        for gradient in gradients:
+            gradient.div_(normalizer)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not math.isfinite(norm):
+            self._broken = f"the norm of its gradient is {float(norm)}, first seen in {self._first_not_finite()}"
+            raise RunFailed(f"optimizer step {self._steps_taken} was not taken: {self._broken}")
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._optimizer_config.max_grad_norm, norm)
+        return float(norm)
+
+    def _first_not_finite(self) -> str:
+        for name, parameter in self._policy.model.named_parameters():
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+                return name
+        return "no single tensor"
+
+    def _drop_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._has_gradient = False
+        self._broken = None
+
+    def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
+        serving = getattr(torch, self._policy.dtype)
+        return [
+            (name, tensor.to("cpu", serving if tensor.is_floating_point() else tensor.dtype, copy=True))
+            for name, tensor in self._published_state().items()
+        ]
+
+    def _published_state(self) -> dict[str, torch.Tensor]:
+        """Detached tensors under the names of published Hugging Face checkpoints, tied weights once."""
+        model = self._policy.model
+        tied = set(model.all_tied_weights_keys)
+        state: dict[str, torch.Tensor] = revert_weight_conversion(model, model.state_dict())
+        return {name: tensor.detach().contiguous() for name, tensor in state.items() if name not in tied}
+
+    def _save(self, folder: Path) -> None:
+        if self._has_gradient:
+            raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
+        tensors = {
+            MODEL_FILE: self._published_state(),
+            OPTIMIZER_FILE: named_state(self._policy.model, self._optimizer),
+            RNG_FILE: self._generator_states(),
+        }
+        write_checkpoint(folder, self._steps_taken, tensors, self.serving_files(), self._checkpoint.fsync)
+
+    def _load(self, folder: Path) -> None:
+        state = read_state(folder, self._checkpoint.verify)
+        model = self._policy.model
+        # Everything is read and checked before anything is changed.
+        weights = load_model(folder, seed=0, dtype=self._policy.dtype).state_dict()
+        check_tensors(folder / MODEL_FILE, weights, model.state_dict())
+        optimizer = read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
+        generators = read_tensors(folder / RNG_FILE, self._generator_states())
+        model.load_state_dict(weights)
+        restore_state(model, self._optimizer, optimizer)
+        torch.set_rng_state(generators["cpu"])
+        if "cuda" in generators:
+            torch.cuda.set_rng_state(generators["cuda"], self._policy.device)
+        self._steps_taken = state.step
+        self._drop_gradients()
+
+    def _generator_states(self) -> dict[str, torch.Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._policy.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self._policy.device)
+        return states

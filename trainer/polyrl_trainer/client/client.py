@@ -1,0 +1,281 @@
+"""`RolloutClient`: everything a trainer needs of the rollout side, in a dozen calls. No tensors, no torch.
+
+Any trainer can use it (see docs/reference/client.md): submit groups, judge finished turns, take batches of complete,
+scored groups, acknowledge them, publish weight versions. It fits `rollouts.Rollouts`, the port of PolyRL's own loops.
+
+Every call is one request with a deadline; a lost connection or a manager that started again is bridged inside, by
+greeting anew and sending again what is unanswered, under the same request numbers. Streams have no deadline of their
+own: they end with an error when the manager stays away for `patience_s`.
+
+Refuses to hold: rewards, tensors, what to submit. Read next: `client_link`, `client_requests`, `client_streams`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy.typing as npt
+
+from polyrl.control import parse_endpoints
+from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolError
+from polyrl.keys import TrainerKeys, read_keys
+from polyrl.sample import DiscardReason, Group, Purpose
+from polyrl.wire import (
+    Accepted,
+    Acknowledge,
+    Batch,
+    EndStep,
+    Extend,
+    Finish,
+    FromTrainer,
+    GroupDropped,
+    Late,
+    Next,
+    PublishVersion,
+    Refused,
+    Reject,
+    Report,
+    ReservedWindow,
+    Score,
+    Submit,
+    ToTrainer,
+    TrainerHello,
+    TrainerWelcome,
+    TurnDone,
+    pack_ids,
+)
+from polyrl_trainer.client.cursor import Cursor
+from polyrl_trainer.client.link import ManagerLink
+from polyrl_trainer.client.requests import Requests
+from polyrl_trainer.client.streams import Dropped, Turns
+
+CONNECT_TIMEOUT_S: Final = 30.0
+"""A manager starts in two seconds; the rest is for a machine that is busy starting everything else."""
+
+PATIENCE_S: Final = 60.0
+"""Longest absence of the manager that is bridged, unless the caller knows better: a process that is started anew and
+replays its journal."""
+
+ANSWER_S: Final = 10.0
+"""Answers take milliseconds; the rest is for a busy machine. An absent manager's return comes on top."""
+
+ENDPOINTS_LOOK_S: Final = 0.05
+"""Between looks for the endpoints file: nothing announces a file, and it comes once."""
+
+LINGER_S: Final = 1.0
+"""Time that the last frames get to leave."""
+
+
+class RolloutClient:
+    """One connection to the rollout side of one run; made by `connect`, used on one event loop."""
+
+    def __init__(self, manager: str, keys: TrainerKeys, epoch: int, acknowledged: int, patience_s: float) -> None:
+        self._manager = manager
+        self._patience_s = patience_s
+        self._epoch = epoch
+        self._name = secrets.token_hex(8)
+        self._cursor = Cursor(acknowledged)
+        self._turns = Turns()
+        self._dropped = Dropped()
+        self._link = ManagerLink(self._locate, keys, self._hello, patience_s)
+        self._requests = Requests(self._link.send)
+        self._first_welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        manager: str | Path,
+        key_file: str | Path,
+        epoch: int,
+        acknowledged: int = -1,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> AsyncIterator[Self]:
+        """A connected client, for as long as the context lasts.
+
+        `manager` is the manager's endpoints file, which may not be there yet, or its `tcp://host:port`. `acknowledged`
+        is the newest batch that the trainer's state contains, `patience_s` the longest absence of the manager that is
+        bridged later on. Raises DeadlineExceeded when no manager welcomes it in time, InvalidData for a wrong key file,
+        RunFailed when the manager refuses it (another epoch), Superseded when another trainer has come.
+        """
+        client = cls(str(manager), read_keys(TrainerKeys, Path(key_file)), epoch, acknowledged, patience_s)
+        link = asyncio.create_task(client._hold_link())
+        try:
+            await client._wait_for_welcome(link, connect_timeout_s)
+            yield client
+        finally:
+            link.cancel()
+            await asyncio.gather(link, return_exceptions=True)
+            await client._link.close(LINGER_S)
+
+    @property
+    def welcome(self) -> TrainerWelcome:
+        """What the manager knew when it first welcomed this trainer: numbers taken, newest version, groups held."""
+        return self._first_welcome.result()
+
+    async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
+        """Announces a weight version; agents pull it from `endpoint`, whose CURVE server key is `public_key` (Z85)."""
+
+        def make(number: int) -> PublishVersion:
+            message = PublishVersion(number, version, endpoint, public_key, manifest_hash)
+            self._cursor.tell(message)
+            return message
+
+        await self._ask(make, f"version {version}")
+
+    async def submit(self, groups: Sequence[Group]) -> None:
+        """Asks for these groups; a number already known is ignored. Raises RequestRefused for groups that cannot be."""
+        self._cursor.submit(groups)
+        await self._ask(lambda n: Submit(n, tuple(groups)), f"a submission of {len(groups)} groups")
+        self._cursor.accept(groups)
+
+    def turns(self) -> AsyncIterator[TurnDone]:
+        """Finished turns, each once; answer each with `score`, `extend` or `reject`."""
+        return aiter(self._turns)
+
+    async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float] | None = None) -> None:
+        """The sample is finished and worth `reward`; `metrics` are its named components."""
+        await self._ask(lambda n: Score(n, sample, turn, reward, dict(metrics or {})), f"the score of {sample}")
+        self._turns.settle(sample, turn)
+
+    async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
+        """An environment wrote the tokens `ids` (one or more) after `turn`; the next turn is generated after them."""
+        await self._ask(lambda n: Extend(n, sample, turn, pack_ids(ids)), f"the extension of {sample}")
+        self._turns.settle(sample, turn)
+
+    async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
+        """No reward can be had for this sample: its group will be dropped."""
+        await self._ask(lambda n: Reject(n, sample, reason, detail), f"the rejection of {sample}")
+        self._turns.settle_sample(sample)
+
+    async def next(
+        self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
+    ) -> Batch:
+        """Complete, scored groups of `step`, in arrival order: see `wire.Next`.
+
+        Raises DeadlineExceeded after `deadline_s`; its text names who is awaited, since when.
+        """
+        what = f"a batch of step {step} ({purpose})"
+        answer = await self._requests.ask(
+            lambda n: Next(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
+            what,
+            deadline_s + self._patience_s + ANSWER_S,
+        )
+        if isinstance(answer, Batch):
+            return answer
+        if isinstance(answer, Late):
+            raise DeadlineExceeded(what, f"the rollouts ({answer.waiting_for})", deadline_s)
+        raise ProtocolError(f"the manager answered {type(answer).__name__} to Next")
+
+    async def acknowledge(self, batch: int) -> None:
+        """The batch is part of the trainer's state; the manager forgets its tokens."""
+        await self._ask(lambda n: Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
+        self._cursor.acknowledged = max(self._cursor.acknowledged, batch)
+
+    async def end_step(self, step: int, purpose: Purpose) -> None:
+        """What is left of `step` is cancelled as surplus."""
+        await self._ask(lambda n: EndStep(n, step, purpose), f"the end of step {step}")
+        self._cursor.end_step(step, purpose)
+
+    async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
+        """Lets engines on the trainer's devices generate, or takes the devices back."""
+
+        def make(number: int) -> ReservedWindow:
+            message = ReservedWindow(number, open)
+            self._cursor.tell(message)
+            return message
+
+        await self._ask(make, "the reserved window")
+
+    def dropped(self) -> AsyncIterator[GroupDropped]:
+        """Groups of which nothing will be trained, each once; submit another in the place of each."""
+        return aiter(self._dropped)
+
+    def take_dropped(self) -> list[GroupDropped]:
+        """The dropped groups known now; for loops that would rather ask than iterate."""
+        return self._dropped.take_all()
+
+    async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """What the run's status shows; the newest report wins."""
+        await self._ask(lambda n: Report(n, phase, step, dict(values)), "a report")
+
+    async def finish(self, ok: bool, message: str) -> None:
+        """The job is over: what is left is cancelled, agents are drained, the manager ends. Streams end, too."""
+        await self._ask(lambda n: Finish(n, ok, message), "the end of the run")
+        self._turns.end()
+        self._dropped.end()
+
+    async def _ask(self, make: Callable[[int], FromTrainer], what: str) -> None:
+        await self._requests.ask(make, what, self._patience_s + ANSWER_S)
+
+    async def _hold_link(self) -> None:
+        try:
+            await self._link.run(self._hear, self._on_welcome)
+        except PolyRLError as error:
+            self._requests.fail(error)
+            self._turns.end(error)
+            self._dropped.end(error)
+            raise
+
+    async def _wait_for_welcome(self, link: asyncio.Task[None], timeout_s: float) -> None:
+        either: set[asyncio.Future[Any]] = {link, self._first_welcome}
+        done, _ = await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if link in done:
+            link.result()
+        if not done:
+            raise DeadlineExceeded("a welcome", f"the manager at {self._manager}", timeout_s)
+
+    def _on_welcome(self, welcome: TrainerWelcome) -> None:
+        if not self._first_welcome.done():
+            self._first_welcome.set_result(welcome)
+        lost, again = self._cursor.meet(welcome)
+        for dropped in lost:
+            self._dropped.hear(dropped)
+        for message in again:
+            self._link.send(message)
+        self._requests.send_again()
+
+    def _hear(self, message: ToTrainer) -> None:
+        if isinstance(message, TurnDone):
+            self._turns.hear(message)
+        elif isinstance(message, GroupDropped):
+            self._cursor.drop(message)
+            self._dropped.hear(message)
+        elif isinstance(message, Accepted | Refused | Batch | Late):
+            if isinstance(message, Batch):
+                self._cursor.receive(message)
+            self._requests.take(message)
+
+    def _hello(self) -> TrainerHello:
+        cursor, fresh = self._cursor, not self._first_welcome.done()
+        return TrainerHello(self._epoch, cursor.acknowledged, self._name, cursor.next_group, cursor.next_batch, fresh)
+
+    async def _locate(self) -> str:
+        """The manager's endpoint; waits for the file of this epoch's manager, as long as its absence is borne."""
+        if "://" in self._manager:
+            return self._manager
+        try:
+            async with asyncio.timeout(self._patience_s):
+                path = Path(self._manager)
+                while (endpoint := _read_endpoint(path, self._epoch)) is None:  # noqa: ASYNC110 - files have no event
+                    await asyncio.sleep(ENDPOINTS_LOOK_S)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the endpoints file {self._manager}", "the manager", self._patience_s) from None
+        return endpoint
+
+
+def _read_endpoint(path: Path, epoch: int) -> str | None:
+    """The trainer's endpoint in the file at `path`; None while there is no file, or one of another epoch's manager."""
+    try:
+        endpoints = parse_endpoints(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InvalidData(str(error)) from None
+    return endpoints.trainer if endpoints.epoch == epoch else None

@@ -1,0 +1,247 @@
+"""One DEALER to the manager: greets, beats, notices silence, dials again.
+
+Pattern: DEALER; the manager binds, we dial. CURVE client with the trainer's pair; the manager's key is pinned.
+
+    direction   high-water mark   when full
+    send        none              what waits is what callers still await, so they bound it
+    receive     RECEIVE_HWM       libzmq stops reading; the manager's own queue for us fills
+
+All runs on the caller's loop, so a caller that computes must do so in another thread. When the connection breaks, or
+after silence of a lease, or when the manager says Fenced, a fresh socket dials the endpoint that the endpoints file
+names by then, and greets again; the owner then sends what is unanswered. Only a greeting that fails for `patience_s`
+ends the link.
+
+Refuses to hold: requests (see `client_requests`). Read next: `client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import zmq
+
+from polyrl.control import may_be_ipv6
+from polyrl.errors import DeadlineExceeded, PolyRLError, ProtocolError, RunFailed, Superseded
+from polyrl.keys import TrainerKeys
+from polyrl.wire import (
+    MAX_FRAME_BYTES,
+    SUPERSEDED,
+    Fenced,
+    FromTrainer,
+    ToTrainer,
+    TrainerBeat,
+    TrainerHello,
+    TrainerWelcome,
+    decode_to_trainer,
+    encode,
+)
+from polyrl_trainer.dropped_messages import Dropped
+
+RECEIVE_HWM: Final = 1_000
+"""Frames that wait here; a frame is a finished turn or a batch, so this is minutes of work."""
+
+GREETING_S: Final = 1.0
+"""Pause between greetings."""
+
+REDIAL_S: Final = 3.0
+"""A dial without a welcome is given up after this long: the manager may have come back at another port."""
+
+REFUSED_PAUSE_S: Final = 0.2
+"""Pause after a dial that nobody took: the manager is on its way back, and will say where it listens."""
+
+FENCED_AGAIN_S: Final = 3.0
+"""A manager that fences fresh greetings for so long means them, not the frames that were under way before."""
+
+FRAMES_PER_LOOK: Final = 256
+"""Frames handled before other callbacks of the loop get their turn."""
+
+
+_BROKEN: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+"""Events after which a connection is of no use: libzmq would dial the same endpoint again, where nobody may be."""
+
+
+def refusal(fenced: Fenced) -> PolyRLError:
+    """What a trainer makes of being fenced for good."""
+    sentence = f"the manager refuses this trainer: {fenced.reason}"
+    return Superseded(sentence) if fenced.reason == SUPERSEDED else RunFailed(sentence)
+
+
+class ManagerLink:
+    """Speaks with one manager, over as many connections as it takes."""
+
+    def __init__(
+        self,
+        locate: Callable[[], Awaitable[str]],
+        keys: TrainerKeys,
+        hello: Callable[[], TrainerHello],
+        patience_s: float,
+    ) -> None:
+        """`locate` gives the manager's endpoint; `hello` the greeting of the moment."""
+        self._locate = locate
+        self._keys = keys
+        self._hello = hello
+        self._patience_s = patience_s
+        self._identity = f"trainer-{secrets.token_hex(8)}".encode()
+        self._loop = asyncio.get_running_loop()
+        self._descriptors: tuple[int, ...] = ()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._broken = False
+        self._look_planned = False
+        self._welcome: TrainerWelcome | None = None
+        self._fenced: Fenced | None = None
+        self._turned = asyncio.Event()
+        self._heard_at = 0.0
+        self._absent_since = 0.0
+        self._known = False
+        self.undecodable = Dropped("frames of the manager that could not be decoded")
+
+    async def run(self, on_message: Callable[[ToTrainer], None], on_welcome: Callable[[TrainerWelcome], None]) -> None:
+        """Holds the connection until cancelled. Raises DeadlineExceeded or RunFailed when it cannot be had."""
+        self._on_message = on_message
+        self._absent_since = self._loop.time()
+        while True:
+            self._dial(await self._locate())
+            try:
+                welcome = await self._greet()
+                if welcome is not None:
+                    self._known = True
+                    on_welcome(welcome)
+                    await self._stay(welcome)
+                    self._absent_since = self._loop.time()
+            finally:
+                self._hang_up()
+            await asyncio.sleep(REFUSED_PAUSE_S if self._broken else 0)
+
+    def send(self, message: FromTrainer) -> None:
+        """Queues a message; between connections it is dropped, for the owner sends again what is unanswered."""
+        if self._welcome is not None:
+            self._put(message)
+
+    async def close(self, linger_s: float) -> None:
+        """Gives queued frames `linger_s` to leave."""
+        if self._socket is not None:
+            self._hang_up(linger_s)
+        await asyncio.to_thread(self._context.term)
+
+    async def _greet(self) -> TrainerWelcome | None:
+        """The manager's welcome; None when this dial brought none."""
+        dialed = self._loop.time()
+        while self._welcome is None and not self._broken and self._loop.time() - dialed < REDIAL_S:
+            self._put(self._hello())
+            await self._turn_or(GREETING_S)
+            absent = self._loop.time() - self._absent_since
+            if self._welcome is None and self._fenced is not None and (not self._known or absent > FENCED_AGAIN_S):
+                raise refusal(self._fenced)
+            if self._welcome is None and absent > self._patience_s:
+                raise DeadlineExceeded("a welcome", "the manager", absent)
+        self._fenced = None
+        return self._welcome
+
+    async def _stay(self, welcome: TrainerWelcome) -> None:
+        """Returns when this connection is of no use any more."""
+        while self._fenced is None and not self._broken:
+            await self._turn_or(welcome.beat_s)
+            self._look()
+            if self._loop.time() - self._heard_at > welcome.lease_s:
+                return
+            self.send(TrainerBeat())
+
+    def _put(self, message: FromTrainer) -> None:
+        if self._socket is not None:
+            self._socket.send(encode(message), zmq.DONTWAIT)
+            self._plan_look()
+
+    async def _turn_or(self, timeout_s: float) -> None:
+        """Waits for Welcome, Fenced or the connection's end, at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._turned.wait()
+                self._turned.clear()
+        except TimeoutError:
+            return
+
+    def _dial(self, endpoint: str) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.curve_publickey = self._keys.public_key.encode()
+        socket.curve_secretkey = self._keys.secret_key.encode()
+        socket.curve_serverkey = self._keys.manager_public_key.encode()
+        socket.setsockopt(zmq.IDENTITY, self._identity)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.LINGER, 0)
+        monitor = socket.get_monitor_socket(_BROKEN)
+        self._socket, self._monitor, self._welcome, self._fenced, self._broken = socket, monitor, None, None, False
+        try:
+            socket.ipv6 = may_be_ipv6(endpoint)
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise RunFailed(f"cannot dial the manager at {endpoint!r}: {error}") from error
+        self._descriptors = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
+        for descriptor, look in zip(self._descriptors, (self._look, self._watch), strict=True):
+            self._loop.add_reader(descriptor, look)
+            # The descriptor signals what comes after a look that found nothing, so there has to be a first one.
+            self._loop.call_soon(look)
+
+    def _hang_up(self, linger_s: float = 0.0) -> None:
+        if self._socket is not None and self._monitor is not None:
+            for descriptor in self._descriptors:
+                self._loop.remove_reader(descriptor)
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=int(linger_s * 1000))
+        self._socket, self._monitor, self._welcome = None, None, None
+
+    def _watch(self) -> None:
+        while self._monitor is not None:
+            try:
+                self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._broken = True
+            self._turned.set()
+
+    def _plan_look(self) -> None:
+        """libzmq's descriptor is edge-triggered, and a send may swallow its signal: so look once more after each."""
+        if not self._look_planned:
+            self._look_planned = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_planned = False
+        for _ in range(FRAMES_PER_LOOK):
+            if self._socket is None:
+                return
+            try:
+                frame = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._heard_at = self._loop.time()
+            self._hear(frame)
+        self._plan_look()
+
+    def _hear(self, frame: bytes) -> None:
+        try:
+            message = decode_to_trainer(frame)
+        except ProtocolError as error:
+            self.undecodable.add(error)
+            return
+        if isinstance(message, TrainerWelcome):
+            self._welcome = message
+            self._turned.set()
+        elif isinstance(message, Fenced):
+            self._fenced = message
+            self._turned.set()
+        else:
+            self._on_message(message)

@@ -1,0 +1,132 @@
+"""Everything of the user's that a run needs, loaded and checked before anything else starts: data, tokenizer, code.
+
+So a misspelt field in row 17 or a missing reward function ends the run in its first second, with one sentence.
+Refuses to hold: the model, sockets. Read next: `stages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import Dataset, GroupFilter, Mode, Recipe
+from polyrl_trainer.data.buffer import DataBuffer
+from polyrl_trainer.data.conversations import prepare_conversations
+from polyrl_trainer.data.finished_samples import FinishedGroup, prepare_finished_groups
+from polyrl_trainer.data.prompts import Prompt, prepare_prompts
+from polyrl_trainer.data.rows import Row, read_rows
+from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
+from polyrl_trainer.environments.protocol import Environment
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.episodes import load_environment
+from polyrl_trainer.user_code.loading import load_function
+
+Item = TypeVar("Item")
+
+Score = Callable[[Sample], Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the user brought. Data of stages that do not run is None."""
+
+    tokenizer: Tokenizer
+    conversations: DataBuffer[Sample] | None
+    prompts: DataBuffer[Prompt] | None
+    finished: DataBuffer[FinishedGroup] | None
+    evaluation: Sequence[Prompt]
+    reward: Score | None
+    group_filter: Callable[[list[Sample]], Any] | None
+    environment: Environment | None
+
+
+def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
+    """Raises InvalidData for data and tokenizers, InvalidCode for code."""
+    recipe = spec.recipe
+    tokenizer = load_tokenizer(recipe.model.tokenizer, _model_folder(recipe, manifest_dir), manifest_dir)
+    files = _Files(recipe, manifest_dir)
+    max_tokens = spec.rollout.engine.max_context
+    room = max_tokens - recipe.sampling.max_new_tokens
+
+    def prompts(rows: list[Row]) -> list[Prompt]:
+        return prepare_prompts(rows, tokenizer, room)
+
+    evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(files.rows(dataset))]
+    code_path = manifest_dir / recipe.code.path
+    return Prepared(
+        tokenizer=tokenizer,
+        conversations=files.buffer(
+            recipe.data.sft,
+            recipe.mode in (Mode.SFT, Mode.SFT_RL),
+            lambda rows: prepare_conversations(rows, tokenizer, max_tokens),
+        ),
+        prompts=files.buffer(recipe.data.rl, recipe.mode in (Mode.RL, Mode.SFT_RL), prompts),
+        finished=files.buffer(
+            recipe.data.rl,
+            recipe.mode is Mode.OFFLINE_RL,
+            lambda rows: prepare_finished_groups(rows, tokenizer, max_tokens),
+        ),
+        evaluation=evaluation[: recipe.evaluation.max_samples],
+        reward=load_function(recipe.reward.function, code_path) if recipe.reward is not None else None,
+        group_filter=_group_filter(recipe, code_path),
+        environment=load_environment(recipe.environment, code_path) if recipe.environment is not None else None,
+    )
+
+
+class _Files:
+    """Reads each data file once."""
+
+    def __init__(self, recipe: Recipe, manifest_dir: Path) -> None:
+        self._recipe = recipe
+        self._manifest_dir = manifest_dir
+        self._known: dict[str, list[Row]] = {}
+
+    def rows(self, dataset: Dataset) -> list[Row]:
+        if dataset.path not in self._known:
+            self._known[dataset.path] = read_rows(self._manifest_dir / dataset.path)
+        return self._known[dataset.path]
+
+    def buffer(
+        self, datasets: Sequence[Dataset], wanted: bool, make: Callable[[list[Row]], list[Item]]
+    ) -> DataBuffer[Item] | None:
+        if not wanted:
+            return None
+        sources = [make(self.rows(dataset)) for dataset in datasets]
+        weights = [dataset.weight for dataset in datasets]
+        return DataBuffer(sources, weights, seed=self._recipe.seed, shuffle=self._recipe.data.shuffle)
+
+
+def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:
+    """Raises InvalidData when the tokenizer can produce ids that the model has no embedding for."""
+    if tokenizer.vocabulary > model_vocabulary:
+        raise InvalidData(
+            f"the tokenizer has {tokenizer.vocabulary} tokens, the model's vocab_size is {model_vocabulary}; "
+            "recipe.model.config.vocab_size must be at least the tokenizer's"
+        )
+
+
+def model_source(recipe: Recipe, manifest_dir: Path) -> Path | dict[str, Any]:
+    """The manifest's model: a folder, or the fields of a config. Raises InvalidData when it names neither."""
+    folder = _model_folder(recipe, manifest_dir)
+    if folder is not None:
+        return folder
+    if recipe.model.config is None:
+        raise InvalidData("recipe.model: needs `path` or `config`")
+    return recipe.model.config
+
+
+def _model_folder(recipe: Recipe, manifest_dir: Path) -> Path | None:
+    return manifest_dir / recipe.model.path if recipe.model.path is not None else None
+
+
+def _group_filter(recipe: Recipe, code_path: Path) -> Callable[[list[Sample]], Any] | None:
+    algorithm = recipe.algorithm
+    if algorithm.group_filter is not GroupFilter.CUSTOM:
+        return None
+    if algorithm.filter_function is None:
+        raise InvalidData("recipe.algorithm.filterFunction: needed by groupFilter custom")
+    return load_function(algorithm.filter_function, code_path)

@@ -1,0 +1,94 @@
+"""What came over the wire, as the learner and the user's reward function see it.
+
+Refuses: arrays whose lengths disagree (ProtocolError); a sample is whole or it is not trained. Read next: `sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from polyrl.errors import ProtocolError
+from polyrl.sample import Finish, Response, Scored, Span, sample_id
+from polyrl.wire import unpack_ids
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.sample import Sample
+
+_WORD: Final = 4
+"""Bytes of a token id, and of its logprob."""
+
+
+@dataclass(frozen=True)
+class PastTurn:
+    """A turn that the environment has answered already."""
+
+    sample: Sample
+    """As it was when the turn ended."""
+    written: list[int]
+    """The environment's tokens after it."""
+
+
+def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
+    """A scored sample, ready for its advantage. Raises ProtocolError."""
+    sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer)
+    return replace(sample, reward=scored.reward)
+
+
+def to_sample(group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
+    """Prompt and response in one row of arrays. Raises ProtocolError."""
+    ids = unpack_ids(response.ids).astype(np.int64)
+    log_probs = np.frombuffer(response.logprobs, dtype="<f4")
+    mask = np.frombuffer(response.loss_mask, dtype=np.uint8)
+    if not len(ids) == len(log_probs) == len(mask):
+        raise ProtocolError(f"sample {sample_id(group, index)}: ids, logprobs and loss mask differ in length")
+    prompt_length = len(prompt.ids)
+    return Sample(
+        tokens=np.concatenate([np.asarray(prompt.ids, dtype=np.int64), ids]),
+        loss_mask=_after_prompt(prompt_length, mask),
+        prompt_length=prompt_length,
+        sample=sample_id(group, index),
+        group=group,
+        prompt=prompt.text,
+        response=tokenizer.decode(ids.tolist()),
+        rollout_log_probs=_after_prompt(prompt_length, log_probs * mask),
+        versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
+        metadata=prompt.metadata,
+    )
+
+
+def past_turns(group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer) -> Iterator[PastTurn]:
+    """The turns before the one that `response` ends with, oldest first. Raises ProtocolError.
+
+    Spans tell them apart, not the loss mask: a turn may hold no token, and then the environment's texts touch.
+    """
+    written = [span for span in response.spans if span.version < 0]
+    if len(written) != response.turn:
+        raise ProtocolError(
+            f"sample {sample_id(group, index)}: in turn {response.turn}, with {len(written)} texts of its environment"
+        )
+    ids = unpack_ids(response.ids)
+    for turn, span in enumerate(written):
+        before = _until(response, span, turn)
+        yield PastTurn(to_sample(group, index, before, prompt, tokenizer), ids[span.start : span.end].tolist())
+
+
+def _until(response: Response, span: Span, turn: int) -> Response:
+    return msgspec.structs.replace(
+        response,
+        ids=response.ids[: span.start * _WORD],
+        logprobs=response.logprobs[: span.start * _WORD],
+        loss_mask=response.loss_mask[: span.start],
+        spans=tuple(one for one in response.spans if one.end <= span.start),
+        turn=turn,
+        finish=Finish.STOP,
+    )
+
+
+def _after_prompt(prompt_length: int, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    return np.concatenate([np.zeros(prompt_length, dtype=np.float32), values.astype(np.float32)])

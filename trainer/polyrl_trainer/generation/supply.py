@@ -1,0 +1,193 @@
+"""Keeps a step supplied with groups: numbers them, submits them, and replaces those of which nothing will be trained.
+
+    rl_loop / evaluation ──open──> StepGroups ──Submit──> manager
+                                       ^───GroupDropped──────┘   (a replacement, a count, or the end of the run)
+
+A step is never silently short: each dropped group that the step needs is replaced by another prompt, and when too
+many are, the run fails with the counts by reason and the first message of each. What was dropped because the manager
+lost its journal, or because an environment did not repeat itself after a restart, is submitted again with the same
+prompt; that is no fault of the prompt and counts as no replacement. A restart does it once to a group at most.
+Refuses to hold: which prompts (the caller's `replace` says), training. Read next: `rl_loop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from polyrl.errors import ProtocolError, RunFailed
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, sample_id
+from polyrl.wire import GroupDropped, pack_ids
+from polyrl_trainer.data.buffer import Draw
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.session import Session
+from polyrl_trainer.user_code.runner import LoopHost
+
+_ASKED_AGAIN: Final = (DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED)
+"""Reasons that a restart brings, of which a group that is submitted now has none."""
+
+Replace = Callable[[GroupDropped, Draw[Prompt]], Draw[Prompt] | None]
+"""Another prompt for a dropped group, or None when the step can do without."""
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What all groups of a step have in common."""
+
+    step: int
+    purpose: Purpose
+    samples_per_group: int
+    sampling: SamplingParams
+    min_version: int
+    max_version: int
+    max_replaced: int
+
+
+class StepGroups:
+    """The groups of one step: live ones await training, used ones were taken, dropped ones are counted."""
+
+    def __init__(self, plan: GroupPlan, replace: Replace, supply: GroupSupply) -> None:
+        self.plan = plan
+        self.live: dict[int, Draw[Prompt]] = {}
+        self.used: list[int] = []
+        self.dropped: Counter[str] = Counter()
+        self.first_detail: dict[str, str] = {}
+        self.replaced = 0
+        self._replace = replace
+        self._supply = supply
+        self._changed = asyncio.Event()
+
+    async def submit(self, draws: Sequence[Draw[Prompt]]) -> None:
+        """Registers the prompts with the loop host, then asks for them."""
+        numbered = {self._supply.number_for(self._group(0, draw.item)): draw for draw in draws}
+        self.live.update(numbered)
+        await self._supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
+        self._changed.set()
+        await self._supply.give_up_held(self.plan)
+
+    def prompt_of(self, group: int) -> Prompt:
+        """Raises ProtocolError for a group that this step does not wait for: trained already, dropped, or foreign."""
+        if group not in self.live:
+            raise ProtocolError(f"group {group} was delivered to step {self.plan.step}, which does not wait for it")
+        return self.live[group].item
+
+    def use(self, groups: Sequence[int]) -> None:
+        """These groups are trained (or measured): they will not be delivered again."""
+        for group in groups:
+            del self.live[group]
+            self.used.append(group)
+
+    async def change(self, timeout_s: float) -> bool:
+        """Waits until a group was submitted or dropped since the last call; False when the time is up."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    async def drop(self, dropped: GroupDropped) -> None:
+        """Counts, and replaces if the step needs it. Raises RunFailed above the limit of replacements."""
+        draw = self.live.pop(dropped.group, None)
+        if draw is None:
+            return
+        self.dropped[dropped.reason.value] += 1
+        self.first_detail.setdefault(dropped.reason.value, dropped.detail)
+        self._supply.release([dropped.group])
+        if dropped.reason in _ASKED_AGAIN:
+            await self.submit([draw])
+            return
+        replacement = self._replace(dropped, draw)
+        if replacement is not None:
+            self._count_replacement()
+            await self.submit([replacement])
+        self._changed.set()
+
+    def _count_replacement(self) -> None:
+        self.replaced += 1
+        if self.replaced > self.plan.max_replaced:
+            raise RunFailed(
+                f"step {self.plan.step}: more than {self.plan.max_replaced} prompts had to be replaced because their "
+                f"groups were discarded: {self.reasons()}"
+            )
+
+    def reasons(self) -> str:
+        """Counts and first messages, for people."""
+        return "; ".join(f"{reason} {n} (first: {self.first_detail[reason]})" for reason, n in self.dropped.items())
+
+    def _group(self, number: int, prompt: Prompt) -> Group:
+        plan = self.plan
+        return Group(
+            group=number,
+            step=plan.step,
+            purpose=plan.purpose,
+            prompt_ids=pack_ids(prompt.ids),
+            n=plan.samples_per_group,
+            sampling=plan.sampling,
+            min_version=plan.min_version,
+            max_version=plan.max_version,
+        )
+
+
+class GroupSupply:
+    """Hands out group numbers, and brings each dropped group to the step that waits for it."""
+
+    def __init__(self, rollouts: Rollouts, host: LoopHost, session: Session, held: HeldGroups | None = None) -> None:
+        """`held`: what a trainer that goes on from a checkpoint may take instead of having it generated."""
+        self._rollouts = rollouts
+        self._host = host
+        self._session = session
+        self._held = held or HeldGroups()
+        self._open: dict[tuple[Purpose, int], StepGroups] = {}
+
+    def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:
+        """A step begins."""
+        groups = StepGroups(plan, replace, self)
+        self._open[plan.purpose, plan.step] = groups
+        return groups
+
+    async def close(self, groups: StepGroups) -> list[Draw[Prompt]]:
+        """The step has all it needs: the rest is cancelled as surplus, and its prompts are given back, oldest first."""
+        self._open.pop((groups.plan.purpose, groups.plan.step), None)
+        await self._rollouts.end_step(groups.plan.step, groups.plan.purpose)
+        surplus = [groups.live[number] for number in sorted(groups.live)]
+        self.release([*groups.used, *groups.live])
+        return surplus
+
+    async def run(self) -> None:
+        """Consumes drops for as long as the run lives; raises what ends the run."""
+        async for dropped in self._rollouts.dropped():
+            self._held.forget(dropped.group)
+            groups = self._open.get((dropped.purpose, dropped.step))
+            if groups is not None:
+                await groups.drop(dropped)
+
+    def number_for(self, group: Group) -> int:
+        """That of a held group that is the same, else one that was never given out before in this run."""
+        held = self._held.take(group)
+        if held is not None:
+            return held
+        self._session.state.next_group += 1
+        return self._session.state.next_group - 1
+
+    async def give_up_held(self, plan: GroupPlan) -> None:
+        """What is still held then is of another step, or of weights that are not these."""
+        left = self._held.leave(plan.step, plan.purpose)
+        self.release(left)
+        text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"
+        await asyncio.gather(*(self._rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))
+
+    async def submit(self, groups: Mapping[Group, Prompt]) -> None:
+        """Registers with the loop host first: a turn may be back before `submit` returns."""
+        for group, prompt in groups.items():
+            self._host.register(group.group, prompt)
+        await self._rollouts.submit(list(groups))
+
+    def release(self, groups: Sequence[int]) -> None:
+        """See `LoopHost.release`."""
+        self._host.release(groups)

@@ -1,0 +1,136 @@
+"""Greedy evaluation through the same engines and the same reward function as training.
+
+`exactMatch` is the mean of the metric `exact_match` when the reward function gives one, else the share of samples
+whose reward is at least 1. Samples without a verdict are counted and named, never taken for wrong.
+Refuses to hold: training, checkpoints. Read next: `group_supply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import structlog
+
+from polyrl.errors import DeadlineExceeded, RunFailed
+from polyrl.sample import Purpose, SamplingParams, Scored
+from polyrl.status import StepValue
+from polyrl.wire import GroupDropped
+from polyrl_trainer.data.buffer import Draw
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.loops.step_metrics import mean_metrics
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.session import Session
+
+log = structlog.get_logger()
+
+EVALUATION_DEADLINE_S: Final = 600.0
+"""Longest wait for the next evaluated samples; as for training."""
+
+SUPPLY_DEADLINE_S: Final = 30.0
+"""Longest wait for news of a dropped sample after the manager said that nothing more will come."""
+
+MAX_TOKENS_PER_ANSWER: Final = 1 << 20
+"""Of one batch of evaluated samples; they are only counted, so the bound is the size of a frame, about 8 MB."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy can do."""
+
+    exact_match: float
+    reward: float
+    scored: int
+    unscored: int
+
+
+class Evaluator:
+    """Asks every evaluation prompt once."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        rollouts: Rollouts,
+        supply: GroupSupply,
+        session: Session,
+    ) -> None:
+        self._prompts = [Draw(0, index, prompt) for index, prompt in enumerate(prompts)]
+        self._sampling = sampling
+        self._rollouts = rollouts
+        self._supply = supply
+        self._session = session
+
+    async def evaluate(self, step: int) -> Evaluation | None:
+        """Measures the newest published version and reports it under `step`. None when asked to stop meanwhile.
+
+        Raises RunFailed when no sample could be scored or engines lose them again and again, DeadlineExceeded when
+        nobody delivers.
+        """
+        state = self._session.state
+        plan = GroupPlan(
+            step=state.next_evaluation,
+            purpose=Purpose.EVAL,
+            samples_per_group=1,
+            sampling=self._sampling,
+            min_version=state.version,
+            max_version=state.version,
+            max_replaced=len(self._prompts),
+        )
+        state.next_evaluation += 1
+        await self._rollouts.reserved_window(True)
+        groups = self._supply.open(plan, _again_unless_the_users_fault)
+        await groups.submit(self._prompts)
+        scored = await self._session.unless_stopped(self._collect(groups))
+        await self._supply.close(groups)
+        if scored is None:
+            return None
+        evaluation = _judge(scored, len(self._prompts), groups)
+        told: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
+        await self._session.report(step, _metrics(evaluation, scored), phase="eval", told=told)
+        return evaluation
+
+    async def _collect(self, groups: StepGroups) -> list[Scored]:
+        scored: list[Scored] = []
+        while groups.live:
+            batch = await self._rollouts.next(
+                groups.plan.step,
+                purpose=Purpose.EVAL,
+                min_samples=len(groups.live),
+                max_samples=len(groups.live),
+                max_tokens=MAX_TOKENS_PER_ANSWER,
+                deadline_s=max(EVALUATION_DEADLINE_S, self._session.patience_s),
+            )
+            groups.use([one.group for one in batch.samples])
+            scored += batch.samples
+            await self._rollouts.acknowledge(batch.batch)
+            if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
+                raise DeadlineExceeded(f"{len(groups.live)} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
+        return scored
+
+
+def _again_unless_the_users_fault(dropped: GroupDropped, draw: Draw[Prompt]) -> Draw[Prompt] | None:
+    return draw if dropped.reason.is_infrastructure else None
+
+
+def _judge(scored: Sequence[Scored], asked: int, groups: StepGroups) -> Evaluation:
+    if not scored:
+        raise RunFailed(f"no evaluation sample could be scored: {groups.reasons()}")
+    if len(scored) < asked:
+        log.warning("evaluation is incomplete", scored=len(scored), asked=asked, dropped=groups.reasons())
+    exact = [one.metrics.get("exact_match", float(one.reward >= 1)) for one in scored]
+    rewards = [one.reward for one in scored]
+    return Evaluation(float(np.mean(exact)), float(np.mean(rewards)), len(scored), asked - len(scored))
+
+
+def _metrics(evaluation: Evaluation, scored: Sequence[Scored]) -> dict[str, float]:
+    return {
+        **mean_metrics([one.metrics for one in scored], prefix="eval/"),
+        "eval/exact_match": evaluation.exact_match,
+        "eval/reward": evaluation.reward,
+        "eval/scored": float(evaluation.scored),
+        "eval/unscored": float(evaluation.unscored),
+    }

@@ -1,0 +1,115 @@
+"""Offline RL: the same loss and advantages as `rl_loop`, over a file of finished, scored samples; no engine, no
+manager.
+
+Where the file carries no `rollout_log_probs`, the policy at the start of the step stands in for the one that drew
+them, so the ratio begins at 1 and several optimizer steps per step are still clipped.
+Refuses to hold: generation, scoring. Read next: `data.finished_samples`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from polyrl.manifest.recipe import Recipe
+from polyrl_trainer.advantages import with_group_advantages
+from polyrl_trainer.backend import StepResult, TrainingBackend
+from polyrl_trainer.data.buffer import DataBuffer
+from polyrl_trainer.data.finished_samples import FinishedGroup
+from polyrl_trainer.loops.rl_step import Reference
+from polyrl_trainer.loops.step_metrics import learning_metrics
+from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.session import Session, result_of
+from polyrl_trainer.state import Stage
+
+
+async def run_offline_training(
+    backend: TrainingBackend,
+    groups: DataBuffer[FinishedGroup],
+    recipe: Recipe,
+    session: Session,
+    reference: Reference | None = None,
+) -> bool:
+    """Trains to `algorithm.steps` from where `session.state` stands. True when done, False when stopped."""
+    session.enter(Stage.OFFLINE_RL)
+    state = session.state
+    if Stage.OFFLINE_RL in state.cursors:
+        groups.restore(state.cursors[Stage.OFFLINE_RL])
+    while state.step < recipe.algorithm.steps and not session.stop.is_set():
+        started = time.monotonic()
+        drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]
+        samples = await _prepare(backend, drawn, recipe, reference)
+        sums, results = await _train(backend, samples, recipe)
+        seconds = time.monotonic() - started
+        _commit(session, groups, sums, len(results), seconds)
+        learned = [sample for mini_batch in samples for sample in mini_batch]
+        values = learning_metrics(learned, averages(sums), results)
+        throughput = sums["tokens"] / max(seconds, 1e-9)
+        timing = {"timing_s/step": seconds, "perf/throughput": throughput, "data/epochs": groups.epochs}
+        await session.report(state.step, {**values, **timing})
+        await session.end_step(backend, recipe.algorithm.steps)
+    return state.step >= recipe.algorithm.steps
+
+
+async def _prepare(
+    backend: TrainingBackend, drawn: Sequence[FinishedGroup], recipe: Recipe, reference: Reference | None
+) -> list[list[Sample]]:
+    """Mini-batches of whole groups, with advantages and all logprobs that the loss needs."""
+    size = recipe.algorithm.mini_batch_prompts or recipe.algorithm.prompts_per_step
+    mini_batches = []
+    for first in range(0, len(drawn), size):
+        # A group may be drawn twice in one step when the file is small: its draws are baselines of their own.
+        numbered = [
+            replace(one, group=place) for place, group in enumerate(drawn[first : first + size]) for one in group
+        ]
+        samples = with_group_advantages(numbered, normalize=recipe.algorithm.normalize_advantage)
+        samples = await _with_rollout_log_probs(backend, samples, recipe.sampling.temperature)
+        if reference is not None:
+            scores = await result_of(reference.log_probs(samples, recipe.sampling.temperature))
+            samples = [replace(one, reference_log_probs=score) for one, score in zip(samples, scores, strict=True)]
+        mini_batches.append(samples)
+    return mini_batches
+
+
+async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:
+    lacking = [one for one in samples if one.rollout_log_probs is None]
+    if not lacking:
+        return samples
+    scored = await result_of(backend.log_probs(lacking, temperature))
+    scores = iter(scored)
+    return [
+        one if one.rollout_log_probs is not None else replace(one, rollout_log_probs=np.asarray(next(scores)))
+        for one in samples
+    ]
+
+
+async def _train(
+    backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: Recipe
+) -> tuple[dict[str, float], list[StepResult]]:
+    loss = grpo_loss(GrpoConfig.from_manifest(recipe.algorithm))
+    sums: dict[str, float] = {}
+    results = []
+    for samples in mini_batches:
+        learned = await result_of(backend.forward_backward(samples, loss, recipe.sampling.temperature))
+        sums = merge(sums, learned)
+        results.append(await result_of(backend.optim_step(normalizer=len(samples))))
+    return sums, results
+
+
+def _commit(
+    session: Session, groups: DataBuffer[FinishedGroup], sums: dict[str, float], optimizer_steps: int, seconds: float
+) -> None:
+    """The step is whole: from here on a checkpoint contains it."""
+    state = session.state
+    state.step += 1
+    state.weights_changed = True
+    state.cursors[Stage.OFFLINE_RL] = groups.state()
+    state.results.optimizer_steps += optimizer_steps
+    state.results.train_seconds += seconds
+    state.results.rl_train_seconds += seconds
+    state.results.rl_step_seconds += seconds
+    state.results.count_learned(sums)

@@ -1,0 +1,251 @@
+"""One RL step: submit, take complete groups as they come, learn them to exact mini-batch boundaries.
+
+The learner waits for at most one thing at a time, and everything that it waits for has a deadline that names who is
+awaited. A batch that is not whole groups of this step, each for the first time, is a ProtocolError.
+
+Refuses to hold: the order of steps, checkpoints, evaluation (see `rl_loop`). Read next: `group_supply`, `rl_metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from polyrl.errors import DeadlineExceeded, ProtocolError
+from polyrl.manifest.recipe import Recipe
+from polyrl.sample import Purpose, SamplingParams
+from polyrl.status import StepValue
+from polyrl.wire import Batch, GroupDropped
+from polyrl_trainer.advantages import with_group_advantages
+from polyrl_trainer.backend import TrainFuture, TrainingBackend
+from polyrl_trainer.data.buffer import DataBuffer, Draw
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.generation.from_wire import scored_sample
+from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.loops.evaluation import Evaluator
+from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
+from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.session import Session, result_of
+from polyrl_trainer.state import Stage
+from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.weights.versions import PolicyVersions
+
+NEXT_DEADLINE_S: Final = 600.0
+"""Longest wait for the next complete groups; beyond it the run fails, naming who was awaited. Long enough for the
+longest responses on a fleet that has just lost everything but its reserved engine."""
+
+SUPPLY_DEADLINE_S: Final = 30.0
+"""Longest wait for news of a dropped group after the manager said that nothing more will come."""
+
+
+class Reference(Protocol):
+    """The frozen policy of the KL penalty."""
+
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """float32[T] per sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class RlParts:
+    """What the loop is made of."""
+
+    backend: TrainingBackend
+    prompts: DataBuffer[Prompt]
+    tokenizer: Tokenizer
+    rollouts: Rollouts
+    host: LoopHost
+    supply: GroupSupply
+    versions: PolicyVersions
+    evaluator: Evaluator | None = None
+    reference: Reference | None = None
+    """Needed when klCoefficient is above 0."""
+
+
+class RlStep:
+    """One RL step."""
+
+    def __init__(self, parts: RlParts, recipe: Recipe, session: Session, step: int, *, first: bool) -> None:
+        """`first` of this process: engines may still start."""
+        self._parts = parts
+        self._recipe = recipe
+        self._session = session
+        self._step = step
+        self._first = first
+        self._clock = StepClock()
+        self._trained: list[Sample] = []
+        self._reward_metrics: list[dict[str, float]] = []
+        algorithm = recipe.algorithm
+        self._groups_per_mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+        self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
+        self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
+        self._loss = grpo_loss(GrpoConfig.from_manifest(algorithm))
+
+    async def run(self) -> bool:
+        """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
+        parts = self._parts
+        self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
+        await parts.rollouts.reserved_window(True)
+        groups = await self._submit()
+        sums: dict[str, float] = {}
+        for number in range(self._mini_batches):
+            learned = await self._train_mini_batch(groups, stoppable=number == 0)
+            if learned is None:
+                await parts.supply.close(groups)
+                return False
+            sums = merge(sums, learned)
+        self._clock.generated(parts.host.last_turn_at(groups.used))
+        parts.prompts.put(await parts.supply.close(groups))
+        await self._finish(groups, sums)
+        return True
+
+    async def _submit(self) -> StepGroups:
+        algorithm, version = self._recipe.algorithm, self._session.state.version
+        plan = GroupPlan(
+            step=self._step,
+            purpose=Purpose.TRAIN,
+            samples_per_group=self._recipe.sampling.samples_per_prompt,
+            sampling=training_sampling(self._recipe, self._parts.tokenizer),
+            min_version=max(0, version - algorithm.max_staleness),
+            max_version=version,
+            max_replaced=_first_set(algorithm.max_replaced_groups_per_step, algorithm.prompts_per_step),
+        )
+        groups = self._parts.supply.open(plan, self._replacement)
+        self._groups = groups
+        self._clock.submitted()
+        count = round(algorithm.prompts_per_step * algorithm.over_sampling_factor)
+        await groups.submit(self._parts.prompts.get(count))
+        return groups
+
+    def _replacement(self, dropped: GroupDropped, draw: Draw[Prompt]) -> Draw[Prompt] | None:
+        """Over-sampled groups absorb losses first; then another prompt takes the place."""
+        enough = len(self._groups.live) + len(self._groups.used) >= self._recipe.algorithm.prompts_per_step
+        return None if enough else self._parts.prompts.get(1)[0]
+
+    async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> dict[str, float] | None:
+        """Micro-batches to the exact boundary, then one optimizer step; None when asked to stop before."""
+        missing, sums, batches = self._mini_batch_samples, dict[str, float](), list[int]()
+        while missing:
+            batch = await self._next(groups, missing, stoppable=stoppable)
+            if batch is None:
+                return None
+            sums = merge(sums, await self._train(groups, batch))
+            missing -= len(batch.samples)
+            batches.append(batch.batch)
+            if stoppable and self._session.stop.is_set():
+                return None
+        assert missing == 0, "a batch crossed the mini-batch boundary"
+        with self._clock.training():
+            result = await result_of(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
+        for number in batches:
+            await self._parts.rollouts.acknowledge(number)
+        self._session.state.results.optimizer_steps += 1
+        self._clock.stepped(result)
+        return sums
+
+    async def _next(self, groups: StepGroups, missing: int, *, stoppable: bool) -> Batch | None:
+        """A batch with at least one group; None when asked to stop first."""
+        while True:
+            with self._clock.waiting():
+                asked = self._ask(missing)
+                batch = await (self._session.unless_stopped(asked) if stoppable else asked)
+            if batch is None or batch.samples:
+                return batch
+            # All that was submitted is packed or dropped: replacements are on their way, or nothing will ever come.
+            if not await groups.change(SUPPLY_DEADLINE_S):
+                raise DeadlineExceeded(
+                    f"{missing} samples of step {self._step} (dropped: {groups.reasons() or 'none'})",
+                    "the manager, which has nothing more to give",
+                    SUPPLY_DEADLINE_S,
+                )
+
+    async def _ask(self, missing: int) -> Batch:
+        return await self._parts.rollouts.next(
+            self._step,
+            purpose=Purpose.TRAIN,
+            min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
+            max_samples=missing,
+            max_tokens=self._recipe.max_tokens_per_micro_batch,
+            deadline_s=max(NEXT_DEADLINE_S, self._session.patience_s),
+        )
+
+    async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
+        samples = self._receive(groups, batch)
+        if not self._trained:
+            # The learner needs the devices now; what reserved engines still run moves to others, if there are others.
+            await self._parts.rollouts.reserved_window(False)
+            self._clock.reserved_closes()
+        with self._clock.training():
+            samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
+            samples = await self._with_reference(samples)
+            temperature = self._recipe.sampling.temperature
+            sums = await result_of(self._parts.backend.forward_backward(samples, self._loss, temperature))
+        self._trained += samples
+        self._reward_metrics += [scored.metrics for scored in batch.samples]
+        return sums
+
+    def _receive(self, groups: StepGroups, batch: Batch) -> list[Sample]:
+        """Checks that the batch is complete groups of this step, each for the first time. Raises ProtocolError."""
+        indices: dict[int, set[int]] = {}
+        for scored in batch.samples:
+            indices.setdefault(scored.group, set()).add(scored.index)
+        expected = groups.plan.samples_per_group
+        if len(batch.samples) != len(indices) * expected or any(len(seen) != expected for seen in indices.values()):
+            raise ProtocolError(f"batch {batch.batch} of step {self._step} does not hold complete groups")
+        tokenizer = self._parts.tokenizer
+        samples = [scored_sample(scored, groups.prompt_of(scored.group), tokenizer) for scored in batch.samples]
+        groups.use(list(indices))
+        return samples
+
+    async def _with_reference(self, samples: list[Sample]) -> list[Sample]:
+        if self._parts.reference is None:
+            return samples
+        scores = await result_of(self._parts.reference.log_probs(samples, self._recipe.sampling.temperature))
+        return [replace(sample, reference_log_probs=score) for sample, score in zip(samples, scores, strict=True)]
+
+    async def _finish(self, groups: StepGroups, sums: dict[str, float]) -> None:
+        """The step is whole: the state moves on, and says so."""
+        state, clock = self._session.state, self._clock
+        state.step = self._step
+        state.weights_changed = True
+        state.cursors[Stage.RL] = self._parts.prompts.state()
+        state.results.count_learned(sums)
+        state.results.count_dropped(groups.dropped)
+        clock.end(state.results)
+        values = step_metrics(self._trained, self._reward_metrics, groups, averages(sums), clock)
+        values["data/epochs"] = self._parts.prompts.epochs
+        await self._session.report(state.step, values, told=self._told(values["reward/mean"]))
+
+    def _told(self, reward: float) -> dict[str, float]:
+        """Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure."""
+        polluted = self._first or self._clock.update_weights_s == 0.0
+        return {
+            **self._clock.told(),
+            StepValue.POLLUTED_STEP: float(polluted),
+            StepValue.REWARD: reward,
+        }
+
+
+def training_sampling(recipe: Recipe, tokenizer: Tokenizer) -> SamplingParams:
+    """The manifest's sampling, ending at the tokenizer's end-of-sequence."""
+    sampling = recipe.sampling
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=(tokenizer.eos_id,),
+    )
+
+
+def _first_set(*values: int | None) -> int:
+    return next(value for value in values if value is not None)

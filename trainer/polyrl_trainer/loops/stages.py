@@ -1,0 +1,204 @@
+"""The stages of a run in order, and the evaluations between them: sft, rl, sft+rl, offline-rl.
+
+    evaluate base ─> SFT ─> checkpoint ─> evaluate afterSft ─> RL, from that checkpoint ─> evaluate afterRl
+
+Each stage has a backend of its own, made from what the stage before it saved, with a fresh optimizer. A resumed run
+enters the stage that its checkpoint belongs to, and repeats no evaluation that is in its results.
+Refuses to hold: how a stage learns (see the loops), processes and signals (see `app`). Read next: `rl_loop`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.recipe import Mode, Optimizer, Recipe
+from polyrl.sample import SamplingParams
+from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
+from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
+from polyrl_trainer.checkpoints import MODEL
+from polyrl_trainer.data.preparation import Prepared, check_vocabulary, model_source
+from polyrl_trainer.generation.supply import GroupSupply
+from polyrl_trainer.loops.evaluation import Evaluator
+from polyrl_trainer.loops.offline_loop import run_offline_training
+from polyrl_trainer.loops.reference_policy import ReferencePolicy
+from polyrl_trainer.loops.rl_loop import run_rl_training
+from polyrl_trainer.loops.rl_step import RlParts
+from polyrl_trainer.loops.sft_loop import run_sft_training
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.session import Session
+from polyrl_trainer.state import Stage
+from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.weights.versions import PolicyVersions
+
+ModelPlace = Path | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RolloutSide:
+    """What exists only when a manager does."""
+
+    rollouts: Rollouts
+    host: LoopHost
+    supply: GroupSupply
+    versions: PolicyVersions
+    evaluator: Evaluator | None
+
+
+class Stages:
+    """One run's stages."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        manifest_dir: Path,
+        prepared: Prepared,
+        session: Session,
+        engine: EngineConfig,
+        resumed_from: Path | None = None,
+    ) -> None:
+        self._recipe = recipe
+        self._manifest_dir = manifest_dir
+        self._prepared = prepared
+        self._session = session
+        self._engine = engine
+        self._resumed_from = resumed_from
+
+    async def run(self, side: RolloutSide | None) -> bool:
+        """True when all stages are done, False when the run was asked to stop."""
+        mode = self._recipe.mode
+        if mode in (Mode.SFT, Mode.SFT_RL) and not await self._sft(side):
+            return False
+        if mode in (Mode.RL, Mode.SFT_RL):
+            assert side is not None, "online RL runs with a manager"
+            return await self._rl(side)
+        return await self._offline(side) if mode is Mode.OFFLINE_RL else True
+
+    async def _sft(self, side: RolloutSide | None) -> bool:
+        state, sft = self._session.state, self._recipe.sft
+        if state.stage is not Stage.SFT:
+            return True
+        assert self._prepared.conversations is not None, "SFT has its data"
+        backend = self._backend(model_source(self._recipe, self._manifest_dir), sft.optimizer, sft.steps)
+        try:
+            await self._evaluate("base", side, backend)
+            if not await run_sft_training(backend, self._prepared.conversations, sft, self._session):
+                return False
+            # With RL to come, this is the same policy as the one that RL starts from.
+            await self._evaluate("afterSft", side, backend)
+        finally:
+            backend.close()
+        return not self._session.stop.is_set()
+
+    async def _rl(self, side: RolloutSide) -> bool:
+        algorithm = self._recipe.algorithm
+        start = self._rl_start()
+        self._session.enter(Stage.RL)
+        assert self._prepared.prompts is not None, "RL has its data"
+        backend = self._backend(start, algorithm.optimizer, algorithm.steps * self._optimizer_steps_per_step())
+        reference = self._reference(start)
+        parts = RlParts(
+            backend=backend,
+            prompts=self._prepared.prompts,
+            tokenizer=self._prepared.tokenizer,
+            rollouts=side.rollouts,
+            host=side.host,
+            supply=side.supply,
+            versions=side.versions,
+            evaluator=side.evaluator,
+            reference=reference,
+        )
+        try:
+            await self._evaluate("base", side, backend, only_without=("afterSft",))
+            if not await run_rl_training(parts, self._recipe, self._session):
+                return False
+            await self._evaluate("afterRl", side, backend)
+        finally:
+            backend.close()
+            if reference is not None:
+                reference.close()
+        return not self._session.stop.is_set()
+
+    async def _offline(self, side: RolloutSide | None) -> bool:
+        algorithm = self._recipe.algorithm
+        start = model_source(self._recipe, self._manifest_dir)
+        assert self._prepared.finished is not None, "offline RL has its data"
+        backend = self._backend(start, algorithm.optimizer, algorithm.steps * self._optimizer_steps_per_step())
+        reference = self._reference(start)
+        try:
+            await self._evaluate("base", side, backend)
+            if not await run_offline_training(backend, self._prepared.finished, self._recipe, self._session, reference):
+                return False
+            await self._evaluate("afterRl", side, backend)
+        finally:
+            backend.close()
+            if reference is not None:
+                reference.close()
+        return not self._session.stop.is_set()
+
+    async def _evaluate(
+        self, moment: str, side: RolloutSide | None, backend: TorchBackend, only_without: tuple[str, ...] = ()
+    ) -> None:
+        """Once per moment; skipped when nobody can generate, or when a moment of `only_without` says the same."""
+        done = self._session.state.results.exact_match
+        if side is None or side.evaluator is None or self._session.stop.is_set():
+            return
+        if moment in done or any(other in done for other in only_without):
+            return
+        await side.versions.ensure_published(backend)
+        evaluation = await side.evaluator.evaluate(self._session.state.step)
+        if evaluation is not None:
+            self._session.state.results.exact_match[moment] = evaluation.exact_match
+
+    def _rl_start(self) -> ModelPlace:
+        """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""
+        if self._recipe.mode is not Mode.SFT_RL or self._recipe.sft.steps == 0:
+            return model_source(self._recipe, self._manifest_dir)
+        final = self._session.checkpoints.stage_final(Stage.SFT)
+        if final is None:
+            raise InvalidData(
+                f"{self._session.checkpoints.folder}: lacks the last checkpoint of stage sft, where RL starts"
+            )
+        return final / MODEL
+
+    def _backend(self, source: ModelPlace, optimizer: Optimizer, total_steps: int) -> TorchBackend:
+        """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
+        state = self._session.state
+        backend = create_torch_backend(
+            self._model(source),
+            self._engine,
+            OptimizerConfig.from_manifest(optimizer, max(1, total_steps)),
+            CheckpointConfig(),
+        )
+        check_vocabulary(self._prepared.tokenizer, _vocabulary(backend))
+        if self._resumed_from is not None and state.step > 0:
+            backend.load(self._resumed_from / MODEL)
+            self._resumed_from = None
+        return backend
+
+    def _reference(self, source: ModelPlace) -> ReferencePolicy | None:
+        if self._recipe.algorithm.kl_coefficient == 0:
+            return None
+        return ReferencePolicy(self._model(source), self._engine)
+
+    def _model(self, source: ModelPlace) -> ModelConfig:
+        tokenizer = self._prepared.tokenizer
+        special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        return ModelConfig(source, self._recipe.seed, self._recipe.model.dtype, special)
+
+    def _optimizer_steps_per_step(self) -> int:
+        algorithm = self._recipe.algorithm
+        return algorithm.prompts_per_step // (algorithm.mini_batch_prompts or algorithm.prompts_per_step)
+
+
+def greedy_sampling(recipe: Recipe, eos_id: int) -> SamplingParams:
+    """How evaluation samples."""
+    return SamplingParams(max_new_tokens=recipe.sampling.max_new_tokens, temperature=0.0, stop_token_ids=(eos_id,))
+
+
+def _vocabulary(backend: TorchBackend) -> int:
+    return int(json.loads(backend.serving_files()["config.json"])["vocab_size"])

@@ -1,0 +1,190 @@
+"""What one RL step looked like: where its time went, and the numbers that people look for, under the field's names.
+
+`timing_s/gen` runs from submission to the last turn that was used; `timing_s/train` is the learner's own time, most
+of it while others generate. `perf/step_ratio` is the step's wall time over the larger of the two: 1 is perfect
+overlap, and `timing_s/update_weights`, `timing_s/reward_tail` and `timing_s/other` say what the rest is.
+Refuses to hold: training. Read next: `metrics`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from polyrl.status import StepValue
+from polyrl_trainer.backend import StepResult
+from polyrl_trainer.generation.supply import StepGroups
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.state import Results
+
+
+class StepClock:
+    """Stopwatches of one step, in seconds of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._submitted = self._started
+        self._last_batch = self._started
+        self.update_weights_s = 0.0
+        self.reserved_s = 0.0
+        self.generate_s = 0.0
+        self.train_s = 0.0
+        self.wait_s = 0.0
+        self.reward_tail_s = 0.0
+        self.step_s = 0.0
+        self.optimizer_steps: list[StepResult] = []
+
+    def submitted(self) -> None:
+        """Generation may begin."""
+        self._submitted = time.monotonic()
+
+    def reserved_closes(self) -> None:
+        """The reserved engine hands over what it still runs."""
+        self.reserved_s = time.monotonic() - self._submitted
+
+    def generated(self, last_turn_at: float) -> None:
+        """Generation of all that was used had ended at `last_turn_at`; its last batch arrived a little later."""
+        self.generate_s = max(0.0, last_turn_at - self._submitted)
+        self.reward_tail_s = max(0.0, self._last_batch - max(last_turn_at, self._submitted))
+
+    def stepped(self, result: StepResult) -> None:
+        """An optimizer step was taken."""
+        self.optimizer_steps.append(result)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """The learner works."""
+        started = time.monotonic()
+        yield
+        self.train_s += time.monotonic() - started
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The learner has nothing to do."""
+        started = time.monotonic()
+        yield
+        self._last_batch = time.monotonic()
+        self.wait_s += self._last_batch - started
+
+    def end(self, results: Results) -> None:
+        """The step is over; its seconds are added to the run's."""
+        self.step_s = time.monotonic() - self._started
+        results.generate_seconds += self.generate_s
+        results.train_seconds += self.train_s
+        results.rl_train_seconds += self.train_s
+        results.rl_step_seconds += self.step_s
+
+    def told(self) -> dict[str, float]:
+        """What scaling is told of the step."""
+        return {
+            StepValue.ROLLOUT_SECONDS: self.generate_s,
+            StepValue.RESERVED_SECONDS: min(self.reserved_s, self.generate_s),
+            StepValue.TRAIN_SECONDS: self.train_s,
+            StepValue.STEP_SECONDS: self.step_s,
+        }
+
+    def values(self) -> dict[str, float]:
+        """Named seconds, and the ratio."""
+        longer = max(self.generate_s, self.train_s)
+        covered = self.update_weights_s + self.wait_s + self.train_s
+        return {
+            "timing_s/step": self.step_s,
+            "timing_s/gen": self.generate_s,
+            "timing_s/train": self.train_s,
+            "timing_s/wait": self.wait_s,
+            "timing_s/update_weights": self.update_weights_s,
+            "timing_s/reward_tail": self.reward_tail_s,
+            "timing_s/other": max(0.0, self.step_s - covered),
+            "timing_s/overlap": max(0.0, self.generate_s + self.train_s + self.update_weights_s - self.step_s),
+            "perf/step_ratio": self.step_s / longer if longer else 1.0,
+        }
+
+
+def step_metrics(
+    samples: Sequence[Sample],
+    reward_metrics: Sequence[Mapping[str, float]],
+    groups: StepGroups,
+    learned: Mapping[str, float],
+    clock: StepClock,
+) -> dict[str, float]:
+    """All numbers of a step; `learned` are the loss's averages over learned tokens."""
+    tokens = float(sum(sample.loss_mask.sum() for sample in samples))
+    return {
+        **mean_metrics(reward_metrics, prefix="reward/"),
+        **learning_metrics(samples, learned, clock.optimizer_steps),
+        "rollout/dropped_groups": float(sum(groups.dropped.values())),
+        "rollout/replaced_groups": float(groups.replaced),
+        "rollout/staleness": _staleness(samples, groups.plan.max_version),
+        "perf/throughput": tokens / max(clock.step_s, 1e-9),
+        "weights/version": float(groups.plan.max_version),
+        **clock.values(),
+    }
+
+
+def learning_metrics(
+    samples: Sequence[Sample], learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]
+) -> dict[str, float]:
+    """What can be said of a step wherever its samples came from."""
+    return {
+        **_rewards(samples),
+        **_lengths(samples),
+        **_actor(learned, optimizer_steps),
+        "perf/padding_fraction": learned["padding_fraction"],
+    }
+
+
+def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
+    rewards = np.array([sample.reward for sample in samples])
+    by_group: dict[int, list[float]] = {}
+    for sample in samples:
+        by_group.setdefault(sample.group, []).append(sample.reward)
+    flat = [max(values) == min(values) for values in by_group.values()]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/min": float(rewards.min()),
+        "reward/max": float(rewards.max()),
+        "rollout/zero_std": float(np.mean(flat)),
+    }
+
+
+def mean_metrics(rows: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
+    """Mean of each named number over the rows that have it."""
+    names = sorted({name for row in rows for name in row})
+    return {f"{prefix}{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
+
+
+def _lengths(samples: Sequence[Sample]) -> dict[str, float]:
+    lengths = [sample.response_length for sample in samples]
+    return {"response_length/mean": float(np.mean(lengths)), "response_length/max": float(max(lengths))}
+
+
+_ACTOR_NAMES = {
+    "pg_loss": "actor/pg_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "entropy": "actor/entropy",
+    "kl_rollout_k1": "actor/ppo_kl",
+    "kl_reference": "actor/kl_loss",
+    "rollout_drift": "actor/rollout_drift",
+    "rollout_drift_max": "actor/rollout_drift_max",
+    "ratio": "actor/ratio",
+    "ratio_max": "actor/ratio_max",
+}
+
+
+def _actor(learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]) -> dict[str, float]:
+    named = {_ACTOR_NAMES[name]: value for name, value in learned.items() if name in _ACTOR_NAMES}
+    return {
+        **named,
+        "actor/grad_norm": float(np.mean([result.grad_norm for result in optimizer_steps])),
+        "actor/lr": optimizer_steps[-1].learning_rate,
+        "actor/optimizer_steps": float(len(optimizer_steps)),
+    }
+
+
+def _staleness(samples: Sequence[Sample], version: int) -> float:
+    """Mean number of versions between the learner and a sample's oldest token."""
+    return float(np.mean([version - min(sample.versions, default=version) for sample in samples]))

@@ -1,0 +1,127 @@
+"""What a sample is worth: calls the user's one function and turns whatever happens into a value.
+
+The function gets a `Sample` (prompt, response, tokens, metadata...) and returns a number, or a dict with `reward` and
+further named numbers for the log (`exact_match` among them feeds evaluation). A call that raises, hangs or returns
+something else is `Unscored` with its typed reason: it is counted and reported, and never becomes 0.
+
+Refuses to hold: threads (see `user_calls`), the conversation with the manager. Read next: `loop_host`.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import structlog
+
+from polyrl.errors import RunFailed
+from polyrl.sample import DiscardReason
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.calls import CallTimedOut, UserCalls
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A finite number, and named finite numbers beside it."""
+
+    value: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """No reward can be had, and why."""
+
+    reason: DiscardReason
+    detail: str
+
+
+Verdict = Reward | Unscored
+
+
+class RewardFunction:
+    """The user's function behind its deadline, with a count of every failure."""
+
+    def __init__(
+        self, function: Callable[[Sample], Any], calls: UserCalls, timeout_s: float, failures: Failures | None = None
+    ) -> None:
+        self._function = function
+        self._calls = calls
+        self._timeout_s = timeout_s
+        self.failures = failures or Failures({}, {})
+
+    async def score(self, sample: Sample) -> Verdict:
+        """Raises RunFailed when too many calls hang (see `user_calls`), and nothing else."""
+        verdict = await self._ask(sample)
+        if isinstance(verdict, Unscored):
+            self.failures.add(sample.sample, verdict)
+        return verdict
+
+    async def _ask(self, sample: Sample) -> Verdict:
+        try:
+            result = await self._calls.call(self._function, sample, timeout=self._timeout_s)
+        except CallTimedOut:
+            return Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self._timeout_s:g} s")
+        except RunFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever user code raises discards its sample
+            return _raised(error)
+        return read_reward(result)
+
+
+class Failures:
+    """Failures of user code by reason, and each reason's first message, which is logged; kept in the caller's dicts."""
+
+    def __init__(self, counts: dict[str, int], first: dict[str, str]) -> None:
+        self.counts = counts
+        self.first = first
+
+    def add(self, sample: str, unscored: Unscored) -> None:
+        """One more."""
+        reason = unscored.reason.value
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if reason not in self.first:
+            self.first[reason] = unscored.detail
+            log.warning("sample discarded", sample=sample, reason=unscored.reason.value, detail=unscored.detail)
+
+
+def read_reward(result: object) -> Verdict:
+    """A number or a dict with `reward`; anything else is REWARD_INVALID."""
+    named = dict(result) if isinstance(result, Mapping) else {"reward": result}
+    if "reward" not in named:
+        return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {sorted(map(str, named))}")
+    numbers: dict[str, float] = {}
+    for name, value in named.items():
+        number = _finite(value)
+        if number is None:
+            return Unscored(DiscardReason.REWARD_INVALID, f"`{name}` must be a finite number, got {value!r:.80}")
+        numbers[str(name)] = number
+    return Reward(numbers.pop("reward"), numbers)
+
+
+def _finite(value: object) -> float | None:
+    """Python's, numpy's and torch's numbers alike; None for what is none."""
+    if not isinstance(value, bool | int | float | np.number | np.bool_) and callable(getattr(value, "item", None)):
+        try:
+            value = value.item()  # type: ignore[attr-defined] # A zero-dimensional tensor or array.
+        except (ValueError, RuntimeError, TypeError):
+            return None
+    if not isinstance(value, bool | int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _raised(error: Exception) -> Unscored:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return Unscored(DiscardReason.REWARD_RAISED, f"{type(error).__name__}: {error}{place}")

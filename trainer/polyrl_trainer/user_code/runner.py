@@ -1,0 +1,147 @@
+"""Hosts the user's code: each finished turn becomes an environment's move or a reward, and the answer goes back.
+
+    manager ──TurnDone──> LoopHost ──Sample──> environment ──text──> Extend
+                              └───────Sample──> reward ─────number──> Score, or Reject with its typed reason
+
+Turns may come more than once; a verdict is given once per turn. Everything a sample needs that the manager does not
+hold (prompt text, metadata) is registered with its group before the group is submitted.
+
+Refuses to hold: which groups to submit (see `rl_loop`), threads (see `user_calls`). Read next: `episodes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyrl.sample import DiscardReason, Finish, Purpose
+from polyrl.wire import TurnDone
+from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.from_wire import past_turns, to_sample
+from polyrl_trainer.generation.group_filter import GroupGate, Judged
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
+from polyrl_trainer.user_code.rewards import Failures, RewardFunction, Unscored
+
+
+@dataclass
+class GroupRecord:
+    """What the trainer remembers of a group until it is released."""
+
+    prompt: Prompt
+    answered: set[tuple[int, int]] = field(default_factory=set)
+    """(index, turn) pairs that are being judged or were."""
+    last_turn_at: float = 0.0
+    """Monotonic time of the newest finished turn; 0 before the first."""
+
+
+class LoopHost:
+    """Consumes turns for as long as the run lives."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        tokenizer: Tokenizer,
+        reward: RewardFunction,
+        episodes: Episodes | None = None,
+        gate: GroupGate | None = None,
+        held: HeldGroups | None = None,
+    ) -> None:
+        """`held`: groups of an earlier trainer, whose turns may come before they are registered."""
+        self._rollouts = rollouts
+        self._tokenizer = tokenizer
+        self._reward = reward
+        self._episodes = episodes
+        self._gate = gate
+        self._held = held or HeldGroups()
+        self._early: dict[int, list[TurnDone]] = {}
+        """Turns of held groups that nobody has registered yet."""
+        self._judges: asyncio.TaskGroup | None = None
+        self._groups: dict[int, GroupRecord] = {}
+
+    @property
+    def failures(self) -> Failures:
+        """Failures of user code, by reason."""
+        return self._reward.failures
+
+    def register(self, group: int, prompt: Prompt) -> None:
+        """Before the group is submitted."""
+        self._groups[group] = GroupRecord(prompt)
+        for turn in self._early.pop(group, ()):
+            self._take(turn)
+
+    def release(self, groups: Iterable[int]) -> None:
+        """These groups are trained or dropped."""
+        for group in groups:
+            self._groups.pop(group, None)
+            self._early.pop(group, None)
+            if self._episodes is not None:
+                self._episodes.forget(group)
+            if self._gate is not None:
+                self._gate.forget(group)
+
+    def last_turn_at(self, groups: Iterable[int]) -> float:
+        """Monotonic time of the newest finished turn of these groups; 0 when none has one."""
+        return max((self._groups[group].last_turn_at for group in groups if group in self._groups), default=0.0)
+
+    async def run(self) -> None:
+        """Ends when the stream of turns ends; raises what ends the run."""
+        async with asyncio.TaskGroup() as self._judges:
+            async for turn in self._rollouts.turns():
+                self._take(turn)
+
+    def _take(self, turn: TurnDone) -> None:
+        record = self._groups.get(turn.group)
+        if record is None and turn.group in self._held:
+            self._early.setdefault(turn.group, []).append(turn)
+        elif record is None:
+            return  # its group was released while its last turns were on their way; its verdict matters to nobody
+        elif (turn.index, turn.response.turn) not in record.answered:
+            assert self._judges is not None, "turns come while the host runs"
+            record.answered.add((turn.index, turn.response.turn))
+            record.last_turn_at = time.monotonic()
+            self._judges.create_task(self._judge(turn, record.prompt))
+
+    async def _judge(self, turn: TurnDone, prompt: Prompt) -> None:
+        sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)
+        try:
+            text = await self._environment_text(sample, turn, prompt)
+        except EpisodeFailed as failed:
+            await self._reject(sample, Unscored(failed.reason, failed.detail))
+            return
+        if text is not None:
+            await self._rollouts.extend(sample.sample, turn.response.turn, self._tokenizer.encode_text(text))
+            return
+        verdict = await self._reward.score(sample)
+        if isinstance(verdict, Unscored):
+            await self._rollouts.reject(sample.sample, verdict.reason, verdict.detail)
+        else:
+            await self._answer(Judged(sample, turn.response.turn, verdict), turn.purpose)
+
+    async def _answer(self, judged: Judged, purpose: Purpose) -> None:
+        """The score, or with a custom group filter the whole group's scores once they are there."""
+        gate = self._gate if purpose is Purpose.TRAIN else None
+        passed = [judged] if gate is None else await gate.judge(judged)
+        if isinstance(passed, Unscored):
+            if passed.reason is not DiscardReason.FILTERED:
+                self.failures.add(judged.sample.sample, passed)
+            await self._rollouts.reject(judged.sample.sample, passed.reason, passed.detail)
+            return
+        for one in passed:
+            await self._rollouts.score(one.sample.sample, one.turn, one.reward.value, one.reward.metrics)
+
+    async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
+        """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
+        if self._episodes is None or turn.response.finish is Finish.LENGTH:
+            return None
+        past = past_turns(turn.group, turn.index, turn.response, prompt, self._tokenizer)
+        return await self._episodes.play(sample, turn.response.turn, past)
+
+    async def _reject(self, sample: Sample, unscored: Unscored) -> None:
+        self.failures.add(sample.sample, unscored)
+        await self._rollouts.reject(sample.sample, unscored.reason, unscored.detail)

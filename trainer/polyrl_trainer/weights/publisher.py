@@ -1,0 +1,248 @@
+"""Serves weight versions to agents, from memory, on a thread of its own: a slow puller costs the learner no time.
+
+    socket   ROUTER, CURVE server with the trainer's pair; only the agents' key gets in (ZAP, RFC 27)
+    send     SEND_HWM frames per peer, then dropped: the puller asks again at its own deadline
+    receive  RECEIVE_HWM frames per peer, then libzmq stops reading that peer
+
+`publish` copies the tensors once, into content-hashed chunks, and returns; the newest `keep` versions stay in memory
+and share the chunks they have in common. Unreadable frames are counted and dropped.
+
+Refuses to hold: who should pull what (the manager announces), when to publish (the loops). Read next: `polyrl.weights`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from polyrl.control import bracketed, may_be_ipv6
+from polyrl.errors import ProtocolError
+from polyrl.keys import TrainerKeys, read_keys
+from polyrl.weights import (
+    CHUNK_BYTES,
+    Buffer,
+    ChunkEntry,
+    TensorEntry,
+    VersionManifest,
+    cut_chunks,
+    encode_manifest,
+    file_entry,
+    manifest_hash,
+    tensor_entry,
+)
+from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, ToPuller, decode_from_puller, encode
+from polyrl_trainer.dropped_messages import Dropped
+
+SEND_HWM: Final = 8
+"""Frames that wait for one puller, 32 MiB of chunks; twice what a puller has outstanding."""
+RECEIVE_HWM: Final = 64
+"""Requests of one puller that wait here."""
+HANDSHAKE_MS: Final = 5_000
+"""A connection that has not proved its key by then is closed."""
+MAX_REQUEST_BYTES: Final = 4096
+"""Requests are tens of bytes; anything longer ends its connection."""
+HEARTBEAT_MS: Final = 5_000
+"""Silence after which a peer is asked whether it is there; three times that and its queue is freed."""
+STOP_SECONDS: Final = 5.0
+"""Longest wait for the serving thread to notice that it should end."""
+_ZAP_DOMAIN: Final = "publisher"
+
+_DTYPES: Final = {
+    torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the manager is told of a version, and what making it took."""
+
+    version: int
+    endpoint: str
+    public_key: str
+    """CURVE server key of `endpoint`, Z85."""
+    manifest_hash: bytes
+    seconds: float
+    bytes: int
+
+
+class WeightPublisher:
+    """Publishes until `close`. `publish` may be called from any one thread."""
+
+    def __init__(
+        self,
+        key_file: Path,
+        bind: str = "tcp://127.0.0.1:*",
+        keep: int = 2,
+        chunk_bytes: int = CHUNK_BYTES,
+        advertise: str = "",
+    ) -> None:
+        """Binds and serves; agents are told the host `advertise`, if one is given, in place of the address bound.
+
+        Raises InvalidData for a bad key file, zmq.ZMQError when `bind` is taken."""
+        keys = read_keys(TrainerKeys, key_file)
+        self._public_key, self._keep, self._chunk_bytes = keys.public_key, keep, chunk_bytes
+        self._manifests: dict[int, bytes] = {}
+        self._versions: dict[int, VersionManifest] = {}
+        self._chunks: dict[bytes, bytes] = {}
+        self.dropped_frames = Dropped("requests of weight receivers that could not be read")
+        self.dropped_replies = Dropped("weights for receivers that take none, or are gone")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._admission = _admit(self._context, keys.agent_public_key)
+        self._socket = _bind(self._context, keys, bind)
+        self.endpoint = _endpoint(self._socket, advertise)
+        self._stop = self._context.socket(zmq.PAIR)
+        self._stop.bind("inproc://publisher-stop")
+        self._thread = threading.Thread(target=self._serve, name="weight-publisher", daemon=True)
+        self._thread.start()
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> Published:
+        """Makes `version` ready to be pulled; a snapshot, so the tensors may change afterwards.
+
+        Raises ProtocolError when `version` was published before with other content, or a tensor's dtype has no name.
+        """
+        begun = time.monotonic()
+        cutting = _Cutting(tensors)
+        cut = list(cut_chunks(cutting.stream(), self._chunk_bytes))
+        extras = tuple(file_entry(name, content) for name, content in sorted(files.items()))
+        chunks = tuple(chunk for chunk, _ in cut)
+        manifest = VersionManifest(version, None, "full", tuple(cutting.entries), chunks, extras)
+        body = encode_manifest(manifest)
+        self._hold(manifest, body, cut)
+        seconds = time.monotonic() - begun
+        log.info("weights published", version=version, bytes=manifest.total_bytes, seconds=round(seconds, 3))
+        return Published(version, self.endpoint, self._public_key, manifest_hash(body), seconds, manifest.total_bytes)
+
+    def close(self) -> None:
+        """Ends the thread and the socket; idempotent."""
+        if self._stop.closed:
+            return
+        self._stop.send(b"")
+        self._thread.join(STOP_SECONDS)
+        self._stop.close(linger=0)
+        self._admission.stop()
+        self._context.destroy(linger=0)
+
+    def _hold(self, manifest: VersionManifest, body: bytes, cut: list[tuple[ChunkEntry, bytes]]) -> None:
+        """Swaps in new dicts whole: the serving thread reads them without a lock."""
+        if self._manifests.get(manifest.version, body) != body:
+            raise ProtocolError(f"weight version {manifest.version} was published before with other content")
+        versions = {**self._versions, manifest.version: manifest}
+        versions = {number: versions[number] for number in sorted(versions)[-self._keep :]}
+        held = {chunk.hash: data for chunk, data in cut} | self._chunks
+        wanted = {chunk.hash for kept in versions.values() for chunk in kept.chunks}
+        self._chunks = {hash_: data for hash_, data in held.items() if hash_ in wanted}
+        self._manifests = {number: self._manifests.get(number, body) for number in versions}
+        self._versions = versions
+
+    def _serve(self) -> None:
+        stop = self._context.socket(zmq.PAIR)
+        stop.connect("inproc://publisher-stop")
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(stop, zmq.POLLIN)
+        while stop not in dict(poller.poll()):
+            self._answer_one()
+        stop.close(linger=0)
+        self._socket.close(linger=0)
+
+    def _answer_one(self) -> None:
+        identity, *frames = self._socket.recv_multipart()
+        try:
+            reply = encode(self._reply(decode_from_puller(frames[0] if len(frames) == 1 else b"")))
+        except ProtocolError as error:
+            self.dropped_frames.add(error)
+            return
+        try:
+            self._socket.send_multipart((identity, reply), zmq.DONTWAIT, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self.dropped_replies.add(error)
+
+    def _reply(self, request: FromPuller) -> ToPuller:
+        if isinstance(request, GetManifest):
+            return ManifestReply(request.version, self._manifests.get(request.version, b""))
+        return ChunkReply(request.hash, self._chunks.get(request.hash, b""))
+
+
+class _Cutting:
+    """Tensors as one byte stream, widest dtypes first so that each starts at a multiple of its width."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._tensors = sorted(tensors, key=lambda item: (-item[1].element_size(), item[0]))
+        self.entries: list[TensorEntry] = []
+
+    def stream(self) -> Iterator[Buffer]:
+        """Bytes of each tensor; its entry is appended to `entries` on the way."""
+        offset = 0
+        for name, tensor in self._tensors:
+            if tensor.dtype not in _DTYPES:
+                raise ProtocolError(f"tensor {name} has dtype {tensor.dtype}, which safetensors cannot name")
+            data = _raw_bytes(tensor)
+            self.entries.append(tensor_entry(name, _DTYPES[tensor.dtype], tuple(tensor.shape), offset, data))
+            offset += len(data)
+            yield data
+
+
+def _raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """uint8[size]: the tensor's values, row-major; a view where it is contiguous and on the CPU already."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+class _AgentsOnly:
+    """pyzmq's credentials provider over one key."""
+
+    def __init__(self, public_key: str) -> None:
+        self._public_key = public_key.encode()
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """True when `key` (Z85) is the agents'; the name is pyzmq's."""
+        return key == self._public_key
+
+
+def _admit(context: zmq.Context[zmq.Socket[bytes]], public_key: str) -> ThreadAuthenticator:
+    admission = ThreadAuthenticator(context)
+    admission.start()
+    admission.configure_curve_callback(_ZAP_DOMAIN, _AgentsOnly(public_key))
+    return admission
+
+
+def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.curve_server = True
+    socket.curve_publickey = keys.public_key.encode()
+    socket.curve_secretkey = keys.secret_key.encode()
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+    for option, value in (
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.SNDHWM, SEND_HWM),
+        (zmq.RCVHWM, RECEIVE_HWM),
+        (zmq.MAXMSGSIZE, MAX_REQUEST_BYTES),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+        (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+        (zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS),
+        (zmq.LINGER, 0),
+    ):
+        socket.setsockopt(option, value)
+    socket.ipv6 = may_be_ipv6(bind)
+    socket.bind(bind)
+    return socket
+
+
+def _endpoint(socket: zmq.Socket[bytes], advertise: str) -> str:
+    bound = socket.get_string(zmq.LAST_ENDPOINT)
+    return f"tcp://{bracketed(advertise)}:{bound.rpartition(':')[2]}" if advertise else bound
