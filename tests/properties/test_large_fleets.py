@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from polyrl.cluster.fleet.capacity_split import Mix
 from polyrl.cluster.fleet.plan import AT_ONCE, GO_AT_ONCE, REST_S, at_once
 from polyrl.testing.fake_cluster import FakeCluster
 from polyrl.testing.fake_operator import FakeOperator
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
-
-MakeJob = Callable[..., dict[str, Any]]
 
 FLEET = 3 * AT_ONCE
 LOOKS = 3
@@ -62,9 +60,9 @@ class Large:
 
 
 @pytest.fixture
-def large(make_job: MakeJob) -> Large:
+def large() -> Large:
     manual = {"mode": "Manual"}
-    return Large(make_job({"replicas": 1, "maxReplicas": FLEET + 1}, scaling=manual))
+    return Large(raw_job({"replicas": 1, "maxReplicas": FLEET + 1}, scaling=manual))
 
 
 def test_a_notice_amid_many_creations_is_told_in_the_next_look(large: Large) -> None:

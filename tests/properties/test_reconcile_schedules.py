@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.testing.fake_cluster import FakeCluster, is_ended
 from polyrl.testing.fake_operator import FakeOperator, Killed
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 SCHEDULES = 12
@@ -25,8 +25,6 @@ MAX_REPLICAS = 6
 SETTLE_S = 6000.0
 """Longer than the longest back-off, three times over."""
 STATUS_BYTES = 16 * 1024
-
-MakeJob = Callable[..., dict[str, Any]]
 
 
 class World:
@@ -187,7 +185,7 @@ def is_marked(pod: Object) -> bool:
     return names.ANNOTATION_COUNTED in pod["metadata"].get("annotations", {})
 
 
-def any_job(make_job: MakeJob, rng: random.Random) -> Object:
+def any_job(rng: random.Random) -> Object:
     """A job of any capacity and any way of scaling."""
     fallback = {"enabled": True, "afterSeconds": rng.choice((0, 60, 300))}
     capacity: dict[str, Any] = rng.choice(
@@ -200,13 +198,13 @@ def any_job(make_job: MakeJob, rng: random.Random) -> Object:
     )
     scaling = {"mode": rng.choice(("Gap", "Manual")), "gap": {"cooldownSeconds": rng.choice((0, 120))}}
     fleet = {"capacity": capacity, "pendingTimeoutSeconds": rng.choice((60, 1200)), "minReplicas": rng.choice((0, 1))}
-    return make_job(fleet | {"update": {"maxUnavailable": 2}}, scaling=scaling, pricing=PRICES)
+    return raw_job(fleet | {"update": {"maxUnavailable": 2}}, scaling=scaling, pricing=PRICES)
 
 
-def run(make_job: MakeJob, seed: int, schedules: int, *, deadly: bool) -> None:
+def run(seed: int, schedules: int, *, deadly: bool) -> None:
     for number in range(schedules):
         rng = random.Random(f"{seed}/{number}")
-        world = World(any_job(make_job, rng), rng, deadly=deadly)
+        world = World(any_job(rng), rng, deadly=deadly)
         try:
             world.live()
             world.heal()
@@ -217,21 +215,21 @@ def run(make_job: MakeJob, seed: int, schedules: int, *, deadly: bool) -> None:
 
 
 @pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
-def test_random_faults(make_job: MakeJob, seed: int, deadly: bool) -> None:
-    run(make_job, seed, SCHEDULES, deadly=deadly)
+def test_random_faults(seed: int, deadly: bool) -> None:
+    run(seed, SCHEDULES, deadly=deadly)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
-def test_many_random_faults(make_job: MakeJob, seed: int, deadly: bool) -> None:
-    run(make_job, seed, MANY_SCHEDULES, deadly=deadly)
+def test_many_random_faults(seed: int, deadly: bool) -> None:
+    run(seed, MANY_SCHEDULES, deadly=deadly)
 
 
-def test_two_operators_at_once(make_job: MakeJob, seed: int) -> None:
+def test_two_operators_at_once(seed: int) -> None:
     """An old one that has not noticed its successor: names meet, and nothing is made twice."""
     for number in range(SCHEDULES):
         rng = random.Random(f"{seed}/{number}")
-        world = World(any_job(make_job, rng), rng, deadly=False)
+        world = World(any_job(rng), rng, deadly=False)
         other = FakeOperator(world.cluster)
         other.catch_up()
         for _ in range(EVENTS):

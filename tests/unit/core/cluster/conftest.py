@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,33 +16,10 @@ from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.testing.fake_operator import SETTINGS
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 NOW = 1_000_000.0
-MakeJob = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def make_job() -> MakeJob:
-    """Raw PolyRLJob `j` in namespace `n`; keywords replace or add parts of its spec, `rollout` is merged."""
-    return raw_job
-
-
-def raw_job(rollout: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    recipe: dict[str, Any] = {
-        "mode": "rl",
-        "model": {"path": "/model"},
-        "data": {"rl": [{"path": "rl.jsonl"}]},
-        "reward": {"function": "reward:score"},
-        "algorithm": {"steps": 10},
-    }
-    fleet = {"minReplicas": 0, "maxReplicas": 6, "replicas": 3, "drainSeconds": 5} | (rollout or {})
-    return {
-        "apiVersion": "polyrl.dev/v1alpha1",
-        "kind": "PolyRLJob",
-        "metadata": {"name": "j", "namespace": "n", "uid": "job", "generation": 1},
-        "spec": {"recipe": recipe, "rollout": fleet} | spec,
-    }
 
 
 class Build:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from polyrl.manifest.status import Condition, JobStatus
 from polyrl.sample import Pool
 from polyrl.testing.fake_cluster import FakeCluster, is_ended
 from polyrl.testing.fake_operator import SETTINGS, FakeOperator
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
-
-MakeJob = Callable[..., dict[str, Any]]
 
 
 class Story:
@@ -73,9 +71,9 @@ class Story:
 
 
 @pytest.fixture
-def story(make_job: MakeJob) -> Story:
+def story() -> Story:
     """A running job of three rollouts."""
-    return running(make_job())
+    return running(raw_job())
 
 
 def running(job: dict[str, Any], seconds: float = 20) -> Story:
@@ -88,8 +86,8 @@ def of(actions: list[Action], kind: type[Action]) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def test_from_nothing_to_running(make_job: MakeJob) -> None:
-    story = Story(make_job())
+def test_from_nothing_to_running() -> None:
+    story = Story(raw_job())
     assert [type(action) for action in story.turn().actions] == [DryRun]
     assert story.status.state == "Pending"
     story.go(20)
@@ -159,8 +157,8 @@ def test_failure_waits_and_is_no_preemption(story: Story, code: int) -> None:
     assert story.names() == ["j-r-1", "j-r-3", "j-r-4"]
 
 
-def test_rollouts_that_fail_at_start_are_tried_ever_more_rarely(make_job: MakeJob) -> None:
-    story = running(make_job({"replicas": 1, "maxReplicas": 1}))
+def test_rollouts_that_fail_at_start_are_tried_ever_more_rarely() -> None:
+    story = running(raw_job({"replicas": 1, "maxReplicas": 1}))
     made = []
     for _ in range(300):
         for pod in story.cluster.pods(Role.ROLLOUT):
@@ -175,8 +173,8 @@ def test_rollouts_that_fail_at_start_are_tried_ever_more_rarely(make_job: MakeJo
     assert story.reason("RolloutAvailable") == "Registered"
 
 
-def test_storm_of_two_hundred_lost_nodes(make_job: MakeJob) -> None:
-    story = running(make_job({"replicas": 200, "maxReplicas": 200}))
+def test_storm_of_two_hundred_lost_nodes() -> None:
+    story = running(raw_job({"replicas": 200, "maxReplicas": 200}))
     story.cluster.pass_time(100)
     story.turn()
     trainer = story.names(Role.TRAINER)
@@ -236,8 +234,8 @@ def test_failure_names_reason_code_and_pod(story: Story) -> None:
     assert story.reason("Failed") == "PodFailurePolicy"
 
 
-def test_ttl_deletes_the_job_itself(make_job: MakeJob) -> None:
-    story = running(make_job(ttlSecondsAfterFinished=60))
+def test_ttl_deletes_the_job_itself() -> None:
+    story = running(raw_job(ttlSecondsAfterFinished=60))
     story.cluster.end_trainer("Complete")
     decision = story.turn()
     assert decision.wake_at == pytest.approx(story.cluster.now + 60, abs=2)
@@ -267,8 +265,8 @@ def test_suspend_stops_the_trainer_first_and_resume_goes_on(story: Story) -> Non
     assert story.status.state == "Running"
 
 
-def test_deadline_counts_running_time_only(make_job: MakeJob) -> None:
-    story = running(make_job(activeDeadlineSeconds=100), seconds=50)
+def test_deadline_counts_running_time_only() -> None:
+    story = running(raw_job(activeDeadlineSeconds=100), seconds=50)
     story.cluster.edit(suspend=True)
     story.go(500, every=10)
     story.cluster.edit(suspend=False)
@@ -303,15 +301,15 @@ def test_new_manager_waits_until_the_old_one_cannot_write(story: Story) -> None:
     assert story.names(Role.MANAGER) == ["j-manager-2"]
 
 
-def test_managed_by_another_is_left_alone(make_job: MakeJob) -> None:
-    story = Story(make_job(managedBy="kueue.x-k8s.io/multikueue"))
+def test_managed_by_another_is_left_alone() -> None:
+    story = Story(raw_job(managedBy="kueue.x-k8s.io/multikueue"))
     story.operator.catch_up()
     decision = reconcile(story.operator.facts(), SETTINGS, Memory(), story.cluster.now)
     assert (decision.actions, decision.status, decision.wake_at) == ((), JobStatus(), None)
 
 
-def test_what_is_no_job_is_refused_and_nothing_is_made(make_job: MakeJob) -> None:
-    job = make_job()
+def test_what_is_no_job_is_refused_and_nothing_is_made() -> None:
+    job = raw_job()
     job["spec"]["rollout"]["minReplicas"] = 9
     story = Story(job)
     story.go(5)
@@ -321,16 +319,16 @@ def test_what_is_no_job_is_refused_and_nothing_is_made(make_job: MakeJob) -> Non
     assert story.said() == Counter(Refused=1)
 
 
-def test_unsupported_is_refused_with_its_sentence(make_job: MakeJob) -> None:
-    story = Story(make_job(trainer={"replicas": 2}))
+def test_unsupported_is_refused_with_its_sentence() -> None:
+    story = Story(raw_job(trainer={"replicas": 2}))
     story.go(5)
     assert story.reason("Accepted") == "Unsupported"
     assert "spec.trainer.replicas" in story.status.conditions[0].message
     assert {kind for kind, _ in story.cluster.objects} == {"PolyRLJob"}
 
 
-def test_dry_run_that_refuses_is_asked_again_and_its_words_are_shown(make_job: MakeJob) -> None:
-    story = Story(make_job())
+def test_dry_run_that_refuses_is_asked_again_and_its_words_are_shown() -> None:
+    story = Story(raw_job())
     story.turn()
     story.operator.dry_run = (1, 'Pod j-r-0: violates PodSecurity "restricted"')
     done = story.go(55)
@@ -343,8 +341,8 @@ def test_dry_run_that_refuses_is_asked_again_and_its_words_are_shown(make_job: M
     assert story.status.state == "Running"
 
 
-def test_used_up_quota_is_no_fault_of_the_template(make_job: MakeJob) -> None:
-    story = Story(make_job())
+def test_used_up_quota_is_no_fault_of_the_template() -> None:
+    story = Story(raw_job())
     story.turn()
     story.operator.dry_run = (1, "Pod j-r-0: pods is forbidden: exceeded quota: pods")
     story.cluster.quota = 3
@@ -422,9 +420,9 @@ def test_written_replicas_move_nothing_in_mode_gap_and_say_so(story: Story) -> N
     assert story.said()["ReplicasIgnored"] == 1
 
 
-def test_spot_goes_and_comes_back(make_job: MakeJob) -> None:
+def test_spot_goes_and_comes_back() -> None:
     capacity = {"policy": "SpotPreferred", "fallback": {"enabled": True, "afterSeconds": 60}}
-    story = running(make_job({"capacity": capacity, "pendingTimeoutSeconds": 120, "maxReplicas": 3}))
+    story = running(raw_job({"capacity": capacity, "pendingTimeoutSeconds": 120, "maxReplicas": 3}))
     story.cluster.room[Pool.SPOT.value] = 0
     for name in story.names():
         story.delete(name, 0)
@@ -442,8 +440,8 @@ def test_spot_goes_and_comes_back(make_job: MakeJob) -> None:
     assert story.reason("CapacityLimited") == "Enough"
 
 
-def test_no_capacity_for_two_hours_then_it_returns(make_job: MakeJob) -> None:
-    story = running(make_job({"replicas": 5, "maxReplicas": 5}), seconds=5)
+def test_no_capacity_for_two_hours_then_it_returns() -> None:
+    story = running(raw_job({"replicas": 5, "maxReplicas": 5}), seconds=5)
     story.cluster.room[Pool.SPOT.value] = 0
     for name in story.names():
         story.delete(name, 0)
@@ -482,8 +480,8 @@ def test_notice_that_was_seen_late_still_gets_its_time(story: Story) -> None:
     assert [one.name for one in of(story.go(8), Delete)] == ["j-r-2"], "gone by then, or we end it"
 
 
-def test_pod_that_never_registers_is_replaced_as_a_failure(make_job: MakeJob) -> None:
-    story = running(make_job({"replicas": 1, "maxReplicas": 1, "startupTimeoutSeconds": 100}), seconds=2)
+def test_pod_that_never_registers_is_replaced_as_a_failure() -> None:
+    story = running(raw_job({"replicas": 1, "maxReplicas": 1, "startupTimeoutSeconds": 100}), seconds=2)
     story.cluster.unheard.add("j-r-1")
     story.go(99)
     assert story.names() == ["j-r-1"]
@@ -501,9 +499,9 @@ def test_disrupted_trainer_is_counted_once(story: Story) -> None:
     assert not of(story.go(10), Annotate)
 
 
-def test_cost_is_pod_seconds_at_the_prices(make_job: MakeJob) -> None:
+def test_cost_is_pod_seconds_at_the_prices() -> None:
     prices = {"spotPerHour": 3.6, "onDemandPerHour": 36.0, "reservedPerHour": 7.2}
-    story = running(make_job(pricing=prices), seconds=20)
+    story = running(raw_job(pricing=prices), seconds=20)
     story.go(1980, every=20)
     story.cluster.end_trainer("Complete")
     story.turn()
@@ -527,8 +525,8 @@ def test_children_are_mended_and_leave_when_no_longer_asked_for(story: Story) ->
     assert ("PodDisruptionBudget", "j-trainer") not in story.cluster.objects
 
 
-def test_job_that_samples_nothing_has_a_trainer_only(make_job: MakeJob) -> None:
-    job = make_job()
+def test_job_that_samples_nothing_has_a_trainer_only() -> None:
+    job = raw_job()
     job["spec"]["recipe"] = {
         "mode": "sft",
         "model": {"path": "/model"},

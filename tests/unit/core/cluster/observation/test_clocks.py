@@ -3,7 +3,6 @@ counted, no wait becomes for ever. (That our own clock is wrong does not reach t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.testing.fake_cluster import FakeCluster
 from polyrl.testing.fake_operator import FakeOperator
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
-MakeJob = Callable[..., dict[str, Any]]
 FAR_S = 300.0
 FAR = pytest.mark.parametrize("ahead_s", [-FAR_S, FAR_S], ids=["behind", "ahead"])
 
@@ -59,15 +58,15 @@ def of(actions: list[Action], *kinds: type[Action]) -> list[Any]:
 
 
 @FAR
-def test_by_a_wrong_clock_a_job_starts_and_is_left_alone(make_job: MakeJob, ahead_s: float) -> None:
-    story = started(make_job(), ahead_s)
+def test_by_a_wrong_clock_a_job_starts_and_is_left_alone(ahead_s: float) -> None:
+    story = started(raw_job(), ahead_s)
     assert of(story.go(600, every=10), Create, Delete, Annotate, Drain) == []
     assert story.status.state == "Running"
 
 
 @FAR
-def test_a_leap_changes_nothing(make_job: MakeJob, ahead_s: float) -> None:
-    story = started(make_job())
+def test_a_leap_changes_nothing(ahead_s: float) -> None:
+    story = started(raw_job())
     story.operator.clock_ahead_s = ahead_s
     assert of(story.go(60), Create, Delete, Annotate, Drain) == []
     story.operator.clock_ahead_s = 0.0
@@ -76,8 +75,8 @@ def test_a_leap_changes_nothing(make_job: MakeJob, ahead_s: float) -> None:
 
 
 @FAR
-def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(make_job: MakeJob, ahead_s: float) -> None:
-    story = started(make_job({"pendingTimeoutSeconds": 60}))
+def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(ahead_s: float) -> None:
+    story = started(raw_job({"pendingTimeoutSeconds": 60}))
     story.cluster.room[Pool.SPOT.value] = 0
     story.lose()
     story.go(200)
@@ -89,9 +88,9 @@ def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(make_job: MakeJob, ahea
 
 
 @FAR
-def test_time_that_leaps_is_not_running_time_for_ever(make_job: MakeJob, ahead_s: float) -> None:
+def test_time_that_leaps_is_not_running_time_for_ever(ahead_s: float) -> None:
     """A leap counts once, in its own direction; time never runs backwards in the job's account."""
-    story = started(make_job(activeDeadlineSeconds=1000))
+    story = started(raw_job(activeDeadlineSeconds=1000))
     before = story.status.active_millis
     story.operator.clock_ahead_s = ahead_s
     story.cluster.edit(suspend=True)

@@ -14,6 +14,7 @@ from polyrl.cluster.observation.job import job_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.timestamps import millisecond, second, unix
 from polyrl.sample import Pool
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 AT = 1_774_000_000.0
@@ -107,7 +108,7 @@ def test_container_that_starts_again_has_not_ended() -> None:
     assert (running.exits, evicted.exits) == ((), (Exit("manager", 1, ""),))
 
 
-def test_nodes_and_their_claims(make_job: Any) -> None:
+def test_nodes_and_their_claims() -> None:
     pod = {"metadata": {"name": "p", "labels": LABELS}, "spec": {"nodeName": "n1"}}
     node = {
         "metadata": {"name": "n1", "uid": "nu", "creationTimestamp": STAMP},
@@ -125,22 +126,22 @@ def test_nodes_and_their_claims(make_job: Any) -> None:
             "conditions": [{"type": "DisruptionReason", "status": "True", "reason": "Drifted"}],
         },
     }
-    seen = observed(make_job(), pods=[pod], nodes={"n1": node, "other": node}, claims={"c": claim})
+    seen = observed(raw_job(), pods=[pod], nodes={"n1": node, "other": node}, claims={"c": claim})
     assert list(seen.nodes) == ["n1"]
     one = seen.nodes["n1"]
     assert (one.ready, one.unschedulable, one.created_at) == (False, True, AT)
     assert one.ready_reason == "KubeletNotReady: node is shutting down"
     assert one.taints == (Taint("k", "", "NoExecute", AT),)
     assert (one.claim_deletion_at, one.claim_reason) == (AT, "Drifted")
-    assert observed(make_job(), pods=[pod], nodes=None).sees_nodes is False
+    assert observed(raw_job(), pods=[pod], nodes=None).sees_nodes is False
 
 
-def test_node_that_has_not_reported_yet_counts_as_ready(make_job: Any) -> None:
+def test_node_that_has_not_reported_yet_counts_as_ready() -> None:
     pod = {"metadata": {"name": "p", "labels": LABELS}, "spec": {"nodeName": "n1"}}
-    assert observed(make_job(), pods=[pod], nodes={"n1": {"metadata": {"name": "n1"}}}).nodes["n1"].ready
+    assert observed(raw_job(), pods=[pod], nodes={"n1": {"metadata": {"name": "n1"}}}).nodes["n1"].ready
 
 
-def test_trainer(make_job: Any) -> None:
+def test_trainer() -> None:
     raw = {
         "metadata": {"uid": "t", "labels": {names.LABEL_TEMPLATE: "h"}, "creationTimestamp": STAMP},
         "spec": {"suspend": True},
@@ -153,7 +154,7 @@ def test_trainer(make_job: Any) -> None:
             ],
         },
     }
-    seen = observed(make_job(), trainer=raw).trainer
+    seen = observed(raw_job(), trainer=raw).trainer
     assert (seen.uid, seen.active, seen.ready, seen.failed, seen.suspended) == ("t", 1, 1, 2, True)
     assert (seen.failed_at, seen.failed_reason, seen.complete_at, seen.template_hash) == (
         AT,
@@ -163,8 +164,8 @@ def test_trainer(make_job: Any) -> None:
     )
 
 
-def test_job_that_is_none_is_refused_with_its_fields(make_job: Any) -> None:
-    job = make_job()
+def test_job_that_is_none_is_refused_with_its_fields() -> None:
+    job = raw_job()
     job["spec"]["rollout"]["replicas"] = "three"
     job["spec"]["nonsense"] = 1
     seen = observed(job)
@@ -173,17 +174,17 @@ def test_job_that_is_none_is_refused_with_its_fields(make_job: Any) -> None:
     assert "spec.nonsense" in seen.refusal
 
 
-def test_status_that_cannot_be_read_is_rebuilt(make_job: Any) -> None:
-    job = make_job() | {"status": {"rollout": {"preemptions": "many"}}}
+def test_status_that_cannot_be_read_is_rebuilt() -> None:
+    job = raw_job() | {"status": {"rollout": {"preemptions": "many"}}}
     assert observed(job).status.rollout.preemptions == 0
-    assert observed(make_job() | {"status": {"state": "Running", "newer": 1}}).status.state == "Running"
+    assert observed(raw_job() | {"status": {"state": "Running", "newer": 1}}).status.state == "Running"
 
 
-def test_children_and_order(make_job: Any) -> None:
+def test_children_and_order() -> None:
     child = {"kind": "Service", "metadata": {"name": "s", "uid": "c", "annotations": {names.ANNOTATION_CONTENT: "h"}}}
     younger = {"metadata": {"name": "a", "creationTimestamp": second(AT + 1), "labels": LABELS}}
     older = {"metadata": {"name": "b", "creationTimestamp": STAMP, "labels": LABELS}}
-    seen = observed(make_job(), children=[child], pods=[younger, older])
+    seen = observed(raw_job(), children=[child], pods=[younger, older])
     assert [(one.kind, one.name, one.content_hash, one.deleting) for one in seen.children] == [
         ("Service", "s", "h", False)
     ]

@@ -19,6 +19,7 @@ from polyrl.cluster.resources.trainer import trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 OF_ROLE = {
@@ -32,8 +33,8 @@ JOBS = st.lists(PARTS, min_size=1, max_size=5).map("-".join)
 """Names made of what we add to names."""
 
 
-def owner_of(name: str, make_job: Any) -> Owner:
-    raw = make_job(networkPolicy={"mode": "Isolated"})
+def owner_of(name: str) -> Owner:
+    raw = raw_job(networkPolicy={"mode": "Isolated"})
     raw["metadata"]["name"] = name
     return Owner(name, "n", f"uid-{name}", PolyRLJob.model_validate(raw))
 
@@ -60,8 +61,8 @@ def secrets_of(pod: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("role", list(OF_ROLE))
-def test_a_pod_takes_files_by_name_from_its_own_jobs_secret(make_job: Any, role: Role) -> None:
-    pod = pods_of(owner_of("job", make_job))[role]
+def test_a_pod_takes_files_by_name_from_its_own_jobs_secret(role: Role) -> None:
+    pod = pods_of(owner_of("job"))[role]
     assert set(secrets_of(pod)) == {"job-keys"}
     volumes = [volume for volume in pod["volumes"] if "secret" in volume]
     files = {item["path"] for volume in volumes for item in volume["secret"]["items"]}
@@ -69,9 +70,9 @@ def test_a_pod_takes_files_by_name_from_its_own_jobs_secret(make_job: Any, role:
     assert not pod.get("imagePullSecrets")
 
 
-def test_nothing_of_a_pod_says_a_secret(make_job: Any) -> None:
+def test_nothing_of_a_pod_says_a_secret() -> None:
     """Keys are files: a command line or an environment shows to whoever may look at pods."""
-    for pod in pods_of(owner_of("job", make_job)).values():
+    for pod in pods_of(owner_of("job")).values():
         for one in (*pod.get("initContainers", []), *pod["containers"]):
             assert not one.get("envFrom")
             said = [*one.get("command", []), *one.get("args", []), *(v.get("value", "") for v in one.get("env", []))]
@@ -79,9 +80,9 @@ def test_nothing_of_a_pod_says_a_secret(make_job: Any) -> None:
             assert not [word for word in said if re.search(r"[0-9a-f]{32}|[A-Za-z0-9+/]{40}", word)], said
 
 
-def named(job: str, make_job: Any) -> set[tuple[str, str]]:
+def named(job: str) -> set[tuple[str, str]]:
     """Kind and name of all that a job has, with pods of many numbers."""
-    owner = owner_of(job, make_job)
+    owner = owner_of(job)
     pods = {names.pod_name(job, role, number) for role in (Role.MANAGER, Role.ROLLOUT) for number in range(1, 12)}
     objects = (*fixed_children(owner, SETTINGS), trainer_job(owner, SETTINGS))
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
@@ -90,6 +91,6 @@ def named(job: str, make_job: Any) -> set[tuple[str, str]]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(one=JOBS, other=JOBS)
-def test_two_jobs_share_no_name(make_job: Any, one: str, other: str) -> None:
+def test_two_jobs_share_no_name(one: str, other: str) -> None:
     assume(one != other)
-    assert not named(one, make_job) & named(other, make_job)
+    assert not named(one) & named(other)

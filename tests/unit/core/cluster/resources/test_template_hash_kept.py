@@ -3,7 +3,6 @@ of every running job at an upgrade of the operator. Add rows; change none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from polyrl.cluster.resources.hashes import template_hash
 from polyrl.cluster.resources.owner import Owner
 from polyrl.manifest.job import PolyRLJob
+from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 TEMPLATE = {
@@ -30,8 +30,8 @@ KEPT: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_an_upgrade_replaces_no_pod(make_job: Callable[..., dict[str, Any]], name: str) -> None:
+def test_an_upgrade_replaces_no_pod(name: str) -> None:
     spec = dict(SPECS[name])
-    job = PolyRLJob.model_validate(make_job(spec.pop("rollout", None), **spec))
+    job = PolyRLJob.model_validate(raw_job(spec.pop("rollout", None), **spec))
     owner = Owner("j", "n", "uid", job)
     assert tuple(template_hash(owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)) == KEPT[name]
