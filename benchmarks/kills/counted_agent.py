@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import typer
 
-from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineSpec
 from polyrl.wire import FromAgent
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.link import Link

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.local.fleet import Observed
-from polyrl.manifest.rollout import Fault, FaultAction
+from polyrl.manifest.rollout import FaultAction, FaultSpec
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
 from polyrl_cli.chaos.faults import Infliction
@@ -26,7 +26,7 @@ RL_PHASE: Final = "rl"
 class Strike:
     """A declared fault and its victim."""
 
-    fault: Fault
+    fault: FaultSpec
     victim: str
 
     @property
@@ -47,7 +47,7 @@ class Strike:
 class FaultDrill:
     """Remembers which declared faults are still to come; each strikes once, in the order of their steps."""
 
-    def __init__(self, faults: Sequence[Fault], done_steps: int = 0) -> None:
+    def __init__(self, faults: Sequence[FaultSpec], done_steps: int = 0) -> None:
         """`done_steps`: RL steps that a resumed run does not repeat; their faults have struck before."""
         coming = [fault for fault in faults if fault.at_step > done_steps]
         self.pending = sorted(coming, key=lambda fault: fault.at_step)
@@ -66,7 +66,7 @@ class FaultDrill:
         self.pending.pop(0)
         return Strike(fault, victim)
 
-    def _victim(self, fault: Fault, status: ManagerStatus, observed: Sequence[Observed]) -> str | None:
+    def _victim(self, fault: FaultSpec, status: ManagerStatus, observed: Sequence[Observed]) -> str | None:
         running = {engine.engine: engine.running for engine in status.engines}
         preemptible = [seen for seen in observed if seen.role is Role.ROLLOUT and seen.counts]
         oldest_first = sorted((seen for seen in preemptible if seen.name in running), key=lambda seen: seen.started_at)

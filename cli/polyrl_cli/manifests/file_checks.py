@@ -18,7 +18,7 @@ from typing import Final
 
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.recipe import Mode, Recipe
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_cli.manifests.load import Fault, fault_lines, read_manifest
 from polyrl_cli.manifests.yaml_source import FieldPath
 
@@ -49,7 +49,7 @@ def unchecked(job: PolyRLJob, manifest_path: Path) -> list[str]:
     return sorted({named for named in found if Path(named).is_absolute() and not Path(named).exists()})
 
 
-def _named(recipe: Recipe, base: Path) -> Iterator[tuple[FieldPath, str, Callable[[], str]]]:
+def _named(recipe: RecipeSpec, base: Path) -> Iterator[tuple[FieldPath, str, Callable[[], str]]]:
     """Every path that the recipe names: its field, the path, and the check that says what is wrong with it."""
     model, code = recipe.model, recipe.code.path
     for name, rows in (("sft", recipe.data.sft), ("rl", recipe.data.rl), ("eval", recipe.data.eval)):
@@ -67,7 +67,7 @@ def _named(recipe: Recipe, base: Path) -> Iterator[tuple[FieldPath, str, Callabl
         yield path, code, partial(_function, base / code, written)
 
 
-def _functions(recipe: Recipe) -> Iterator[tuple[FieldPath, str]]:
+def _functions(recipe: RecipeSpec) -> Iterator[tuple[FieldPath, str]]:
     if recipe.reward is not None and recipe.mode in (Mode.RL, Mode.SFT_RL):
         yield (*_RECIPE, "reward", "function"), recipe.reward.function
     if recipe.algorithm.filter_function is not None:

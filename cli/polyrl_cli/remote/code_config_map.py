@@ -15,7 +15,7 @@ from typing import Final
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.recipe import Recipe
+from polyrl.manifest.recipe import RecipeSpec
 
 MAX_BYTES: Final = 1 << 20
 """What the API server takes of data in one ConfigMap."""
@@ -43,7 +43,7 @@ def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | 
     return _config_map(name, namespace, files)
 
 
-def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _named(recipe: RecipeSpec) -> Iterator[tuple[str, str]]:
     data = {"sft": recipe.data.sft, "rl": recipe.data.rl, "eval": recipe.data.eval}
     for stage, rows in data.items():
         yield from ((f"spec.recipe.data.{stage}[{index}].path", one.path) for index, one in enumerate(rows))

@@ -33,7 +33,7 @@ FunctionName = Annotated[
 """`module:function`; dots separate packages."""
 
 
-class Spec(BaseModel):
+class ManifestModel(BaseModel):
     """A frozen part of the manifest: camelCase outside, snake_case inside, unknown fields refused."""
 
     model_config = ConfigDict(

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from polyrl.manifest.base import BY_VALUE, Name, PathText, Spec
+from polyrl.manifest.base import BY_VALUE, ManifestModel, Name, PathText
 
 
-class Container(Spec):
+class Container(ManifestModel):
     """One container; further fields are kept and handed on unseen."""
 
     model_config = ConfigDict(extra="allow")
@@ -25,7 +25,7 @@ class Container(Spec):
     """Image reference; default: the operator's own image."""
 
 
-class PodSpec(Spec):
+class PodSpec(ManifestModel):
     """The pod; further fields are kept and handed on unseen."""
 
     model_config = ConfigDict(extra="allow")
@@ -34,7 +34,7 @@ class PodSpec(Spec):
     """The first one is ours: the operator sets its command, and adds to the rest. The others are sidecars."""
 
 
-class PodTemplate(Spec):
+class PodTemplate(ManifestModel):
     """A Kubernetes PodTemplateSpec."""
 
     metadata: dict[str, Any] = Field(default={})
@@ -49,7 +49,7 @@ Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|M
 """An amount of bytes as Kubernetes writes it, such as 10Gi."""
 
 
-class Storage(Spec):
+class StorageSpec(ManifestModel):
     """Where something outlives its pod: a claim that the operator makes, one that is there, or nothing."""
 
     storage_class_name: Name | None = None
@@ -61,21 +61,21 @@ class Storage(Spec):
     """True keeps it in the pod, and loses it with the pod; for trials only."""
 
 
-class JournalStorage(Storage):
+class JournalStorage(StorageSpec):
     """Where the manager's journal lies."""
 
     size: Quantity = "1Gi"
     """Size of the claim that is made; a journal holds live samples only, some ten bytes per token."""
 
 
-class TrainerStorage(Storage):
+class TrainerStorage(StorageSpec):
     """Where checkpoints and metrics lie."""
 
     size: Quantity = "10Gi"
     """Size of the claim that is made; holds `checkpoint.keep` + 1 checkpoints, each about eight times the weights."""
 
 
-class SecretKeyRef(Spec):
+class SecretKeyRef(ManifestModel):
     """One key of a Secret in the job's namespace."""
 
     name: Name
@@ -84,7 +84,7 @@ class SecretKeyRef(Spec):
     """Key in the Secret."""
 
 
-class Manager(Spec):
+class ManagerSpec(ManifestModel):
     """Where the manager is reached."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 5000
@@ -99,7 +99,7 @@ class Manager(Spec):
     """Where its journal lies, with every sample between prompt and gradient. Immutable."""
 
 
-class Egress(Spec):
+class Egress(ManifestModel):
     """One destination beyond the job's own pods and DNS."""
 
     cidr: Annotated[str, Field(max_length=43, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")]
@@ -108,7 +108,7 @@ class Egress(Spec):
     """TCP port; default: all."""
 
 
-class NetworkPolicy(Spec):
+class NetworkPolicySpec(ManifestModel):
     """Who may talk to this job's pods."""
 
     mode: Literal["None", "Isolated"] = "None"
@@ -117,7 +117,7 @@ class NetworkPolicy(Spec):
     """Destinations that Isolated also allows, such as an object store."""
 
 
-class PodDisruptionBudget(Spec):
+class PodDisruptionBudgetSpec(ManifestModel):
     """What voluntary evictions must spare. Spot rollouts have none: a blocked eviction wastes the notice."""
 
     trainer: Literal["Auto", "None"] = "Auto"
@@ -135,7 +135,7 @@ class FailureAction(StrEnum):
     """The job fails at once."""
 
 
-class OnExitCodes(Spec):
+class OnExitCodes(ManifestModel):
     """Matches a container's exit status."""
 
     operator: Literal["In", "NotIn"]
@@ -146,7 +146,7 @@ class OnExitCodes(Spec):
     """Container looked at; default: any."""
 
 
-class OnPodCondition(Spec):
+class OnPodCondition(ManifestModel):
     """Matches a condition of the failed pod."""
 
     type: Name
@@ -155,7 +155,7 @@ class OnPodCondition(Spec):
     """Status of the condition."""
 
 
-class FailureRule(Spec):
+class FailureRule(ManifestModel):
     """One rule; the first that matches decides."""
 
     action: Annotated[FailureAction, BY_VALUE]
@@ -166,7 +166,7 @@ class FailureRule(Spec):
     """Match by condition of the pod; any of them."""
 
 
-class FailurePolicy(Spec):
+class FailurePolicy(ManifestModel):
     """Which ends of a trainer pod count; disruptions are ignored before any of these rules."""
 
     rules: list[FailureRule] = Field(default=[], max_length=16)
@@ -174,7 +174,7 @@ class FailurePolicy(Spec):
     end counts. A Job takes 20 rules, of which the operator needs a few."""
 
 
-class Telemetry(Spec):
+class TelemetrySpec(ManifestModel):
     """How the operator watches the manager."""
 
     poll_seconds: Annotated[int, Field(ge=2, le=60)] = 5

@@ -10,12 +10,12 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from polyrl.manifest.base import Name, Spec
-from polyrl.manifest.rollout import Rollout as Rollout
+from polyrl.manifest.base import ManifestModel, Name
+from polyrl.manifest.rollout import RolloutSpec as RolloutSpec
 from polyrl.manifest.rules.broken import broken_rules
 from polyrl.manifest.spec import JobSpec as JobSpec
 from polyrl.manifest.status import JobStatus
-from polyrl.manifest.trainer import Trainer as Trainer
+from polyrl.manifest.trainer import TrainerSpec as TrainerSpec
 
 API_VERSION: Final = "polyrl.dev/v1alpha1"
 KIND: Final = "PolyRLJob"
@@ -23,7 +23,7 @@ RULE_ERROR: Final = "rule"
 """Error type under which a broken rule appears in a ValidationError; the message is the rule's whole sentence."""
 
 
-class Metadata(Spec):
+class Metadata(ManifestModel):
     """The part of Kubernetes' ObjectMeta that we read; the rest is kept and ignored."""
 
     model_config = ConfigDict(extra="allow")
@@ -35,7 +35,7 @@ class Metadata(Spec):
     """Namespace of the object; a local run has none."""
 
 
-class PolyRLJob(Spec):
+class PolyRLJob(ManifestModel):
     """One training run."""
 
     api_version: Literal["polyrl.dev/v1alpha1"]

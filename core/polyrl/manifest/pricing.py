@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import Spec
+from polyrl.manifest.base import ManifestModel
 
 Price = Annotated[float, Field(ge=0, le=100_000)]
 """Per pod and hour; the bound catches a price per month."""
 
 
-class Pricing(Spec):
+class PricingSpec(ManifestModel):
     """Prices of one pod for an hour, all its devices together; without a price its share of the cost stays unknown."""
 
     currency: Annotated[str, Field(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$")] = "USD"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from polyrl.manifest.base import BY_VALUE, INT32_MAX, Count, FunctionName, Name, PathText, Positive, Spec
+from polyrl.manifest.base import BY_VALUE, INT32_MAX, Count, FunctionName, ManifestModel, Name, PathText, Positive
 
 MODEL_CONFIG_SCHEMA: Final = {
     "type": "object",
@@ -40,7 +40,7 @@ class Mode(StrEnum):
     """RL on a file of finished, scored samples; no engine runs."""
 
 
-class Code(Spec):
+class CodeSpec(ManifestModel):
     """Where the user's Python lives; one of the three, and the same names work on a laptop and on a cluster."""
 
     path: PathText = "."
@@ -53,7 +53,7 @@ class Code(Spec):
     """PersistentVolumeClaim mounted there, read-only. A local run reads the folder itself."""
 
 
-class Tokenizer(Spec):
+class TokenizerSpec(ManifestModel):
     """How text becomes tokens."""
 
     type: Literal["characters", "huggingface"] = "huggingface"
@@ -65,7 +65,7 @@ class Tokenizer(Spec):
     """Folder of a Hugging Face tokenizer; default: the model's own folder."""
 
 
-class ModelSource(Spec):
+class ModelSpec(ManifestModel):
     """The policy: a Hugging Face folder, or a fresh one made from a config."""
 
     path: PathText | None = None
@@ -73,13 +73,13 @@ class ModelSource(Spec):
     config: ModelConfig | None = None
     """Fields of a transformers config, `model_type` among them: a model with random weights, drawn from
     `recipe.seed`."""
-    tokenizer: Tokenizer = Tokenizer()
+    tokenizer: TokenizerSpec = TokenizerSpec()
     """How text becomes tokens."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the weights that engines serve and of the learner's forward pass."""
 
 
-class Dataset(Spec):
+class DatasetSpec(ManifestModel):
     """One file of rows and its weight in the mixture."""
 
     path: PathText
@@ -89,14 +89,14 @@ class Dataset(Spec):
     """Share of draws, relative to the other files' weights."""
 
 
-class Data(Spec):
+class DataSpec(ManifestModel):
     """Rows for each stage; empty lists for the stages that do not run."""
 
-    sft: list[Dataset] = Field(default=[], max_length=64)
+    sft: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts with responses, for `sft` and the first stage of `sft+rl`."""
-    rl: list[Dataset] = Field(default=[], max_length=64)
+    rl: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts for `rl`; finished samples for `offline-rl`."""
-    eval: list[Dataset] = Field(default=[], max_length=64)
+    eval: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts for evaluation; greedy, scored by the same reward function."""
     shuffle: bool = True
     """Draw rows in an order that `recipe.seed` decides; false takes them as they stand."""
@@ -105,7 +105,7 @@ class Data(Spec):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Optimizer(Spec):
+class OptimizerSpec(ManifestModel):
     """AdamW (Loshchilov and Hutter 2019) and its schedule."""
 
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
@@ -125,18 +125,18 @@ class Optimizer(Spec):
     """Global norm at which gradients are clipped."""
 
 
-class Sft(Spec):
+class SftSpec(ManifestModel):
     """Supervised stage: cross-entropy on response tokens."""
 
     steps: Count = 0
     """Optimizer steps; 0 with modes that have no supervised stage."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 32
     """Sequences per optimizer step."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerSpec = OptimizerSpec()
     """AdamW and its schedule."""
 
 
-class Sampling(Spec):
+class SamplingSpec(ManifestModel):
     """How the policy is sampled; names as in SGLang."""
 
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
@@ -164,7 +164,7 @@ class GroupFilter(StrEnum):
     """`filterFunction` decides."""
 
 
-class Algorithm(Spec):
+class AlgorithmSpec(ManifestModel):
     """The RL stage."""
 
     name: Literal["grpo"] = "grpo"
@@ -196,11 +196,11 @@ class Algorithm(Spec):
     Default: promptsPerStep."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Weight versions that a sample may be behind the learner; 0 is synchronous."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerSpec = OptimizerSpec()
     """AdamW and its schedule."""
 
 
-class Reward(Spec):
+class RewardSpec(ManifestModel):
     """The one function the user writes: `def score(sample) -> float | dict`, sync or async."""
 
     function: FunctionName
@@ -211,7 +211,7 @@ class Reward(Spec):
     """Calls that run at once; more wait."""
 
 
-class Environment(Spec):
+class EnvironmentSpec(ManifestModel):
     """A multi-turn episode: what is written between the policy's turns. Without it a sample is one turn."""
 
     class_path: FunctionName
@@ -223,7 +223,7 @@ class Environment(Spec):
     """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed)."""
 
 
-class Evaluation(Spec):
+class EvaluationSpec(ManifestModel):
     """Greedy evaluation on `data.eval`."""
 
     every_steps: Count = 0
@@ -232,7 +232,7 @@ class Evaluation(Spec):
     """Rows evaluated, from the start of the files; the same ones every time."""
 
 
-class Checkpoint(Spec):
+class CheckpointSpec(ManifestModel):
     """What survives the trainer."""
 
     every_steps: Positive = 20
@@ -241,14 +241,14 @@ class Checkpoint(Spec):
     """Newest checkpoints kept; stage-final ones are kept besides."""
 
 
-class Logging(Spec):
+class LoggingSpec(ManifestModel):
     """Where metrics go; metrics.jsonl is always written."""
 
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
 
 
-class Recipe(Spec):
+class RecipeSpec(ManifestModel):
     """What is learned."""
 
     mode: Annotated[Mode, BY_VALUE] = Mode.RL
@@ -256,27 +256,27 @@ class Recipe(Spec):
     samples."""
     seed: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     """Seeds model weights, data order and sampling; printed by every run."""
-    code: Code = Code()
+    code: CodeSpec = CodeSpec()
     """Where the user's Python lives."""
-    model: ModelSource
+    model: ModelSpec
     """The policy."""
-    data: Data = Data()
+    data: DataSpec = DataSpec()
     """Rows for each stage."""
-    sft: Sft = Sft()
+    sft: SftSpec = SftSpec()
     """The supervised stage."""
-    algorithm: Algorithm = Algorithm()
+    algorithm: AlgorithmSpec = AlgorithmSpec()
     """The RL stage."""
-    sampling: Sampling = Sampling()
+    sampling: SamplingSpec = SamplingSpec()
     """How the policy is sampled."""
-    reward: Reward | None = None
+    reward: RewardSpec | None = None
     """The user's reward function; needed by the modes that sample."""
-    environment: Environment | None = None
+    environment: EnvironmentSpec | None = None
     """For multi-turn episodes with tools."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationSpec = EvaluationSpec()
     """Greedy evaluation on `data.eval`."""
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointSpec = CheckpointSpec()
     """What survives the trainer."""
-    logging: Logging = Logging()
+    logging: LoggingSpec = LoggingSpec()
     """Where metrics go."""
     max_tokens_per_micro_batch: Positive = 16384
     """Token budget of one forward-backward pass; sequences are packed into it."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, INT32_MAX, Count, Positive, Spec
+from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, INT32_MAX, Count, ManifestModel, Positive
 from polyrl.manifest.cluster import PodTemplate
 
 
@@ -20,7 +20,7 @@ class EngineType(StrEnum):
     """Stock SGLang over HTTP."""
 
 
-class Engine(Spec):
+class EngineSpec(ManifestModel):
     """The engine beside each agent."""
 
     type: Annotated[EngineType, BY_VALUE] = EngineType.SGLANG
@@ -46,7 +46,7 @@ class FaultAction(StrEnum):
     """A notice, then the end `noticeSeconds` later."""
 
 
-class Fault(Spec):
+class FaultSpec(ManifestModel):
     """A fault that the run inflicts on itself, to show that nothing is lost. Only for drills and demonstrations."""
 
     at_step: Count
@@ -59,7 +59,7 @@ class Fault(Spec):
     """Seconds between notice and end; only for Preempt."""
 
 
-class Update(Spec):
+class UpdateSpec(ManifestModel):
     """How a changed template reaches running rollouts."""
 
     type: Literal["OnDelete", "Rolling"] = "Rolling"
@@ -68,7 +68,7 @@ class Update(Spec):
     """Rollouts that an update may take away at once."""
 
 
-class Fallback(Spec):
+class FallbackSpec(ManifestModel):
     """On-demand stand-ins while spot is not to be had; spot replaces them one by one when it returns."""
 
     enabled: bool = False
@@ -88,23 +88,23 @@ class CapacityPolicy(StrEnum):
     ON_DEMAND = "OnDemand"
 
 
-class Capacity(Spec):
+class CapacitySpec(ManifestModel):
     """What machines rollouts run on."""
 
     policy: Annotated[CapacityPolicy, BY_VALUE] = CapacityPolicy.SPOT
     """Spot only, spot with on-demand stand-ins, or on-demand only."""
     base_on_demand: Annotated[int, Field(ge=0, le=1024)] = 0
     """The first so many rollouts are on-demand, so that some always stay."""
-    fallback: Fallback = Fallback()
+    fallback: FallbackSpec = FallbackSpec()
     """When on-demand stands in for spot."""
     preset: Literal["None", "Karpenter", "GKE", "AKS", "EKSManaged"] = "None"
     """Node affinity and tolerations of this platform's spot machines; None: the template says it all."""
 
 
-class Rollout(Spec):
+class RolloutSpec(ManifestModel):
     """The fleet."""
 
-    engine: Engine = Engine()
+    engine: EngineSpec = EngineSpec()
     """The engine beside each agent."""
     replicas: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Start value of the fleet (scaling mode Gap), or its size (Manual, External); default: minReplicas, at least 1 if
@@ -117,9 +117,9 @@ class Rollout(Spec):
     """Seconds a rollout gets to finish or hand back its samples after a notice; clouds give 15 to 120."""
     template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None
     """Pod of one rollout; default: the operator's own image. A change reaches running rollouts as `update` says."""
-    update: Annotated[Update, CLUSTER_ONLY] = Update()
+    update: Annotated[UpdateSpec, CLUSTER_ONLY] = UpdateSpec()
     """How a changed template reaches running rollouts."""
-    capacity: Annotated[Capacity, CLUSTER_ONLY] = Capacity()
+    capacity: Annotated[CapacitySpec, CLUSTER_ONLY] = CapacitySpec()
     """What machines rollouts run on."""
     pending_timeout_seconds: Annotated[int, Field(ge=60, le=INT32_MAX), CLUSTER_ONLY] = 1200
     """Seconds a pod may stay unscheduled before its pool backs off; longer than autoscalers need for a node (900)."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import BY_VALUE, Count, Percent, Positive, Spec
+from polyrl.manifest.base import BY_VALUE, Count, ManifestModel, Percent, Positive
 
 
 class ScalingMode(StrEnum):
@@ -32,7 +32,7 @@ class Objective(StrEnum):
     """Shortest step that `budgetPerHour` pays for."""
 
 
-class Gap(Spec):
+class GapSpec(ManifestModel):
     """Hysteresis of mode Gap. The gap is (rollout time - training time) / step time."""
 
     tolerance_percent: Percent = 10
@@ -51,7 +51,7 @@ class Gap(Spec):
     """Seconds after which measurements no longer move anything."""
 
 
-class Scaling(Spec):
+class ScalingSpec(ManifestModel):
     """How many rollouts there should be."""
 
     mode: Annotated[ScalingMode, BY_VALUE] = ScalingMode.GAP
@@ -60,5 +60,5 @@ class Scaling(Spec):
     """What mode Gap strives for."""
     budget_per_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """Most that the rollouts may cost per hour, in pricing.currency; for objective ThroughputUnderBudget."""
-    gap: Gap = Gap()
+    gap: GapSpec = GapSpec()
     """Hysteresis of mode Gap."""

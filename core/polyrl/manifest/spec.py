@@ -6,31 +6,37 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import CLUSTER_ONLY, INT32_MAX, Count, Name, Spec
-from polyrl.manifest.cluster import FailurePolicy, Manager, NetworkPolicy, PodDisruptionBudget, Telemetry
-from polyrl.manifest.pricing import Pricing
-from polyrl.manifest.recipe import Recipe
-from polyrl.manifest.rollout import Fault, Rollout
-from polyrl.manifest.scaling import Scaling
-from polyrl.manifest.trainer import Trainer
+from polyrl.manifest.base import CLUSTER_ONLY, INT32_MAX, Count, ManifestModel, Name
+from polyrl.manifest.cluster import (
+    FailurePolicy,
+    ManagerSpec,
+    NetworkPolicySpec,
+    PodDisruptionBudgetSpec,
+    TelemetrySpec,
+)
+from polyrl.manifest.pricing import PricingSpec
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.rollout import FaultSpec, RolloutSpec
+from polyrl.manifest.scaling import ScalingSpec
+from polyrl.manifest.trainer import TrainerSpec
 
 OPERATOR = "polyrl.dev/operator"
 
 
-class JobSpec(Spec):
+class JobSpec(ManifestModel):
     """What the user asks for. Rules between fields are checked by `PolyRLJob`, which holds this."""
 
-    recipe: Recipe
+    recipe: RecipeSpec
     """What is learned, from what, by which algorithm."""
-    trainer: Trainer = Trainer()
+    trainer: TrainerSpec = TrainerSpec()
     """The learner on reserved devices."""
-    rollout: Rollout = Rollout()
+    rollout: RolloutSpec = RolloutSpec()
     """The fleet that generates."""
-    scaling: Annotated[Scaling, CLUSTER_ONLY] = Scaling()
+    scaling: Annotated[ScalingSpec, CLUSTER_ONLY] = ScalingSpec()
     """How many rollouts there should be; a local run keeps `rollout.replicas`."""
-    pricing: Pricing = Pricing()
+    pricing: PricingSpec = PricingSpec()
     """What capacity costs; every run reports its cost where prices are given."""
-    manager: Annotated[Manager, CLUSTER_ONLY] = Manager()
+    manager: Annotated[ManagerSpec, CLUSTER_ONLY] = ManagerSpec()
     """Where the manager, which holds every sample between prompt and gradient, is reached."""
     suspend: Annotated[bool, CLUSTER_ONLY] = False
     """True stops the trainer and all rollouts and keeps checkpoints, configuration and counters; false goes on."""
@@ -45,11 +51,11 @@ class JobSpec(Spec):
     count, and a trainer that says why it cannot go on is not restarted."""
     failure_policy: Annotated[FailurePolicy, CLUSTER_ONLY] = FailurePolicy()
     """Which ends of a trainer pod count."""
-    network_policy: Annotated[NetworkPolicy, CLUSTER_ONLY] = NetworkPolicy()
+    network_policy: Annotated[NetworkPolicySpec, CLUSTER_ONLY] = NetworkPolicySpec()
     """Who may talk to this job's pods."""
-    pod_disruption_budget: Annotated[PodDisruptionBudget, CLUSTER_ONLY] = PodDisruptionBudget()
+    pod_disruption_budget: Annotated[PodDisruptionBudgetSpec, CLUSTER_ONLY] = PodDisruptionBudgetSpec()
     """What voluntary evictions must spare."""
-    telemetry: Annotated[Telemetry, CLUSTER_ONLY] = Telemetry()
+    telemetry: Annotated[TelemetrySpec, CLUSTER_ONLY] = TelemetrySpec()
     """How the operator watches the manager."""
-    fault_injection: list[Fault] = Field(default=[], max_length=64)
+    fault_injection: list[FaultSpec] = Field(default=[], max_length=64)
     """Faults that a local run inflicts on itself; a drill, not a setting for production. A cluster has its own."""

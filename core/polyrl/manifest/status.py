@@ -11,20 +11,20 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from polyrl.manifest.base import BY_VALUE, Spec
+from polyrl.manifest.base import BY_VALUE, ManifestModel
 
 Counter = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Text = Annotated[str, Field(max_length=1024)]
 
 
-class StatusPart(Spec):
+class StatusPart(ManifestModel):
     """Base of all parts of the status."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """The conditions in one word, for people; machines read conditions."""
 
     PENDING = "Pending"
@@ -53,7 +53,7 @@ class Condition(StatusPart):
     """Generation of the spec that was looked at."""
 
 
-class ManagerStatus(StatusPart):
+class ManagerSummary(StatusPart):
     """What the manager last said."""
 
     endpoint: Text = ""
@@ -218,7 +218,7 @@ class JobStatus(StatusPart):
 
     observed_generation: Counter = 0
     """Generation of the spec that was looked at."""
-    state: Annotated[State, BY_VALUE] = State.PENDING
+    state: Annotated[RunState, BY_VALUE] = RunState.PENDING
     """The conditions in one word."""
     conditions: list[Condition] = Field(default=[], max_length=16)
     """One per type."""
@@ -234,7 +234,7 @@ class JobStatus(StatusPart):
     """Running time before that, time suspended left out."""
     run_id: Annotated[str, Field(max_length=64, alias="runID")] = ""
     """Run epoch: new at each restart of the trainer; fences everything older."""
-    manager: ManagerStatus = ManagerStatus()
+    manager: ManagerSummary = ManagerSummary()
     """What the manager last said."""
     trainer: TrainerStatus = TrainerStatus()
     """The trainer's pods."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, Spec
+from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, ManifestModel
 from polyrl.manifest.cluster import PodTemplate, TrainerStorage
 
 
@@ -29,7 +29,7 @@ class TrainerCapacity(StrEnum):
     ANY = "Any"
 
 
-class Trainer(Spec):
+class TrainerSpec(ManifestModel):
     """The learner on reserved devices."""
 
     replicas: Annotated[int, Field(ge=1, le=512)] = 1

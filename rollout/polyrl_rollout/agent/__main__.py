@@ -26,7 +26,7 @@ from polyrl.control import parse_endpoints
 from polyrl.errors import InvalidData, UserError
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineSpec
 from polyrl.partition_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
 from polyrl.sample import Pool
 from polyrl_rollout.agent.app import Agent

@@ -5,8 +5,7 @@ Refuses to hold: what an engine is (see `polyrl_rollout.engines.port`). Read nex
 
 from __future__ import annotations
 
-from polyrl.manifest.rollout import Engine as EngineSpec
-from polyrl.manifest.rollout import EngineType
+from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
 from polyrl_rollout.engines.port import Engine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine

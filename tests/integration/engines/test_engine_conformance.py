@@ -22,8 +22,7 @@ import pytest_asyncio
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from polyrl.manifest.rollout import Engine as EngineSpec
-from polyrl.manifest.rollout import EngineType
+from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.sample import Finish, SamplingParams
 from polyrl_rollout.engines.choice import choose_engine
 from polyrl_rollout.engines.port import NO_VERSION, Engine, EngineFailed, GenerateRequest, RequestRejected, TokenChunk

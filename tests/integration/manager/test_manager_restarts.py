@@ -18,7 +18,7 @@ import torch
 
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, read_keys
-from polyrl.manifest.recipe import Environment
+from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
@@ -355,7 +355,7 @@ class OneForAll:
 @asynccontextmanager
 async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIterator[None]:
     """Plays with `calculator` for as long as the context lasts; ends without a word to anyone."""
-    episodes = Episodes(calculator, Environment(class_path="m:C", max_turns=CALLS + 2), TOKENIZER)
+    episodes = Episodes(calculator, EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2), TOKENIZER)
     host = LoopHost(client, TOKENIZER, OneForAll(), episodes)  # type: ignore[arg-type]
     for number in range(GROUPS):
         host.register(number, Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {}))

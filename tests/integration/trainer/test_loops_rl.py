@@ -15,9 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyrl.errors import RunFailed
-from polyrl.manifest.recipe import Environment as EnvironmentSpec
-from polyrl.manifest.recipe import Evaluation as EvaluationSpec
-from polyrl.manifest.recipe import Recipe
+from polyrl.manifest.recipe import EnvironmentSpec, EvaluationSpec, RecipeSpec
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
@@ -125,7 +123,7 @@ def reward_of_length(sample):
 
 def recipe(**changes):
     algorithm = {"steps": 3, "prompts_per_step": 4, "min_micro_batch_samples": 2, **changes}
-    return Recipe(
+    return RecipeSpec(
         model={"config": {"model_type": "qwen2"}}, algorithm=algorithm,
         sampling={"samples_per_prompt": 3, "max_new_tokens": 30},
         reward={"function": "r:score"}, evaluation={"every_steps": 0},

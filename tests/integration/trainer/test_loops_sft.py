@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from polyrl.manifest.recipe import Optimizer, Recipe, Sft
+from polyrl.manifest.recipe import OptimizerSpec, RecipeSpec, SftSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
@@ -28,7 +28,7 @@ MODEL = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 STEPS = 8
-SFT = Sft(steps=STEPS, batch_size=8, optimizer=Optimizer(learning_rate=1e-2, schedule="cosine"))
+SFT = SftSpec(steps=STEPS, batch_size=8, optimizer=OptimizerSpec(learning_rate=1e-2, schedule="cosine"))
 
 
 def copying_rows(count, **more):
@@ -114,7 +114,9 @@ async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, 
     groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
     before = learner.backend.log_probs(rewarded).result()
     algorithm = {"steps": STEPS, "prompts_per_step": 4, "mini_batch_prompts": 2, "kl_coefficient": kl_coefficient}
-    recipe = Recipe(mode="offline-rl", model={"config": MODEL}, algorithm=algorithm, data={"rl": [{"path": "f.jsonl"}]})
+    recipe = RecipeSpec(
+        mode="offline-rl", model={"config": MODEL}, algorithm=algorithm, data={"rl": [{"path": "f.jsonl"}]}
+    )
     reference = learner.backend if kl_coefficient else None
     assert await run_offline_training(learner.backend, groups, recipe, learner.session, reference)
     after = learner.backend.log_probs(rewarded).result()

@@ -3,7 +3,7 @@
 import pytest
 
 from polyrl.local.fleet import Observed, Phase, Reclaim
-from polyrl.manifest.rollout import Fault
+from polyrl.manifest.rollout import FaultSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role
@@ -37,7 +37,7 @@ def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:
 
 
 def struck(fault: dict[str, object], now: ManagerStatus, fleet: list[Observed] = FLEET) -> Strike | None:
-    return FaultDrill([Fault.model_validate(fault)]).due(now, fleet)
+    return FaultDrill([FaultSpec.model_validate(fault)]).due(now, fleet)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_one_that_is_going_or_unknown_to_the_manager_is_spared() -> None:
 
 
 def test_each_strikes_once_in_the_order_of_steps() -> None:
-    drill = FaultDrill([Fault.model_validate({**PREEMPT, "atStep": 7}), Fault.model_validate(KILL)])
+    drill = FaultDrill([FaultSpec.model_validate({**PREEMPT, "atStep": 7}), FaultSpec.model_validate(KILL)])
     strikes = [drill.due(status(step), FLEET) for step in (5, 5, 6, 9)]
     assert [strike and strike.infliction.seconds for strike in strikes] == [0.0, None, 3.0, None]
     assert str(strikes[2]) == "drill: rollout-0 preempted with 3 s notice at step 7"
@@ -77,5 +77,5 @@ def test_each_strikes_once_in_the_order_of_steps() -> None:
 
 @pytest.mark.parametrize(("done_steps", "strikes"), [(4, True), (5, False), (9, False)])
 def test_a_resumed_run_repeats_no_fault_of_the_steps_it_has(done_steps: int, strikes: bool) -> None:
-    drill = FaultDrill([Fault.model_validate(KILL)], done_steps)
+    drill = FaultDrill([FaultSpec.model_validate(KILL)], done_steps)
     assert (drill.due(status(max(5, done_steps + 1)), FLEET) is not None) == strikes

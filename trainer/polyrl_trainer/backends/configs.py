@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polyrl.manifest.recipe import Optimizer
+from polyrl.manifest.recipe import OptimizerSpec
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -79,7 +79,7 @@ class OptimizerConfig:
     """Global norm at which gradients are clipped."""
 
     @classmethod
-    def from_manifest(cls, optimizer: Optimizer, total_steps: int) -> OptimizerConfig:
+    def from_manifest(cls, optimizer: OptimizerSpec, total_steps: int) -> OptimizerConfig:
         """The manifest's fields and the length of the stage, in optimizer steps."""
         return cls(total_steps=total_steps, **optimizer.model_dump())
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import Dataset, GroupFilter, Mode, Recipe
+from polyrl.manifest.recipe import DatasetSpec, GroupFilter, Mode, RecipeSpec
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.conversations import prepare_conversations
 from polyrl_trainer.data.finished_samples import FinishedGroup, prepare_finished_groups
@@ -80,18 +80,18 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
 class _Files:
     """Reads each data file once."""
 
-    def __init__(self, recipe: Recipe, manifest_dir: Path) -> None:
+    def __init__(self, recipe: RecipeSpec, manifest_dir: Path) -> None:
         self._recipe = recipe
         self._manifest_dir = manifest_dir
         self._known: dict[str, list[Row]] = {}
 
-    def rows(self, dataset: Dataset) -> list[Row]:
+    def rows(self, dataset: DatasetSpec) -> list[Row]:
         if dataset.path not in self._known:
             self._known[dataset.path] = read_rows(self._manifest_dir / dataset.path)
         return self._known[dataset.path]
 
     def buffer(
-        self, datasets: Sequence[Dataset], wanted: bool, make: Callable[[list[Row]], list[Item]]
+        self, datasets: Sequence[DatasetSpec], wanted: bool, make: Callable[[list[Row]], list[Item]]
     ) -> DataBuffer[Item] | None:
         if not wanted:
             return None
@@ -109,7 +109,7 @@ def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:
         )
 
 
-def model_source(recipe: Recipe, manifest_dir: Path) -> Path | dict[str, Any]:
+def model_source(recipe: RecipeSpec, manifest_dir: Path) -> Path | dict[str, Any]:
     """The manifest's model: a folder, or the fields of a config. Raises InvalidData when it names neither."""
     folder = _model_folder(recipe, manifest_dir)
     if folder is not None:
@@ -119,11 +119,11 @@ def model_source(recipe: Recipe, manifest_dir: Path) -> Path | dict[str, Any]:
     return recipe.model.config
 
 
-def _model_folder(recipe: Recipe, manifest_dir: Path) -> Path | None:
+def _model_folder(recipe: RecipeSpec, manifest_dir: Path) -> Path | None:
     return manifest_dir / recipe.model.path if recipe.model.path is not None else None
 
 
-def _group_filter(recipe: Recipe, code_path: Path) -> Callable[[list[Sample]], Any] | None:
+def _group_filter(recipe: RecipeSpec, code_path: Path) -> Callable[[list[Sample]], Any] | None:
     algorithm = recipe.algorithm
     if algorithm.group_filter is not GroupFilter.CUSTOM:
         return None

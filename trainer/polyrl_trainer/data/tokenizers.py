@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import Tokenizer as TokenizerSpec
+from polyrl.manifest.recipe import TokenizerSpec
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Special tokens of the character tokenizer, before the alphabet."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrl.manifest.recipe import Recipe
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.advantages import with_group_advantages
 from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.data.buffer import DataBuffer
@@ -30,7 +30,7 @@ from polyrl_trainer.state import Stage
 async def run_offline_training(
     backend: TrainingBackend,
     groups: DataBuffer[FinishedGroup],
-    recipe: Recipe,
+    recipe: RecipeSpec,
     session: Session,
     reference: Reference | None = None,
 ) -> bool:
@@ -56,7 +56,7 @@ async def run_offline_training(
 
 
 async def _prepare(
-    backend: TrainingBackend, drawn: Sequence[FinishedGroup], recipe: Recipe, reference: Reference | None
+    backend: TrainingBackend, drawn: Sequence[FinishedGroup], recipe: RecipeSpec, reference: Reference | None
 ) -> list[list[Sample]]:
     """Mini-batches of whole groups, with advantages and all logprobs that the loss needs."""
     size = recipe.algorithm.mini_batch_prompts or recipe.algorithm.prompts_per_step
@@ -88,7 +88,7 @@ async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample
 
 
 async def _train(
-    backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: Recipe
+    backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: RecipeSpec
 ) -> tuple[dict[str, float], list[StepResult]]:
     loss = grpo_loss(GrpoConfig.from_manifest(recipe.algorithm))
     sums: dict[str, float] = {}

@@ -13,13 +13,13 @@ Refuses to hold: sockets, user code, the model. Read next: `rl_step`.
 
 from __future__ import annotations
 
-from polyrl.manifest.recipe import Recipe
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.loops.rl_step import RlParts, RlStep
 from polyrl_trainer.session import Session, result_of
 from polyrl_trainer.state import Stage
 
 
-async def run_rl_training(parts: RlParts, recipe: Recipe, session: Session) -> bool:
+async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) -> bool:
     """Trains until `algorithm.steps` are done, from where `session.state` stands. True when done, False when stopped.
 
     Raises RunFailed when a step cannot be filled, DeadlineExceeded when nobody delivers.
@@ -42,7 +42,7 @@ async def run_rl_training(parts: RlParts, recipe: Recipe, session: Session) -> b
     return state.step >= algorithm.steps
 
 
-async def _evaluate_if_due(parts: RlParts, recipe: Recipe, session: Session) -> None:
+async def _evaluate_if_due(parts: RlParts, recipe: RecipeSpec, session: Session) -> None:
     every = recipe.evaluation.every_steps
     state = session.state
     if parts.evaluator is not None and every and state.step % every == 0 and not state.stage_done:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import DeadlineExceeded, ProtocolError
-from polyrl.manifest.recipe import Recipe
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Purpose, SamplingParams
 from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped
@@ -74,7 +74,7 @@ class RlParts:
 class RlStep:
     """One RL step."""
 
-    def __init__(self, parts: RlParts, recipe: Recipe, session: Session, step: int, *, first: bool) -> None:
+    def __init__(self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, first: bool) -> None:
         """`first` of this process: engines may still start."""
         self._parts = parts
         self._recipe = recipe
@@ -235,7 +235,7 @@ class RlStep:
         }
 
 
-def training_sampling(recipe: Recipe, tokenizer: Tokenizer) -> SamplingParams:
+def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
     """The manifest's sampling, ending at the tokenizer's end-of-sequence."""
     sampling = recipe.sampling
     return SamplingParams(

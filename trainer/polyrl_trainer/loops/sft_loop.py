@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from polyrl.manifest.recipe import Sft
+from polyrl.manifest.recipe import SftSpec
 from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.losses import sft_loss
@@ -17,7 +17,7 @@ from polyrl_trainer.session import Session, result_of
 from polyrl_trainer.state import Stage
 
 
-async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], sft: Sft, session: Session) -> bool:
+async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], sft: SftSpec, session: Session) -> bool:
     """Trains until `sft.steps` are done; resumes where `session.state` stands. True when done, False when stopped."""
     session.enter(Stage.SFT)
     state = session.state

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import Mode, Optimizer, Recipe
+from polyrl.manifest.recipe import Mode, OptimizerSpec, RecipeSpec
 from polyrl.sample import SamplingParams
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
@@ -54,7 +54,7 @@ class Stages:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: RecipeSpec,
         manifest_dir: Path,
         prepared: Prepared,
         session: Session,
@@ -165,7 +165,7 @@ class Stages:
             )
         return final / MODEL
 
-    def _backend(self, source: ModelPlace, optimizer: Optimizer, total_steps: int) -> TorchBackend:
+    def _backend(self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
         state = self._session.state
         backend = create_torch_backend(
@@ -195,7 +195,7 @@ class Stages:
         return algorithm.prompts_per_step // (algorithm.mini_batch_prompts or algorithm.prompts_per_step)
 
 
-def greedy_sampling(recipe: Recipe, eos_id: int) -> SamplingParams:
+def greedy_sampling(recipe: RecipeSpec, eos_id: int) -> SamplingParams:
     """How evaluation samples."""
     return SamplingParams(max_new_tokens=recipe.sampling.max_new_tokens, temperature=0.0, stop_token_ids=(eos_id,))
 

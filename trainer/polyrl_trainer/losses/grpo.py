@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import Algorithm
+from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import Loss, LossInputs
 from polyrl_trainer.losses.kl import k1, k3
 from polyrl_trainer.losses.metrics import as_floats
@@ -31,7 +31,7 @@ class GrpoConfig:
     """beta, weight of the KL penalty to the reference policy."""
 
     @classmethod
-    def from_manifest(cls, algorithm: Algorithm) -> GrpoConfig:
+    def from_manifest(cls, algorithm: AlgorithmSpec) -> GrpoConfig:
         """The manifest's fields of the same names."""
         return cls(algorithm.clip_low, algorithm.clip_high, algorithm.kl_coefficient)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrl.errors import InvalidCode, InvalidData
-from polyrl.manifest.recipe import Environment as EnvironmentSpec
+from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.environments.protocol import Environment

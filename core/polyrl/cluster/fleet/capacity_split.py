@@ -20,8 +20,7 @@ from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.observation.disruption import SCHEDULER
 from polyrl.cluster.observation.rollouts import Rollout, Standing
 from polyrl.cluster.timestamps import unix
-from polyrl.manifest.rollout import CapacityPolicy
-from polyrl.manifest.rollout import Rollout as RolloutSpec
+from polyrl.manifest.rollout import CapacityPolicy, RolloutSpec
 from polyrl.sample import Pool
 
 

@@ -15,7 +15,7 @@ from polyrl.cluster.fleet.plan import Plan
 from polyrl.cluster.observation.rollouts import Standing
 from polyrl.cluster.reporting.assessment import Judged
 from polyrl.manifest.scaling import ScalingMode
-from polyrl.manifest.status import Condition, JobStatus, State
+from polyrl.manifest.status import Condition, JobStatus, RunState
 
 NAMED: Final = 3
 """Pods named in one sentence; the others are counted."""
@@ -44,7 +44,7 @@ def flips(before: JobStatus, after: JobStatus) -> Iterator[Say]:
         was = stood.get(now.type)
         if was is None or was.status != now.status:
             yield from _flip(now)
-    if before.state is State.SUSPENDED and after.state in (State.PENDING, State.RUNNING, State.DEGRADED):
+    if before.state is RunState.SUSPENDED and after.state in (RunState.PENDING, RunState.RUNNING, RunState.DEGRADED):
         yield Say("Resumed", "the job goes on from its journal and its newest checkpoint")
 
 

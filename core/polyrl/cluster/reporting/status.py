@@ -20,7 +20,7 @@ from polyrl.cluster.reporting.conditions import FAILED_STARTS, conditions
 from polyrl.cluster.reporting.cost import cost
 from polyrl.cluster.reporting.disruption_log import is_loss, recent
 from polyrl.cluster.timestamps import millisecond, second, unix
-from polyrl.manifest.status import Condition, JobStatus, ManagerStatus, RolloutStatus, State, TrainerStatus
+from polyrl.manifest.status import Condition, JobStatus, ManagerSummary, RolloutStatus, RunState, TrainerStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
@@ -68,16 +68,16 @@ def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> Jo
     return stored.model_copy(update={"observed_generation": generation, "conditions": [accepted, *rest]})
 
 
-def _state(judged: Judged) -> State:
+def _state(judged: Judged) -> RunState:
     """Zero rollouts is a normal state; a trainer that was ready and is not, or rollouts that cannot start, is not."""
-    ended = {Stage.COMPLETE: State.COMPLETE, Stage.FAILED: State.FAILED, Stage.SUSPENDED: State.SUSPENDED}
+    ended = {Stage.COMPLETE: RunState.COMPLETE, Stage.FAILED: RunState.FAILED, Stage.SUSPENDED: RunState.SUSPENDED}
     if judged.life.stage in ended:
         return ended[judged.life.stage]
-    began = judged.look.status.state in (State.RUNNING, State.DEGRADED)
+    began = judged.look.status.state in (RunState.RUNNING, RunState.DEGRADED)
     if not judged.trainer_ready:
-        return State.DEGRADED if began else State.PENDING
+        return RunState.DEGRADED if began else RunState.PENDING
     failing = any(view.status.failed_starts >= FAILED_STARTS for view in judged.views)
-    return State.DEGRADED if failing else State.RUNNING
+    return RunState.DEGRADED if failing else RunState.RUNNING
 
 
 def _times(judged: Judged) -> dict[str, str | int | None]:
@@ -96,12 +96,12 @@ def _times(judged: Judged) -> dict[str, str | int | None]:
     if not runs and stored.last_resume_time is not None:
         times["active_millis"] = round(active_s(look) * 1000)
         times["last_resume_time"] = None
-    if judged.life.stage is Stage.SUSPENDED and stored.state is not State.SUSPENDED:
+    if judged.life.stage is Stage.SUSPENDED and stored.state is not RunState.SUSPENDED:
         times["last_suspend_time"] = second(look.now)
     return times
 
 
-def _manager(look: Look) -> ManagerStatus:
+def _manager(look: Look) -> ManagerSummary:
     stored, heard = look.status.manager, look.facts.manager
     update: dict[str, object] = {"created": managers_made(look)}
     if look.wants_manager:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineSpec
 from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
 from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.embedded.messages import (

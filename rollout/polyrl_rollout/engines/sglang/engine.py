@@ -18,7 +18,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineSpec
 from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
 from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.port import (

@@ -17,7 +17,7 @@ from typing import Final
 
 import aiohttp
 
-from polyrl.manifest.rollout import Engine as EngineSpec
+from polyrl.manifest.rollout import EngineSpec
 from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.port import EngineFailed
 

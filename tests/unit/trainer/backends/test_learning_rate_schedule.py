@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl.manifest.recipe import Optimizer
+from polyrl.manifest.recipe import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.learning_rate import learning_rate_at
 
@@ -36,7 +36,7 @@ def test_no_step_of_the_stage_is_taken_at_rate_zero(schedule: str, warmup: int, 
 
 
 def test_the_manifest_fills_every_field() -> None:
-    manifest = Optimizer(learning_rate=3e-4, schedule="cosine", warmup_steps=5, weight_decay=0.1, max_grad_norm=0.5)
+    manifest = OptimizerSpec(learning_rate=3e-4, schedule="cosine", warmup_steps=5, weight_decay=0.1, max_grad_norm=0.5)
     config = OptimizerConfig.from_manifest(manifest, total_steps=60)
     assert config == OptimizerConfig(
         learning_rate=3e-4, total_steps=60, schedule="cosine", warmup_steps=5, weight_decay=0.1, max_grad_norm=0.5

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import Algorithm
+from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge, sft_loss
 from polyrl_trainer.losses.grpo import grpo
@@ -144,7 +144,7 @@ def test_the_reference_is_needed_only_with_a_penalty() -> None:
 
 
 def test_grpo_takes_its_numbers_from_the_manifest() -> None:
-    algorithm = Algorithm(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
+    algorithm = AlgorithmSpec(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
     assert GrpoConfig.from_manifest(algorithm) == GrpoConfig(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrl.errors import ProtocolError
-from polyrl.manifest.recipe import Environment as EnvironmentSpec
+from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Span
 from polyrl.wire import pack_ids
 from polyrl_trainer.data.prompts import Prompt

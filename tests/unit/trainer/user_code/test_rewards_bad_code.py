@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from polyrl.errors import InvalidCode
-from polyrl.manifest.recipe import Environment
+from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl_trainer.user_code.episodes import load_environment
 from polyrl_trainer.user_code.loading import load_function
 
@@ -80,4 +80,4 @@ def test_bad_environments_are_refused(tmp_path, monkeypatch, source, sentence):
     module = next(fresh_names)
     (tmp_path / f"{module}.py").write_text(source)
     with pytest.raises(InvalidCode, match=sentence):
-        load_environment(Environment(class_path=f"{module}:play"), tmp_path)
+        load_environment(EnvironmentSpec(class_path=f"{module}:play"), tmp_path)

@@ -11,10 +11,10 @@ import posixpath
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.pods.pod import Mounted
-from polyrl.manifest.recipe import Code
+from polyrl.manifest.recipe import CodeSpec
 
 
-def code_volume(code: Code) -> Mounted | None:
+def code_volume(code: CodeSpec) -> Mounted | None:
     """Where the user's files are mounted; None when they are in the image."""
     path = posixpath.normpath(posixpath.join(names.MANIFEST_DIR, code.path))
     if code.config_map is not None:

@@ -20,7 +20,7 @@ from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.pods.placement import Placement
 from polyrl.cluster.resources.pods.template import RESTRICTED, Fields, merged_metadata, merged_spec, written
 from polyrl.cluster.settings import Settings
-from polyrl.manifest.cluster import PodTemplate, Storage
+from polyrl.manifest.cluster import PodTemplate, StorageSpec
 from polyrl.worker import Role, Worker
 
 KEY_MODE: Final = 0o440
@@ -162,7 +162,7 @@ def memory_volume() -> Mounted:
     return Mounted("polyrl-shm", MEMORY, {"emptyDir": {"medium": "Memory"}})
 
 
-def kept_volume(name: str, path: str, storage: Storage, owner: Owner, claim: str) -> Mounted:
+def kept_volume(name: str, path: str, storage: StorageSpec, owner: Owner, claim: str) -> Mounted:
     """What outlives its pod, or as the manifest says, does not; `claim` is the one that the operator makes. In a claim
     of the user's each job has a folder of its own, so that none goes on where another one ended."""
     if storage.ephemeral:

@@ -13,7 +13,7 @@ from polyrl.cluster.fleet.pools import UNLIMITED, PoolView
 from polyrl.cluster.observation.facts import PodFacts, PodPhase
 from polyrl.cluster.observation.rollouts import Rollout, Standing
 from polyrl.cluster.timestamps import millisecond
-from polyrl.manifest.rollout import Rollout as RolloutSpec
+from polyrl.manifest.rollout import RolloutSpec
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role
