@@ -28,6 +28,7 @@ from polyrl.cluster.actions import (
 )
 from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
 from polyrl.cluster.observation.job import job_facts
+from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.settings import Settings
 from polyrl.cluster.state import Memory
@@ -85,13 +86,13 @@ class FakeOperator:
         fixed = ("Pod", "Job", "Node", "PolyRLJob")
         return job_facts(
             job if self.status is None else job | {"status": self.status},
-            [raw for (kind, _), raw in seen.items() if kind == "Pod"],
-            next((raw for (kind, _), raw in seen.items() if kind == "Job"), None),
-            {name: raw for (kind, name), raw in seen.items() if kind == "Node"},
-            {},
-            [raw for (kind, _), raw in seen.items() if kind not in fixed],
-            self.manager(),
-            self.dry_run[1] if self.dry_run is not None and self.dry_run[0] == generation else None,
+            pods=filter(None, (pod_facts(raw) for (kind, _), raw in seen.items() if kind == "Pod")),
+            trainer=next((raw for (kind, _), raw in seen.items() if kind == "Job"), None),
+            nodes={name: raw for (kind, name), raw in seen.items() if kind == "Node"},
+            claims={},
+            children=[raw for (kind, _), raw in seen.items() if kind not in fixed],
+            manager=self.manager(),
+            dry_run=self.dry_run[1] if self.dry_run is not None and self.dry_run[0] == generation else None,
         )
 
     def manager(self) -> ManagerFacts | None:

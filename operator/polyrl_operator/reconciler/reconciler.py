@@ -18,6 +18,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Decision, Object
 from polyrl.cluster.observation.facts import JobFacts
 from polyrl.cluster.observation.job import job_facts
+from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.settings import Settings
@@ -141,7 +142,7 @@ class Turns:
         """Observes, decides, acts. The status to write, and whether the API server was asked for its opinion."""
         pods = self._cache.pods(key, state.uid)
         facts = self._facts(key, raw, pods, state)
-        address, ready = _manager(facts, pods)
+        address, ready = _manager(facts)
         self._links.follow(key, address, ready=ready)
         decision = reconcile(facts, self._settings, state.memory, self._now())
         outcome = await self._act(facts, decision)
@@ -160,13 +161,13 @@ class Turns:
         answered = state.dry_run is not None and state.dry_run[0] == generation
         return job_facts(
             raw,
-            pods,
-            self._cache.trainer(key, uid),
-            nodes if self._sees_nodes else None,
-            claims,
-            self._cache.children(key, uid),
-            self._links.facts(key),
-            state.dry_run[1] if answered and state.dry_run is not None else None,
+            pods=filter(None, map(pod_facts, pods)),
+            trainer=self._cache.trainer(key, uid),
+            nodes=nodes if self._sees_nodes else None,
+            claims=claims,
+            children=self._cache.children(key, uid),
+            manager=self._links.facts(key),
+            dry_run=state.dry_run[1] if answered and state.dry_run is not None else None,
         )
 
     async def _act(self, facts: JobFacts, decision: Decision) -> Outcome:
@@ -206,14 +207,13 @@ class Turns:
             log.warning("turn failed", job=str(key), error=str(error) or type(error).__name__, again_s=round(pause, 1))
 
 
-def _manager(facts: JobFacts, pods: list[Object]) -> tuple[Address | None, bool]:
+def _manager(facts: JobFacts) -> tuple[Address | None, bool]:
     """Of the newest manager pod that has an address and has not ended, and whether it is ready."""
     if facts.job is None or facts.deleting:
         return None, False
-    spec, raw = facts.job.spec, {pod["metadata"]["uid"]: pod for pod in pods}
+    spec = facts.job.spec
     for pod in reversed(facts.of_role(Role.MANAGER)):
-        host = (raw[pod.uid].get("status") or {}).get("podIP")
-        if host and not pod.ended:
+        if pod.ip and not pod.ended:
             dns = names.manager_service(facts.name)
-            return Address(host, spec.manager.port, pod.uid, dns, float(spec.telemetry.poll_seconds)), pod.ready
+            return Address(pod.ip, spec.manager.port, pod.uid, dns, float(spec.telemetry.poll_seconds)), pod.ready
     return None, False

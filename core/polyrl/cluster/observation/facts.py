@@ -35,9 +35,9 @@ class Exit:
     """As the kubelet says: Completed, Error, OOMKilled, ..."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PodFacts:
-    """One pod of the job."""
+    """One pod of the job. Slots, because an operator keeps one for each of thousands of pods."""
 
     name: str
     uid: str
@@ -47,6 +47,8 @@ class PodFacts:
     pool: Pool | None = None
     """Of a rollout: SPOT or ON_DEMAND."""
     node: str = ""
+    ip: str = ""
+    """status.podIP; empty until the pod has one."""
     ready: bool = False
     scheduled_at: float | None = None
     unschedulable: str = ""

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from polyrl.cluster import names
 from polyrl.cluster.observation import raw
-from polyrl.cluster.observation.facts import Child, JobFacts, ManagerFacts, TrainerFacts
+from polyrl.cluster.observation.facts import Child, JobFacts, ManagerFacts, PodFacts, TrainerFacts
 from polyrl.cluster.observation.nodes import node_facts
-from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.observation.raw import Raw
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import PolyRLJob
@@ -28,7 +27,8 @@ MAX_FAULTS: Final = 5
 
 def job_facts(
     raw_job: Raw,
-    pods: Iterable[Raw],
+    *,
+    pods: Iterable[PodFacts],
     trainer: Raw | None,
     nodes: Mapping[str, Raw] | None,
     claims: Mapping[str, Raw],
@@ -36,10 +36,11 @@ def job_facts(
     manager: ManagerFacts | None,
     dry_run: str | None,
 ) -> JobFacts:
-    """Facts of one job. `pods` and `children` are those with its label, `nodes` those of the cluster by name (None when
-    the operator may not watch nodes), `claims` the Karpenter NodeClaims by any key. Each of `children` has its `kind`.
+    """Facts of one job. `pods` (from `pod_facts`) and `children` are those with its label, `nodes` those of the cluster
+    by name (None when the operator may not watch nodes), `claims` the Karpenter NodeClaims by any key. Each of
+    `children` has its `kind`.
     """
-    seen = sorted(filter(None, map(pod_facts, pods)), key=lambda pod: (pod.created_at, pod.name))
+    seen = sorted(pods, key=lambda pod: (pod.created_at, pod.name))
     job, refusal = _job(raw_job)
     return JobFacts(
         name=raw.text(raw_job, "metadata", "name"),

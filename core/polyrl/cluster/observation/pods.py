@@ -1,4 +1,4 @@
-"""Raw pods to facts. Read next: `observe_nodes`."""
+"""Raw pods to facts: a pure function of one object, so that whoever caches pods can cache the facts themselves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _ROLES: Final = {role.value: role for role in (Role.MANAGER, Role.TRAINER, Role.
 _POOLS: Final = {pool.value: pool for pool in (Pool.SPOT, Pool.ON_DEMAND)}
 _PHASES: Final = {phase.value: phase for phase in PodPhase}
 _OURS: Final = f"{names.GROUP}/"
+_NONE: Final[dict[str, str]] = {}
+"""Shared by all pods without annotations of ours."""
 
 
 def pod_facts(pod: Raw) -> PodFacts | None:
@@ -34,6 +36,7 @@ def pod_facts(pod: Raw) -> PodFacts | None:
         created_at=created_at,
         pool=_POOLS.get(raw.text(labels, names.LABEL_POOL)),
         node=raw.text(pod, "spec", "nodeName"),
+        ip=raw.text(pod, "status", "podIP"),
         ready=raw.holds(ready),
         scheduled_at=_scheduled_at(pod, created_at),
         unschedulable=_unschedulable(pod),
@@ -85,4 +88,5 @@ def _terminated(pod: Raw) -> list[tuple[str, Raw]]:
 
 def _annotations(pod: Raw) -> dict[str, str]:
     written = raw.part(pod, "metadata", "annotations")
-    return {key: value for key, value in written.items() if key.startswith(_OURS) and isinstance(value, str)}
+    ours = {key: value for key, value in written.items() if key.startswith(_OURS) and isinstance(value, str)}
+    return ours or _NONE

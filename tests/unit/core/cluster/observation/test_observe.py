@@ -42,7 +42,8 @@ NONSENSE = st.recursive(
 
 def observed(job: dict[str, Any], **more: Any) -> Any:
     empty: dict[str, Any] = {"pods": [], "trainer": None, "nodes": {}, "claims": {}, "children": []}
-    return job_facts(job, **empty | {"manager": None, "dry_run": None} | more)
+    given = empty | {"manager": None, "dry_run": None} | more
+    return job_facts(job, **given | {"pods": filter(None, map(pod_facts, given["pods"]))})
 
 
 def test_pod() -> None:
@@ -59,6 +60,7 @@ def test_pod() -> None:
         "spec": {"nodeName": "n1", "restartPolicy": "Never"},
         "status": {
             "phase": "Failed",
+            "podIP": "10.0.0.4",
             "reason": "Evicted",
             "conditions": [
                 {"type": "PodScheduled", "status": "True", "lastTransitionTime": second(AT + 2)},
@@ -76,7 +78,8 @@ def test_pod() -> None:
     }
     seen = pod_facts(pod)
     assert seen is not None
-    assert (seen.name, seen.uid, seen.role, seen.pool, seen.node) == ("j-r-4", "u", Role.ROLLOUT, Pool.SPOT, "n1")
+    assert (seen.name, seen.uid, seen.role, seen.pool) == ("j-r-4", "u", Role.ROLLOUT, Pool.SPOT)
+    assert (seen.node, seen.ip) == ("n1", "10.0.0.4")
     assert (seen.phase, seen.reason, seen.disruption) == (PodPhase.FAILED, "Evicted", "TerminationByKubelet")
     assert (seen.created_at, seen.scheduled_at, seen.deletion_at, seen.ended_at) == (AT, AT + 2, AT + 30, AT)
     assert (seen.deletion_grace_s, seen.ready, seen.template_hash) == (25.0, False, "abc")
