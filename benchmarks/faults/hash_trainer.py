@@ -24,8 +24,8 @@ from outcome import TRAINED, TrainedSample
 from polyrl import parent_death_signal
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, Scored, sample_id
 from polyrl.wire import Batch, pack_ids, unpack_ids
-from polyrl_trainer.client.client import RolloutClient
-from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 
 PROMPT_TOKENS: Final = 8
 MIN_SAMPLES: Final = 4
@@ -55,7 +55,7 @@ class HashTrainer:
         if self._file.exists():
             self._state = msgspec.json.decode(self._file.read_bytes(), type=Checkpoint)
         self._state.next_group = max(self._state.next_group, client.welcome.next_group)
-        self._held = HeldGroups(client.welcome.held)
+        self._held = AdoptedGroups(client.welcome.held)
         self._live: dict[int, int] = {}
         """Group to prompt, of this step."""
 

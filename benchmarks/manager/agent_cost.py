@@ -33,7 +33,7 @@ from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_rollout.engines.sglang.server import PYTHON
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 HERE: Final = Path(__file__).parent

@@ -22,7 +22,7 @@ from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.wire import Hello, pack_ids
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 
 PROMPT_TOKENS: Final = 256
 LOAD_S: Final = 900.0

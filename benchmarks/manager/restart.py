@@ -41,7 +41,7 @@ from polyrl.status import ManagerStatus
 from polyrl.wire import pack_ids
 from polyrl_cli.local.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 FLEET: Final = Path(__file__).with_name("restart_fleet.py")

@@ -190,7 +190,7 @@ def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
         argv += ("--resume", place.resume)
     if place.pods is not None:
         argv += ("--weights-port", str(place.pods.weights_port), "--advertise", place.pods.advertise)
-        argv += ("--patience", f"{POD_PATIENCE_S:g}", "--hand-over")
+        argv += ("--max-manager-outage", f"{POD_PATIENCE_S:g}", "--hand-over")
     return Worker("trainer", Role.TRAINER, argv, _threads(_trainer_threads(spec, place)), TRAINER_GRACE_S)
 
 

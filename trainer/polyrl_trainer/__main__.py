@@ -22,7 +22,7 @@ import typer
 from polyrl import parent_death_signal
 from polyrl.errors import DeadlineExceeded, PolyRLError, Superseded, UserError
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
-from polyrl_trainer.client.client import PATIENCE_S
+from polyrl_trainer.client import MAX_MANAGER_OUTAGE_S
 
 
 def main(  # noqa: PLR0913 - one argument per flag
@@ -35,7 +35,9 @@ def main(  # noqa: PLR0913 - one argument per flag
     resume: Annotated[Path | None, typer.Option(help="A run's folder or a checkpoint to go on from.")] = None,
     weights_port: Annotated[int, typer.Option(help="Where agents get weights; 0: the system chooses.")] = 0,
     advertise: Annotated[str, typer.Option(help="Host that agents on other machines reach this one by.")] = "",
-    patience: Annotated[float, typer.Option(help="Seconds that the manager may be away.")] = PATIENCE_S,
+    max_manager_outage: Annotated[
+        float, typer.Option(help="Seconds that the manager may be away.")
+    ] = MAX_MANAGER_OUTAGE_S,
     hand_over: Annotated[bool, typer.Option("--hand-over", help="Leave a run open that another goes on with.")] = False,
 ) -> None:
     """Learn until the recipe is done."""
@@ -46,7 +48,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         signal.signal(signal.SIGTERM, lambda *_: os._exit(HANDED_OVER_EXIT))
     from polyrl_trainer.app import Arguments, run_trainer
 
-    connection = (weights_port, advertise, patience, hand_over)
+    connection = (weights_port, advertise, max_manager_outage, hand_over)
     arguments = Arguments(job, manifest_dir, run, keys, epoch, manager_endpoints, resume, *connection)
     try:
         done = asyncio.run(run_trainer(arguments))

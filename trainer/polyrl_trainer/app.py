@@ -28,23 +28,23 @@ from polyrl.manifest.recipe import Mode
 from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.client.client import CONNECT_TIMEOUT_S, PATIENCE_S, RolloutClient
-from polyrl_trainer.data.preparation import Prepared, prepare
-from polyrl_trainer.generation.adopted_groups import HeldGroups
-from polyrl_trainer.generation.group_filter import GroupGate
+from polyrl_trainer.client import CONNECT_TIMEOUT_S, MAX_MANAGER_OUTAGE_S, RolloutClient
+from polyrl_trainer.generation.adopted_groups import AdoptedGroups
+from polyrl_trainer.generation.group_filter import CustomGroupFilter
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.stages import RolloutSide, Stages, greedy_sampling
 from polyrl_trainer.metrics.loggers import METRICS, open_metrics
 from polyrl_trainer.metrics.rewind import go_back_to
+from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.result import was_done, write_result
 from polyrl_trainer.session import Session
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.supervision import run_beside
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
-from polyrl_trainer.user_code.runner import LoopHost
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.versions import PolicyVersions
 
@@ -62,10 +62,10 @@ KEPT_VERSIONS: Final = 2
 LOOPBACK: Final = "127.0.0.1"
 
 STAGE_OF_MODE: Final = {
-    Mode.SFT: Stage.SFT,
-    Mode.SFT_RL: Stage.SFT,
-    Mode.RL: Stage.RL,
-    Mode.OFFLINE_RL: Stage.OFFLINE_RL,
+    Mode.SFT: TrainingStage.SFT,
+    Mode.SFT_RL: TrainingStage.SFT,
+    Mode.RL: TrainingStage.RL,
+    Mode.OFFLINE_RL: TrainingStage.OFFLINE_RL,
 }
 
 
@@ -85,7 +85,7 @@ class Arguments:
     """0: the system chooses."""
     advertise: str = ""
     """Host under which other machines reach this one; empty: all are on this one."""
-    patience_s: float = PATIENCE_S
+    max_manager_outage_s: float = MAX_MANAGER_OUTAGE_S
     """How long the manager may be away, at the start and later."""
     hand_over: bool = False
     """Whoever stops this process starts another one."""
@@ -145,13 +145,15 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
     go_back_to(arguments.run / METRICS, state)
     metrics = open_metrics(arguments.run, recipe.logging.tensorboard)
     every = recipe.checkpoint.every_steps
-    return Session(state, checkpoints, metrics, every, patience_s=arguments.patience_s), resumed_from
+    return Session(
+        state, checkpoints, metrics, every, max_manager_outage_s=arguments.max_manager_outage_s
+    ), resumed_from
 
 
 def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
     state = read_checkpoint(checkpoint)
     recipe = job.spec.recipe
-    possible = {STAGE_OF_MODE[recipe.mode]} | ({Stage.RL} if recipe.mode is Mode.SFT_RL else set())
+    possible = {STAGE_OF_MODE[recipe.mode]} | ({TrainingStage.RL} if recipe.mode is Mode.SFT_RL else set())
     if state.stage not in possible:
         raise InvalidData(
             f"{checkpoint}: is of stage {state.stage.value}, which mode {recipe.mode.value} does not have"
@@ -202,10 +204,12 @@ async def _until_left(
 
 def _client(arguments: Arguments) -> AbstractAsyncContextManager[RolloutClient]:
     assert arguments.manager_endpoints is not None
-    patience_s = arguments.patience_s
-    connect_s = patience_s if arguments.hand_over else CONNECT_TIMEOUT_S
+    max_manager_outage_s = arguments.max_manager_outage_s
+    connect_s = max_manager_outage_s if arguments.hand_over else CONNECT_TIMEOUT_S
     manager, keys = arguments.manager_endpoints, arguments.keys
-    return RolloutClient.connect(manager, keys, arguments.epoch, connect_timeout_s=connect_s, patience_s=patience_s)
+    return RolloutClient.connect(
+        manager, keys, arguments.epoch, connect_timeout_s=connect_s, max_manager_outage_s=max_manager_outage_s
+    )
 
 
 async def _say_done(arguments: Arguments) -> None:
@@ -240,9 +244,9 @@ async def _rollout_side(
         if prepared.environment is not None and recipe.environment is not None:
             episodes = Episodes(prepared.environment, recipe.environment, prepared.tokenizer)
         if prepared.group_filter is not None:
-            gate = GroupGate(prepared.group_filter, calls, timeout_s, recipe.sampling.samples_per_prompt)
-        held = HeldGroups(known.held, gated=gate is not None)
-        host = LoopHost(client, prepared.tokenizer, reward, episodes, gate, held)
+            gate = CustomGroupFilter(prepared.group_filter, calls, timeout_s, recipe.sampling.samples_per_prompt)
+        held = AdoptedGroups(known.held, gated=gate is not None)
+        host = UserCodeRunner(client, prepared.tokenizer, reward, episodes, gate, held)
         supply = GroupSupply(client, host, session, held)
         publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)
         stack.callback(publisher.close)

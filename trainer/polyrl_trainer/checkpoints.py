@@ -24,7 +24,7 @@ import xxhash
 
 from polyrl.errors import UNDECODABLE, InvalidData, Superseded
 from polyrl_trainer.backend import TrainingBackend
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 
 COMPLETE: Final = "COMPLETE.json"
 STATE: Final = "state.json"
@@ -126,13 +126,13 @@ class Checkpoints:
                 shutil.copytree(path, self.folder / f"{UNFINISHED_PREFIX}{path.name}")
                 self._move_into_place(self.folder / f"{UNFINISHED_PREFIX}{path.name}", self.folder / path.name)
 
-    def stage_final(self, stage: Stage) -> Path | None:
+    def stage_final(self, stage: TrainingStage) -> Path | None:
         """The last checkpoint of a stage that ran to its end."""
         found = [path for path in complete_checkpoints(self.folder) if path.name.startswith(f"{stage.value}-step-")]
         return next((path for path in reversed(found) if _read_seal(path).stage_final), None)
 
 
-def checkpoint_name(stage: Stage, step: int) -> str:
+def checkpoint_name(stage: TrainingStage, step: int) -> str:
     """Sorts by step within a stage."""
     return f"{stage.value}-step-{step:06d}"
 

@@ -11,7 +11,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 
-class Dropped:
+class DroppedMessages:
     """Frames of one kind on one socket. Safe where one thread counts."""
 
     def __init__(self, what: str) -> None:

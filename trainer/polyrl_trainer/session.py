@@ -18,7 +18,7 @@ from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints
 from polyrl_trainer.metrics.loggers import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 
 log = structlog.get_logger()
 
@@ -37,12 +37,12 @@ class Session:
     """None in modes that run without a manager."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run was asked to end; loops save and return."""
-    patience_s: float = 0.0
+    max_manager_outage_s: float = 0.0
     """How long capacity may be away; loops wait for samples at least so long."""
     told: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
 
-    def enter(self, stage: Stage) -> None:
+    def enter(self, stage: TrainingStage) -> None:
         """Begins a stage, or goes on with it when the state was loaded from its checkpoint."""
         if self.state.stage is not stage:
             self.state.stage, self.state.step, self.state.stage_done = stage, 0, False

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 
-class Stage(StrEnum):
+class TrainingStage(StrEnum):
     """What a checkpoint belongs to."""
 
     SFT = "sft"
@@ -61,7 +61,7 @@ class TrainerState(msgspec.Struct):
     """Where the run is."""
 
     seed: int
-    stage: Stage
+    stage: TrainingStage
     step: int = 0
     """Whole steps of `stage`."""
     stage_done: bool = False

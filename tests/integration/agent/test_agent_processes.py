@@ -30,7 +30,7 @@ from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
 from polyrl_rollout.testing.fake_engine import continuation
 from polyrl_rollout.testing.fake_metadata import FakeMetadata
 from polyrl_rollout.weights.staging import default_base
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 5

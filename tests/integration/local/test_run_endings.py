@@ -23,7 +23,7 @@ DEAF = "import signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IG
 DIES = "import sys; sys.exit('the engine found no device')"
 ALL_DONE = (
     "import asyncio, sys, time, pathlib\n"
-    "from polyrl_trainer.client.client import RolloutClient\n"
+    "from polyrl_trainer.client import RolloutClient\n"
     "root = pathlib.Path(sys.argv[1])\n"
     "manager, key = root / 'run/endpoints/manager.json', root / 'keys/trainer.key'\n"
     "async def finish():\n"

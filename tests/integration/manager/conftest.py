@@ -24,7 +24,7 @@ from polyrl.wire import Hello, pack_ids, unpack_ids
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 60.0

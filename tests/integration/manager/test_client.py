@@ -19,8 +19,7 @@ from polyrl.sample import DiscardReason, Purpose
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.manager.server import Listen, Manager
-from polyrl_trainer.client.client import RolloutClient
-from polyrl_trainer.client.requests import RequestRefused
+from polyrl_trainer.client import RequestRefused, RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 20.0
@@ -175,5 +174,5 @@ async def test_the_example_of_the_reference_page_runs_as_it_stands(site: Any, tm
 
 
 def test_the_client_imports_no_torch() -> None:
-    code = "import sys, polyrl_trainer.client.client; sys.exit('torch' in sys.modules)"
+    code = "import sys, polyrl_trainer.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE_S, check=False).returncode == 0

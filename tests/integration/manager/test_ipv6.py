@@ -21,7 +21,7 @@ from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_engine import FakeEngine
 from polyrl_rollout.weights.staging import Staging
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 1

@@ -31,7 +31,7 @@ from polyrl_cli.local.control_client import ControlClient
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.testing.fake_agent import FakeAgent
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 60.0

@@ -24,7 +24,7 @@ from polyrl.control import Endpoints
 from polyrl.keys import AgentKeys, OperatorKeys, TrainerKeys, read_keys
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 
 EPOCH = 3
 TIMES = int(os.environ.get("POLYRL_FUZZ", "1"))

@@ -20,7 +20,7 @@ from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
 from polyrl_operator.certificate import make_certificate
 from polyrl_operator.keygen import write_run_keys
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 
 DEADLINE_S = 60.0
 EPOCH = 1

@@ -33,14 +33,14 @@ from polyrl_rollout.engines.port import EngineInfo, GenerateRequest, TokenChunk
 from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.testing.fake_engine import LOGPROB, FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
-from polyrl_trainer.client.client import RolloutClient
+from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
-from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.adopted_groups import AdoptedGroups
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures, Reward
-from polyrl_trainer.user_code.runner import LoopHost
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 3
@@ -310,7 +310,7 @@ async def test_another_trainer_takes_what_the_first_one_left_and_nothing_is_gene
         judging.cancel()
         asking.cancel()
     async with world.client() as second:
-        held = HeldGroups(second.welcome.held)
+        held = AdoptedGroups(second.welcome.held)
         assert second.welcome.next_group == GROUPS
         assert [held.take(group(99, of=number)) for number in range(GROUPS)] == list(range(GROUPS))
         judging = asyncio.create_task(judge(second))
@@ -356,7 +356,7 @@ class OneForAll:
 async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIterator[None]:
     """Plays with `calculator` for as long as the context lasts; ends without a word to anyone."""
     episodes = Episodes(calculator, EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2), TOKENIZER)
-    host = LoopHost(client, TOKENIZER, OneForAll(), episodes)  # type: ignore[arg-type]
+    host = UserCodeRunner(client, TOKENIZER, OneForAll(), episodes)  # type: ignore[arg-type]
     for number in range(GROUPS):
         host.register(number, Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {}))
     running = asyncio.create_task(host.run())
@@ -394,7 +394,7 @@ async def in_their_third_turn(root: Path) -> AsyncIterator[tuple[World, list[Gro
 async def test_another_trainers_environments_go_on_where_the_first_ones_were(tmp_path: Path) -> None:
     async with in_their_third_turn(tmp_path) as (world, groups):
         async with world.client() as second:
-            held = HeldGroups(second.welcome.held)
+            held = AdoptedGroups(second.welcome.held)
             assert sorted(held.take(group) for group in groups) == list(range(GROUPS))
             async with a_loop_host(second, Calculator()):
                 taken = await asyncio.wait_for(take(second, GROUPS * N), DEADLINE_S)

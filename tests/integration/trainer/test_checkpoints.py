@@ -9,7 +9,7 @@ import pytest
 from polyrl.errors import InvalidData, Superseded
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 
 
 class Weights:
@@ -24,7 +24,7 @@ class Weights:
             raise OSError("disk full")
 
 
-def state(step, stage=Stage.SFT, done=False):
+def state(step, stage=TrainingStage.SFT, done=False):
     return TrainerState(seed=1, stage=stage, step=step, stage_done=done, cursors={"sft": {"drawn": [step]}})
 
 
@@ -49,10 +49,10 @@ def test_the_newest_and_the_stages_last_are_kept(checkpoints):
     for step in (1, 2, 3):
         checkpoints.save(state(step, done=step == 3), Weights())
     for step in (1, 2, 3, 4):
-        checkpoints.save(state(step, Stage.RL), Weights())
+        checkpoints.save(state(step, TrainingStage.RL), Weights())
     assert names(checkpoints) == ["sft-step-000003", "rl-step-000003", "rl-step-000004"]
-    assert checkpoints.stage_final(Stage.SFT).name == "sft-step-000003"
-    assert checkpoints.stage_final(Stage.RL) is None
+    assert checkpoints.stage_final(TrainingStage.SFT).name == "sft-step-000003"
+    assert checkpoints.stage_final(TrainingStage.RL) is None
     assert latest(checkpoints.folder.parent).name == "rl-step-000004"
 
 
@@ -84,10 +84,10 @@ def test_a_save_that_a_successor_comes_into_leaves_nothing(checkpoints, tmp_path
 @pytest.mark.parametrize("shift_s", [3600, -3600])
 def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkpoints, shift_s):
     for step in (1, 2, 3):
-        saved = checkpoints.save(state(step, Stage.RL), Weights())
+        saved = checkpoints.save(state(step, TrainingStage.RL), Weights())
         seal = saved / COMPLETE
         os.utime(seal, (seal.stat().st_atime, seal.stat().st_mtime - step * shift_s))
-    checkpoints.save(state(2, Stage.RL), Weights())
+    checkpoints.save(state(2, TrainingStage.RL), Weights())
     assert names(checkpoints) == ["rl-step-000003", "rl-step-000002"]
     assert checkpoints.newest().name == "rl-step-000002"
     assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == 2
@@ -152,9 +152,9 @@ def test_foreign_folders_are_refused(tmp_path):
 
 def test_a_resumed_run_in_another_folder_takes_the_stages_finals_along(checkpoints, tmp_path):
     checkpoints.save(state(3, done=True), Weights())
-    source = checkpoints.save(state(1, Stage.RL), Weights())
+    source = checkpoints.save(state(1, TrainingStage.RL), Weights())
     other = Checkpoints(tmp_path / "other", keep=2)
     other.start()
     other.adopt_finals(source)
     assert names(other) == ["sft-step-000003"]
-    assert read_checkpoint(other.stage_final(Stage.SFT)).step == 3
+    assert read_checkpoint(other.stage_final(TrainingStage.SFT)).step == 3

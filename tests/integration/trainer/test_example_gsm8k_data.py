@@ -13,8 +13,8 @@ import pytest
 
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_trainer.backends.model_factory import load_model
-from polyrl_trainer.data.preparation import Prepared, check_vocabulary, model_source, prepare
 from polyrl_trainer.data.tokenizers import HuggingFaceTokenizer
+from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source, prepare
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gsm8k"
 DEADLINE_S = 120

@@ -22,10 +22,11 @@ from polyrl_trainer.backend import StepResult
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.data import DataBuffer
 from polyrl_trainer.data.prompts import prepare_prompts
-from polyrl_trainer.data.rows import Row
+from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
-from polyrl_trainer.generation.group_filter import GroupGate
+from polyrl_trainer.generation.group_filter import CustomGroupFilter
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import run_rl_training
@@ -33,13 +34,12 @@ from polyrl_trainer.loops.rl_step import RlParts
 from polyrl_trainer.loops.stages import greedy_sampling
 from polyrl_trainer.metrics.loggers import JSONLLogger
 from polyrl_trainer.session import Session
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.supervision import run_beside
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
-from polyrl_trainer.user_code.runner import LoopHost
 from polyrl_trainer.weights.versions import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
@@ -138,7 +138,7 @@ class Run:
     rollouts: FakeRollouts
     backend: CountingBackend
     parts: RlParts
-    host: LoopHost
+    host: UserCodeRunner
 
     @classmethod
     def make(
@@ -154,19 +154,19 @@ class Run:
     ):
         checkpoints = Checkpoints(folder, keep=2)
         checkpoints.start()
-        backend, state = CountingBackend(), TrainerState(seed=7, stage=Stage.RL)
+        backend, state = CountingBackend(), TrainerState(seed=7, stage=TrainingStage.RL)
         if resume is not None:
             state = read_checkpoint(resume)
             backend.load(resume / "model")
         session = Session(state, checkpoints, JSONLLogger(folder / "metrics.jsonl"), 1, rollouts)
-        rows = [Row(f"f:{number}", {"prompt": f"{number}=", "number": number}) for number in range(PROMPTS)]
+        rows = [DataRow(f"f:{number}", {"prompt": f"{number}=", "number": number}) for number in range(PROMPTS)]
         prompts = prepare_prompts(rows, TOKENIZER, 100)
         calls = UserCalls(8)
         failures = Failures(state.results.user_code_failures, state.results.first_failures)
         scoring = RewardFunction(reward, calls, timeout_s, failures)
         episodes = Episodes(CalculatorEnvironment(), environment, TOKENIZER) if environment else None
-        group_gate = GroupGate(gate, calls, timeout_s, spec.sampling.samples_per_prompt) if gate else None
-        host = LoopHost(rollouts, TOKENIZER, scoring, episodes, group_gate)
+        group_gate = CustomGroupFilter(gate, calls, timeout_s, spec.sampling.samples_per_prompt) if gate else None
+        host = UserCodeRunner(rollouts, TOKENIZER, scoring, episodes, group_gate)
         supply = GroupSupply(rollouts, host, session)
         parts = RlParts(
             backend=backend,

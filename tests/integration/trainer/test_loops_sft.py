@@ -14,13 +14,13 @@ from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.data import DataBuffer
 from polyrl_trainer.data.conversations import prepare_conversations
 from polyrl_trainer.data.finished_samples import prepare_finished_groups
-from polyrl_trainer.data.rows import Row
+from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.metrics.loggers import JSONLLogger
 from polyrl_trainer.session import Session
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 
 TOKENIZER = CharacterTokenizer("0123456789=")
 MODEL = {
@@ -34,7 +34,7 @@ SFT = SftSpec(steps=STEPS, batch_size=8, optimizer=OptimizerSpec(learning_rate=1
 def copying_rows(count, **more):
     dice = random.Random(3)
     digits = ["".join(dice.choices("0123456789", k=dice.randint(1, 4))) for _ in range(count)]
-    return [Row(f"f:{line}", {"prompt": f"{text}=", "response": text, **more}) for line, text in enumerate(digits)]
+    return [DataRow(f"f:{line}", {"prompt": f"{text}=", "response": text, **more}) for line, text in enumerate(digits)]
 
 
 class Learner:
@@ -63,7 +63,7 @@ class Learner:
 
 
 async def sft(folder, resume=None, stop_after=None):
-    learner = Learner(folder, Stage.SFT, resume)
+    learner = Learner(folder, TrainingStage.SFT, resume)
     data = DataBuffer([prepare_conversations(copying_rows(50), TOKENIZER, 60)], [1.0], seed=5)
     if stop_after is not None:
         report = learner.session.report
@@ -105,11 +105,11 @@ async def test_sft_learns_and_says_so(tmp_path):
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
 async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, kl_coefficient):
     rows = [
-        Row(f"f:{line}", {"prompt": "1=", "response": digit, "reward": float(digit == "7"), "group": line // 4})
+        DataRow(f"f:{line}", {"prompt": "1=", "response": digit, "reward": float(digit == "7"), "group": line // 4})
         for line, digit in enumerate("1237456778977723")
     ]
     groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
-    learner = Learner(tmp_path, Stage.OFFLINE_RL)
+    learner = Learner(tmp_path, TrainingStage.OFFLINE_RL)
     rewarded = [sample for draw in groups.get(4) for sample in draw.item if sample.reward]
     groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
     before = learner.backend.log_probs(rewarded).result()

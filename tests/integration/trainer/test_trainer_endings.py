@@ -46,7 +46,7 @@ def trainer(folder: Path, *more: str) -> list[str]:
 
 
 def test_a_pod_that_waited_in_vain_is_tried_again(folder: Path) -> None:
-    command = trainer(folder, "--hand-over", "--patience", "1", "--advertise", "127.0.0.1")
+    command = trainer(folder, "--hand-over", "--max-manager-outage", "1", "--advertise", "127.0.0.1")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == TEMPORARY_EXIT, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -54,7 +54,7 @@ def test_a_pod_that_waited_in_vain_is_tried_again(folder: Path) -> None:
 
 
 def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -> None:
-    command = trainer(folder, "--hand-over", "--patience", "600", "--advertise", "127.0.0.1")
+    command = trainer(folder, "--hand-over", "--max-manager-outage", "600", "--advertise", "127.0.0.1")
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
         until = time.monotonic() + DEADLINE_S
         while b"trainer starts" not in (folder / "log").read_bytes():

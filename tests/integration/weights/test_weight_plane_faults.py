@@ -20,7 +20,7 @@ from polyrl.weights import VersionManifest, cut_chunks, encode_manifest, manifes
 from polyrl.wire import Announce, ChunkReply, GetChunk, GetManifest, ManifestReply, decode_from_puller, encode
 from polyrl_rollout.weights.puller import Puller, PullFailed
 from polyrl_rollout.weights.staging import Staging
-from polyrl_trainer.weights.publisher import Published, WeightPublisher
+from polyrl_trainer.weights.publisher import PublishedWeights, WeightPublisher
 
 CHUNK = 64 << 10
 STALL_S = 60.0
@@ -65,7 +65,7 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def announce(published: Published) -> Announce:
+def announce(published: PublishedWeights) -> Announce:
     return Announce(published.version, published.endpoint, published.public_key, published.manifest_hash)
 
 

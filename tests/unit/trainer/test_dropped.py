@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from polyrl_rollout.agent.link import Link
 from polyrl_trainer.client.link import ManagerLink
-from polyrl_trainer.dropped_messages import Dropped
+from polyrl_trainer.dropped_messages import DroppedMessages
 
 
 def test_the_first_is_told_and_then_ever_fewer() -> None:
-    dropped = Dropped("frames")
+    dropped = DroppedMessages("frames")
     with capture_logs() as lines:
         for number in range(1000):
             dropped.add(f"frame {number} is odd")
@@ -25,7 +25,7 @@ def test_the_first_is_told_and_then_ever_fewer() -> None:
 
 async def test_a_trainer_tells_of_a_manager_that_it_cannot_read() -> None:
     unused: Any = None
-    link = ManagerLink(unused, unused, unused, patience_s=1.0)
+    link = ManagerLink(unused, unused, unused, max_manager_outage_s=1.0)
     with capture_logs() as lines:
         for _ in range(3):
             link._hear(b"\xc1")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from polyrl_trainer.metrics.rewind import kept_rows
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 
 WHOLE = "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4 eval4"
 """A whole run: base, SFT, afterSft, RL with an evaluation on the way, afterRl."""
@@ -23,32 +23,34 @@ def rows(words: str) -> list[bytes]:
 @pytest.mark.parametrize(
     ("stage", "step", "done", "kept"),
     [
-        pytest.param(Stage.SFT, 0, False, "", id="no checkpoint: everything is run again"),
-        pytest.param(Stage.SFT, 2, False, "eval0 sft1 sft2", id="in SFT"),
-        pytest.param(Stage.SFT, 3, True, "eval0 sft1 sft2 sft3", id="what ends a stage is evaluated again"),
-        pytest.param(Stage.RL, 1, False, "eval0 sft1 sft2 sft3 eval3 rl1", id="in RL"),
-        pytest.param(Stage.RL, 2, False, "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2", id="evaluated on the way"),
-        pytest.param(Stage.RL, 4, True, "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4", id="at its end"),
-        pytest.param(Stage.RL, 7, False, WHOLE, id="beyond the file"),
+        pytest.param(TrainingStage.SFT, 0, False, "", id="no checkpoint: everything is run again"),
+        pytest.param(TrainingStage.SFT, 2, False, "eval0 sft1 sft2", id="in SFT"),
+        pytest.param(TrainingStage.SFT, 3, True, "eval0 sft1 sft2 sft3", id="what ends a stage is evaluated again"),
+        pytest.param(TrainingStage.RL, 1, False, "eval0 sft1 sft2 sft3 eval3 rl1", id="in RL"),
+        pytest.param(TrainingStage.RL, 2, False, "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2", id="evaluated on the way"),
+        pytest.param(TrainingStage.RL, 4, True, "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4", id="at its end"),
+        pytest.param(TrainingStage.RL, 7, False, WHOLE, id="beyond the file"),
     ],
 )
-def test_what_stays(stage: Stage, step: int, done: bool, kept: str) -> None:
+def test_what_stays(stage: TrainingStage, step: int, done: bool, kept: str) -> None:
     state = TrainerState(1, stage, step, done)
     assert list(kept_rows(rows(WHOLE), state)) == rows(kept)
 
 
 def test_a_run_of_one_stage() -> None:
     lines = rows("eval0 rl1 rl2 rl3")
-    assert list(kept_rows(lines, TrainerState(1, Stage.RL, 2))) == lines[:3]
-    assert list(kept_rows(lines, TrainerState(1, Stage.RL))) == []
-    assert list(kept_rows(rows("offline-rl1 offline-rl2"), TrainerState(1, Stage.OFFLINE_RL, 1))) == rows("offline-rl1")
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, 2))) == lines[:3]
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL))) == []
+    assert list(kept_rows(rows("offline-rl1 offline-rl2"), TrainerState(1, TrainingStage.OFFLINE_RL, 1))) == rows(
+        "offline-rl1"
+    )
 
 
 def test_what_was_repeated_before_is_cut_at_its_first_row() -> None:
     lines = rows("rl1 rl2 rl3 rl2 rl3")
-    assert list(kept_rows(lines, TrainerState(1, Stage.RL, 2))) == rows("rl1 rl2")
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, 2))) == rows("rl1 rl2")
 
 
 def test_lines_that_are_no_rows_are_dropped() -> None:
     lines = [b"", b"{", b"[1]", b'{"phase": "rl"}', row("rl1")]
-    assert list(kept_rows(lines, TrainerState(1, Stage.RL, 1))) == [row("rl1")]
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, 1))) == [row("rl1")]

@@ -12,12 +12,12 @@ import pytest
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Scored, group_digest
 from polyrl.wire import Batch, GroupDropped, HeldGroup, PublishVersion, ReservedWindow, TrainerWelcome, TurnDone
 from polyrl_trainer.client.cursor import Cursor
-from polyrl_trainer.data.buffer import Draw
+from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.prompts import Prompt
-from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.adopted_groups import AdoptedGroups
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.user_code.rewards import Reward
-from polyrl_trainer.user_code.runner import LoopHost
 from polyrl_trainer.weights.versions import PolicyVersions
 
 SAMPLING = SamplingParams(8)
@@ -58,13 +58,13 @@ def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
     ],
 )
 def test_only_the_very_same_group_of_allowed_versions_is_taken(wanted: Group, expected: int | None) -> None:
-    groups = HeldGroups([held(7)])
+    groups = AdoptedGroups([held(7)])
     assert groups.take(wanted) == expected
     assert groups.leave(4, Purpose.TRAIN) == ([] if expected else [7])
 
 
 def test_each_is_taken_once_and_two_of_the_same_prompt_one_after_the_other() -> None:
-    groups = HeldGroups([held(7), held(8), held(9, token=6)])
+    groups = AdoptedGroups([held(7), held(8), held(9, token=6)])
     groups.forget(9)
     assert [groups.take(group(99)) for _ in range(3)] == [7, 8, None]
     assert groups.leave(4, Purpose.TRAIN) == []
@@ -72,8 +72,8 @@ def test_each_is_taken_once_and_two_of_the_same_prompt_one_after_the_other() -> 
 
 def test_half_of_the_verdicts_is_of_no_use_to_a_gate_and_later_turns_are_taken() -> None:
     left = [held(7, scored=1), held(8, turn=1)]
-    assert [HeldGroups(left).take(group(99)) for _ in range(1)] == [7]
-    strict = HeldGroups(left, gated=True)
+    assert [AdoptedGroups(left).take(group(99)) for _ in range(1)] == [7]
+    strict = AdoptedGroups(left, gated=True)
     assert (strict.take(group(99)), strict.take(group(99))) == (8, None)
     assert strict.leave(4, Purpose.TRAIN) == [7]
 
@@ -130,8 +130,8 @@ class Session:
     state: State = field(default_factory=State)
 
 
-def draw(token: int) -> Draw[Prompt]:
-    return Draw(0, token, Prompt("", "", (token,), {}))
+def draw(token: int) -> DrawnItem[Prompt]:
+    return DrawnItem(0, token, Prompt("", "", (token,), {}))
 
 
 def step_of(supply: GroupSupply, **fields: Any) -> StepGroups:
@@ -146,9 +146,9 @@ def turn_of(number: int, index: int = 0) -> TurnDone:
     return TurnDone(number, index, Purpose.TRAIN, 4, response)
 
 
-def site(*groups: HeldGroup) -> tuple[Told, LoopHost, GroupSupply]:
-    told, left = Told(), HeldGroups(groups)
-    host = LoopHost(told, Tokenizer(), OneForAll(), held=left)  # type: ignore[arg-type]
+def site(*groups: HeldGroup) -> tuple[Told, UserCodeRunner, GroupSupply]:
+    told, left = Told(), AdoptedGroups(groups)
+    host = UserCodeRunner(told, Tokenizer(), OneForAll(), held=left)  # type: ignore[arg-type]
     return told, host, GroupSupply(told, host, Session(), left)  # type: ignore[arg-type]
 
 

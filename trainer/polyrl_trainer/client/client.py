@@ -5,7 +5,7 @@ scored groups, acknowledge them, publish weight versions. It fits `rollouts.Roll
 
 Every call is one request with a deadline; a lost connection or a manager that started again is bridged inside, by
 greeting anew and sending again what is unanswered, under the same request numbers. Streams have no deadline of their
-own: they end with an error when the manager stays away for `patience_s`.
+own: they end with an error when the manager stays away for `max_manager_outage_s`.
 
 Refuses to hold: rewards, tensors, what to submit. Read next: `client_link`, `client_requests`, `client_streams`.
 """
@@ -51,13 +51,13 @@ from polyrl.wire import (
 )
 from polyrl_trainer.client.cursor import Cursor
 from polyrl_trainer.client.link import ManagerLink
-from polyrl_trainer.client.requests import Requests
-from polyrl_trainer.client.streams import Dropped, Turns
+from polyrl_trainer.client.requests import PendingRequests
+from polyrl_trainer.client.streams import DropStream, TurnStream
 
 CONNECT_TIMEOUT_S: Final = 30.0
 """A manager starts in two seconds; the rest is for a machine that is busy starting everything else."""
 
-PATIENCE_S: Final = 60.0
+MAX_MANAGER_OUTAGE_S: Final = 60.0
 """Longest absence of the manager that is bridged, unless the caller knows better: a process that is started anew and
 replays its journal."""
 
@@ -74,16 +74,18 @@ LINGER_S: Final = 1.0
 class RolloutClient:
     """One connection to the rollout side of one run; made by `connect`, used on one event loop."""
 
-    def __init__(self, manager: str, keys: TrainerKeys, epoch: int, acknowledged: int, patience_s: float) -> None:
+    def __init__(
+        self, manager: str, keys: TrainerKeys, epoch: int, acknowledged: int, max_manager_outage_s: float
+    ) -> None:
         self._manager = manager
-        self._patience_s = patience_s
+        self._max_manager_outage_s = max_manager_outage_s
         self._epoch = epoch
         self._name = secrets.token_hex(8)
         self._cursor = Cursor(acknowledged)
-        self._turns = Turns()
-        self._dropped = Dropped()
-        self._link = ManagerLink(self._locate, keys, self._hello, patience_s)
-        self._requests = Requests(self._link.send)
+        self._turns = TurnStream()
+        self._dropped = DropStream()
+        self._link = ManagerLink(self._locate, keys, self._hello, max_manager_outage_s)
+        self._requests = PendingRequests(self._link.send)
         self._first_welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -95,16 +97,17 @@ class RolloutClient:
         epoch: int,
         acknowledged: int = -1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        max_manager_outage_s: float = MAX_MANAGER_OUTAGE_S,
     ) -> AsyncIterator[Self]:
         """A connected client, for as long as the context lasts.
 
         `manager` is the manager's endpoints file, which may not be there yet, or its `tcp://host:port`. `acknowledged`
-        is the newest batch that the trainer's state contains, `patience_s` the longest absence of the manager that is
-        bridged later on. Raises DeadlineExceeded when no manager welcomes it in time, InvalidData for a wrong key file,
-        RunFailed when the manager refuses it (another epoch), Superseded when another trainer has come.
+        is the newest batch that the trainer's state contains, `max_manager_outage_s` the longest absence of the
+        manager that is bridged later on. Raises DeadlineExceeded when no manager welcomes it in time, InvalidData for
+        a wrong key file, RunFailed when the manager refuses it (another epoch), Superseded when another trainer has
+        come.
         """
-        client = cls(str(manager), read_keys(TrainerKeys, Path(key_file)), epoch, acknowledged, patience_s)
+        client = cls(str(manager), read_keys(TrainerKeys, Path(key_file)), epoch, acknowledged, max_manager_outage_s)
         link = asyncio.create_task(client._hold_link())
         try:
             await client._wait_for_welcome(link, connect_timeout_s)
@@ -165,7 +168,7 @@ class RolloutClient:
         answer = await self._requests.ask(
             lambda n: Next(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
             what,
-            deadline_s + self._patience_s + ANSWER_S,
+            deadline_s + self._max_manager_outage_s + ANSWER_S,
         )
         if isinstance(answer, Batch):
             return answer
@@ -212,7 +215,7 @@ class RolloutClient:
         self._dropped.end()
 
     async def _ask(self, make: Callable[[int], FromTrainer], what: str) -> None:
-        await self._requests.ask(make, what, self._patience_s + ANSWER_S)
+        await self._requests.ask(make, what, self._max_manager_outage_s + ANSWER_S)
 
     async def _hold_link(self) -> None:
         try:
@@ -261,12 +264,14 @@ class RolloutClient:
         if "://" in self._manager:
             return self._manager
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._max_manager_outage_s):
                 path = Path(self._manager)
                 while (endpoint := _read_endpoint(path, self._epoch)) is None:  # noqa: ASYNC110 - files have no event
                     await asyncio.sleep(ENDPOINTS_LOOK_S)
         except TimeoutError:
-            raise DeadlineExceeded(f"the endpoints file {self._manager}", "the manager", self._patience_s) from None
+            raise DeadlineExceeded(
+                f"the endpoints file {self._manager}", "the manager", self._max_manager_outage_s
+            ) from None
         return endpoint
 
 

@@ -8,8 +8,8 @@ Pattern: DEALER; the manager binds, we dial. CURVE client with the trainer's pai
 
 All runs on the caller's loop, so a caller that computes must do so in another thread. When the connection breaks, or
 after silence of a lease, or when the manager says Fenced, a fresh socket dials the endpoint that the endpoints file
-names by then, and greets again; the owner then sends what is unanswered. Only a greeting that fails for `patience_s`
-ends the link.
+names by then, and greets again; the owner then sends what is unanswered. Only a greeting that fails for
+`max_manager_outage_s` ends the link.
 
 Refuses to hold: requests (see `client_requests`). Read next: `client`.
 """
@@ -38,7 +38,7 @@ from polyrl.wire import (
     decode_to_trainer,
     encode,
 )
-from polyrl_trainer.dropped_messages import Dropped
+from polyrl_trainer.dropped_messages import DroppedMessages
 
 RECEIVE_HWM: Final = 1_000
 """Frames that wait here; a frame is a finished turn or a batch, so this is minutes of work."""
@@ -83,13 +83,13 @@ class ManagerLink:
         locate: Callable[[], Awaitable[str]],
         keys: TrainerKeys,
         hello: Callable[[], TrainerHello],
-        patience_s: float,
+        max_manager_outage_s: float,
     ) -> None:
         """`locate` gives the manager's endpoint; `hello` the greeting of the moment."""
         self._locate = locate
         self._keys = keys
         self._hello = hello
-        self._patience_s = patience_s
+        self._max_manager_outage_s = max_manager_outage_s
         self._identity = f"trainer-{secrets.token_hex(8)}".encode()
         self._loop = asyncio.get_running_loop()
         self._descriptors: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class ManagerLink:
         self._heard_at = 0.0
         self._absent_since = 0.0
         self._known = False
-        self.undecodable = Dropped("frames of the manager that could not be decoded")
+        self.undecodable = DroppedMessages("frames of the manager that could not be decoded")
 
     async def run(self, on_message: Callable[[ToTrainer], None], on_welcome: Callable[[TrainerWelcome], None]) -> None:
         """Holds the connection until cancelled. Raises DeadlineExceeded or RunFailed when it cannot be had."""
@@ -143,7 +143,7 @@ class ManagerLink:
             absent = self._loop.time() - self._absent_since
             if self._welcome is None and self._fenced is not None and (not self._known or absent > FENCED_AGAIN_S):
                 raise refusal(self._fenced)
-            if self._welcome is None and absent > self._patience_s:
+            if self._welcome is None and absent > self._max_manager_outage_s:
                 raise DeadlineExceeded("a welcome", "the manager", absent)
         self._fenced = None
         return self._welcome

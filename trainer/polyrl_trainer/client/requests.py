@@ -1,4 +1,4 @@
-"""Requests that await their answers: numbered, each with a deadline, sent again after every greeting.
+"""PendingRequests that await their answers: numbered, each with a deadline, sent again after every greeting.
 
 Refuses to hold: sockets (see `client_link`). Read next: `client`.
 """
@@ -22,19 +22,19 @@ class RequestRefused(RunFailed):
 
 
 @dataclass(frozen=True)
-class _Open:
+class _PendingRequest:
     message: FromTrainer
     answer: asyncio.Future[Answer]
 
 
-class Requests:
+class PendingRequests:
     """What has been asked and not been answered."""
 
     def __init__(self, send: Callable[[FromTrainer], None]) -> None:
         self._send = send
         # A trainer that starts again must not ask under a number of its former life: the manager repeats old answers.
         self._next_number = secrets.randbits(48)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _PendingRequest] = {}
         self._failure: Exception | None = None
 
     async def ask(self, make: Callable[[int], FromTrainer], what: str, timeout_s: float) -> Answer:
@@ -43,7 +43,7 @@ class Requests:
             raise self._failure
         self._next_number += 1
         number = self._next_number
-        request = _Open(make(number), asyncio.get_running_loop().create_future())
+        request = _PendingRequest(make(number), asyncio.get_running_loop().create_future())
         self._open[number] = request
         self._send(request.message)
         try:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _END: Final = object()
 
 
-class Stream(Generic[T]):
+class EventStream(Generic[T]):
     """A queue that ends, in order or with an error. The manager's own bounds (open samples) bound it."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Stream(Generic[T]):
             raise self._failure
 
 
-class Turns(Stream[TurnDone]):
+class TurnStream(EventStream[TurnDone]):
     """The manager repeats a turn until its verdict is accepted; here it is handed out once."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Turns(Stream[TurnDone]):
         self._out = {key for key in self._out if key[0] != sample}
 
 
-class Dropped(Stream[GroupDropped]):
+class DropStream(EventStream[GroupDropped]):
     """The manager repeats notices with each greeting; each group is handed out once."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Draw(Generic[Item]):
+class DrawnItem(Generic[Item]):
     """One drawn item, and where it lies, so that it can be put back."""
 
     source: int
@@ -50,11 +50,11 @@ class DataBuffer(Generic[Item]):
         self._returned: deque[tuple[int, int]] = deque()
         self._orders: dict[int, tuple[int, npt.NDArray[np.int64]]] = {}
 
-    def get(self, count: int) -> list[Draw[Item]]:
+    def get(self, count: int) -> list[DrawnItem[Item]]:
         """The next `count` items."""
         return [self._next() for _ in range(count)]
 
-    def put(self, draws: Iterable[Draw[Item]]) -> None:
+    def put(self, draws: Iterable[DrawnItem[Item]]) -> None:
         """Gives back items that were drawn and not used; they come first, in the order given."""
         self._returned.extendleft(reversed([(draw.source, draw.index) for draw in draws]))
 
@@ -87,9 +87,9 @@ class DataBuffer(Generic[Item]):
             "shuffle": self._shuffle,
         }
 
-    def _next(self) -> Draw[Item]:
+    def _next(self) -> DrawnItem[Item]:
         source, index = self._returned.popleft() if self._returned else self._advance()
-        return Draw(source, index, self._sources[source][index])
+        return DrawnItem(source, index, self._sources[source][index])
 
     def _advance(self) -> tuple[int, int]:
         source = self._furthest_behind()

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.rows import Row, messages_field, text_field
+from polyrl_trainer.data.rows import DataRow, messages_field, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 
 
-def prepare_conversations(rows: Iterable[Row], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
+def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
     """Raises InvalidData naming the row."""
     return [prepare_conversation(row, tokenizer, max_tokens) for row in rows]
 
 
-def prepare_conversation(row: Row, tokenizer: Tokenizer, max_tokens: int) -> Sample:
+def prepare_conversation(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> Sample:
     """Raises InvalidData."""
     sample = _from_messages(row, tokenizer) if "messages" in row.fields else _from_pair(row, tokenizer)
     if sample.length > max_tokens:
@@ -31,7 +31,7 @@ def prepare_conversation(row: Row, tokenizer: Tokenizer, max_tokens: int) -> Sam
     return sample
 
 
-def _from_pair(row: Row, tokenizer: Tokenizer) -> Sample:
+def _from_pair(row: DataRow, tokenizer: Tokenizer) -> Sample:
     prompt, response = text_field(row, "prompt"), text_field(row, "response")
     try:
         prompt_ids = tokenizer.encode_prompt(prompt)
@@ -42,7 +42,7 @@ def _from_pair(row: Row, tokenizer: Tokenizer) -> Sample:
     return _sample(prompt_ids + response_ids, mask, prompt, response)
 
 
-def _from_messages(row: Row, tokenizer: Tokenizer) -> Sample:
+def _from_messages(row: DataRow, tokenizer: Tokenizer) -> Sample:
     messages = messages_field(row)
     if not any(message["role"] == "assistant" for message in messages):
         raise row.refuse("field `messages` has no assistant turn to learn from")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.rows import Row, text_field
+from polyrl_trainer.data.rows import DataRow, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 
@@ -25,9 +25,9 @@ FinishedGroup = tuple[Sample, ...]
 _OWN_FIELDS = frozenset({"prompt", "response", "reward", "group", "tokens", "prompt_length", "rollout_log_probs"})
 
 
-def prepare_finished_groups(rows: Iterable[Row], tokenizer: Tokenizer, max_tokens: int) -> list[FinishedGroup]:
+def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[FinishedGroup]:
     """Groups in the order of their first rows; groups are numbered in that order. Raises InvalidData."""
-    members: dict[str | int, list[Row]] = {}
+    members: dict[str | int, list[DataRow]] = {}
     for row in rows:
         members.setdefault(_group_name(row), []).append(row)
     for name, group_rows in members.items():
@@ -39,14 +39,14 @@ def prepare_finished_groups(rows: Iterable[Row], tokenizer: Tokenizer, max_token
     ]
 
 
-def _group_name(row: Row) -> str | int:
+def _group_name(row: DataRow) -> str | int:
     name = row.fields.get("group")
     if isinstance(name, bool) or not isinstance(name, str | int):
         raise row.refuse("field `group` must be text or a whole number that the prompt's samples share")
     return name
 
 
-def prepare_finished(row: Row, tokenizer: Tokenizer, max_tokens: int, group: int) -> Sample:
+def prepare_finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -> Sample:
     """Raises InvalidData."""
     prompt, response, reward = text_field(row, "prompt"), text_field(row, "response"), _reward(row)
     ids, prompt_length = _given_tokens(row) if "tokens" in row.fields else _encode(row, tokenizer)
@@ -67,14 +67,14 @@ def prepare_finished(row: Row, tokenizer: Tokenizer, max_tokens: int, group: int
     )
 
 
-def _reward(row: Row) -> float:
+def _reward(row: DataRow) -> float:
     reward = row.fields.get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise row.refuse(f"field `reward` must be a finite number, got {reward!r}")
     return float(reward)
 
 
-def _encode(row: Row, tokenizer: Tokenizer) -> tuple[list[int], int]:
+def _encode(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
     try:
         prompt_ids = tokenizer.encode_prompt(row.fields["prompt"])
         return [*prompt_ids, *tokenizer.encode_text(row.fields["response"]), tokenizer.eos_id], len(prompt_ids)
@@ -82,7 +82,7 @@ def _encode(row: Row, tokenizer: Tokenizer) -> tuple[list[int], int]:
         raise row.refuse(str(error)) from error
 
 
-def _given_tokens(row: Row) -> tuple[list[int], int]:
+def _given_tokens(row: DataRow) -> tuple[list[int], int]:
     ids, prompt_length = row.fields["tokens"], row.fields.get("prompt_length")
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise row.refuse("field `tokens` must be a list of token ids")
@@ -91,7 +91,7 @@ def _given_tokens(row: Row) -> tuple[list[int], int]:
     return ids, prompt_length
 
 
-def _given_log_probs(row: Row, length: int, prompt_length: int) -> npt.NDArray[np.float32] | None:
+def _given_log_probs(row: DataRow, length: int, prompt_length: int) -> npt.NDArray[np.float32] | None:
     given = row.fields.get("rollout_log_probs")
     if given is None:
         return None

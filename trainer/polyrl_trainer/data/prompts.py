@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.rows import Row, messages_field, text_field
+from polyrl_trainer.data.rows import DataRow, messages_field, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 
 
@@ -29,12 +29,12 @@ class Prompt:
     metadata: dict[str, Any]
 
 
-def prepare_prompts(rows: Iterable[Row], tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
+def prepare_prompts(rows: Iterable[DataRow], tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
     """Raises InvalidData naming the row whose prompt is missing, malformed, unknown to the tokenizer or too long."""
     return [prepare_prompt(row, tokenizer, max_prompt_tokens) for row in rows]
 
 
-def prepare_prompt(row: Row, tokenizer: Tokenizer, max_prompt_tokens: int) -> Prompt:
+def prepare_prompt(row: DataRow, tokenizer: Tokenizer, max_prompt_tokens: int) -> Prompt:
     """Raises InvalidData."""
     text, ids = _chat_prompt(row, tokenizer) if "messages" in row.fields else _plain_prompt(row, tokenizer)
     if len(ids) > max_prompt_tokens:
@@ -46,7 +46,7 @@ def prepare_prompt(row: Row, tokenizer: Tokenizer, max_prompt_tokens: int) -> Pr
     return Prompt(row.place, text, tuple(ids), metadata)
 
 
-def _plain_prompt(row: Row, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+def _plain_prompt(row: DataRow, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     text = text_field(row, "prompt")
     try:
         return text, tokenizer.encode_prompt(text)
@@ -54,7 +54,7 @@ def _plain_prompt(row: Row, tokenizer: Tokenizer) -> tuple[str, list[int]]:
         raise row.refuse(f"field `prompt`: {error}") from error
 
 
-def _chat_prompt(row: Row, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+def _chat_prompt(row: DataRow, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     messages = messages_field(row)
     if messages[-1]["role"] == "assistant":
         raise row.refuse("field `messages` must end before the assistant's turn, which the policy writes")

@@ -21,7 +21,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """One row of a data file."""
 
     place: str
@@ -33,7 +33,7 @@ class Row:
         return InvalidData(f"{self.place}: {fault}")
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[DataRow]:
     """All rows of a file, at least one. Raises InvalidData."""
     if not path.is_file():
         raise InvalidData(f"{path}: no such file")
@@ -45,7 +45,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _jsonl_rows(path: Path) -> Iterator[Row]:
+def _jsonl_rows(path: Path) -> Iterator[DataRow]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
@@ -59,7 +59,7 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
         raise InvalidData(f"{path}: not a whole gzip file: {error}") from error
 
 
-def _parse_line(line: bytes, place: str) -> Row:
+def _parse_line(line: bytes, place: str) -> DataRow:
     try:
         fields = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -70,10 +70,10 @@ def _parse_line(line: bytes, place: str) -> Row:
         raise InvalidData(f"{place}: JSON is nested too deeply") from error
     if not isinstance(fields, dict):
         raise InvalidData(f"{place}: a row must be an object with fields, got {_kind(fields)}")
-    return Row(place, fields)
+    return DataRow(place, fields)
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[DataRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -82,10 +82,10 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     except (pyarrow.ArrowException, OSError) as error:
         raise InvalidData(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from error
     for number, fields in enumerate(table.to_pylist(), start=1):
-        yield Row(f"{path}:{number}", fields)
+        yield DataRow(f"{path}:{number}", fields)
 
 
-def text_field(row: Row, name: str) -> str:
+def text_field(row: DataRow, name: str) -> str:
     """A field that must be text with something in it. Raises InvalidData."""
     if name not in row.fields or row.fields[name] is None:
         raise row.refuse(f"field `{name}` is missing; the row has {_names(row)}")
@@ -97,7 +97,7 @@ def text_field(row: Row, name: str) -> str:
     return value
 
 
-def messages_field(row: Row) -> list[dict[str, str]]:
+def messages_field(row: DataRow) -> list[dict[str, str]]:
     """`messages` as a list of {role, content}. Raises InvalidData."""
     value = row.fields["messages"]
     if not isinstance(value, list) or not value:
@@ -108,7 +108,7 @@ def messages_field(row: Row) -> list[dict[str, str]]:
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def _message(row: Row, index: int, message: object) -> dict[str, str]:
+def _message(row: DataRow, index: int, message: object) -> dict[str, str]:
     if not isinstance(message, dict):
         raise row.refuse(f"messages[{index}] must be an object with role and content, got {_kind(message)}")
     role, content = message.get("role"), message.get("content")
@@ -119,7 +119,7 @@ def _message(row: Row, index: int, message: object) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _names(row: Row) -> str:
+def _names(row: DataRow) -> str:
     return ", ".join(f"`{name}`" for name in row.fields) or "no fields"
 
 

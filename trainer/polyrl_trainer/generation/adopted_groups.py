@@ -15,7 +15,7 @@ from polyrl.sample import Group, Purpose, group_digest
 from polyrl.wire import HeldGroup
 
 
-class HeldGroups:
+class AdoptedGroups:
     """Each held group is taken once, or is left at the end."""
 
     def __init__(self, held: Iterable[HeldGroup] = (), *, gated: bool = False) -> None:

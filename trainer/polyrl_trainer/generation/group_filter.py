@@ -19,7 +19,7 @@ from polyrl_trainer.user_code.rewards import Reward, Unscored
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredTurn:
     """A sample that has its reward, and the turn it ended with."""
 
     sample: Sample
@@ -29,10 +29,10 @@ class Judged:
 
 @dataclass
 class _Group:
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[ScoredTurn] = field(default_factory=list)
 
 
-class GroupGate:
+class CustomGroupFilter:
     """One per run."""
 
     def __init__(
@@ -44,7 +44,7 @@ class GroupGate:
         self._samples_per_group = samples_per_group
         self._groups: dict[int, _Group] = {}
 
-    async def judge(self, judged: Judged) -> list[Judged] | Unscored:
+    async def judge(self, judged: ScoredTurn) -> list[ScoredTurn] | Unscored:
         """The scores that may go out now: none until the group is whole, then all; or why the group may not train."""
         group = self._groups.setdefault(judged.sample.group, _Group())
         group.judged.append(judged)

@@ -21,17 +21,17 @@ from typing import Final
 from polyrl.errors import ProtocolError, RunFailed
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, sample_id
 from polyrl.wire import GroupDropped, pack_ids
-from polyrl_trainer.data.buffer import Draw
+from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.prompts import Prompt
-from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.adopted_groups import AdoptedGroups
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
-from polyrl_trainer.user_code.runner import LoopHost
 
 _ASKED_AGAIN: Final = (DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED)
 """Reasons that a restart brings, of which a group that is submitted now has none."""
 
-Replace = Callable[[GroupDropped, Draw[Prompt]], Draw[Prompt] | None]
+Replace = Callable[[GroupDropped, DrawnItem[Prompt]], DrawnItem[Prompt] | None]
 """Another prompt for a dropped group, or None when the step can do without."""
 
 
@@ -53,7 +53,7 @@ class StepGroups:
 
     def __init__(self, plan: GroupPlan, replace: Replace, supply: GroupSupply) -> None:
         self.plan = plan
-        self.live: dict[int, Draw[Prompt]] = {}
+        self.live: dict[int, DrawnItem[Prompt]] = {}
         self.used: list[int] = []
         self.dropped: Counter[str] = Counter()
         self.first_detail: dict[str, str] = {}
@@ -62,7 +62,7 @@ class StepGroups:
         self._supply = supply
         self._changed = asyncio.Event()
 
-    async def submit(self, draws: Sequence[Draw[Prompt]]) -> None:
+    async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:
         """Registers the prompts with the loop host, then asks for them."""
         numbered = {self._supply.number_for(self._group(0, draw.item)): draw for draw in draws}
         self.live.update(numbered)
@@ -137,12 +137,14 @@ class StepGroups:
 class GroupSupply:
     """Hands out group numbers, and brings each dropped group to the step that waits for it."""
 
-    def __init__(self, rollouts: Rollouts, host: LoopHost, session: Session, held: HeldGroups | None = None) -> None:
+    def __init__(
+        self, rollouts: Rollouts, host: UserCodeRunner, session: Session, held: AdoptedGroups | None = None
+    ) -> None:
         """`held`: what a trainer that goes on from a checkpoint may take instead of having it generated."""
         self._rollouts = rollouts
         self._host = host
         self._session = session
-        self._held = held or HeldGroups()
+        self._held = held or AdoptedGroups()
         self._open: dict[tuple[Purpose, int], StepGroups] = {}
 
     def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:
@@ -151,7 +153,7 @@ class GroupSupply:
         self._open[plan.purpose, plan.step] = groups
         return groups
 
-    async def close(self, groups: StepGroups) -> list[Draw[Prompt]]:
+    async def close(self, groups: StepGroups) -> list[DrawnItem[Prompt]]:
         """The step has all it needs: the rest is cancelled as surplus, and its prompts are given back, oldest first."""
         self._open.pop((groups.plan.purpose, groups.plan.step), None)
         await self._rollouts.end_step(groups.plan.step, groups.plan.purpose)
@@ -189,5 +191,5 @@ class GroupSupply:
         await self._rollouts.submit(list(groups))
 
     def release(self, groups: Sequence[int]) -> None:
-        """See `LoopHost.release`."""
+        """See `UserCodeRunner.release`."""
         self._host.release(groups)

@@ -18,7 +18,7 @@ from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import GroupDropped
-from polyrl_trainer.data.buffer import Draw
+from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.step_metrics import mean_metrics
@@ -58,7 +58,7 @@ class Evaluator:
         supply: GroupSupply,
         session: Session,
     ) -> None:
-        self._prompts = [Draw(0, index, prompt) for index, prompt in enumerate(prompts)]
+        self._prompts = [DrawnItem(0, index, prompt) for index, prompt in enumerate(prompts)]
         self._sampling = sampling
         self._rollouts = rollouts
         self._supply = supply
@@ -102,7 +102,7 @@ class Evaluator:
                 min_samples=len(groups.live),
                 max_samples=len(groups.live),
                 max_tokens=MAX_TOKENS_PER_ANSWER,
-                deadline_s=max(EVALUATION_DEADLINE_S, self._session.patience_s),
+                deadline_s=max(EVALUATION_DEADLINE_S, self._session.max_manager_outage_s),
             )
             groups.use([one.group for one in batch.samples])
             scored += batch.samples
@@ -112,7 +112,7 @@ class Evaluator:
         return scored
 
 
-def _again_unless_the_users_fault(dropped: GroupDropped, draw: Draw[Prompt]) -> Draw[Prompt] | None:
+def _again_unless_the_users_fault(dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
     return draw if dropped.reason.is_infrastructure else None
 
 

@@ -24,7 +24,7 @@ from polyrl_trainer.loops.step_metrics import learning_metrics
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session, result_of
-from polyrl_trainer.state import Stage
+from polyrl_trainer.state import TrainingStage
 
 
 async def run_offline_training(
@@ -35,10 +35,10 @@ async def run_offline_training(
     reference: Reference | None = None,
 ) -> bool:
     """Trains to `algorithm.steps` from where `session.state` stands. True when done, False when stopped."""
-    session.enter(Stage.OFFLINE_RL)
+    session.enter(TrainingStage.OFFLINE_RL)
     state = session.state
-    if Stage.OFFLINE_RL in state.cursors:
-        groups.restore(state.cursors[Stage.OFFLINE_RL])
+    if TrainingStage.OFFLINE_RL in state.cursors:
+        groups.restore(state.cursors[TrainingStage.OFFLINE_RL])
     while state.step < recipe.algorithm.steps and not session.stop.is_set():
         started = time.monotonic()
         drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]
@@ -107,7 +107,7 @@ def _commit(
     state = session.state
     state.step += 1
     state.weights_changed = True
-    state.cursors[Stage.OFFLINE_RL] = groups.state()
+    state.cursors[TrainingStage.OFFLINE_RL] = groups.state()
     state.results.optimizer_steps += optimizer_steps
     state.results.train_seconds += seconds
     state.results.rl_train_seconds += seconds

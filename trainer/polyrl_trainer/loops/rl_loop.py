@@ -16,7 +16,7 @@ from __future__ import annotations
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.loops.rl_step import RlParts, RlStep
 from polyrl_trainer.session import Session, result_of
-from polyrl_trainer.state import Stage
+from polyrl_trainer.state import TrainingStage
 
 
 async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) -> bool:
@@ -24,10 +24,10 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
 
     Raises RunFailed when a step cannot be filled, DeadlineExceeded when nobody delivers.
     """
-    session.enter(Stage.RL)
+    session.enter(TrainingStage.RL)
     state, algorithm = session.state, recipe.algorithm
-    if Stage.RL in state.cursors:
-        parts.prompts.restore(state.cursors[Stage.RL])
+    if TrainingStage.RL in state.cursors:
+        parts.prompts.restore(state.cursors[TrainingStage.RL])
     began_at = state.step
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()

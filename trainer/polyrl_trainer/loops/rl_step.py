@@ -22,10 +22,11 @@ from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped
 from polyrl_trainer.advantages import with_group_advantages
 from polyrl_trainer.backend import TrainFuture, TrainingBackend
-from polyrl_trainer.data.buffer import DataBuffer, Draw
+from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
 from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import scored_sample
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
@@ -33,8 +34,7 @@ from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session, result_of
-from polyrl_trainer.state import Stage
-from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.state import TrainingStage
 from polyrl_trainer.weights.versions import PolicyVersions
 
 NEXT_DEADLINE_S: Final = 600.0
@@ -63,7 +63,7 @@ class RlParts:
     prompts: DataBuffer[Prompt]
     tokenizer: Tokenizer
     rollouts: Rollouts
-    host: LoopHost
+    host: UserCodeRunner
     supply: GroupSupply
     versions: PolicyVersions
     evaluator: Evaluator | None = None
@@ -126,7 +126,7 @@ class RlStep:
         await groups.submit(self._parts.prompts.get(count))
         return groups
 
-    def _replacement(self, dropped: GroupDropped, draw: Draw[Prompt]) -> Draw[Prompt] | None:
+    def _replacement(self, dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
         """Over-sampled groups absorb losses first; then another prompt takes the place."""
         enough = len(self._groups.live) + len(self._groups.used) >= self._recipe.algorithm.prompts_per_step
         return None if enough else self._parts.prompts.get(1)[0]
@@ -175,7 +175,7 @@ class RlStep:
             min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
             max_samples=missing,
             max_tokens=self._recipe.max_tokens_per_micro_batch,
-            deadline_s=max(NEXT_DEADLINE_S, self._session.patience_s),
+            deadline_s=max(NEXT_DEADLINE_S, self._session.max_manager_outage_s),
         )
 
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
@@ -217,7 +217,7 @@ class RlStep:
         state, clock = self._session.state, self._clock
         state.step = self._step
         state.weights_changed = True
-        state.cursors[Stage.RL] = self._parts.prompts.state()
+        state.cursors[TrainingStage.RL] = self._parts.prompts.state()
         state.results.count_learned(sums)
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)

@@ -14,15 +14,15 @@ from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session, result_of
-from polyrl_trainer.state import Stage
+from polyrl_trainer.state import TrainingStage
 
 
 async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], sft: SftSpec, session: Session) -> bool:
     """Trains until `sft.steps` are done; resumes where `session.state` stands. True when done, False when stopped."""
-    session.enter(Stage.SFT)
+    session.enter(TrainingStage.SFT)
     state = session.state
-    if Stage.SFT in state.cursors:
-        data.restore(state.cursors[Stage.SFT])
+    if TrainingStage.SFT in state.cursors:
+        data.restore(state.cursors[TrainingStage.SFT])
     while state.step < sft.steps and not session.stop.is_set():
         started = time.monotonic()
         batch = [draw.item for draw in data.get(sft.batch_size)]
@@ -43,7 +43,7 @@ def _commit(session: Session, data: DataBuffer[Sample], sums: dict[str, float], 
     state = session.state
     state.step += 1
     state.weights_changed = True
-    state.cursors[Stage.SFT] = data.state()
+    state.cursors[TrainingStage.SFT] = data.state()
     state.results.optimizer_steps += 1
     state.results.train_seconds += seconds
     state.results.count_learned(sums)

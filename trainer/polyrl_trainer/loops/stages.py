@@ -21,7 +21,7 @@ from polyrl.sample import SamplingParams
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
-from polyrl_trainer.data.preparation import Prepared, check_vocabulary, model_source
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.offline_loop import run_offline_training
@@ -29,10 +29,10 @@ from polyrl_trainer.loops.reference_policy import ReferencePolicy
 from polyrl_trainer.loops.rl_loop import run_rl_training
 from polyrl_trainer.loops.rl_step import RlParts
 from polyrl_trainer.loops.sft_loop import run_sft_training
+from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
-from polyrl_trainer.state import Stage
-from polyrl_trainer.user_code.runner import LoopHost
+from polyrl_trainer.state import TrainingStage
 from polyrl_trainer.weights.versions import PolicyVersions
 
 ModelPlace = Path | Mapping[str, Any]
@@ -43,7 +43,7 @@ class RolloutSide:
     """What exists only when a manager does."""
 
     rollouts: Rollouts
-    host: LoopHost
+    host: UserCodeRunner
     supply: GroupSupply
     versions: PolicyVersions
     evaluator: Evaluator | None
@@ -80,7 +80,7 @@ class Stages:
 
     async def _sft(self, side: RolloutSide | None) -> bool:
         state, sft = self._session.state, self._recipe.sft
-        if state.stage is not Stage.SFT:
+        if state.stage is not TrainingStage.SFT:
             return True
         assert self._prepared.conversations is not None, "SFT has its data"
         backend = self._backend(model_source(self._recipe, self._manifest_dir), sft.optimizer, sft.steps)
@@ -97,7 +97,7 @@ class Stages:
     async def _rl(self, side: RolloutSide) -> bool:
         algorithm = self._recipe.algorithm
         start = self._rl_start()
-        self._session.enter(Stage.RL)
+        self._session.enter(TrainingStage.RL)
         assert self._prepared.prompts is not None, "RL has its data"
         backend = self._backend(start, algorithm.optimizer, algorithm.steps * self._optimizer_steps_per_step())
         reference = self._reference(start)
@@ -158,7 +158,7 @@ class Stages:
         """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""
         if self._recipe.mode is not Mode.SFT_RL or self._recipe.sft.steps == 0:
             return model_source(self._recipe, self._manifest_dir)
-        final = self._session.checkpoints.stage_final(Stage.SFT)
+        final = self._session.checkpoints.stage_final(TrainingStage.SFT)
         if final is None:
             raise InvalidData(
                 f"{self._session.checkpoints.folder}: lacks the last checkpoint of stage sft, where RL starts"

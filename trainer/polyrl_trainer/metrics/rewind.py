@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from polyrl_trainer.state import Stage, TrainerState
+from polyrl_trainer.state import TrainerState, TrainingStage
 
-ORDER: Final = tuple(stage.value for stage in Stage)
+ORDER: Final = tuple(stage.value for stage in TrainingStage)
 """Stages in the order in which a run goes through those that it has."""
 
 

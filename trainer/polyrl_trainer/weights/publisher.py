@@ -40,7 +40,7 @@ from polyrl.weights import (
     tensor_entry,
 )
 from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, ToPuller, decode_from_puller, encode
-from polyrl_trainer.dropped_messages import Dropped
+from polyrl_trainer.dropped_messages import DroppedMessages
 
 SEND_HWM: Final = 8
 """Frames that wait for one puller, 32 MiB of chunks; twice what a puller has outstanding."""
@@ -66,7 +66,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedWeights:
     """What the manager is told of a version, and what making it took."""
 
     version: int
@@ -97,8 +97,8 @@ class WeightPublisher:
         self._manifests: dict[int, bytes] = {}
         self._versions: dict[int, VersionManifest] = {}
         self._chunks: dict[bytes, bytes] = {}
-        self.dropped_frames = Dropped("requests of weight receivers that could not be read")
-        self.dropped_replies = Dropped("weights for receivers that take none, or are gone")
+        self.dropped_frames = DroppedMessages("requests of weight receivers that could not be read")
+        self.dropped_replies = DroppedMessages("weights for receivers that take none, or are gone")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission = _admit(self._context, keys.agent_public_key)
         self._socket = _bind(self._context, keys, bind)
@@ -108,7 +108,9 @@ class WeightPublisher:
         self._thread = threading.Thread(target=self._serve, name="weight-publisher", daemon=True)
         self._thread.start()
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> Published:
+    def publish(
+        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]
+    ) -> PublishedWeights:
         """Makes `version` ready to be pulled; a snapshot, so the tensors may change afterwards.
 
         Raises ProtocolError when `version` was published before with other content, or a tensor's dtype has no name.
@@ -123,7 +125,9 @@ class WeightPublisher:
         self._hold(manifest, body, cut)
         seconds = time.monotonic() - begun
         log.info("weights published", version=version, bytes=manifest.total_bytes, seconds=round(seconds, 3))
-        return Published(version, self.endpoint, self._public_key, manifest_hash(body), seconds, manifest.total_bytes)
+        return PublishedWeights(
+            version, self.endpoint, self._public_key, manifest_hash(body), seconds, manifest.total_bytes
+        )
 
     def close(self) -> None:
         """Ends the thread and the socket; idempotent."""

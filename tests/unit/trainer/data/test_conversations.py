@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.conversations import prepare_conversation
 from polyrl_trainer.data.finished_samples import prepare_finished_groups
-from polyrl_trainer.data.rows import Row
+from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
 
 TEMPLATE = (
@@ -32,7 +32,7 @@ def words(tmp_path_factory):
 
 def test_a_pair_is_learned_from_its_response_on():
     tokenizer = CharacterTokenizer("0123456789=")
-    sample = prepare_conversation(Row("f:1", {"prompt": "21=", "response": "12"}), tokenizer, 20)
+    sample = prepare_conversation(DataRow("f:1", {"prompt": "21=", "response": "12"}), tokenizer, 20)
     assert sample.tokens.tolist() == [BOS_ID, 5, 4, 13, 4, 5, EOS_ID]
     assert sample.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert sample.prompt_length == 4
@@ -41,7 +41,7 @@ def test_a_pair_is_learned_from_its_response_on():
 
 def test_all_assistant_turns_are_learned_and_no_others(words):
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "one two")]
-    row = Row("f:1", {"messages": [{"role": role, "content": content} for role, content in turns]})
+    row = DataRow("f:1", {"messages": [{"role": role, "content": content} for role, content in turns]})
     sample = prepare_conversation(row, words, 100)
     learned = [WORDS[token] for token, mask in zip(sample.tokens, sample.loss_mask, strict=True) if mask]
     assert learned == ["two", "<end>", "one", "two", "<end>"]
@@ -65,12 +65,12 @@ def test_a_chat_prompt_ends_where_the_assistant_begins(words):
 
 def test_unknown_words_are_refused(words):
     with pytest.raises(InvalidData, match=r"f:3: .*does not know"):
-        prepare_conversation(Row("f:3", {"prompt": "one", "response": "seven"}), words, 100)
+        prepare_conversation(DataRow("f:3", {"prompt": "one", "response": "seven"}), words, 100)
 
 
 def test_finished_samples_are_grouped_and_masked():
     rows = [
-        Row(f"f:{line}", {"prompt": "1=", "response": "1", "reward": float(line), "group": name, "level": 3})
+        DataRow(f"f:{line}", {"prompt": "1=", "response": "1", "reward": float(line), "group": name, "level": 3})
         for line, name in enumerate("abab")
     ]
     groups = prepare_finished_groups(rows, CharacterTokenizer("1="), 20)

@@ -20,11 +20,11 @@ from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
 from polyrl_trainer.generation.from_wire import past_turns
+from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures, Reward
-from polyrl_trainer.user_code.runner import LoopHost
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPT = Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {})
@@ -82,7 +82,7 @@ class Rewards:
 @asynccontextmanager
 async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Rewards):
     spec = EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2).model_copy(update={"timeout_seconds": DEADLINE_S})
-    host = LoopHost(rollouts, TOKENIZER, rewards, Episodes(environment, spec, TOKENIZER))
+    host = UserCodeRunner(rollouts, TOKENIZER, rewards, Episodes(environment, spec, TOKENIZER))
     for number in range(GROUPS):
         host.register(number, PROMPT)
     running = asyncio.create_task(host.run())

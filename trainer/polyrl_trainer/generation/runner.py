@@ -1,6 +1,6 @@
 """Hosts the user's code: each finished turn becomes an environment's move or a reward, and the answer goes back.
 
-    manager ──TurnDone──> LoopHost ──Sample──> environment ──text──> Extend
+    manager ──TurnDone──> UserCodeRunner ──Sample──> environment ──text──> Extend
                               └───────Sample──> reward ─────number──> Score, or Reject with its typed reason
 
 Turns may come more than once; a verdict is given once per turn. Everything a sample needs that the manager does not
@@ -20,9 +20,9 @@ from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.prompts import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.adopted_groups import HeldGroups
+from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.from_wire import past_turns, to_sample
-from polyrl_trainer.generation.group_filter import GroupGate, Judged
+from polyrl_trainer.generation.group_filter import CustomGroupFilter, ScoredTurn
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
@@ -40,7 +40,7 @@ class GroupRecord:
     """Monotonic time of the newest finished turn; 0 before the first."""
 
 
-class LoopHost:
+class UserCodeRunner:
     """Consumes turns for as long as the run lives."""
 
     def __init__(
@@ -49,8 +49,8 @@ class LoopHost:
         tokenizer: Tokenizer,
         reward: RewardFunction,
         episodes: Episodes | None = None,
-        gate: GroupGate | None = None,
-        held: HeldGroups | None = None,
+        gate: CustomGroupFilter | None = None,
+        held: AdoptedGroups | None = None,
     ) -> None:
         """`held`: groups of an earlier trainer, whose turns may come before they are registered."""
         self._rollouts = rollouts
@@ -58,7 +58,7 @@ class LoopHost:
         self._reward = reward
         self._episodes = episodes
         self._gate = gate
-        self._held = held or HeldGroups()
+        self._held = held or AdoptedGroups()
         self._early: dict[int, list[TurnDone]] = {}
         """Turns of held groups that nobody has registered yet."""
         self._judges: asyncio.TaskGroup | None = None
@@ -121,9 +121,9 @@ class LoopHost:
         if isinstance(verdict, Unscored):
             await self._rollouts.reject(sample.sample, verdict.reason, verdict.detail)
         else:
-            await self._answer(Judged(sample, turn.response.turn, verdict), turn.purpose)
+            await self._answer(ScoredTurn(sample, turn.response.turn, verdict), turn.purpose)
 
-    async def _answer(self, judged: Judged, purpose: Purpose) -> None:
+    async def _answer(self, judged: ScoredTurn, purpose: Purpose) -> None:
         """The score, or with a custom group filter the whole group's scores once they are there."""
         gate = self._gate if purpose is Purpose.TRAIN else None
         passed = [judged] if gate is None else await gate.judge(judged)

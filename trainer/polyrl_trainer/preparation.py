@@ -18,7 +18,7 @@ from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.conversations import prepare_conversations
 from polyrl_trainer.data.finished_samples import FinishedGroup, prepare_finished_groups
 from polyrl_trainer.data.prompts import Prompt, prepare_prompts
-from polyrl_trainer.data.rows import Row, read_rows
+from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.environments.protocol import Environment
 from polyrl_trainer.sample import Sample
@@ -52,7 +52,7 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     max_tokens = spec.rollout.engine.max_context
     room = max_tokens - recipe.sampling.max_new_tokens
 
-    def prompts(rows: list[Row]) -> list[Prompt]:
+    def prompts(rows: list[DataRow]) -> list[Prompt]:
         return prepare_prompts(rows, tokenizer, room)
 
     evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(files.rows(dataset))]
@@ -83,15 +83,15 @@ class _Files:
     def __init__(self, recipe: RecipeSpec, manifest_dir: Path) -> None:
         self._recipe = recipe
         self._manifest_dir = manifest_dir
-        self._known: dict[str, list[Row]] = {}
+        self._known: dict[str, list[DataRow]] = {}
 
-    def rows(self, dataset: DatasetSpec) -> list[Row]:
+    def rows(self, dataset: DatasetSpec) -> list[DataRow]:
         if dataset.path not in self._known:
             self._known[dataset.path] = read_rows(self._manifest_dir / dataset.path)
         return self._known[dataset.path]
 
     def buffer(
-        self, datasets: Sequence[DatasetSpec], wanted: bool, make: Callable[[list[Row]], list[Item]]
+        self, datasets: Sequence[DatasetSpec], wanted: bool, make: Callable[[list[DataRow]], list[Item]]
     ) -> DataBuffer[Item] | None:
         if not wanted:
             return None
