@@ -20,24 +20,24 @@ from polyrl.errors import ProtocolError
 from polyrl_operator import health
 from polyrl_operator.api.client import Client
 from polyrl_operator.api.connect import load_configuration, watch_session
-from polyrl_operator.api.kinds import CLAIM, SECRET, Kind
+from polyrl_operator.api.kinds import CLAIM, SECRET, ResourceKind
 from polyrl_operator.api.server_clock import ClusterClock
 from polyrl_operator.api.service_account import own_reference
-from polyrl_operator.api.tracing import Requests
+from polyrl_operator.api.tracing import RequestTracer
 from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.informer.resync import Resync
-from polyrl_operator.informer.watch import Watches, watched_kinds
+from polyrl_operator.informer.watch import KopfWatches, watched_kinds
 from polyrl_operator.leader import Leader
 from polyrl_operator.managers.client import ManagerClient, manager_session
-from polyrl_operator.managers.poller import Links
+from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.metrics import Metrics
 from polyrl_operator.options import Options
 from polyrl_operator.reconciler.events import SENDERS, Events
-from polyrl_operator.reconciler.executor import Actor
-from polyrl_operator.reconciler.reconciler import WORKERS, Turns
+from polyrl_operator.reconciler.executor import Executor
+from polyrl_operator.reconciler.reconciler import WORKERS, Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
-from polyrl_operator.secret import Access, access
+from polyrl_operator.secret import ManagerCredentials, access
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,9 @@ log = structlog.get_logger(__name__)
 class Operator:
     """All parts. Made inside a running loop; `run` until it ends or is cancelled, then `close`."""
 
-    def __init__(self, options: Options, api: ApiClient, managers: aiohttp.ClientSession, requests: Requests) -> None:
+    def __init__(
+        self, options: Options, api: ApiClient, managers: aiohttp.ClientSession, requests: RequestTracer
+    ) -> None:
         self.options, self.requests = options, requests
         place = options.lease_namespace, options.lease_name
         self.clock = ClusterClock()
@@ -58,9 +60,9 @@ class Operator:
         self.events = Events(self.client, options.identity)
         self.resync = Resync(self.client, self.cache, options.namespaces, nodes=options.watch_nodes)
         managed = ManagerClient(managers)
-        self.links = Links(managed, self._access, self.queue.add, self._told, self.metrics, self.clock.now)
-        actor = Actor(self.client, self.cache, self.events, self.links)
-        self.turns = Turns(
+        self.links = ManagerPoller(managed, self._access, self.queue.add, self._told, self.metrics, self.clock.now)
+        actor = Executor(self.client, self.cache, self.events, self.links)
+        self.turns = Reconciler(
             self.cache,
             self.client,
             actor,
@@ -82,7 +84,7 @@ class Operator:
             *workers,
         ]
 
-    def checks(self, watched: tuple[Kind, ...]) -> list[health.Check]:
+    def checks(self, watched: tuple[ResourceKind, ...]) -> list[health.Check]:
         """What /healthz looks at."""
         places = self.options.namespaces or (None,)
         paths = [kind.path(place) for kind in watched for place in (places if kind.namespaced else (None,))]
@@ -108,10 +110,10 @@ class Operator:
         for key in self.cache.all_jobs():
             self.queue.add(key)
 
-    def _told(self, key: Key, uid: str) -> None:
+    def _told(self, key: JobKey, uid: str) -> None:
         self.turns.told(key, uid)
 
-    async def _access(self, key: Key) -> Access:
+    async def _access(self, key: JobKey) -> ManagerCredentials:
         secret = await self.client.get(SECRET, key.namespace, names.keys_secret(key.name))
         if secret is None:
             raise ProtocolError(f"{key}: there is no Secret {names.keys_secret(key.name)}")
@@ -131,7 +133,7 @@ class Operator:
 async def operator(options: Options, configuration: Configuration) -> AsyncIterator[Operator]:
     """An operator with its connections, which are closed at the end; nothing runs yet."""
     made: list[Operator] = []
-    requests = Requests(on_doubt=lambda: made[0].resync.soon())
+    requests = RequestTracer(on_doubt=lambda: made[0].resync.soon())
     configuration.trace_configs = [requests.trace()]
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(ApiClient(configuration))
@@ -160,7 +162,7 @@ async def run(options: Options) -> None:
             runner, bound = await health.serve(app, options.host, port)
             stack.push_async_callback(runner.cleanup)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
-        watches = Watches(one.cache, connect, options.namespaces, watched, options.silence_s)
+        watches = KopfWatches(one.cache, connect, options.namespaces, watched, options.silence_s)
         await _until_first_ends([watches.run(), *one.tasks()])
 
 

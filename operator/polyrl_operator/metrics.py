@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from polyrl.manifest.status import JobStatus
-from polyrl_operator.api.tracing import Requests
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.informer.cached_object import JobKey
 
 RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
 DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)
@@ -26,7 +26,7 @@ JOB: Final = ("namespace", "job")
 class Metrics:
     """Made once, filled by all."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: RequestTracer) -> None:
         self.registry = registry = CollectorRegistry()
         self.reconciles = Counter("polyrl_reconciles", "Turns of jobs.", ("outcome",), registry=registry)
         self.reconcile_seconds = Histogram(
@@ -56,8 +56,8 @@ class Metrics:
         self._preemptions = Gauge(
             "polyrl_rollout_preemptions", "Rollouts taken away since the job began.", JOB, registry=registry
         )
-        self._states: dict[Key, str] = {}
-        self._noticed: dict[Key, frozenset[str]] = {}
+        self._states: dict[JobKey, str] = {}
+        self._noticed: dict[JobKey, frozenset[str]] = {}
         registry.register(_RequestCounts(requests))
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -72,7 +72,7 @@ class Metrics:
     def drain_failed(self) -> None:
         self._drain_failures.inc()
 
-    def decided(self, key: Key, status: JobStatus) -> None:
+    def decided(self, key: JobKey, status: JobStatus) -> None:
         """A job's newest status."""
         before = self._states.get(key)
         if before != status.state:
@@ -87,7 +87,7 @@ class Metrics:
             self._notice_seconds.observe(ended[uid] / 1000)
         self._noticed[key] = frozenset(ended)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._step(self._states.pop(key, None), -1)
         self._noticed.pop(key, None)
@@ -100,9 +100,9 @@ class Metrics:
 
 
 class _RequestCounts(Collector):
-    """Requests as `Requests` counted them."""
+    """Requests as `RequestTracer` counted them."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: RequestTracer) -> None:
         self._requests = requests
 
     def collect(self) -> Iterable[CounterMetricFamily]:

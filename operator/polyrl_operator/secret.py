@@ -21,7 +21,7 @@ PRIVATE_KEY: Final = "tls.key"
 
 
 @dataclass(frozen=True)
-class Access:
+class ManagerCredentials:
     """What the operator needs to speak with a manager."""
 
     token: str = field(repr=False)
@@ -44,9 +44,9 @@ def keys_secret(owner: Owner, action: MakeKeys) -> Object:
     }
 
 
-def access(secret: Object) -> Access:
+def access(secret: Object) -> ManagerCredentials:
     """The operator's part of a Secret as stored. Raises InvalidData or KeyError when it is not one of ours."""
     data = {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
     source = f"Secret {secret['metadata']['name']}"
     keys = parse_keys(OperatorKeys, data[FILE_NAMES[OperatorKeys]], source)
-    return Access(keys.http_token, data[AUTHORITY].decode())
+    return ManagerCredentials(keys.http_token, data[AUTHORITY].decode())

@@ -25,7 +25,7 @@ from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.connect import watch_session
-from polyrl_operator.api.kinds import JOB, Kind
+from polyrl_operator.api.kinds import JOB, ResourceKind
 
 FIELD_MANAGER: Final = "polyrl"
 """Owner of what a person applies; the operator is another, so neither takes the other's fields."""
@@ -78,7 +78,7 @@ class UserCluster:
                     " (helm install polyrl charts/polyrl)"
                 )
 
-    async def changes(self, kind: Kind, selector: dict[str, str]) -> AsyncIterator[tuple[str, list[Object]]]:
+    async def changes(self, kind: ResourceKind, selector: dict[str, str]) -> AsyncIterator[tuple[str, list[Object]]]:
         """What there is (`LIST`), then every change by its type, one object each; again from a list when a watch ends.
 
         Until the caller stops. Raises ApiError when the cluster refuses; one that is away is awaited.

@@ -20,7 +20,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import PolyRLError
-from polyrl_operator.api.kinds import KINDS, Kind
+from polyrl_operator.api.kinds import KINDS, ResourceKind
 from polyrl_operator.api.server_clock import ClusterClock
 
 FIELD_MANAGER: Final = "polyrl-operator"
@@ -77,7 +77,7 @@ class Client:
         self._may_write = may_write
         self._field_manager = field_manager
 
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object; None when there is none."""
         try:
             return await self._ask("GET", kind.path(namespace, name))
@@ -86,7 +86,7 @@ class Client:
                 return None
             raise
 
-    async def discover(self, kind: Kind) -> frozenset[str]:
+    async def discover(self, kind: ResourceKind) -> frozenset[str]:
         """Plural names of what is served of this kind's group and version; empty when there is no such group."""
         try:
             answer = await self._ask("GET", f"/apis/{kind.api_version}")
@@ -97,7 +97,7 @@ class Client:
         return frozenset(one["name"] for one in answer.get("resources") or ())
 
     async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = "", *, metadata_only: bool = False
+        self, kind: ResourceKind, namespace: str | None, selector: str = "", *, metadata_only: bool = False
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """The collection page by page, each with the version of the whole. Raises ApiError 410 when it takes long."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
@@ -121,7 +121,9 @@ class Client:
         path = f"{_collection(item)}/{item['metadata']['name']}"
         return await self._ask("PATCH", path, query, body=item, content=APPLY_PATCH)
 
-    async def patch(self, kind: Kind, namespace: str, name: str, change: Object, subresource: str = "") -> Object:
+    async def patch(
+        self, kind: ResourceKind, namespace: str, name: str, change: Object, subresource: str = ""
+    ) -> Object:
         """JSON merge patch. With metadata.uid or resourceVersion in `change` it is refused (409) for another object."""
         query = {"fieldManager": self._field_manager}
         path = kind.path(namespace, name, subresource)
@@ -132,7 +134,7 @@ class Client:
         return await self._ask("PUT", f"{_collection(item)}/{item['metadata']['name']}", body=item)
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None
+        self, kind: ResourceKind, namespace: str, name: str, uid: str, grace_s: int | None = None
     ) -> Object | None:
         """Deletes it if it is still the one with `uid`; None when it was gone already."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}

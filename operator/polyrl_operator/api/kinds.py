@@ -15,7 +15,7 @@ from polyrl.manifest.job import API_VERSION, KIND
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """One kind of object."""
 
     name: str
@@ -37,33 +37,33 @@ class Kind:
         return f"{root}{place}/{self.plural}{tail}"
 
 
-JOB: Final = Kind(KIND, names.GROUP, names.VERSION, names.PLURAL)
-POD: Final = Kind("Pod", "", "v1", "pods")
-TRAINER: Final = Kind("Job", "batch", "v1", "jobs")
-NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False)
-CLAIM: Final = Kind("NodeClaim", "karpenter.sh", "v1", "nodeclaims", namespaced=False)
-SECRET: Final = Kind("Secret", "", "v1", "secrets")
-EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events")
-LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases")
+JOB: Final = ResourceKind(KIND, names.GROUP, names.VERSION, names.PLURAL)
+POD: Final = ResourceKind("Pod", "", "v1", "pods")
+TRAINER: Final = ResourceKind("Job", "batch", "v1", "jobs")
+NODE: Final = ResourceKind("Node", "", "v1", "nodes", namespaced=False)
+CLAIM: Final = ResourceKind("NodeClaim", "karpenter.sh", "v1", "nodeclaims", namespaced=False)
+SECRET: Final = ResourceKind("Secret", "", "v1", "secrets")
+EVENT: Final = ResourceKind("Event", "events.k8s.io", "v1", "events")
+LEASE: Final = ResourceKind("Lease", "coordination.k8s.io", "v1", "leases")
 
 FIXED: Final = (
-    Kind("ServiceAccount", "", "v1", "serviceaccounts"),
-    Kind("Service", "", "v1", "services"),
-    Kind("ConfigMap", "", "v1", "configmaps"),
-    Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
-    Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
-    Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+    ResourceKind("ServiceAccount", "", "v1", "serviceaccounts"),
+    ResourceKind("Service", "", "v1", "services"),
+    ResourceKind("ConfigMap", "", "v1", "configmaps"),
+    ResourceKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+    ResourceKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    ResourceKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
 """Children that are made once and rarely change: not watched, listed (metadata only) at start and at every resync."""
 
-KINDS: Final[Mapping[str, Kind]] = {
+KINDS: Final[Mapping[str, ResourceKind]] = {
     kind.name: kind for kind in (JOB, POD, TRAINER, NODE, CLAIM, SECRET, EVENT, LEASE, *FIXED)
 }
 
 assert JOB.api_version == API_VERSION
 
 
-class Access(NamedTuple):
+class Permission(NamedTuple):
     """One permission, as a rule of a Role grants it."""
 
     verb: str
@@ -75,7 +75,7 @@ class Access(NamedTuple):
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-def access_of(method: str, path: str, watch: bool = False) -> Access:
+def access_of(method: str, path: str, watch: bool = False) -> Permission:
     """The permission that a request needs."""
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) > 2:
@@ -83,11 +83,11 @@ def access_of(method: str, path: str, watch: bool = False) -> Access:
     elif parts[0] == "apis" and len(parts) > 3:
         group, rest = parts[1], parts[3:]
     else:
-        return Access(method.lower(), "", path)
+        return Permission(method.lower(), "", path)
     if rest[0] == "namespaces" and len(rest) > 2:
         rest = rest[2:]
     resource = "/".join((rest[0], *rest[2:]))
-    return Access(_verb(method, named=len(rest) > 1, watch=watch), group, resource)
+    return Permission(_verb(method, named=len(rest) > 1, watch=watch), group, resource)
 
 
 def _verb(method: str, *, named: bool, watch: bool) -> str:

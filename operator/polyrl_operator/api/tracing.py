@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import aiohttp
 from yarl import URL
 
-from polyrl_operator.api.kinds import Access, access_of
+from polyrl_operator.api.kinds import Permission, access_of
 
 
 @dataclass
-class Stream:
+class WatchStream:
     """The newest watch of one resource."""
 
     response: aiohttp.ClientResponse
@@ -29,15 +29,15 @@ class Stream:
     """When it first stood, then when it was last seen to give bytes."""
 
 
-class Requests:
+class RequestTracer:
     """Counts requests and keeps an eye on watches."""
 
     def __init__(self, on_doubt: Callable[[], None] | None = None) -> None:
         """`on_doubt` hears that a watch may have missed something: its collection was listed anew, or it stood open to
         its end and gave nothing, as behind a proxy that lost the server."""
-        self.counts: Counter[tuple[Access, str]] = Counter()
+        self.counts: Counter[tuple[Permission, str]] = Counter()
         """By permission and status class, as `2xx`; `error` where no answer came."""
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, WatchStream] = {}
         self._listed: set[str] = set()
         self._on_doubt = on_doubt
 
@@ -69,7 +69,7 @@ class Requests:
         if end.response.status != 200:
             return
         if access.verb == "watch":
-            stream = self._streams.setdefault(end.url.path, Stream(end.response))
+            stream = self._streams.setdefault(end.url.path, WatchStream(end.response))
             if stream.response is not end.response and not stream.response.content.total_bytes:
                 self._doubt()
             # Only bytes count as life: a stream that is opened again and again, and stays silent, is dead.
@@ -88,7 +88,7 @@ class Requests:
     ) -> None:
         self._count(end.method, end.url, "error")
 
-    def _count(self, method: str, url: URL, outcome: str) -> Access:
+    def _count(self, method: str, url: URL, outcome: str) -> Permission:
         access = access_of(method, url.path, watch="watch" in url.query)
         self.counts[access, outcome] += 1
         return access

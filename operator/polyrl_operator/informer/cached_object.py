@@ -12,11 +12,11 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl_operator.api.kinds import CLAIM, POD, Kind
+from polyrl_operator.api.kinds import CLAIM, POD, ResourceKind
 from polyrl_operator.informer.trim import trimmed
 
 
-class Key(NamedTuple):
+class JobKey(NamedTuple):
     """A job."""
 
     namespace: str
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True)
-class Held:
+class CachedObject:
     """One object."""
 
     uid: str
@@ -47,10 +47,10 @@ class Held:
         return raw
 
 
-NOWHERE: Final = Held(uid="", version=0, text=b"", owner="", node="", changed_at=0.0)
+NOWHERE: Final = CachedObject(uid="", version=0, text=b"", owner="", node="", changed_at=0.0)
 
 
-def held_of(kind: Kind, raw: Object, now: float) -> Held:
+def held_of(kind: ResourceKind, raw: Object, now: float) -> CachedObject:
     """An object as the API server gave it, to be kept."""
     metadata = raw["metadata"]
     owners = (owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("controller"))
@@ -60,7 +60,7 @@ def held_of(kind: Kind, raw: Object, now: float) -> Held:
     elif kind is CLAIM:
         node = (raw.get("status") or {}).get("nodeName") or ""
     text = msgspec.json.encode(trimmed(kind, raw))
-    return Held(metadata["uid"], version_of(metadata), text, next(owners, ""), node, now)
+    return CachedObject(metadata["uid"], version_of(metadata), text, next(owners, ""), node, now)
 
 
 def version_of(metadata: Object) -> int:
@@ -68,11 +68,11 @@ def version_of(metadata: Object) -> int:
     return int(metadata.get("resourceVersion") or 0)
 
 
-def job_of(metadata: Object) -> Key:
+def job_of(metadata: Object) -> JobKey:
     """The job that a child's labels name."""
-    return Key(metadata["namespace"], (metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
+    return JobKey(metadata["namespace"], (metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
 
 
-def place_of(kind: Kind, metadata: Object) -> tuple[str, str, str]:
+def place_of(kind: ResourceKind, metadata: Object) -> tuple[str, str, str]:
     """What no two objects that live share."""
     return kind.name, metadata.get("namespace", ""), metadata["name"]

@@ -17,7 +17,7 @@ import structlog
 from polyrl.cluster import names
 from polyrl.errors import PolyRLError
 from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER, Kind
+from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER, ResourceKind
 from polyrl_operator.informer.cache import Cache
 
 log = structlog.get_logger(__name__)
@@ -117,7 +117,9 @@ class Resync:
             await self._read(JOB, place)
         self.rounds += 1
 
-    async def _read(self, kind: Kind, place: str | None, selector: str = "", *, metadata_only: bool = False) -> None:
+    async def _read(
+        self, kind: ResourceKind, place: str | None, selector: str = "", *, metadata_only: bool = False
+    ) -> None:
         seen: set[str] = set()
         listed = 0
         async for items, version in self._client.pages(kind, place, selector, metadata_only=metadata_only):

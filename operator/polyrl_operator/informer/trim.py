@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from polyrl.cluster.actions import Object
-from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, Kind
+from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
 
 OUR_ANNOTATIONS: Final = ("polyrl.dev/", "karpenter.sh/")
 """Prefixes of the annotations that are read; others may be 256 KiB."""
@@ -36,7 +36,7 @@ _NODE_SPEC: Final = ("taints", "unschedulable", "providerID")
 _UNCOUNTED: Final = "uncountedTerminatedPods"
 
 
-def trimmed(kind: Kind, raw: Object) -> Object:
+def trimmed(kind: ResourceKind, raw: Object) -> Object:
     """The part of `raw` that is kept. `resourceVersion` is not in it: by itself it changes nothing."""
     kept: Object = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": _metadata(raw["metadata"])}
     if kind is JOB:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
-from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, Kind
+from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.kopf_storage import NoDiffs, NoProgress
 from polyrl_operator.informer.resync import OURS
@@ -44,7 +44,7 @@ EXIT_S: Final = 10.0
 """For an end in order, below the pod's grace."""
 
 
-class Watches:
+class KopfWatches:
     """Made once; `run` is a task."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Watches:
         cache: Cache,
         connect: Callable[[], tuple[aiohttp.ClientSession, str]],
         namespaces: Sequence[str] | None,
-        kinds: Sequence[Kind],
+        kinds: Sequence[ResourceKind],
         silence_s: float = SILENCE_S,
     ) -> None:
         self._cache, self._connect, self._silence_s = cache, connect, silence_s
@@ -79,14 +79,14 @@ class Watches:
         session, server = self._connect()
         return kopf.AiohttpSession(aiohttp_session=session, server=server)
 
-    def _register(self, kind: Kind) -> None:
+    def _register(self, kind: ResourceKind) -> None:
         async def seen(event: kopf.RawEvent, **_: Any) -> None:
             self._cache.observe(kind, dict(event["object"]), gone=event["type"] == "DELETED")
 
         kopf.on.event(kind.group, kind.version, kind.plural, registry=self._registry, id=kind.plural)(seen)
 
 
-def watched_kinds(*, nodes: bool, claims: bool) -> tuple[Kind, ...]:
+def watched_kinds(*, nodes: bool, claims: bool) -> tuple[ResourceKind, ...]:
     """Kinds to watch: nodes where the operator may, NodeClaims where Karpenter is."""
     return (JOB, POD, TRAINER, *((NODE,) if nodes else ()), *((CLAIM,) if nodes and claims else ()))
 

@@ -16,7 +16,7 @@ import msgspec
 from polyrl.control import DRAIN_PATH, MAX_DRAIN_SECONDS, STATUS_PATH, DrainAnswer, DrainRequest
 from polyrl.errors import UNDECODABLE, PolyRLError
 from polyrl.status import ManagerStatus
-from polyrl_operator.secret import Access
+from polyrl_operator.secret import ManagerCredentials
 
 ANSWER_S: Final = 3.0
 """What a busy manager may take beyond the wait that was asked for."""
@@ -64,12 +64,12 @@ class ManagerClient:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def status(self, at: Address, access: Access, since: int, wait_s: float) -> ManagerStatus:
+    async def status(self, at: Address, access: ManagerCredentials, since: int, wait_s: float) -> ManagerStatus:
         """Its status once that is newer than `since`, or after `wait_s`. Raises Unanswered, PolyRLError."""
         path = f"{STATUS_PATH}?since={since}&waitSeconds={wait_s:g}"
         return _decode(await self._ask("GET", at, access, path, None, wait_s + ANSWER_S), ManagerStatus)
 
-    async def drain(self, at: Address, access: Access, engine: str, deadline_s: float, reason: str) -> bool:
+    async def drain(self, at: Address, access: ManagerCredentials, engine: str, deadline_s: float, reason: str) -> bool:
         """Tells it; False when it knows no such engine. Raises Unanswered, PolyRLError."""
         deadline_s = min(deadline_s, MAX_DRAIN_SECONDS)
         request = DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason[:REASON_LENGTH] or "drain")
@@ -77,7 +77,7 @@ class ManagerClient:
         return _decode(answer, DrainAnswer).known
 
     async def _ask(
-        self, method: str, at: Address, access: Access, path: str, body: bytes | None, total_s: float
+        self, method: str, at: Address, access: ManagerCredentials, path: str, body: bytes | None, total_s: float
     ) -> bytes:
         try:
             async with self._session.request(

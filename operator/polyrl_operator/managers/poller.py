@@ -19,9 +19,9 @@ from polyrl.cluster.actions import Drain
 from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.errors import PolyRLError
 from polyrl.status import ManagerStatus
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.managers.client import Address, ManagerClient, Unanswered
-from polyrl_operator.secret import Access
+from polyrl_operator.secret import ManagerCredentials
 
 log = structlog.get_logger(__name__)
 
@@ -52,27 +52,27 @@ class DrainLog(Protocol):
     def drain_failed(self) -> None: ...
 
 
-class Links:
-    """Links of all jobs. `told` hears of confirmed drains, by job and uid of the pod; `wake` of news;
+class ManagerPoller:
+    """Polls the managers of all jobs. `told` hears of confirmed drains, by job and uid of the pod; `wake` of news;
     `now` is the cluster's time."""
 
     def __init__(
         self,
         client: ManagerClient,
-        read_access: Callable[[Key], Awaitable[Access]],
-        wake: Callable[[Key], None],
-        told: Callable[[Key, str], None],
+        read_access: Callable[[JobKey], Awaitable[ManagerCredentials]],
+        wake: Callable[[JobKey], None],
+        told: Callable[[JobKey, str], None],
         drains: DrainLog,
         now: Callable[[], float],
     ) -> None:
         self._client, self._read_access = client, read_access
         self._wake, self._told, self._drains = wake, told, drains
         self._now = now
-        self._links: dict[Key, _Link] = {}
+        self._links: dict[JobKey, _Link] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
         self._polls = asyncio.Semaphore(POLLS)
 
-    def follow(self, key: Key, address: Address | None, *, ready: bool = True) -> None:
+    def follow(self, key: JobKey, address: Address | None, *, ready: bool = True) -> None:
         """The job's manager is there now; None: it has none. One that is not ready yet is not spoken to; one that was
         is not left for a failed probe."""
         link = self._links.get(key)
@@ -83,12 +83,12 @@ class Links:
         if link is None and address is not None and ready:
             self._links[key] = self._linked(key, address)
 
-    def facts(self, key: Key) -> ManagerFacts | None:
+    def facts(self, key: JobKey) -> ManagerFacts | None:
         """What the manager last said; None: nothing yet."""
         link = self._links.get(key)
         return None if link is None else link.facts
 
-    def drain(self, key: Key, action: Drain, fact_at: float | None) -> None:
+    def drain(self, key: JobKey, action: Drain, fact_at: float | None) -> None:
         """Tells the manager until it has heard or the deadline is over. `fact_at`: when the fact behind it came
         (monotonic), for the record. Saying it again while it is being told changes nothing."""
         if action.uid not in self._draining:
@@ -108,12 +108,12 @@ class Links:
         """Leaves all, and waits until they have ended."""
         await asyncio.gather(*self.leave(), return_exceptions=True)
 
-    def _linked(self, key: Key, address: Address) -> _Link:
+    def _linked(self, key: JobKey, address: Address) -> _Link:
         link = _Link(address)
         link.task = asyncio.create_task(self._poll(key, link))
         return link
 
-    async def _poll(self, key: Key, link: _Link) -> None:
+    async def _poll(self, key: JobKey, link: _Link) -> None:
         """Until cancelled. A manager that cannot be read is missed like one that does not answer."""
         seq, contact_s = -1, FIRST_CONTACT_S
         while True:
@@ -133,12 +133,12 @@ class Links:
             contact_s = min(2 * contact_s, MAX_CONTACT_S)
             await asyncio.sleep(max(0.0, began + spacing - time.monotonic()))
 
-    def _heard(self, key: Key, link: _Link, status: ManagerStatus) -> None:
+    def _heard(self, key: JobKey, link: _Link, status: ManagerStatus) -> None:
         before, link.facts = link.facts, ManagerFacts(status, self._now())
         if before is None or before.missed or _news(before.status) != _news(status):
             self._wake(key)
 
-    def _missed(self, key: Key, link: _Link, error: Exception) -> None:
+    def _missed(self, key: JobKey, link: _Link, error: Exception) -> None:
         if not isinstance(error, Unanswered):
             # A refusal may mean that the Secret was made anew.
             link.access = None
@@ -150,7 +150,7 @@ class Links:
             log.info("manager did not answer", job=str(key), missed=missed, error=str(error))
             self._wake(key)
 
-    async def _drain(self, key: Key, action: Drain, fact_at: float | None) -> None:
+    async def _drain(self, key: JobKey, action: Drain, fact_at: float | None) -> None:
         began = time.monotonic()
         deadline = began + action.deadline_s
         with suppress(TimeoutError):
@@ -163,7 +163,7 @@ class Links:
         self._drains.drain_failed()
         log.warning("drain was not heard", job=str(key), pod=action.pod, deadline_s=action.deadline_s)
 
-    async def _tell(self, key: Key, action: Drain, deadline: float) -> bool:
+    async def _tell(self, key: JobKey, action: Drain, deadline: float) -> bool:
         """Until a manager answered; True when it knew the engine."""
         while True:
             link = self._links.get(key)
@@ -177,7 +177,7 @@ class Links:
 class _Link:
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.access: Access | None = None
+        self.access: ManagerCredentials | None = None
         self.facts: ManagerFacts | None = None
         self.task: asyncio.Task[None]
 

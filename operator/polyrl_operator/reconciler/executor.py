@@ -33,8 +33,8 @@ from polyrl.cluster.resources.owner import Owner
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS, POD, TRAINER
 from polyrl_operator.informer.cache import WATCHED, Cache
-from polyrl_operator.informer.cached_object import Key
-from polyrl_operator.managers.poller import Links
+from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.reconciler.events import Events, Subject
 from polyrl_operator.secret import keys_secret
 
@@ -59,7 +59,7 @@ class NameTaken(ApiError):
 
 
 @dataclass
-class Outcome:
+class ExecutionResult:
     """What doing it taught."""
 
     created: int = 0
@@ -71,16 +71,16 @@ class Outcome:
     """Kinds."""
 
 
-class Actor:
+class Executor:
     """Acts for all jobs."""
 
-    def __init__(self, client: Client, cache: Cache, events: Events, links: Links) -> None:
+    def __init__(self, client: Client, cache: Cache, events: Events, links: ManagerPoller) -> None:
         self._client, self._cache, self._events, self._links = client, cache, events, links
         self._slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
-    async def act(self, owner: Owner, actions: Iterable[Action]) -> Outcome:
+    async def act(self, owner: Owner, actions: Iterable[Action]) -> ExecutionResult:
         """Does them. Raises ApiError or NotLeader at the first that failed; those after it were not begun."""
-        outcome, own = Outcome(), asyncio.Semaphore(OF_ONE_JOB)
+        outcome, own = ExecutionResult(), asyncio.Semaphore(OF_ONE_JOB)
         for batch in _batches(actions):
             for action in batch:
                 log.info("act", job=f"{owner.namespace}/{owner.name}", action=str(action))
@@ -92,13 +92,13 @@ class Actor:
                     raise result
         return outcome
 
-    async def _one(self, owner: Owner, action: Action, outcome: Outcome, own: asyncio.Semaphore) -> None:
+    async def _one(self, owner: Owner, action: Action, outcome: ExecutionResult, own: asyncio.Semaphore) -> None:
         match action:
             case Say():
                 self._events.say(Subject(owner.namespace, owner.name, owner.uid), action)
                 return
             case Drain():
-                key = Key(owner.namespace, owner.name)
+                key = JobKey(owner.namespace, owner.name)
                 self._links.drain(key, action, self._cache.changed_at(key, action.pod))
                 return
         async with own, self._slots:
@@ -121,7 +121,7 @@ class Actor:
                 case DryRun():
                     outcome.dry_run = await self._dry_run(owner, action)
 
-    async def _create(self, owner: Owner, item: Object, outcome: Outcome) -> None:
+    async def _create(self, owner: Owner, item: Object, outcome: ExecutionResult) -> None:
         kind = KINDS[item["kind"]]
         try:
             stored = await self._client.create(item)
@@ -145,7 +145,7 @@ class Actor:
         return stored
 
     async def _delete(self, owner: Owner, action: Delete) -> None:
-        kind, key = KINDS[action.kind], Key(owner.namespace, owner.name)
+        kind, key = KINDS[action.kind], JobKey(owner.namespace, owner.name)
         answer = await self._client.delete(kind, owner.namespace, action.name, action.uid, action.grace_s)
         if kind is JOB:
             return

@@ -27,18 +27,18 @@ from polyrl.errors import PolyRLError
 from polyrl.worker import Role
 from polyrl_operator.api.client import Client, NotLeader
 from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.managers.client import Address
-from polyrl_operator.managers.poller import Links
+from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.metrics import Metrics
-from polyrl_operator.reconciler.executor import Actor, Outcome
-from polyrl_operator.reconciler.status_writer import Pending, StatusWriter, counts
+from polyrl_operator.reconciler.executor import ExecutionResult, Executor
+from polyrl_operator.reconciler.status_writer import PendingStatus, StatusWriter, counts
 from polyrl_operator.reconciler.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 
 WORKERS: Final = 16
-"""Turns at a time; each mostly waits for the API server."""
+"""Jobs reconciled at a time; each mostly waits for the API server."""
 
 TURN_DEADLINE_S: Final = 120.0
 """Of one turn: five hundred pods take ten seconds on a slow server."""
@@ -52,22 +52,22 @@ class JobState:
     memory: Memory = field(default_factory=Memory)
     told: set[str] = field(default_factory=set)
     """UIDs of pods whose drain was confirmed since the last turn."""
-    pending: Pending = field(default_factory=Pending)
+    pending: PendingStatus = field(default_factory=PendingStatus)
     dry_run: tuple[int, str] | None = None
     """Generation and answer."""
     refused: bool = False
     """Whether the API server refused to make something in this turn."""
 
 
-class Turns:
-    """Turns of all jobs."""
+class Reconciler:
+    """Reconciles all jobs, one at a time each."""
 
     def __init__(
         self,
         cache: Cache,
         client: Client,
-        actor: Actor,
-        links: Links,
+        actor: Executor,
+        links: ManagerPoller,
         queue: WorkQueue,
         metrics: Metrics,
         settings: Settings,
@@ -79,10 +79,10 @@ class Turns:
         self._now = client.clock.now
         self._sees_nodes = sees_nodes
         self._writer = StatusWriter(client, cache, queue.wake_at, metrics.status_writes.inc)
-        self._states: dict[Key, JobState] = {}
-        self._began: dict[Key, float] = {}
+        self._states: dict[JobKey, JobState] = {}
+        self._began: dict[JobKey, float] = {}
 
-    def told(self, key: Key, uid: str) -> None:
+    def told(self, key: JobKey, uid: str) -> None:
         """The manager confirmed the drain of a pod."""
         state = self._states.get(key)
         if state is not None:
@@ -118,7 +118,7 @@ class Turns:
             finally:
                 self._began.pop(key, None)
 
-    async def turn(self, key: Key) -> bool:
+    async def turn(self, key: JobKey) -> bool:
         """One look at one job, and what follows; True when the API server refused to make something. Raises ApiError or
         NotLeader when something was not done."""
         raw = self._cache.job(key)
@@ -138,7 +138,7 @@ class Turns:
         await self._writer.decided(key, state.pending, status)
         return state.refused
 
-    async def _look(self, key: Key, raw: Object, state: JobState) -> tuple[dict[str, Any], bool]:
+    async def _look(self, key: JobKey, raw: Object, state: JobState) -> tuple[dict[str, Any], bool]:
         """Observes, decides, acts. The status to write, and whether the API server was asked for its opinion."""
         pods = self._cache.pods(key, state.uid)
         facts = self._facts(key, raw, pods, state)
@@ -153,7 +153,7 @@ class Turns:
         status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         return status, outcome.dry_run is not None
 
-    def _facts(self, key: Key, raw: Object, pods: list[Object], state: JobState) -> JobFacts:
+    def _facts(self, key: JobKey, raw: Object, pods: list[Object], state: JobState) -> JobFacts:
         uid, generation = state.uid, raw["metadata"].get("generation", 0)
         nodes, claims = self._cache.nodes_of(pods)
         while state.told:
@@ -170,13 +170,15 @@ class Turns:
             dry_run=state.dry_run[1] if answered and state.dry_run is not None else None,
         )
 
-    async def _act(self, facts: JobFacts, decision: Decision) -> Outcome:
+    async def _act(self, facts: JobFacts, decision: Decision) -> ExecutionResult:
         if not decision.actions or facts.job is None:
-            return Outcome()
+            return ExecutionResult()
         owner = Owner(facts.name, facts.namespace, facts.uid, facts.job, domain=self._settings.cluster_domain)
         return await self._actor.act(owner, decision.actions)
 
-    def _remember(self, key: Key, state: JobState, facts: JobFacts, decision: Decision, outcome: Outcome) -> None:
+    def _remember(
+        self, key: JobKey, state: JobState, facts: JobFacts, decision: Decision, outcome: ExecutionResult
+    ) -> None:
         state.memory = decision.memory
         state.refused |= bool(outcome.refusal)
         if outcome.refusal:
@@ -187,19 +189,19 @@ class Turns:
         if outcome.dry_run is not None:
             state.dry_run = (facts.generation, outcome.dry_run)
 
-    def _state(self, key: Key, uid: str) -> JobState:
+    def _state(self, key: JobKey, uid: str) -> JobState:
         state = self._states.get(key)
         if state is None or state.uid != uid:
             state = self._states[key] = JobState(uid)
         return state
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: JobKey) -> None:
         if self._states.pop(key, None) is not None:
             self._metrics.forget(key)
         self._links.follow(key, None)
         self._queue.forget(key)
 
-    def _failed(self, key: Key, error: Exception | None) -> None:
+    def _failed(self, key: JobKey, error: Exception | None) -> None:
         outcome = "not_leader" if isinstance(error, NotLeader) else "failed"
         self._metrics.reconciles.labels(outcome).inc()
         pause = self._queue.failed(key)

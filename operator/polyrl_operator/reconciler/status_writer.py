@@ -18,7 +18,7 @@ from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB
 from polyrl_operator.api.merge_patch import merge_patch
 from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 
 SPACING_S: Final = 2.0
 """Least time between two writes of one job's status while nothing counts and no condition flips."""
@@ -39,7 +39,7 @@ MARKS: Final = ("state", "runID", "startTime", "completionTime", "lastSuspendTim
 
 
 @dataclass
-class Pending:
+class PendingStatus:
     """A job's status as decided, if it is not stored yet."""
 
     status: dict[str, Any] | None = None
@@ -55,18 +55,18 @@ class StatusWriter:
     """For all jobs."""
 
     def __init__(
-        self, client: Client, cache: Cache, wake_at: Callable[[Key, float], None], written: Callable[[], None]
+        self, client: Client, cache: Cache, wake_at: Callable[[JobKey, float], None], written: Callable[[], None]
     ) -> None:
         self._client, self._cache, self._wake_at, self._written = client, cache, wake_at, written
 
-    async def catch_up(self, key: Key, raw: Object, pending: Pending) -> Object:
+    async def catch_up(self, key: JobKey, raw: Object, pending: PendingStatus) -> Object:
         """The job with what was decided; counts that could not be stored are, first. Raises ApiError."""
         if pending.status is not None and _weighty(raw.get("status") or {}) != _weighty(pending.status):
             await self._write(key, raw, pending, pending.status)
             return self._cache.job(key) or raw
         return pending.shown(raw)
 
-    async def decided(self, key: Key, pending: Pending, status: dict[str, Any]) -> None:
+    async def decided(self, key: JobKey, pending: PendingStatus, status: dict[str, Any]) -> None:
         """Writes what changed, now or when its time comes. Raises ApiError."""
         raw = self._cache.job(key)
         if raw is None:
@@ -82,7 +82,7 @@ class StatusWriter:
             return
         await self._write(key, raw, pending, status)
 
-    async def _write(self, key: Key, raw: Object, pending: Pending, status: dict[str, Any]) -> None:
+    async def _write(self, key: JobKey, raw: Object, pending: PendingStatus, status: dict[str, Any]) -> None:
         change = merge_patch(raw.get("status") or {}, status)
         body = {"metadata": {"resourceVersion": raw["metadata"]["resourceVersion"]}, "status": change}
         try:
@@ -98,7 +98,7 @@ class StatusWriter:
         self._written()
         self._cache.observe(JOB, stored, quiet=True)
 
-    async def _refresh(self, key: Key) -> None:
+    async def _refresh(self, key: JobKey) -> None:
         """Somebody changed the job since it was read."""
         newest = await self._client.get(JOB, key.namespace, key.name)
         if newest is not None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 
 FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""
@@ -40,15 +40,15 @@ class WorkQueue:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: dict[Key, float] = {}
+        self._waiting: dict[JobKey, float] = {}
         """Due now, since when; in order."""
-        self._busy: set[Key] = set()
-        self._again: set[Key] = set()
+        self._busy: set[JobKey] = set()
+        self._again: set[JobKey] = set()
         """Added while busy."""
-        self._failures: dict[Key, int] = {}
-        self._not_before: dict[Key, float] = {}
-        self._wakes: list[tuple[float, Key]] = []
-        self._wake_of: dict[Key, float] = {}
+        self._failures: dict[JobKey, int] = {}
+        self._not_before: dict[JobKey, float] = {}
+        self._wakes: list[tuple[float, JobKey]] = []
+        self._wake_of: dict[JobKey, float] = {}
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class WorkQueue:
         since = next(iter(self._waiting.values()), None)
         return 0.0 if since is None else self._clock() - since
 
-    def add(self, key: Key) -> None:
+    def add(self, key: JobKey) -> None:
         """It is this job's turn, at once or when its pause is over."""
         due = self._not_before.get(key, 0.0)
         if due > self._clock():
@@ -70,7 +70,7 @@ class WorkQueue:
             self._waiting[key] = self._clock()
             self._news.set()
 
-    def wake_at(self, key: Key, when: float) -> None:
+    def wake_at(self, key: JobKey, when: float) -> None:
         """Adds it at `when` (of the clock), or earlier if it was to be woken earlier."""
         if when >= self._wake_of.get(key, float("inf")):
             return
@@ -78,7 +78,7 @@ class WorkQueue:
         heapq.heappush(self._wakes, (when, key))
         self._news.set()
 
-    async def take(self) -> Key:
+    async def take(self) -> JobKey:
         """Waits for a key whose turn it is; call `done` or `failed` afterwards. Ends when cancelled."""
         while True:
             self._wake_due()
@@ -94,13 +94,13 @@ class WorkQueue:
             except TimeoutError:
                 continue
 
-    def done(self, key: Key) -> None:
+    def done(self, key: JobKey) -> None:
         """Its turn went well."""
         self._failures.pop(key, None)
         self._not_before[key] = self._clock() + SPACING_S
         self._release(key)
 
-    def failed(self, key: Key) -> float:
+    def failed(self, key: JobKey) -> float:
         """Its turn went wrong; the seconds until its next without news."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16)) * random.uniform(1, 1.5)
@@ -110,12 +110,12 @@ class WorkQueue:
         self.wake_at(key, now + pause)
         return pause
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """The job is gone."""
         for kept in (self._failures, self._not_before, self._wake_of):
             kept.pop(key, None)
 
-    def _release(self, key: Key) -> None:
+    def _release(self, key: JobKey) -> None:
         self._busy.discard(key)
         if key in self._again:
             self._again.discard(key)

@@ -19,7 +19,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.worker import Role
 from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER, Kind
+from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER, ResourceKind
 from polyrl_operator.informer.resync import OURS
 
 SIDE_BY_SIDE: Final = 32
@@ -69,7 +69,7 @@ class FakeNodes:
         status = {"active": 0, "ready": 0, "succeeded": 1, "completedIndexes": "0", "completionTime": stamp}
         await self._status(TRAINER, namespace, names.trainer_name(job), status | {"conditions": ended})
 
-    async def _follow(self, kind: Kind, seen: Callable[[str, Object], Any]) -> None:
+    async def _follow(self, kind: ResourceKind, seen: Callable[[str, Object], Any]) -> None:
         selector = "" if kind is JOB else OURS
         while True:
             with suppress(aiohttp.ClientError, TimeoutError, ApiError, OSError):
@@ -85,7 +85,7 @@ class FakeNodes:
                         self._spawn(seen(event, item))
             await asyncio.sleep(PAUSE_S)
 
-    async def _events(self, kind: Kind, selector: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+    async def _events(self, kind: ResourceKind, selector: str, version: str) -> AsyncIterator[tuple[str, Object]]:
         path = f"{kind.path()}?watch=1&allowWatchBookmarks=true&resourceVersion={version}&labelSelector={selector}"
         async with self._session.get(self._host + path, timeout=aiohttp.ClientTimeout(sock_read=SILENCE_S)) as response:
             rest = b""
@@ -169,7 +169,7 @@ class FakeNodes:
             for item in items:
                 yield item
 
-    async def _status(self, kind: Kind, namespace: str, name: str, status: Object) -> None:
+    async def _status(self, kind: ResourceKind, namespace: str, name: str, status: Object) -> None:
         await self._client.patch(kind, namespace, name, {"status": status}, "status")
 
 

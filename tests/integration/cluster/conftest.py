@@ -37,7 +37,7 @@ from polyrl_operator.app import Operator, operator
 from polyrl_operator.certificate import Certificate, make_certificate
 from polyrl_operator.managers.client import Address
 from polyrl_operator.options import Options
-from polyrl_operator.secret import Access
+from polyrl_operator.secret import ManagerCredentials
 from polyrl_operator.testing.fake_nodes import FakeNodes
 
 ROOT = Path(__file__).parents[3]
@@ -247,8 +247,8 @@ class Manager:
         self.port = 0
 
     @property
-    def access(self) -> Access:
-        return Access(self.token, self.certificate.authority.decode())
+    def access(self) -> ManagerCredentials:
+        return ManagerCredentials(self.token, self.certificate.authority.decode())
 
     @property
     def address(self) -> Address:

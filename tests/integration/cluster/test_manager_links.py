@@ -15,14 +15,14 @@ from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl_operator.certificate import make_certificate
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.managers import client as client_module
 from polyrl_operator.managers import poller
 from polyrl_operator.managers.client import ManagerClient, manager_session
-from polyrl_operator.managers.poller import Links
-from polyrl_operator.secret import Access
+from polyrl_operator.managers.poller import ManagerPoller
+from polyrl_operator.secret import ManagerCredentials
 
-KEY = Key("ns", "job")
+KEY = JobKey("ns", "job")
 DEADLINE_S = 20.0
 LOOK_S = 0.01
 AGE_S = 100.0
@@ -38,10 +38,10 @@ class Heard:
         self.drained_in: list[tuple[float, bool]] = []
         self.failed = 0
 
-    def wake(self, key: Key) -> None:
+    def wake(self, key: JobKey) -> None:
         self.woken += 1
 
-    def tell(self, key: Key, uid: str) -> None:
+    def tell(self, key: JobKey, uid: str) -> None:
         self.told.append(uid)
 
     def drained(self, seconds: float, known: bool) -> None:
@@ -64,12 +64,12 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-async def links(manager: Any, heard: Heard) -> AsyncIterator[Links]:
-    async def access(key: Key) -> Access:
+async def links(manager: Any, heard: Heard) -> AsyncIterator[ManagerPoller]:
+    async def access(key: JobKey) -> ManagerCredentials:
         return manager.access
 
     async with manager_session() as session:
-        made = Links(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
+        made = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         yield made
         await made.close()
 
@@ -87,13 +87,13 @@ def engine(name: str, state: EngineState = EngineState.SERVING, tokens: int = 0)
     )
 
 
-def said(links: Links) -> ManagerStatus:
+def said(links: ManagerPoller) -> ManagerStatus:
     facts = links.facts(KEY)
     assert facts is not None
     return facts.status
 
 
-async def test_news_wake_and_token_counts_do_not(manager: Any, links: Links, heard: Heard) -> None:
+async def test_news_wake_and_token_counts_do_not(manager: Any, links: ManagerPoller, heard: Heard) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: heard.woken == 1)
     await manager.say(engines=(engine("job-r-1"),))
@@ -105,7 +105,7 @@ async def test_news_wake_and_token_counts_do_not(manager: Any, links: Links, hea
     await until(lambda: heard.woken == 3)
 
 
-async def test_polls_are_as_far_apart_as_the_job_says(manager: Any, links: Links) -> None:
+async def test_polls_are_as_far_apart_as_the_job_says(manager: Any, links: ManagerPoller) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: manager.polls)
     before, end = manager.polls, time.monotonic() + 1.5
@@ -115,7 +115,9 @@ async def test_polls_are_as_far_apart_as_the_job_says(manager: Any, links: Links
     assert manager.polls - before <= 1.5 / manager.address.poll_s + 2
 
 
-async def test_silence_is_counted_and_told_until_it_is_no_news(manager: Any, links: Links, heard: Heard) -> None:
+async def test_silence_is_counted_and_told_until_it_is_no_news(
+    manager: Any, links: ManagerPoller, heard: Heard
+) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
@@ -126,7 +128,7 @@ async def test_silence_is_counted_and_told_until_it_is_no_news(manager: Any, lin
     assert heard.woken == 2 + poller.MISSED_TOLD
 
 
-async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links: Links, heard: Heard) -> None:
+async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links: ManagerPoller, heard: Heard) -> None:
     await manager.say(engines=(engine("job-r-1"),))
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
@@ -144,7 +146,7 @@ async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links
     assert 30 - took_s <= manager.drains[0].deadline_seconds <= 30
 
 
-async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: Links, heard: Heard) -> None:
+async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: ManagerPoller, heard: Heard) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
@@ -157,7 +159,7 @@ async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: Lin
 
 
 async def test_a_drain_that_nobody_hears_is_given_up(
-    manager: Any, links: Links, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    manager: Any, links: ManagerPoller, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "MIN_DRAIN_S", 0.3)
     links.drain(KEY, Drain("job-r-1", "uid-1", 0.1, "drain"), None)
@@ -169,13 +171,13 @@ async def test_a_drain_that_nobody_hears_is_given_up(
 
 
 async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, heard: Heard) -> None:
-    other = Access(manager.token, make_certificate([manager.name]).authority.decode())
+    other = ManagerCredentials(manager.token, make_certificate([manager.name]).authority.decode())
 
-    async def access(key: Key) -> Access:
+    async def access(key: JobKey) -> ManagerCredentials:
         return other
 
     async with manager_session() as session:
-        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
+        links = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         links.follow(KEY, manager.address)
         links.drain(KEY, Drain("job-r-1", "uid-1", 1.0, "drain"), None)
         await asyncio.sleep(1.5)
@@ -185,7 +187,7 @@ async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, hea
         await links.close()
 
 
-async def test_a_manager_elsewhere_is_followed_and_one_that_is_gone_is_not(manager: Any, links: Links) -> None:
+async def test_a_manager_elsewhere_is_followed_and_one_that_is_gone_is_not(manager: Any, links: ManagerPoller) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     links.follow(KEY, manager.address)
@@ -197,7 +199,7 @@ async def test_a_manager_elsewhere_is_followed_and_one_that_is_gone_is_not(manag
     assert manager.polls == polls
 
 
-async def test_another_pod_at_the_same_address_is_another_manager(manager: Any, links: Links) -> None:
+async def test_another_pod_at_the_same_address_is_another_manager(manager: Any, links: ManagerPoller) -> None:
     await manager.say(step=9)
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
@@ -209,7 +211,7 @@ async def test_another_pod_at_the_same_address_is_another_manager(manager: Any, 
 async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, heard: Heard) -> None:
     asked = 0
 
-    async def access(key: Key) -> Access:
+    async def access(key: JobKey) -> ManagerCredentials:
         nonlocal asked
         asked += 1
         if asked < 3:
@@ -217,7 +219,7 @@ async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, h
         return manager.access
 
     async with manager_session() as session:
-        links = Links(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
+        links = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         links.follow(KEY, manager.address)
         await until(lambda: links.facts(KEY))
         assert asked == 3

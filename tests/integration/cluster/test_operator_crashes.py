@@ -15,7 +15,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl_operator.api.connect import load_configuration
 from polyrl_operator.api.kinds import JOB, POD
-from polyrl_operator.api.tracing import Requests
+from polyrl_operator.api.tracing import RequestTracer
 from polyrl_operator.app import Operator
 from polyrl_operator.informer import resync
 from polyrl_operator.managers.client import manager_session
@@ -55,7 +55,7 @@ async def alive(place: Any, fuse: Fuse | None = None) -> AsyncIterator[Operator]
     """An operator that dies without a last word when the fuse blows: its Lease is not given back, but is its own."""
     configuration = await load_configuration(place.server.kubeconfig())
     async with ApiClient(configuration) as api, manager_session() as managers:
-        one = Operator(place.options(identity="same"), api, managers, Requests())
+        one = Operator(place.options(identity="same"), api, managers, RequestTracer())
         if fuse is not None:
             fuse.fit(one)
 

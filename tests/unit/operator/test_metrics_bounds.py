@@ -7,8 +7,8 @@ from typing import Any
 from polyrl.cluster.timestamps import millisecond
 from polyrl.manifest.status import JobStatus
 from polyrl_operator.api.kinds import access_of
-from polyrl_operator.api.tracing import Requests
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.metrics import Metrics
 
 PER_JOB = 3
@@ -36,12 +36,12 @@ def status(number: int) -> JobStatus:
 
 
 def test_what_happens_to_pods_makes_no_series() -> None:
-    requests = Requests()
+    requests = RequestTracer()
     metrics = Metrics(requests)
     pods = "/api/v1/namespaces/team/pods"
     sizes = []
     for number in range(1, 301):
-        metrics.decided(Key("team", "job"), status(number))
+        metrics.decided(JobKey("team", "job"), status(number))
         metrics.drained(0.1, known=True)
         for method, path in (("POST", pods), ("DELETE", f"{pods}/job-r-{number}"), ("PATCH", f"{pods}/job-r-{number}")):
             requests.counts[access_of(method, path), "2xx"] += 1
@@ -52,10 +52,10 @@ def test_what_happens_to_pods_makes_no_series() -> None:
 
 
 def test_series_grow_with_jobs_and_go_with_them() -> None:
-    metrics = Metrics(Requests())
-    metrics.decided(Key("team", "job-0"), status(1))
+    metrics = Metrics(RequestTracer())
+    metrics.decided(JobKey("team", "job-0"), status(1))
     one = len(series(metrics))
-    keys = [Key("team", f"job-{number}") for number in range(1000)]
+    keys = [JobKey("team", f"job-{number}") for number in range(1000)]
     for key in keys:
         metrics.decided(key, status(1))
     assert len(series(metrics)) - one == PER_JOB * (len(keys) - 1)

@@ -10,10 +10,10 @@ import pytest
 
 from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
 from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.informer.expectations import EXPECTATION_S, SWEEP_AT, Expectations
 
-KEY = Key("ns", "j")
+KEY = JobKey("ns", "j")
 CONFIG_MAP = next(kind for kind in FIXED if kind.name == "ConfigMap")
 
 
@@ -56,7 +56,7 @@ def node(name: str, version: int, *, beat: str = "", taints: tuple[str, ...] = (
 
 
 @pytest.fixture
-def woken() -> list[Key]:
+def woken() -> list[JobKey]:
     return []
 
 
@@ -66,7 +66,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def cache(woken: list[Key], clock: Clock) -> Cache:
+def cache(woken: list[JobKey], clock: Clock) -> Cache:
     made = Cache(woken.append, clock)
     made.observe(JOB, job())
     woken.clear()
@@ -120,7 +120,7 @@ def test_a_name_that_is_used_again_is_another_object(cache: Cache) -> None:
     assert [one["metadata"]["uid"] for one in cache.pods(KEY, "job-uid")] == ["two"]
 
 
-def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: Cache, woken: list[Key]) -> None:
+def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: Cache, woken: list[JobKey]) -> None:
     cache.observe(NODE, node("n", 1, beat="1"))
     cache.observe(POD, pod("p", 3, node="n"))
     woken.clear()
@@ -134,7 +134,7 @@ def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: C
     assert woken == []
 
 
-def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[Key], clock: Clock) -> None:
+def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[JobKey], clock: Clock) -> None:
     cache.observe(POD, pod("p", 3, node="n"))
     claim = {"metadata": {"name": "c", "uid": "c", "resourceVersion": "4"}, "status": {"nodeName": "n"}}
     woken.clear()
@@ -146,7 +146,7 @@ def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[Key], cloc
     assert cache.changed_at(KEY, "unknown") is None
 
 
-def test_a_node_without_our_pods_any_more_concerns_nobody(cache: Cache, woken: list[Key]) -> None:
+def test_a_node_without_our_pods_any_more_concerns_nobody(cache: Cache, woken: list[JobKey]) -> None:
     cache.observe(POD, pod("p", 3, node="n"))
     cache.observe(POD, pod("q", 4, node="n"))
     cache.observe(POD, pod("p", 5, node="n"), gone=True)
@@ -192,7 +192,7 @@ def test_fixed_children_go_with_their_job_and_pods_when_they_are_gone(cache: Cac
     assert names(cache) == {"p"}
 
 
-def test_a_quiet_observation_wakes_nobody(cache: Cache, woken: list[Key]) -> None:
+def test_a_quiet_observation_wakes_nobody(cache: Cache, woken: list[JobKey]) -> None:
     assert cache.observe(JOB, job(5, suspend=True), quiet=True)
     assert woken == []
     stored = cache.job(KEY)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyrl.cluster.actions import MakeKeys
 from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, parse_keys
-from polyrl_operator.api.kinds import CLAIM, JOB, POD, Access, access_of
+from polyrl_operator.api.kinds import CLAIM, JOB, POD, Permission, access_of
 from polyrl_operator.api.merge_patch import merge_patch
 from polyrl_operator.certificate import make_certificate
 from polyrl_operator.reconciler.events import RECOUNT_S, REMEMBERED, WINDOW_S, Aggregator
@@ -36,20 +36,20 @@ def test_paths(path: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "watch", "expected"),
     [
-        ("GET", "/api/v1/namespaces/ns/pods", False, Access("list", "", "pods")),
-        ("GET", "/api/v1/pods", True, Access("watch", "", "pods")),
-        ("GET", "/api/v1/namespaces/ns/pods/p", False, Access("get", "", "pods")),
-        ("POST", "/api/v1/namespaces/ns/pods", False, Access("create", "", "pods")),
+        ("GET", "/api/v1/namespaces/ns/pods", False, Permission("list", "", "pods")),
+        ("GET", "/api/v1/pods", True, Permission("watch", "", "pods")),
+        ("GET", "/api/v1/namespaces/ns/pods/p", False, Permission("get", "", "pods")),
+        ("POST", "/api/v1/namespaces/ns/pods", False, Permission("create", "", "pods")),
         ("PATCH", "/apis/polyrl.dev/v1alpha1/namespaces/ns/polyrljobs/j/status", False,
-         Access("patch", "polyrl.dev", "polyrljobs/status")),
-        ("DELETE", "/apis/batch/v1/namespaces/ns/jobs/j", False, Access("delete", "batch", "jobs")),
+         Permission("patch", "polyrl.dev", "polyrljobs/status")),
+        ("DELETE", "/apis/batch/v1/namespaces/ns/jobs/j", False, Permission("delete", "batch", "jobs")),
         ("PUT", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", False,
-         Access("update", "coordination.k8s.io", "leases")),
-        ("GET", "/api/v1/nodes/n", False, Access("get", "", "nodes")),
-        ("GET", "/apis/karpenter.sh/v1", False, Access("get", "", "/apis/karpenter.sh/v1")),
+         Permission("update", "coordination.k8s.io", "leases")),
+        ("GET", "/api/v1/nodes/n", False, Permission("get", "", "nodes")),
+        ("GET", "/apis/karpenter.sh/v1", False, Permission("get", "", "/apis/karpenter.sh/v1")),
     ],
 )  # fmt: skip
-def test_the_permission_that_a_request_needs(method: str, path: str, watch: bool, expected: Access) -> None:
+def test_the_permission_that_a_request_needs(method: str, path: str, watch: bool, expected: Permission) -> None:
     assert access_of(method, path, watch) == expected
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.reconciler.work_queue import MAX_BACKOFF_S, MIN_PAUSE_S, SPACING_S, WorkQueue
 
-A, B = Key("ns", "a"), Key("ns", "b")
+A, B = JobKey("ns", "a"), JobKey("ns", "b")
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-async def taken(queue: WorkQueue) -> Key | None:
+async def taken(queue: WorkQueue) -> JobKey | None:
     """The next key, or None when there is none now."""
     try:
         return await asyncio.wait_for(queue.take(), 0.01)
@@ -146,11 +146,11 @@ async def test_the_age_is_that_of_the_oldest_that_waits() -> None:
 @pytest.mark.parametrize("workers", [1, 4])
 async def test_nothing_is_lost_and_no_key_has_two_turns_at_once(workers: int, seed: int) -> None:
     draw = random.Random(seed)
-    keys = [Key("ns", str(number)) for number in range(5)]
+    keys = [JobKey("ns", str(number)) for number in range(5)]
     queue = WorkQueue()
-    wanted: Counter[Key] = Counter()
-    seen: Counter[Key] = Counter()
-    busy: set[Key] = set()
+    wanted: Counter[JobKey] = Counter()
+    seen: Counter[JobKey] = Counter()
+    busy: set[JobKey] = set()
     finished = asyncio.Event()
 
     async def work() -> None:

@@ -14,12 +14,12 @@ from polyrl_operator.api import client as client_module
 from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
 from polyrl_operator.api.kinds import JOB, POD, SECRET
 from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.reconciler import status_writer
-from polyrl_operator.reconciler.executor import Actor, NameTaken
-from polyrl_operator.reconciler.status_writer import Pending, StatusWriter
+from polyrl_operator.reconciler.executor import Executor, NameTaken
+from polyrl_operator.reconciler.status_writer import PendingStatus, StatusWriter
 
-KEY = Key("ns", "j")
+KEY = JobKey("ns", "j")
 OWNER = Owner("j", "ns", "job-uid", job=None)  # type: ignore[arg-type]
 
 
@@ -159,11 +159,11 @@ class Told:
         self.said.append(say)
 
 
-def actor(*answers: Answer | Exception) -> tuple[Actor, Cache, Transport, Told]:
+def actor(*answers: Answer | Exception) -> tuple[Executor, Cache, Transport, Told]:
     api, transport = client(*answers)
     cache, told = Cache(lambda key: None), Told()
     cache.observe(JOB, {"metadata": {"name": "j", "namespace": "ns", "uid": "job-uid", "resourceVersion": "1"}})
-    return Actor(api, cache, told, told), cache, transport, told  # type: ignore[arg-type]
+    return Executor(api, cache, told, told), cache, transport, told  # type: ignore[arg-type]
 
 
 async def test_what_was_made_is_known_at_once() -> None:
@@ -287,7 +287,7 @@ class Writing:
     """A status writer on a store."""
 
     def __init__(self) -> None:
-        self.store, self.pending, self.woken = Store(), Pending(), []
+        self.store, self.pending, self.woken = Store(), PendingStatus(), []
         self.cache = Cache(lambda key: None)
         self.cache.observe(JOB, self.store.raw())
         store: Any = self.store

@@ -1,4 +1,4 @@
-"""Turns of one job against a small API server: what is asked for before what, and how often a status is written."""
+"""One job reconciled against a small API server: what is asked for before what, and how often a status is written."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import polyrl_operator.api.client as client_module
 from polyrl.cluster.settings import Settings
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS
-from polyrl_operator.api.tracing import Requests
+from polyrl_operator.api.tracing import RequestTracer
 from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import Key
+from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.metrics import Metrics
-from polyrl_operator.reconciler.executor import OF_ONE_JOB, Actor
-from polyrl_operator.reconciler.reconciler import Turns
+from polyrl_operator.reconciler.executor import OF_ONE_JOB, Executor
+from polyrl_operator.reconciler.reconciler import Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
 
-KEY = Key("ns", "j")
+KEY = JobKey("ns", "j")
 REFUSED_S = 2.0
 MOST_ASKED = 4
-"""Turns in that time, at pauses of one second, two, and half a one where there is news."""
+"""Reconciles in that time, at pauses of one second, two, and half a one where there is news."""
 
 
 class Answer:
@@ -94,7 +94,7 @@ class Mute:
     def follow(self, *_: object, **__: object) -> None:
         return None
 
-    def facts(self, _: Key) -> None:
+    def facts(self, _: JobKey) -> None:
         return None
 
 
@@ -112,13 +112,13 @@ def manifest(replicas: int) -> dict[str, Any]:
     return {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata, "spec": spec}
 
 
-def operator(replicas: int = 3) -> tuple[Turns, Server, Cache]:
+def operator(replicas: int = 3) -> tuple[Reconciler, Server, Cache]:
     server, mute, queue = Server(manifest(replicas)), Mute(), WorkQueue()
     api, cache = Client(server), Cache(queue.add)  # type: ignore[arg-type]
     cache.observe(JOB, server.job)
-    actor = Actor(api, cache, mute, mute)  # type: ignore[arg-type]
-    settings, metrics = Settings("m", "t", "r"), Metrics(Requests())
-    turns = Turns(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
+    actor = Executor(api, cache, mute, mute)  # type: ignore[arg-type]
+    settings, metrics = Settings("m", "t", "r"), Metrics(RequestTracer())
+    turns = Reconciler(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
     return turns, server, cache
 
 
