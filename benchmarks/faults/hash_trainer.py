@@ -94,7 +94,7 @@ class HashTrainer:
             if batch.samples:
                 self._learn(batch)
                 missing -= len(batch.samples)
-                await self._client.acknowledge(batch.batch)
+                await self._client.acknowledge(batch.number)
             else:
                 await asyncio.sleep(REPLACED_S)
             await self._replace_dropped(step, version)
@@ -103,8 +103,8 @@ class HashTrainer:
 
     async def _submit(self, prompts: range | list[int], step: int, version: int) -> None:
         groups = [group_of(prompt, step, version) for prompt in prompts]
-        numbered = [msgspec.structs.replace(group, group=self._number(group)) for group in groups]
-        self._live.update({group.group: prompt for group, prompt in zip(numbered, prompts, strict=True)})
+        numbered = [msgspec.structs.replace(group, id=self._number(group)) for group in groups]
+        self._live.update({group.id: prompt for group, prompt in zip(numbered, prompts, strict=True)})
         await self._client.submit(numbered)
 
     def _number(self, group: Group) -> int:

@@ -23,7 +23,7 @@ from polyrl_trainer.sample import Sample
 
 def told(sample: Sample, step: int) -> TrainedSample:
     """What is compared between two runs."""
-    _, index = split_sample_id(sample.sample)
+    _, index = split_sample_id(sample.id)
     ids = tuple(sample.tokens[sample.prompt_length :].tolist())
     return TrainedSample(step, sample.prompt, index, ids, sample.versions, sample.reward)
 

@@ -109,7 +109,7 @@ class Journal:
     def _read(self, fact: Fact) -> None:
         match fact:
             case GroupSubmitted():
-                self._sizes[fact.group.group] = fact.group.n
+                self._sizes[fact.group.id] = fact.group.n
             case Assigned():
                 self._samples[fact.assignment], self._engines[fact.assignment] = fact.sample, fact.engine
                 self.seen.setdefault(fact.sample, [fact.at])

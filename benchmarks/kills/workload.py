@@ -60,7 +60,7 @@ class Workload:
                     deadline_s=self._plan["nextDeadlineSeconds"],
                 )
                 log.write(msgspec.json.encode(told(batch, time.monotonic() - asked)) + b"\n")
-                await self._client.acknowledge(batch.batch)
+                await self._client.acknowledge(batch.number)
                 self._settle(batch)
                 await self._top_up()
         client = {"groups": self._submitted, "dropped": self._dropped}
@@ -105,7 +105,7 @@ def told(batch: Batch, waited_s: float) -> dict[str, Any]:
         }
         for one in batch.samples
     ]
-    return {"batch": batch.batch, "waitedSeconds": waited_s, "samples": samples}
+    return {"batch": batch.number, "waitedSeconds": waited_s, "samples": samples}
 
 
 async def main(run: Path, keys: Path, endpoints: Path, epoch: int) -> None:

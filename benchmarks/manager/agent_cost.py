@@ -116,7 +116,7 @@ async def _step(client: RolloutClient, step: int, samples: int, tokens: int) -> 
         for scored in batch.samples:
             if len(unpack_ids(scored.response.ids)) != tokens:
                 raise SystemExit(f"sample {scored.response.sample} has not the tokens that its engine streamed")
-        await client.acknowledge(batch.batch)
+        await client.acknowledge(batch.number)
         left -= len(batch.samples)
     judge.cancel()
 

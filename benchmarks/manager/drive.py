@@ -75,7 +75,7 @@ class Drive:
             )
             for scored in batch.samples:
                 _check(scored)
-            await self._client.acknowledge(batch.batch)
+            await self._client.acknowledge(batch.number)
             self.acknowledged += len(batch.samples)
             if self._load.endless:
                 await self._client.submit([next(self._groups) for _ in range(len(batch.samples) // self._load.n)])

@@ -109,7 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """One prompt, n samples, as the trainer submits it."""
 
-    group: int
+    id: int
     """Unique within a run and increasing in submission order; sample ids are derived from it."""
     step: int
     purpose: Purpose

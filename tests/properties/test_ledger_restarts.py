@@ -84,16 +84,16 @@ def test_what_was_packed_and_not_acknowledged_is_offered_again_in_its_order() ->
     stage = at_work(4)
     complete(stage, "1.0", "0.0", "3.0")
     asked = [said(stage.ask(most=1), Batch)[0] for _ in range(3)]
-    stage.acknowledge(asked[0].batch)
+    stage.acknowledge(asked[0].number)
     complete(stage, "2.0")
     stage.trainer(hello("second"))
     assert not stage.ledger.state.batches
     (batch,) = said(stage.ask(least=3), Batch)
     assert groups_of(batch) == [0, 3, 2]
     assert batch.last
-    assert said(stage.acknowledge(asked[1].batch), Accepted)
+    assert said(stage.acknowledge(asked[1].number), Accepted)
     assert stage.ledger.status(stage.now).samples.acknowledged == 1
-    stage.acknowledge(batch.batch)
+    stage.acknowledge(batch.number)
     assert stage.ledger.status(stage.now).samples.acknowledged == 4
     nothing_is_broken(stage)
 
@@ -101,7 +101,7 @@ def test_what_was_packed_and_not_acknowledged_is_offered_again_in_its_order() ->
 def test_what_its_state_contains_is_not_offered_again() -> None:
     stage = at_work()
     complete(stage, "0.0", "1.0")
-    batches = [said(stage.ask(most=1), Batch)[0].batch for _ in range(2)]
+    batches = [said(stage.ask(most=1), Batch)[0].number for _ in range(2)]
     stage.trainer(hello("second", acknowledged=batches[0]))
     assert stage.ledger.status(stage.now).samples.acknowledged == 1
     assert [groups_of(batch) for batch in said(stage.ask(most=1), Batch)] == [[1]]
@@ -114,7 +114,7 @@ def test_the_same_trainer_that_comes_back_finds_all_as_it_was() -> None:
     stage.ask(least=2)
     outcome = stage.trainer(hello("first", next_group=3, next_batch=1))
     assert said(outcome, TrainerWelcome)[0].held == ()
-    assert list(stage.ledger.state.batches) == [batch.batch]
+    assert list(stage.ledger.state.batches) == [batch.number]
     assert len(stage.ledger.state.pending) == 1
 
 
@@ -126,7 +126,7 @@ def test_a_newcomer_is_told_what_is_held_and_is_asked_for_every_open_verdict() -
     outcome = stage.trainer(hello("second", fresh=True))  # the first answer was lost with its connection
     (welcome,) = said(outcome, TrainerWelcome)
     assert (welcome.next_group, welcome.version, welcome.manifest_hash) == (2, 0, b"hash")
-    assert [(held.group, held.scored, held.turn) for held in welcome.held] == [(0, 0, 0), (1, 1, 0)]
+    assert [(held.id, held.scored, held.turn) for held in welcome.held] == [(0, 0, 0), (1, 1, 0)]
     assert [turn.response.sample for turn in said(outcome, TurnDone)] == ["0.0"]
     groups = [stage.ledger.state.groups[number].group for number in (0, 1)]
     assert [held.digest for held in welcome.held] == [group_digest(group) for group in groups]
@@ -152,7 +152,7 @@ def test_a_fresh_journal_takes_no_number_that_its_trainer_knows() -> None:
     stage.submit(6)
     assert sorted(stage.ledger.state.groups) == [5]
     complete(stage, "5.0")
-    assert said(stage.ask(), Batch)[0].batch == 3
+    assert said(stage.ask(), Batch)[0].number == 3
     nothing_is_broken(stage)
 
 
@@ -194,7 +194,7 @@ def test_a_live_number_is_not_given_to_another_prompt() -> None:
     stage = at_work()
     known = stage.ledger.state.groups[1].group
     assert said(stage.trainer(Submit(900, (known,))), Accepted)
-    (refused,) = said(stage.submit(group=1, prompt_ids=b"\1\0\0\0"), Refused)
+    (refused,) = said(stage.submit(id=1, prompt_ids=b"\1\0\0\0"), Refused)
     assert "group 1 was submitted before" in refused.reason
 
 

@@ -23,8 +23,8 @@ class Sample:
     """float32[T], 1 on positions whose token is learned: response tokens that the policy generated (RL) or that the
     assistant wrote (SFT)."""
     prompt_length: int
-    sample: str = ""
-    """The sample's id, `group.index`; empty for SFT rows."""
+    id: str = ""
+    """`group.index`; empty for SFT rows."""
     group: int = -1
     """Samples of one prompt share it."""
     prompt: str = ""

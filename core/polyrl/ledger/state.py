@@ -120,7 +120,7 @@ class GroupState(msgspec.Struct, array_like=True):
     @property
     def key(self) -> tuple[int, int]:
         """Its place in the queue: by priority; of equals evaluation first, which is short and awaited; then by age."""
-        return (-2 * self.group.priority - (self.group.purpose is Purpose.EVAL), self.group.group)
+        return (-2 * self.group.priority - (self.group.purpose is Purpose.EVAL), self.group.id)
 
 
 class Engine(msgspec.Struct):

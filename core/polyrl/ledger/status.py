@@ -178,9 +178,9 @@ def awaited(state: State, step: int, purpose: Purpose, now: float) -> str:
         return f"step {step} ({purpose}): no group was submitted"
     samples = [
         state.samples[sample_id(number, index)]
-        for number, group in state.groups.items()
-        if (group.group.step, group.group.purpose) == (step, purpose) and not group.ready
-        for index in range(group.group.n)
+        for number, live in state.groups.items()
+        if (live.group.step, live.group.purpose) == (step, purpose) and not live.ready
+        for index in range(live.group.n)
     ]
     parts = [part for part in (_part(state, samples, phase, now) for phase in Phase) if part]
     head = f"step {step} ({purpose}): {entry.open} of {entry.submitted} groups are open, {len(entry.ready)} ready"

@@ -132,7 +132,7 @@ class Finish(Message, frozen=True, tag="finish"):
 class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
     """A live group of an earlier trainer. A trainer that would submit the same one takes this instead."""
 
-    group: int
+    id: int
     step: int
     purpose: Purpose
     digest: bytes
@@ -190,7 +190,7 @@ class Batch(Message, frozen=True, tag="batch"):
     """Answer to Next: complete groups in arrival order. Empty with `last` when the step has nothing more to give."""
 
     request: int
-    batch: int
+    number: int
     step: int
     samples: tuple[Scored, ...]
     last: bool

@@ -88,7 +88,7 @@ class Site:
                     0, purpose=Purpose.TRAIN, min_samples=1, max_samples=999, max_tokens=10**6, deadline_s=DEADLINE_S
                 )
                 scored += batch.samples
-                await self.client.acknowledge(batch.batch)
+                await self.client.acknowledge(batch.number)
         finally:
             judge.cancel()
             await asyncio.gather(judge, return_exceptions=True)

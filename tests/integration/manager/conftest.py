@@ -110,7 +110,7 @@ class Site:
                     0, purpose=Purpose.TRAIN, min_samples=8, max_samples=16, max_tokens=10**6, deadline_s=DEADLINE_S
                 )
                 taken += batch.samples
-                await client.acknowledge(batch.batch)
+                await client.acknowledge(batch.number)
         finally:
             judge.cancel()
         for scored in taken:

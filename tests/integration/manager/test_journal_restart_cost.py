@@ -44,7 +44,7 @@ class Recorded:
             self.commit()
         self.stage.finish_all()
         (batch,) = said(self.stage.ask(most=99), Batch)
-        self.stage.acknowledge(batch.batch)
+        self.stage.acknowledge(batch.number)
         self.commit()
 
     def read_bytes(self) -> int:

@@ -265,7 +265,7 @@ async def _train(site: Site, client: RolloutClient, samples: int) -> int:
                 0, purpose=Purpose.TRAIN, min_samples=1, max_samples=99, max_tokens=10**6, deadline_s=DEADLINE_S
             )
             taken += len(batch.samples)
-            await client.acknowledge(batch.batch)
+            await client.acknowledge(batch.number)
     finally:
         for task in tasks:
             task.cancel()

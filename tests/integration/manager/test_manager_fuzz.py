@@ -125,7 +125,7 @@ async def work(client: RolloutClient, rounds: range) -> None:
         for scored in batch.samples:
             made = made_tokens(scored.response.sample, 0, 100)
             assert np.array_equal(wire.unpack_ids(scored.response.ids), made)
-        await client.acknowledge(batch.batch)
+        await client.acknowledge(batch.number)
 
 
 async def metrics(ends: Endpoints, keys: Path) -> str:

@@ -216,7 +216,7 @@ async def take(client: RolloutClient, samples: int) -> list[Scored]:
             0, purpose=Purpose.TRAIN, min_samples=1, max_samples=999, max_tokens=10**6, deadline_s=DEADLINE_S
         )
         taken += batch.samples
-        await client.acknowledge(batch.batch)
+        await client.acknowledge(batch.number)
         if not batch.samples:
             await asyncio.sleep(LOOK_S)
     return taken
@@ -280,7 +280,7 @@ async def test_a_lost_journal_costs_what_was_open_and_nothing_else(world: World,
         for part in world.root.glob("journal.sqlite*"):
             part.unlink()
         await world.start_manager()
-        await client.acknowledge(first.batch)
+        await client.acknowledge(first.number)
         lost: list[GroupDropped] = []
         await world.until(lambda: lost.extend(client.take_dropped()) or len(lost) == GROUPS - 1)
         assert {drop.reason for drop in lost} == {DiscardReason.JOURNAL_LOST}
@@ -337,7 +337,7 @@ class Calculator(CalculatorEnvironment):
         async def write(text: str) -> Any:
             nonlocal written
             if written == self._until:
-                self.hanging.add(sample.sample)
+                self.hanging.add(sample.id)
                 await asyncio.Event().wait()
             written += 1
             return await generate("<result>0</result>" if written - 1 == self._wrong else text)

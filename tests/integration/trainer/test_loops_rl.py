@@ -61,7 +61,7 @@ class CountingBackend:
         self.pending = 0
 
     def forward_backward(self, batch, loss, temperature=1.0):
-        self.micro_batches.append([one.sample for one in batch])
+        self.micro_batches.append([one.id for one in batch])
         self.pending += len(batch)
         tokens = float(sum(one.loss_mask.sum() for one in batch))
         assert all(one.advantages is not None and one.rollout_log_probs is not None for one in batch)
@@ -114,7 +114,7 @@ class MemoryPublisher:
 def echo(group, index, so_far):
     """The prompt's digits again, differently long per sample."""
     ids = unpack_ids(group.prompt_ids).tolist()[1:]
-    return [*ids[: 1 + (group.group + index) % len(ids)], EOS_ID]
+    return [*ids[: 1 + (group.id + index) % len(ids)], EOS_ID]
 
 
 def reward_of_length(sample):
@@ -193,7 +193,7 @@ class Run:
     def prompts(self):
         """Prompt of every training submission, in order."""
         groups = [group for group in self.rollouts.submitted if group.purpose is Purpose.TRAIN]
-        return [(group.group, TOKENIZER.decode(unpack_ids(group.prompt_ids).tolist())) for group in groups]
+        return [(group.id, TOKENIZER.decode(unpack_ids(group.prompt_ids).tolist())) for group in groups]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=QUICK_OR_NOT, print_blob=True)
@@ -224,7 +224,7 @@ def test_mini_batches_are_exact_whatever_arrives_when(
     assert len(set(trained)) == len(trained) == 3 * mini_batches * groups_per_mini_batch * 3
     groups = {int(sample.split(".")[0]) for sample in trained}
     assert sorted(rollouts.acknowledged) == sorted(groups), "acknowledged are exactly those that were trained"
-    assert {group.group for group in rollouts.submitted} == groups | set(rollouts.discarded)
+    assert {group.id for group in rollouts.submitted} == groups | set(rollouts.discarded)
     assert not groups & set(rollouts.discarded)
 
 
@@ -382,8 +382,8 @@ async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
     lost: list[int] = []
 
     def lose(group):
-        if group.group == 1:
-            lost.append(group.group)
+        if group.id == 1:
+            lost.append(group.id)
             return DiscardReason.ENGINE_REJECTED
         return None
 
@@ -396,7 +396,7 @@ async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
     evaluation = await run.beside(story())
     assert lost == [1]
     assert (evaluation.scored, evaluation.unscored) == (4, 1)
-    groups = [group for group in run.rollouts.submitted if group.group not in run.rollouts.discarded]
+    groups = [group for group in run.rollouts.submitted if group.id not in run.rollouts.discarded]
     lengths = [len(TOKENIZER.decode(echo(group, 0, []))) for group in groups]
     assert evaluation.exact_match == sum(length == 2 for length in lengths) / 4
     assert all(group.sampling.temperature == 0 and group.n == 1 for group in groups)

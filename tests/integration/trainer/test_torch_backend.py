@@ -168,7 +168,7 @@ def test_a_normalizer_that_is_not_positive_is_refused(backend: TorchBackend, nor
 
 
 def test_an_unlearnable_first_token_and_an_empty_batch_are_refused(backend: TorchBackend) -> None:
-    first_learned = Sample(np.array([3, 4]), np.ones(2, dtype=np.float32), prompt_length=0, sample="8.1")
+    first_learned = Sample(np.array([3, 4]), np.ones(2, dtype=np.float32), prompt_length=0, id="8.1")
     with pytest.raises(ValueError, match=r"sample 8\.1: its first token"):
         backend.log_probs([first_learned]).result(WAIT_SECONDS)
     with pytest.raises(ValueError, match="at least one sample"):

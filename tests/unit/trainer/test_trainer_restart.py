@@ -28,7 +28,7 @@ def group(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), **fie
     default: dict[str, Any] = {"step": 4, "purpose": Purpose.TRAIN, "n": 2} | fields
     ids = np.array([token], "<u4").tobytes()
     low, high = versions
-    return Group(group=number, prompt_ids=ids, sampling=SAMPLING, min_version=low, max_version=high, **default)
+    return Group(id=number, prompt_ids=ids, sampling=SAMPLING, min_version=low, max_version=high, **default)
 
 
 def held(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), scored: int = 0, turn: int = 0) -> HeldGroup:
@@ -157,7 +157,7 @@ async def test_held_groups_take_the_place_of_new_ones_and_the_rest_is_stale() ->
     groups = step_of(supply)
     await groups.submit([draw(1), draw(3), draw(2)])
     assert list(groups.live) == [7, 20, 8]
-    assert [one.group for one in told.submitted] == [7, 20, 8]
+    assert [one.id for one in told.submitted] == [7, 20, 8]
     assert told.rejected == [("9.0", DiscardReason.STALE)]
     await groups.submit([draw(1)])
     assert list(groups.live)[-1] == 21
@@ -182,7 +182,7 @@ async def test_a_group_lost_by_a_restart_is_submitted_again_however_many_there_a
     await groups.submit([draw(1), draw(2)])
     for number in (20, 21):
         await groups.drop(GroupDropped(number, 4, Purpose.TRAIN, reason, ""))
-    assert [one.group for one in told.submitted] == [20, 21, 22, 23]
+    assert [one.id for one in told.submitted] == [20, 21, 22, 23]
     assert [one.item.ids for one in groups.live.values()] == [(1,), (2,)]
     assert groups.dropped == {reason.value: 2}
     assert groups.replaced == 0

@@ -109,7 +109,7 @@ def unpack(batch: PackedBatch, values: torch.Tensor) -> list[npt.NDArray[np.floa
 def _learned(sample: Sample) -> npt.NDArray[np.int64]:
     learned: npt.NDArray[np.int64] = np.flatnonzero(sample.loss_mask)
     if len(learned) and learned[0] == 0:
-        raise ValueError(f"sample {sample.sample or '(unnamed)'}: its first token has no predecessor to learn it from")
+        raise ValueError(f"sample {sample.id or '(unnamed)'}: its first token has no predecessor to learn it from")
     return learned
 
 

@@ -39,15 +39,15 @@ class Cursor:
 
     def submit(self, groups: Sequence[Group]) -> None:
         """They are asked for."""
-        self._open.update({group.group: (group.step, group.purpose) for group in groups})
+        self._open.update({group.id: (group.step, group.purpose) for group in groups})
 
     def accept(self, groups: Sequence[Group]) -> None:
         """The manager has them."""
-        self.next_group = max(self.next_group, *(group.group + 1 for group in groups), 0)
+        self.next_group = max(self.next_group, *(group.id + 1 for group in groups), 0)
 
     def receive(self, batch: Batch) -> None:
         """Its groups are the trainer's now."""
-        self.next_batch = max(self.next_batch, batch.batch + 1)
+        self.next_batch = max(self.next_batch, batch.number + 1)
         for scored in batch.samples:
             self._open.pop(scored.group, None)
 

@@ -23,7 +23,7 @@ class AdoptedGroups:
         self._useful: dict[int, HeldGroup] = {}
         self._useless: dict[int, HeldGroup] = {}
         for one in held:
-            (self._useless if gated and one.scored else self._useful)[one.group] = one
+            (self._useless if gated and one.scored else self._useful)[one.id] = one
 
     def __contains__(self, number: int) -> bool:
         return number in self._useful

@@ -52,7 +52,7 @@ def to_sample(group: int, index: int, response: Response, prompt: Prompt, tokeni
         tokens=np.concatenate([np.asarray(prompt.ids, dtype=np.int64), ids]),
         loss_mask=_after_prompt(prompt_length, mask),
         prompt_length=prompt_length,
-        sample=sample_id(group, index),
+        id=sample_id(group, index),
         group=group,
         prompt=prompt.text,
         response=tokenizer.decode(ids.tolist()),

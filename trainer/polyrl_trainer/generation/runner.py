@@ -115,11 +115,11 @@ class UserCodeRunner:
             await self._reject(sample, Unscored(failed.reason, failed.detail))
             return
         if text is not None:
-            await self._rollouts.extend(sample.sample, turn.response.turn, self._tokenizer.encode_text(text))
+            await self._rollouts.extend(sample.id, turn.response.turn, self._tokenizer.encode_text(text))
             return
         verdict = await self._reward.score(sample)
         if isinstance(verdict, Unscored):
-            await self._rollouts.reject(sample.sample, verdict.reason, verdict.detail)
+            await self._rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:
             await self._answer(ScoredTurn(sample, turn.response.turn, verdict), turn.purpose)
 
@@ -129,11 +129,11 @@ class UserCodeRunner:
         passed = [judged] if gate is None else await gate.judge(judged)
         if isinstance(passed, Unscored):
             if passed.reason is not DiscardReason.FILTERED:
-                self.failures.add(judged.sample.sample, passed)
-            await self._rollouts.reject(judged.sample.sample, passed.reason, passed.detail)
+                self.failures.add(judged.sample.id, passed)
+            await self._rollouts.reject(judged.sample.id, passed.reason, passed.detail)
             return
         for one in passed:
-            await self._rollouts.score(one.sample.sample, one.turn, one.reward.value, one.reward.metrics)
+            await self._rollouts.score(one.sample.id, one.turn, one.reward.value, one.reward.metrics)
 
     async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
@@ -143,5 +143,5 @@ class UserCodeRunner:
         return await self._episodes.play(sample, turn.response.turn, past)
 
     async def _reject(self, sample: Sample, unscored: Unscored) -> None:
-        self.failures.add(sample.sample, unscored)
-        await self._rollouts.reject(sample.sample, unscored.reason, unscored.detail)
+        self.failures.add(sample.id, unscored)
+        await self._rollouts.reject(sample.id, unscored.reason, unscored.detail)

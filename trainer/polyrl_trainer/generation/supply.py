@@ -123,7 +123,7 @@ class StepGroups:
     def _group(self, number: int, prompt: Prompt) -> Group:
         plan = self.plan
         return Group(
-            group=number,
+            id=number,
             step=plan.step,
             purpose=plan.purpose,
             prompt_ids=pack_ids(prompt.ids),
@@ -187,7 +187,7 @@ class GroupSupply:
     async def submit(self, groups: Mapping[Group, Prompt]) -> None:
         """Registers with the loop host first: a turn may be back before `submit` returns."""
         for group, prompt in groups.items():
-            self._host.register(group.group, prompt)
+            self._host.register(group.id, prompt)
         await self._rollouts.submit(list(groups))
 
     def release(self, groups: Sequence[int]) -> None:

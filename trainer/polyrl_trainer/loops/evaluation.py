@@ -106,7 +106,7 @@ class Evaluator:
             )
             groups.use([one.group for one in batch.samples])
             scored += batch.samples
-            await self._rollouts.acknowledge(batch.batch)
+            await self._rollouts.acknowledge(batch.number)
             if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
                 raise DeadlineExceeded(f"{len(groups.live)} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
         return scored

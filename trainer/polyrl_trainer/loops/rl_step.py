@@ -140,7 +140,7 @@ class RlStep:
                 return None
             sums = merge(sums, await self._train(groups, batch))
             missing -= len(batch.samples)
-            batches.append(batch.batch)
+            batches.append(batch.number)
             if stoppable and self._session.stop.is_set():
                 return None
         assert missing == 0, "a batch crossed the mini-batch boundary"
@@ -200,7 +200,7 @@ class RlStep:
             indices.setdefault(scored.group, set()).add(scored.index)
         expected = groups.plan.samples_per_group
         if len(batch.samples) != len(indices) * expected or any(len(seen) != expected for seen in indices.values()):
-            raise ProtocolError(f"batch {batch.batch} of step {self._step} does not hold complete groups")
+            raise ProtocolError(f"batch {batch.number} of step {self._step} does not hold complete groups")
         tokenizer = self._parts.tokenizer
         samples = [scored_sample(scored, groups.prompt_of(scored.group), tokenizer) for scored in batch.samples]
         groups.use(list(indices))

@@ -86,7 +86,7 @@ def draw_samples(seed: int, count: int) -> list[Sample]:
         mask = (np.arange(length) >= prompt_length) & (draw.random(length) < 0.8)
         mask[-1] = True
         tokens = draw.integers(0, VOCABULARY, length)
-        samples.append(Sample(tokens, mask.astype(np.float32), prompt_length, sample=f"{index}.0", group=index))
+        samples.append(Sample(tokens, mask.astype(np.float32), prompt_length, id=f"{index}.0", group=index))
     return samples
 
 
@@ -162,7 +162,7 @@ def _log_probs_are_those_of_the_plain_model(backend: TrainingBackend, samples: S
     plain = PlainLearner()
     for sample, values in zip(samples, found, strict=True):
         wanted = plain.log_probs(sample).detach().numpy()
-        assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=f"log_probs of sample {sample.sample}")
+        assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=f"log_probs of sample {sample.id}")
 
 
 def _steps_equal_plain_adamw(backend: TrainingBackend, samples: Sequence[Sample]) -> None:

@@ -71,20 +71,20 @@ class Episodes:
         `past`: the turns before, read only if this sample's environment does not run here.
         """
         if turn + 1 >= self._spec.max_turns:
-            self._end(sample.sample)
+            self._end(sample.id)
             return None
-        episode = self._running.get(sample.sample)
+        episode = self._running.get(sample.id)
         if episode is not None:
             episode.turns.put_nowait(sample)
         elif turn == 0:
             episode = self._start(sample)
         else:
             episode = await self._replay(sample, past)
-        text = await self._next_text(sample.sample, episode)
+        text = await self._next_text(sample.id, episode)
         if text is None:
-            self._end(sample.sample)
+            self._end(sample.id)
         else:
-            self._check(sample.sample, text)
+            self._check(sample.id, text)
         return text
 
     def forget(self, group: int) -> None:
@@ -101,10 +101,10 @@ class Episodes:
             else:
                 episode.turns.put_nowait(recorded.sample)
             try:
-                text = await self._next_text(sample.sample, episode)
+                text = await self._next_text(sample.id, episode)
             except EpisodeFailed as failed:
                 raise EpisodeFailed(f"replayed after a restart, after turn {turn}: {failed.detail}") from failed
-            self._compare(sample.sample, turn, text, recorded.written)
+            self._compare(sample.id, turn, text, recorded.written)
         assert episode is not None, "a sample beyond its first turn has past turns"
         episode.turns.put_nowait(sample)
         return episode
@@ -127,7 +127,7 @@ class Episodes:
     def _start(self, sample: Sample) -> _Episode:
         episode = _Episode()
         episode.task = asyncio.create_task(self._run(self._environment.run(sample, episode.generate), episode))
-        self._running[sample.sample] = episode
+        self._running[sample.id] = episode
         return episode
 
     async def _run(self, coroutine: Coroutine[Any, Any, None], episode: _Episode) -> None:

@@ -60,7 +60,7 @@ class RewardFunction:
         """Raises RunFailed when too many calls hang (see `user_calls`), and nothing else."""
         verdict = await self._ask(sample)
         if isinstance(verdict, Unscored):
-            self.failures.add(sample.sample, verdict)
+            self.failures.add(sample.id, verdict)
         return verdict
 
     async def _ask(self, sample: Sample) -> Verdict:

@@ -66,14 +66,14 @@ def _step_of(state: State, group: Group) -> StepState:
 
 
 def _forget_group(state: State, group: Group) -> None:
-    state.backlog -= state.groups.pop(group.group).tokens
+    state.backlog -= state.groups.pop(group.id).tokens
     for index in range(group.n):
-        del state.samples[sample_id(group.group, index)]
+        del state.samples[sample_id(group.id, index)]
 
 
 def group_submitted(state: State, fact: f.GroupSubmitted) -> None:
     group = fact.group
-    _mark_seen(state, group.group)
+    _mark_seen(state, group.id)
     key = step_key(group.step, group.purpose)
     if key not in state.steps:
         _forget_old_steps(state, group)
@@ -81,10 +81,10 @@ def group_submitted(state: State, fact: f.GroupSubmitted) -> None:
     state.steps[key].submitted += 1
     state.steps[key].open += 1
     state.counters.submitted += group.n
-    state.groups[group.group] = GroupState(group, list(range(group.n)))
-    insort(state.queue, state.groups[group.group].key)
+    state.groups[group.id] = GroupState(group, list(range(group.n)))
+    insort(state.queue, state.groups[group.id].key)
     for index in range(group.n):
-        state.samples[sample_id(group.group, index)] = SampleState(group.group, index, fact.at)
+        state.samples[sample_id(group.id, index)] = SampleState(group.id, index, fact.at)
 
 
 def _mark_seen(state: State, number: int) -> None:
@@ -287,12 +287,12 @@ def sample_scored(state: State, fact: f.SampleScored) -> None:
 
 
 def group_completed(state: State, fact: f.GroupCompleted) -> None:
-    group = state.groups[fact.group]
-    group.ready = True
-    if group.group.purpose is Purpose.TRAIN:
-        group.tokens = group_tokens(state, fact.group)
-        state.backlog += group.tokens
-    step = _step_of(state, group.group)
+    entry = state.groups[fact.group]
+    entry.ready = True
+    if entry.group.purpose is Purpose.TRAIN:
+        entry.tokens = group_tokens(state, fact.group)
+        state.backlog += entry.tokens
+    step = _step_of(state, entry.group)
     step.open -= 1
     step.ready.append(fact.group)
 
@@ -301,7 +301,7 @@ def group_discarded(state: State, fact: f.GroupDiscarded) -> None:
     entry = state.groups[fact.group]
     group = entry.group
     for index in range(group.n):
-        name = sample_id(group.group, index)
+        name = sample_id(group.id, index)
         sample = state.samples[name]
         if sample.assignment:
             _end_assignment(state, sample.assignment)
@@ -314,12 +314,12 @@ def group_discarded(state: State, fact: f.GroupDiscarded) -> None:
     step = _step_of(state, group)
     step.dropped += 1
     if fact.notify:
-        step.notices.append(GroupDropped(group.group, group.step, group.purpose, fact.reason, fact.detail))
+        step.notices.append(GroupDropped(group.id, group.step, group.purpose, fact.reason, fact.detail))
     _forget_group(state, group)
 
 
 def _leave_step(state: State, entry: GroupState) -> None:
-    step, number = _step_of(state, entry.group), entry.group.group
+    step, number = _step_of(state, entry.group), entry.group.id
     if entry.batch >= 0:
         step.packed -= 1
         batch = state.batches[entry.batch]

@@ -145,10 +145,10 @@ class Historian:
 
     def _submitted(self, fact: f.GroupSubmitted) -> Iterable[r.AnyRecord]:
         group = fact.group
-        self._sizes[group.group] = group.n
+        self._sizes[group.id] = group.n
         prompt = len(group.prompt_ids) // BYTES_PER_TOKEN
         budget, versions = group.sampling.max_new_tokens, (group.min_version, group.max_version)
-        return (r.Submitted(fact.at, group.group, group.n, group.step, group.purpose, prompt, budget, *versions),)
+        return (r.Submitted(fact.at, group.id, group.n, group.step, group.purpose, prompt, budget, *versions),)
 
     def _discarded(self, fact: f.GroupDiscarded) -> Iterable[r.AnyRecord]:
         told: list[r.AnyRecord] = []

@@ -65,11 +65,11 @@ def _discard_if_longer(d: Decision, entry: GroupState, context: int) -> None:
     needed = max(needed_context(d.state, entry, index) for index in entry.waiting)
     if needed > context:
         text = f"prompt, response so far and what is left of max_new_tokens are {needed} tokens; engines hold {context}"
-        discard_group(d, entry.group.group, DiscardReason.PROMPT_TOO_LONG, "", text)
+        discard_group(d, entry.group.id, DiscardReason.PROMPT_TOO_LONG, "", text)
 
 
 def needed_context(state: State, entry: GroupState, index: int) -> int:
     """Context that a sample can grow to, in tokens."""
     group = entry.group
-    sample = state.samples[sample_id(group.group, index)]
+    sample = state.samples[sample_id(group.id, index)]
     return len(group.prompt_ids) // 4 + sample.length + group.sampling.max_new_tokens - sample.generated

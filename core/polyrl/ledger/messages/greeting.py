@@ -73,9 +73,9 @@ def _welcome(state: State, *, with_held: bool) -> TrainerWelcome:
 
 def _held(state: State, entry: GroupState) -> HeldGroup:
     group = entry.group
-    turn = max(state.samples[sample_id(group.group, index)].turn for index in range(group.n))
+    turn = max(state.samples[sample_id(group.id, index)].turn for index in range(group.n))
     versions = (group.min_version, group.max_version)
-    return HeldGroup(group.group, group.step, group.purpose, group_digest(group), *versions, entry.scored, turn)
+    return HeldGroup(group.id, group.step, group.purpose, group_digest(group), *versions, entry.scored, turn)
 
 
 def _say_again(d: Decision) -> None:

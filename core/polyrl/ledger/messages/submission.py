@@ -16,12 +16,12 @@ def submission_fault(groups: Sequence[Group]) -> str | None:
     for group in groups:
         fault = _group_fault(group)
         if fault is not None:
-            return f"group {group.group}: {fault}"
+            return f"group {group.id}: {fault}"
     return None
 
 
 def _group_fault(group: Group) -> str | None:
-    if group.group < 0:
+    if group.id < 0:
         return "its number must not be negative"
     if not 1 <= group.n <= MAX_SAMPLES:
         return f"n is {group.n}, not in 1 .. {MAX_SAMPLES}"

@@ -90,11 +90,11 @@ def _submit(d: Decision, message: Submit) -> Verdict:
     if fault is not None:
         return fault
     for group in message.groups:
-        known = d.state.groups.get(group.group)
+        known = d.state.groups.get(group.id)
         if known is not None and group_digest(known.group) != group_digest(group):
-            return f"group {group.group} was submitted before, as another one"
+            return f"group {group.id} was submitted before, as another one"
     for group in message.groups:
-        if not was_seen(d.state, group.group):
+        if not was_seen(d.state, group.id):
             d.record(GroupSubmitted(group, d.now))
     return None
 

@@ -90,7 +90,7 @@ def steps_wanted(state: State) -> set[int] | None:
 def _has_begun(state: State, group: Group) -> bool:
     if group.purpose is Purpose.EVAL:
         return True
-    return any(state.samples[sample_id(group.group, index)].attempt for index in range(group.n))
+    return any(state.samples[sample_id(group.id, index)].attempt for index in range(group.n))
 
 
 def _place_group(
@@ -100,7 +100,7 @@ def _place_group(
     homes = homes_of(d.state, entry.group)
     asked = None
     for index in tuple(entry.waiting):
-        name = sample_id(entry.group.group, index)
+        name = sample_id(entry.group.id, index)
         need = need_of(d.state, name)
         if need != asked:
             # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
@@ -126,7 +126,7 @@ def _place_group(
 
 def homes_of(state: State, group: Group) -> set[str]:
     """Engines that run samples of the group."""
-    numbers = (state.samples[sample_id(group.group, index)].assignment for index in range(group.n))
+    numbers = (state.samples[sample_id(group.id, index)].assignment for index in range(group.n))
     return {state.assignments[number].engine for number in numbers if number}
 
 

@@ -111,7 +111,7 @@ class Watcher:
         """A message of the trainer is about to be heard."""
         if isinstance(message, Submit):
             for group in message.groups:
-                self._groups.setdefault(group.group, group)
+                self._groups.setdefault(group.id, group)
         if isinstance(message, Next):
             self._requests[message.request] = message
 
@@ -139,9 +139,9 @@ class Watcher:
 
     def trained(self, batch: Batch, now: float) -> None:
         """The trainer takes a batch, for the first time."""
-        if batch.batch in self._batches:
-            raise Violation(now, "I2", f"batch number {batch.batch} names two batches")
-        self._batches[batch.batch] = batch
+        if batch.number in self._batches:
+            raise Violation(now, "I2", f"batch number {batch.number} names two batches")
+        self._batches[batch.number] = batch
         request = self._requests[batch.request]
         by_group: dict[int, list[Scored]] = {}
         for scored in batch.samples:

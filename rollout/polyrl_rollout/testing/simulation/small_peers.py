@@ -246,8 +246,8 @@ class SmallTrainer(msgspec.Struct):
             return
         if isinstance(answer, Batch) and answer.samples:
             self.trained += [scored.response.sample for scored in answer.samples]
-            self.batches.append(answer.batch)
-            self.ask(Acknowledge(self.request + 1, answer.batch))
+            self.batches.append(answer.number)
+            self.ask(Acknowledge(self.request + 1, answer.number))
             self.acknowledging.append(self.request)
         if len(self.trained) < self.groups * self.n:
             self.ask_batch()

@@ -108,7 +108,7 @@ class Stage:
             "sampling": sampling,
         }
         default |= {"min_version": 0, "max_version": 0} | fields
-        groups = tuple(Group(**({"group": self._group + index} | default)) for index in range(count))
+        groups = tuple(Group(**({"id": self._group + index} | default)) for index in range(count))
         self._group += count
         return self.trainer(Submit(self.request(), groups))
 

@@ -266,9 +266,9 @@ class SimulatedTrainer:
         if self._to_boundary == 0:
             self._to_boundary = self._mini
             self._optimized += 1
-        self.acknowledged = batch.batch
+        self.acknowledged = batch.number
         self._unacknowledged += 1
-        self.world.after(self.rng.choice((0.0, 0.1)), lambda: self._acknowledge(batch.batch))
+        self.world.after(self.rng.choice((0.0, 0.1)), lambda: self._acknowledge(batch.number))
 
     def _acknowledge(self, batch: int) -> None:
         self._ask(lambda r: Acknowledge(r, batch), self._acknowledged)

@@ -89,7 +89,7 @@ class Run:
         outcome = self._trainer(Next(next(self.requests), 0, Purpose.TRAIN, 1, 4, 10_000, 0.0))
         for answer in outcome.to_trainer:
             if isinstance(answer, Batch) and self.random.random() < 0.7:
-                self._trainer(Acknowledge(next(self.requests), answer.batch))
+                self._trainer(Acknowledge(next(self.requests), answer.number))
 
     def end_step(self) -> None:
         if self.random.random() < 0.1:

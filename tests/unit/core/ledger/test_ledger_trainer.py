@@ -104,7 +104,7 @@ def test_a_waiting_next_is_answered_by_the_event_it_waits_for() -> None:
     assert not said(stage.ask(), Batch)
     stage.tokens("a", stage.number("1.0"), [2], "stop")
     (batch,) = said(stage.score("1.0"), Batch)
-    assert (groups(batch), batch.last, batch.batch) == ([1], False, 0)
+    assert (groups(batch), batch.last, batch.number) == ([1], False, 0)
 
 
 def test_groups_come_in_order_of_completion_and_last_is_true_at_the_end() -> None:
@@ -266,7 +266,7 @@ def test_submissions_are_idempotent_in_any_order() -> None:
         ({"prompt_ids": b"12345"}, "prompt"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"min_version": 2, "max_version": 1}, "versions 2 to 1"),
-        ({"group": -1}, "negative"),
+        ({"id": -1}, "negative"),
     ],
 )
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:

@@ -39,7 +39,7 @@ class Policy:
         self.began: list[tuple[int, int, int]] = []
 
     def __call__(self, group: Group, index: int, so_far: list[int]) -> list[int]:
-        self.began.append((group.group, index, len(so_far)))
+        self.began.append((group.id, index, len(so_far)))
         results = TOKENIZER.decode(so_far).split("<result>")[1:]
         if len(results) == CALLS:
             return [*TOKENIZER.encode_text("7"), EOS_ID]
@@ -56,7 +56,7 @@ class Calculator(CalculatorEnvironment):
         self._before = before
 
     async def run(self, sample: Sample, generate: Any) -> None:
-        mine = self.given.setdefault(sample.sample, [sample])
+        mine = self.given.setdefault(sample.id, [sample])
 
         async def noted(text: str) -> Sample:
             told = await self._before(sample, len(mine) - 1) if self._before else None
@@ -74,8 +74,8 @@ class Rewards:
         self.failures = Failures({}, {})
 
     async def score(self, sample: Sample) -> Reward:
-        assert sample.sample not in self.judged
-        self.judged[sample.sample] = sample
+        assert sample.id not in self.judged
+        self.judged[sample.id] = sample
         return Reward(1.0)
 
 
@@ -120,8 +120,8 @@ async def until_stuck(rollouts: FakeRollouts, rewards: Rewards, reached: Callabl
     stuck: set[str] = set()
 
     async def stop(sample: Sample, number: int) -> None:
-        if number == reached(sample.sample):
-            stuck.add(sample.sample)
+        if number == reached(sample.id):
+            stuck.add(sample.id)
             await asyncio.Event().wait()
 
     async with a_trainer(rollouts, Calculator(stop), rewards):
@@ -198,7 +198,7 @@ async def test_a_replay_ends_at_the_environments_deadline(monkeypatch: pytest.Mo
 
     async def hang(sample: Sample, number: int) -> None:
         if number == 1:
-            hanging.add(sample.sample)
+            hanging.add(sample.id)
             await asyncio.Event().wait()
 
     rollouts, rewards = FakeRollouts(Policy()), Rewards()

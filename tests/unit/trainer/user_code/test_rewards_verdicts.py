@@ -17,7 +17,7 @@ from polyrl_trainer.user_code import calls as calls_module
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.rewards import Reward, RewardFunction, Unscored, read_reward
 
-SAMPLE = Sample(np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), 1, sample="4.0", prompt="a", response="bc")
+SAMPLE = Sample(np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), 1, id="4.0", prompt="a", response="bc")
 TIMEOUT_S = 0.2
 """Of a call that is meant to miss it."""
 PATIENCE_S = 60.0
