@@ -11,10 +11,10 @@ import argparse
 import json
 import time
 
-from polyrl.ledger import Ledger, LedgerConfig, Outcome
+from polyrl.ledger import Effects, Ledger, LedgerConfig
 from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
-from polyrl.wire import Assign, Deltas, Hello, PublishVersion, Serving, Submit, TrainerHello, pack_ids
+from polyrl.wire import Assign, Deltas, Hello, PublishVersion, Submit, TrainerHello, WeightsLoaded, pack_ids
 
 GROUP = 8
 """Samples per group."""
@@ -31,11 +31,11 @@ def fleet(engines: int, samples: int) -> Ledger:
     for index in range(engines):
         name = f"engine-{index}"
         ledger.from_agent(name, Hello(1, name, Pool.SPOT, samples, 10**9, 10**9, -1), 0.0)
-        ledger.from_agent(name, Serving(0, 1.0, 1.0, 1), 0.0)
+        ledger.from_agent(name, WeightsLoaded(0, 1.0, 1.0, 1), 0.0)
     return ledger
 
 
-def place(ledger: Ledger, samples: int, budget: int) -> tuple[list[Outcome], list[float]]:
+def place(ledger: Ledger, samples: int, budget: int) -> tuple[list[Effects], list[float]]:
     """Submits a step at once; the outcomes until all is placed, and the CPU seconds of each."""
     sampling = SamplingParams(budget)
     prompt = pack_ids(range(PROMPT))
@@ -49,7 +49,7 @@ def place(ledger: Ledger, samples: int, budget: int) -> tuple[list[Outcome], lis
     return outcomes, seconds
 
 
-def feed(ledger: Ledger, placed: list[Outcome], tokens: int, row: int) -> float:
+def feed(ledger: Ledger, placed: list[Effects], tokens: int, row: int) -> float:
     """Streams at least `tokens` tokens in frames of one row per running sample; CPU seconds of the ledger alone."""
     numbers: dict[str, list[int]] = {}
     for engine, message in (said for outcome in placed for said in outcome.to_agents):

@@ -95,7 +95,7 @@ def judge(run: Path, kills: list[Kill], reference: Reference, plan: Plan, wall_s
 def tokens_of(counted: dict[str, int], journal: Journal) -> dict[str, int]:
     """Where the tokens that left the engines went."""
     generated, kept = sum(counted.values()), journal.accepted.total()
-    refused = sum(fact.in_vain + fact.repeated for fact in journal.taken)
+    refused = sum(event.in_vain + event.repeated for event in journal.taken)
     return {"generated": generated, "kept": kept, "refused": refused, "lost": generated - kept - refused}
 
 

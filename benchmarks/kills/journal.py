@@ -21,7 +21,7 @@ from polyrl.ledger.events import (
     Assigned,
     BatchAcknowledged,
     BatchPacked,
-    Fact,
+    Event,
     GroupDiscarded,
     GroupSubmitted,
     Moved,
@@ -29,7 +29,7 @@ from polyrl.ledger.events import (
     TurnEnded,
 )
 from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import decode_facts
+from polyrl.ledger.journal.codec import decode_events
 from polyrl.sample import sample_id
 from polyrl.wire import row_columns
 from polyrl_cli.inspection.journal_reader import open_journal
@@ -55,14 +55,14 @@ class Aftermath:
 
 
 class Journal:
-    """A finished run's journal. Raises ValueError when a snapshot has replaced the facts: take fewer kills."""
+    """A finished run's journal. Raises ValueError when a snapshot has replaced the events: take fewer kills."""
 
     def __init__(self, path: Path) -> None:
         with closing(sqlite3.connect(path)) as db:
             (snapshot, *_) = db.execute(form.SELECT_SNAPSHOT).fetchone()
             rows = db.execute(form.SELECT_FACTS).fetchall()
         if snapshot:
-            raise ValueError(f"{path}: facts up to {snapshot} are gone")
+            raise ValueError(f"{path}: events up to {snapshot} are gone")
         with open_journal(path) as journal:
             began = journal.records_about(RUN)[0]
         assert isinstance(began, Began), "a journal opens with the beginning of its run"
@@ -83,8 +83,8 @@ class Journal:
         self.accepted: Counter[str] = Counter()
         """Tokens per engine."""
         for _, _, body, _ in rows:
-            for fact in decode_facts(body):
-                self._read(fact)
+            for event in decode_events(body):
+                self._read(event)
 
     def clock(self, wall: float) -> float:
         """The manager's clock at a Unix time."""
@@ -106,37 +106,37 @@ class Journal:
         tokens = self.tokens.get(self._samples[number], [])
         return next((at for at, later in tokens if later > number), None)
 
-    def _read(self, fact: Fact) -> None:
-        match fact:
+    def _read(self, event: Event) -> None:
+        match event:
             case GroupSubmitted():
-                self._sizes[fact.group.id] = fact.group.n
+                self._sizes[event.group.id] = event.group.n
             case Assigned():
-                self._samples[fact.assignment], self._engines[fact.assignment] = fact.sample, fact.engine
-                self.seen.setdefault(fact.sample, [fact.at])
+                self._samples[event.assignment], self._engines[event.assignment] = event.sample, event.engine
+                self.seen.setdefault(event.sample, [event.at])
             case Moved():
-                self.moved[fact.assignment] = fact
+                self.moved[event.assignment] = event
             case TurnEnded():
-                self.seen[fact.sample].append(fact.at)
+                self.seen[event.sample].append(event.at)
             case TokensTaken():
-                self._read_tokens(fact)
+                self._read_tokens(event)
             case BatchPacked():
-                self._batches[fact.batch] = fact.groups
+                self._batches[event.batch] = event.groups
             case BatchAcknowledged():
                 self.ends += [
-                    (name, "acknowledged") for group in self._batches[fact.batch] for name in self._members(group)
+                    (name, "acknowledged") for group in self._batches[event.batch] for name in self._members(group)
                 ]
             case GroupDiscarded():
-                self.ends += [(name, "discarded") for name in self._members(fact.group)]
+                self.ends += [(name, "discarded") for name in self._members(event.group)]
 
     def _members(self, group: int) -> list[str]:
         return [sample_id(group, index) for index in range(self._sizes[group])]
 
-    def _read_tokens(self, fact: TokensTaken) -> None:
-        self.taken.append(fact)
-        self.accepted[fact.engine] += len(fact.ids) // 4
-        numbers, _, counts, _ = row_columns(fact.rows)
+    def _read_tokens(self, event: TokensTaken) -> None:
+        self.taken.append(event)
+        self.accepted[event.engine] += len(event.ids) // 4
+        numbers, _, counts, _ = row_columns(event.rows)
         for number, count in zip(numbers, counts, strict=True):
             if count:
                 name = self._samples[number]
-                self.tokens.setdefault(name, []).append((fact.at, number))
-                self.seen[name].append(fact.at)
+                self.tokens.setdefault(name, []).append((event.at, number))
+                self.seen[name].append(event.at)

@@ -29,9 +29,9 @@ def tokens_not_journaled(patch: Patch) -> None:
 
 
 def tokens_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, fact: f.Moved) -> None:
-        sample = state.samples[state.assignments[fact.assignment].sample]
-        honest(state, fact)
+    def moved(state: Any, event: f.Moved) -> None:
+        sample = state.samples[state.assignments[event.assignment].sample]
+        honest(state, event)
         del sample.ids[-4:]
 
     honest = apply._FOLDS[f.Moved]
@@ -39,9 +39,9 @@ def tokens_lost_when_moved(patch: Patch) -> None:
 
 
 def sample_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, fact: f.Moved) -> None:
-        sample = state.samples[state.assignments[fact.assignment].sample]
-        honest(state, fact)
+    def moved(state: Any, event: f.Moved) -> None:
+        sample = state.samples[state.assignments[event.assignment].sample]
+        honest(state, event)
         samples._unqueue_sample(state, sample)
 
     honest = apply._FOLDS[f.Moved]

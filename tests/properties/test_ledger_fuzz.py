@@ -1,4 +1,4 @@
-"""No sequence of decodable messages makes the ledger raise, lose count, or drift from its facts."""
+"""No sequence of decodable messages makes the ledger raise, lose count, or drift from its events."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from polyrl.ledger.columns import pack_rows
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Acknowledge,
-    Beat,
-    Bye,
+    BatchRequest,
     Deltas,
+    Deregister,
     EndStep,
     Extend,
-    Finish,
-    Held,
+    FinishRun,
+    HandBack,
+    Heartbeat,
+    HeldAssignment,
     Hello,
     Leaving,
-    Next,
     PublishVersion,
     Reject,
-    Report,
     ReservedWindow,
-    Returned,
     Score,
-    Serving,
     Submit,
-    TrainerBeat,
+    TrainerHeartbeat,
     TrainerHello,
+    TrainerReport,
     WeightsFailed,
+    WeightsLoaded,
     pack_ids,
 )
 
@@ -72,7 +72,7 @@ def groups(draw: st.DrawFn) -> Group:
     )
 
 
-held = st.builds(Held, numbers, samples, small, small)
+held = st.builds(HeldAssignment, numbers, samples, small, small)
 agent_messages = st.one_of(
     st.builds(Hello, st.just(1), engines, st.sampled_from(Pool), small, st.just(50), small, small, st.just(())),
     st.builds(
@@ -80,12 +80,12 @@ agent_messages = st.one_of(
     ),
     deltas(),
     deltas(),
-    st.builds(Beat, small, small, small),
-    st.builds(Serving, st.integers(0, 2), seconds, seconds, numbers),
+    st.builds(Heartbeat, small, small, small),
+    st.builds(WeightsLoaded, st.integers(0, 2), seconds, seconds, numbers),
     st.builds(WeightsFailed, numbers, small, st.text(max_size=3)),
-    st.builds(Returned, st.integers(0, 8), st.sampled_from(["rejected", "engineError", "draining", "?"])),
+    st.builds(HandBack, st.integers(0, 8), st.sampled_from(["rejected", "engineError", "draining", "?"])),
     st.builds(Leaving, seconds, st.text(max_size=3)),
-    st.builds(Bye, st.text(max_size=3)),
+    st.builds(Deregister, st.text(max_size=3)),
 )
 trainer_messages = st.one_of(
     st.builds(TrainerHello, st.just(1), numbers),
@@ -93,13 +93,13 @@ trainer_messages = st.one_of(
     st.builds(Score, numbers, samples, small, seconds),
     st.builds(Extend, numbers, samples, small, tokens.map(pack_ids) | st.binary(max_size=5)),
     st.builds(Reject, numbers, samples, st.sampled_from(DiscardReason), st.text(max_size=3)),
-    st.builds(Next, numbers, small, st.sampled_from(Purpose), small, small, numbers, seconds),
+    st.builds(BatchRequest, numbers, small, st.sampled_from(Purpose), small, small, numbers, seconds),
     st.builds(Acknowledge, numbers, numbers),
     st.builds(EndStep, numbers, small, st.sampled_from(Purpose)),
     st.builds(PublishVersion, numbers, numbers, st.just("tcp://x"), st.just("k"), st.just(b"h")),
     st.builds(ReservedWindow, numbers, st.booleans()),
-    st.builds(Report, numbers, st.text(max_size=3), small, st.just({})),
-    st.builds(TrainerBeat),
+    st.builds(TrainerReport, numbers, st.text(max_size=3), small, st.just({})),
+    st.builds(TrainerHeartbeat),
 )
 events = st.one_of(
     st.tuples(st.just("agent"), engines, agent_messages),
@@ -112,14 +112,14 @@ events = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events, max_size=60), st.booleans())
 def test_nothing_that_is_said_breaks_the_ledger(script: list[tuple[str, str, object]], finish: bool) -> None:
-    ledger, now, facts = Ledger(LedgerConfig(epoch=1, group_filter="nonzeroSpread")), 0.0, []
+    ledger, now, events = Ledger(LedgerConfig(epoch=1, group_filter="nonzeroSpread")), 0.0, []
     opening = [
         ("trainer", "", TrainerHello(1, -1)),
         ("trainer", "", PublishVersion(0, 0, "tcp://x", "k", b"h")),
         ("agent", "a", Hello(1, "a", Pool.SPOT, 4, 50, 30, 0)),
         ("trainer", "", Submit(1, (Group(0, 0, Purpose.TRAIN, pack_ids([9]), 2, SamplingParams(4), 0, 1),))),
     ]
-    ending = [("trainer", "", Finish(99, True, ""))] if finish else []
+    ending = [("trainer", "", FinishRun(99, True, ""))] if finish else []
     for kind, engine, what in [*opening, *script, *ending]:
         if kind == "agent":
             outcome = ledger.from_agent(engine, what, now)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_nothing_that_is_said_breaks_the_ledger(script: list[tuple[str, str, obj
         else:
             now += what  # type: ignore[operator]
             outcome = ledger.tick(now)
-        facts += outcome.facts
+        events += outcome.events
         status = ledger.status(now)
         ended = status.samples.acknowledged + sum(status.samples.discarded.values())
         assert status.samples.submitted == ended + sum(status.samples.live.values())
@@ -138,6 +138,6 @@ def test_nothing_that_is_said_breaks_the_ledger(script: list[tuple[str, str, obj
             assert step.submitted == step.open + step.ready + step.packed + step.acknowledged + step.dropped
         for wait in ledger.waits(now):
             assert wait.sentence(now)
-    rebuilt = replay(ledger.state.config, facts)
+    rebuilt = replay(ledger.state.config, events)
     assert msgspec.msgpack.encode(rebuilt) == msgspec.msgpack.encode(ledger.state)
     assert not finish or not ledger.state.groups

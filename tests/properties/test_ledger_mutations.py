@@ -57,13 +57,13 @@ def foreign_version_taken(patch: Patch) -> None:
         engine.version = version
         engine.served[:] = range(100)
 
-    def assigned(state: Any, fact: f.Assigned) -> None:
-        honest(state, fact)
-        state.assignments[fact.assignment].high = 99
+    def assigned(state: Any, event: f.Assigned) -> None:
+        honest(state, event)
+        state.assignments[event.assignment].high = 99
 
-    honest = apply._FOLDS[f.Assigned]
+    honest = apply._APPLY[f.Assigned]
     patch.setattr(engines, "_serve", serve)
-    patch.setitem(apply._FOLDS, f.Assigned, assigned)
+    patch.setitem(apply._APPLY, f.Assigned, assigned)
 
 
 def placed_on_any_version(patch: Patch) -> None:
@@ -71,33 +71,33 @@ def placed_on_any_version(patch: Patch) -> None:
 
 
 def sample_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, fact: f.Moved) -> None:
-        sample = state.samples[state.assignments[fact.assignment].sample]
-        honest(state, fact)
+    def moved(state: Any, event: f.Moved) -> None:
+        sample = state.samples[state.assignments[event.assignment].sample]
+        honest(state, event)
         samples._unqueue_sample(state, sample)
 
-    honest = apply._FOLDS[f.Moved]
-    patch.setitem(apply._FOLDS, f.Moved, moved)
+    honest = apply._APPLY[f.Moved]
+    patch.setitem(apply._APPLY, f.Moved, moved)
 
 
 def budget_forgotten_when_moved(patch: Patch) -> None:
-    def moved(state: Any, fact: f.Moved) -> None:
-        sample = state.samples[state.assignments[fact.assignment].sample]
-        honest(state, fact)
+    def moved(state: Any, event: f.Moved) -> None:
+        sample = state.samples[state.assignments[event.assignment].sample]
+        honest(state, event)
         sample.generated = 0
 
-    honest = apply._FOLDS[f.Moved]
-    patch.setitem(apply._FOLDS, f.Moved, moved)
+    honest = apply._APPLY[f.Moved]
+    patch.setitem(apply._APPLY, f.Moved, moved)
 
 
 def tokens_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, fact: f.Moved) -> None:
-        sample = state.samples[state.assignments[fact.assignment].sample]
-        honest(state, fact)
+    def moved(state: Any, event: f.Moved) -> None:
+        sample = state.samples[state.assignments[event.assignment].sample]
+        honest(state, event)
         del sample.ids[-4:]
 
-    honest = apply._FOLDS[f.Moved]
-    patch.setitem(apply._FOLDS, f.Moved, moved)
+    honest = apply._APPLY[f.Moved]
+    patch.setitem(apply._APPLY, f.Moved, moved)
 
 
 def stop_token_fed_back(patch: Patch) -> None:
@@ -123,14 +123,14 @@ def incomplete_groups_packed(patch: Patch) -> None:
 def packed_twice(patch: Patch) -> None:
     """A packed group stays ready."""
 
-    def packed(state: Any, fact: f.BatchPacked) -> None:
-        honest(state, fact)
-        for number in fact.groups:
+    def packed(state: Any, event: f.BatchPacked) -> None:
+        honest(state, event)
+        for number in event.groups:
             group = state.groups[number].group
             state.steps[f"{group.purpose.value}/{group.step}"].ready.append(number)
 
-    honest = apply._FOLDS[f.BatchPacked]
-    patch.setitem(apply._FOLDS, f.BatchPacked, packed)
+    honest = apply._APPLY[f.BatchPacked]
+    patch.setitem(apply._APPLY, f.BatchPacked, packed)
 
 
 def acknowledged_twice(patch: Patch) -> None:
@@ -155,8 +155,8 @@ def last_is_said_too_early(patch: Patch) -> None:
 def repeated_next_packs_anew(patch: Patch) -> None:
     def ask(d: Any, message: Any) -> None:
         if message.request in d.state.pending:
-            d.record(f.NextClosed(message.request))
-        d.record(f.NextAsked(message, d.now))
+            d.record(f.BatchRequestClosed(message.request))
+        d.record(f.BatchRequested(message, d.now))
 
     patch.setattr(trainer, "_next", ask)
 
@@ -202,7 +202,7 @@ def verdicts_never_asked_again(patch: Patch) -> None:
 
 def state_changed_beside_the_fold(patch: Patch) -> None:
     def settled(d: Any) -> Any:
-        d.state.counters.turns += bool(d.outcome.to_agents)
+        d.state.counters.turns += bool(d.effects.to_agents)
         return honest(d)
 
     honest = ledger._settled
@@ -210,16 +210,16 @@ def state_changed_beside_the_fold(patch: Patch) -> None:
 
 
 def numbers_reused(patch: Patch) -> None:
-    def assigned(state: Any, fact: f.Assigned) -> None:
+    def assigned(state: Any, event: f.Assigned) -> None:
         before = state.next_assignment
-        honest(state, fact)
-        if not any(number >= before for number in state.assignments if number != fact.assignment):
+        honest(state, event)
+        if not any(number >= before for number in state.assignments if number != event.assignment):
             state.next_assignment = before + (before % 5 != 0)
             if before % 5 == 0:
                 state.next_assignment = max([*state.assignments, 0]) + 1 - (before > 20)
 
-    honest = apply._FOLDS[f.Assigned]
-    patch.setitem(apply._FOLDS, f.Assigned, assigned)
+    honest = apply._APPLY[f.Assigned]
+    patch.setitem(apply._APPLY, f.Assigned, assigned)
 
 
 def optimizer_step_overfilled(patch: Patch) -> None:
@@ -272,7 +272,7 @@ def everything_asked_for_again(patch: Patch) -> None:
         for number in engine.running:
             sample = d.state.samples[d.state.assignments[number].sample]
             if sample.spans and sample.spans[-1].attempt == sample.attempt:
-                d.tell(engine.name, Resend(number, sample.spans[-1].start))
+                d.send(engine.name, Resend(number, sample.spans[-1].start))
 
     patch.setattr(agents, "take_deltas", take)
 

@@ -8,7 +8,7 @@ from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import Historian
 from polyrl.ledger.journal.codec import decode_state, encode_state
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Pool, group_digest
 from polyrl.wire import (
     Accepted,
@@ -17,15 +17,15 @@ from polyrl.wire import (
     Assign,
     Batch,
     Cancel,
+    Declined,
     Fenced,
     GroupDropped,
-    Held,
+    HeldAssignment,
     Hello,
     PublishVersion,
-    Refused,
     Resend,
     Submit,
-    TrainerBeat,
+    TrainerHeartbeat,
     TrainerHello,
     TrainerWelcome,
     TurnDone,
@@ -60,10 +60,10 @@ def groups_of(batch: Batch) -> list[int]:
 
 
 def nothing_is_broken(stage: Stage) -> None:
-    """The audit's books, kept from the same facts, agree with the state and with the invariants."""
-    historian, audit = Historian(State(stage.ledger.state.config)), Audit()
-    for fact in stage.facts:
-        for record in historian.tell(fact):
+    """The audit's books, kept from the same events, agree with the state and with the invariants."""
+    historian, audit = Historian(LedgerState(stage.ledger.state.config)), Audit()
+    for event in stage.events:
+        for record in historian.tell(event):
             audit.take(record)
     assert [verdict.first for verdict in audit.conclude(stage.ledger.state) if verdict.broken] == []
 
@@ -158,7 +158,7 @@ def test_a_fresh_journal_takes_no_number_that_its_trainer_knows() -> None:
 
 def test_a_fresh_journal_takes_no_assignment_that_an_agent_holds() -> None:
     stage = Stage()
-    held = (Held(7, "0.0", 1, 12), Held(2**31, "0.1", 1, 12))
+    held = (HeldAssignment(7, "0.0", 1, 12), HeldAssignment(2**31, "0.1", 1, 12))
     outcome = stage.agent("a", Hello(1, "a", Pool.SPOT, 8, 1000, 100, 0, held))
     assert [cancel.assignment for cancel in said(outcome, Cancel)] == [7, 2**31]
     assert [assign.assignment for assign in said(stage.submit(max_new_tokens=5), Assign)] == [8]
@@ -174,7 +174,7 @@ def test_what_an_engine_holds_is_settled_before_it_is_welcome() -> None:
     stage.tokens("a", numbers[0], [5] * 4)
     stage.tokens("a", numbers[1], [5] * 4 + [2], "stop")
     stage._keep(stage.ledger.resume(stage.now + 1.0))
-    held = tuple(Held(number, "", 1, 5) for number in numbers)
+    held = tuple(HeldAssignment(number, "", 1, 5) for number in numbers)
     outcome = stage.agent("a", Hello(1, "a", Pool.SPOT, 8, 1000, 100, 0, held))
     answers = said(outcome, (Resend, Cancel, Welcome))
     assert answers[:2] == [Resend(numbers[0], 4), Cancel(numbers[1])]
@@ -187,14 +187,14 @@ def test_the_same_weights_may_be_published_again_at_another_place_and_no_others(
     outcome = stage.trainer(PublishVersion(900, 0, "tcp://elsewhere", "key2", b"hash"))
     assert said(outcome, Accepted)
     assert {announce.endpoint for announce in said(outcome, Announce)} == {"tcp://elsewhere"}
-    assert said(stage.trainer(PublishVersion(902, 0, "tcp://elsewhere", "key2", b"other")), Refused)
+    assert said(stage.trainer(PublishVersion(902, 0, "tcp://elsewhere", "key2", b"other")), Declined)
 
 
 def test_a_live_number_is_not_given_to_another_prompt() -> None:
     stage = at_work()
     known = stage.ledger.state.groups[1].group
     assert said(stage.trainer(Submit(900, (known,))), Accepted)
-    (refused,) = said(stage.submit(id=1, prompt_ids=b"\1\0\0\0"), Refused)
+    (refused,) = said(stage.submit(id=1, prompt_ids=b"\1\0\0\0"), Declined)
     assert "group 1 was submitted before" in refused.reason
 
 
@@ -209,7 +209,7 @@ def test_a_verdict_that_never_comes_has_a_deadline_as_long_as_the_trainer_lives(
     dropped: list[GroupDropped] = []
     for _ in range(200):
         if listens:
-            stage.trainer(TrainerBeat())
+            stage.trainer(TrainerHeartbeat())
         dropped += said(stage.pass_time(1.0), GroupDropped)
     assert [drop.reason for drop in dropped] == ([DiscardReason.REWARD_TIMED_OUT] if listens else [])
     if listens:
@@ -231,9 +231,9 @@ def held_through_a_restart() -> Stage:
             stage.tokens(assignment.engine, number, [5])
     stage.now += 0.9
     stage._keep(stage.ledger.resume(stage.now))
-    greetings: dict[str, list[Held]] = {"a": [], "b": []}
+    greetings: dict[str, list[HeldAssignment]] = {"a": [], "b": []}
     for number, assignment in stage.ledger.state.assignments.items():
-        greetings[assignment.engine].append(Held(number, assignment.sample, 1, 90))
+        greetings[assignment.engine].append(HeldAssignment(number, assignment.sample, 1, 90))
     for name, held in greetings.items():
         stage.now += 0.01
         stage.agent(name, Hello(1, name, Pool.SPOT, 8, 100_000, 4096, 0, tuple(held)))

@@ -1,6 +1,6 @@
-"""What can happen to a ledger. Each decision ends in facts; `fold` applies them, a journal may keep them.
+"""What can happen to a ledger. Each decision ends in events; `fold` applies them, a journal may keep them.
 
-Folding the same facts in the same order rebuilds the same state. Facts that are not `durable` say only what a restart
+Folding the same events in the same order rebuilds the same state. Events that are not `durable` say only what a restart
 would learn anew (signs of life, load, timers); a journal may leave them out.
 
 Refuses to hold: behaviour. Read next: `fold`.
@@ -14,40 +14,40 @@ from typing import ClassVar, Final, TypeAlias
 import msgspec
 
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose
-from polyrl.wire import Next
+from polyrl.wire import BatchRequest
 
 
-class Effect(IntFlag):
-    """What must be decided anew after a fact."""
+class FollowUp(IntFlag):
+    """What must be decided anew after an event."""
 
     NONE = 0
     PLACE = 1
     """Work or room appeared."""
     PACK = 2
-    """A waiting Next may have its answer."""
+    """A waiting BatchRequest may have its answer."""
     FIT = 4
     """Which engines may serve which versions changed."""
 
 
-class _Fact(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all facts; `at` is the ledger's clock in seconds."""
+class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all events; `at` is the ledger's clock in seconds."""
 
-    effect: ClassVar[Effect] = Effect.NONE
+    follow_up: ClassVar[FollowUp] = FollowUp.NONE
     durable: ClassVar[bool] = True
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-class GroupSubmitted(_Fact, frozen=True):
+class GroupSubmitted(_Event, frozen=True):
     """The trainer wants these n samples."""
 
     group: Group
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE | Effect.FIT
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.FIT
 
 
-class Assigned(_Fact, frozen=True):
+class Assigned(_Event, frozen=True):
     """A waiting sample goes to an engine."""
 
     assignment: int
@@ -59,7 +59,7 @@ class Assigned(_Fact, frozen=True):
     """Tokens that it must read before the first new one."""
 
 
-class PlacementHeld(_Fact, frozen=True):
+class PlacementHeld(_Event, frozen=True):
     """A sample waits for the engine that holds its prefix, until `until` at most."""
 
     sample: str
@@ -67,14 +67,14 @@ class PlacementHeld(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class PlacementPaused(_Fact, frozen=True):
+class PlacementPaused(_Event, frozen=True):
     """There is room and work for it left, to be looked at in the next tick, which is due at once."""
 
     at: float
     durable: ClassVar[bool] = False
 
 
-class BalancePaused(_Fact, frozen=True):
+class BalancePaused(_Event, frozen=True):
     """So much was looked at in search of better places that the next look waits until `until`."""
 
     at: float
@@ -82,7 +82,7 @@ class BalancePaused(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class TokensTaken(_Fact, frozen=True):
+class TokensTaken(_Event, frozen=True):
     """A Deltas of an engine; `rows`, `ids` and `logprobs` hold only what was accepted, in the wire's form."""
 
     engine: str
@@ -99,7 +99,7 @@ class TokensTaken(_Fact, frozen=True):
     at: float
 
 
-class ReturnAsked(_Fact, frozen=True):
+class RecallSent(_Event, frozen=True):
     """A healthy engine was asked to give an assignment back; its sample goes to `to`, which sets `kv` tokens aside."""
 
     assignment: int
@@ -110,27 +110,27 @@ class ReturnAsked(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class Moved(_Fact, frozen=True):
+class Moved(_Event, frozen=True):
     """An assignment ends unfinished; its sample waits again with all its tokens."""
 
     assignment: int
     cause: str
     """One of `moves.CAUSES`."""
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
-class TurnEnded(_Fact, frozen=True):
+class TurnEnded(_Event, frozen=True):
     """The engine's part of a turn is over, and the trainer is asked for its verdict until `ask_due` at least."""
 
     sample: str
     finish: Finish
     ask_due: float
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
-class TurnAsked(_Fact, frozen=True):
+class VerdictRequested(_Event, frozen=True):
     """The verdict was asked for again."""
 
     sample: str
@@ -138,16 +138,16 @@ class TurnAsked(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class TurnExtended(_Fact, frozen=True):
+class TurnExtended(_Event, frozen=True):
     """An environment wrote `ids` (uint32); the sample waits for an engine again."""
 
     sample: str
     ids: bytes
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE | Effect.FIT
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.FIT
 
 
-class SampleScored(_Fact, frozen=True):
+class SampleScored(_Event, frozen=True):
     """The sample is finished and worth `reward`."""
 
     sample: str
@@ -156,15 +156,15 @@ class SampleScored(_Fact, frozen=True):
     at: float
 
 
-class GroupCompleted(_Fact, frozen=True):
+class GroupCompleted(_Event, frozen=True):
     """All samples are scored and the group passed the filter."""
 
     group: int
     at: float
-    effect: ClassVar[Effect] = Effect.PACK
+    follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-class GroupDiscarded(_Fact, frozen=True):
+class GroupDiscarded(_Event, frozen=True):
     """No sample of the group will be trained: `culprit` for `reason`, its siblings as groupIncomplete; without a
     culprit all for `reason`."""
 
@@ -175,62 +175,62 @@ class GroupDiscarded(_Fact, frozen=True):
     notify: bool
     """The trainer did not ask for it and must hear of it."""
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE | Effect.PACK
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
 
 
 # --- batches and the trainer ------------------------------------------------------------------------------------------
 
 
-class NextAsked(_Fact, frozen=True):
-    """A Next waits for its answer."""
+class BatchRequested(_Event, frozen=True):
+    """A BatchRequest waits for its answer."""
 
-    request: Next
+    request: BatchRequest
     at: float
-    effect: ClassVar[Effect] = Effect.PACK | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PACK | FollowUp.PLACE
 
 
-class NextClosed(_Fact, frozen=True):
-    """A Next was answered with nothing: late, empty or refused."""
+class BatchRequestClosed(_Event, frozen=True):
+    """A BatchRequest was answered with nothing: late, empty or refused."""
 
     request: int
 
 
-class BatchPacked(_Fact, frozen=True):
+class BatchPacked(_Event, frozen=True):
     """These complete groups answer `request`."""
 
     batch: int
-    request: Next
+    request: BatchRequest
     groups: list[int]
     last: bool
     at: float
 
 
-class BatchAcknowledged(_Fact, frozen=True):
+class BatchAcknowledged(_Event, frozen=True):
     """The batch is part of the trainer's state; its samples have ended well."""
 
     batch: int
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
-class BatchReturned(_Fact, frozen=True):
+class BatchReturned(_Event, frozen=True):
     """The trainer that got the batch is gone without having acknowledged it: its groups can be packed again."""
 
     batch: int
     at: float
-    effect: ClassVar[Effect] = Effect.PACK
+    follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-class StepEnded(_Fact, frozen=True):
+class StepEnded(_Event, frozen=True):
     """The trainer wants nothing more of this step and purpose."""
 
     step: int
     purpose: Purpose
     at: float
-    effect: ClassVar[Effect] = Effect.PACK
+    follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-class VersionPublished(_Fact, frozen=True):
+class VersionPublished(_Event, frozen=True):
     """A newer weight version can be pulled."""
 
     version: int
@@ -238,20 +238,20 @@ class VersionPublished(_Fact, frozen=True):
     public_key: str
     manifest_hash: bytes
     at: float
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class WindowSet(_Fact, frozen=True):
+class WindowSet(_Event, frozen=True):
     """Reserved engines may generate, or no longer; see `reserved.slowest_pace`."""
 
     open: bool
     at: float
     token_s: float = 0.0
     read_s: float = 0.0
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class Reported(_Fact, frozen=True):
+class Reported(_Event, frozen=True):
     """What the trainer wants seen."""
 
     phase: str
@@ -260,29 +260,29 @@ class Reported(_Fact, frozen=True):
     at: float
 
 
-class RequestDone(_Fact, frozen=True):
+class RequestDone(_Event, frozen=True):
     """A request whose repetition would not be harmless took effect."""
 
     request: int
     digest: bytes
-    """Of the request; for a Next its answer follows, in the wire's form."""
+    """Of the request; for a BatchRequest its answer follows, in the wire's form."""
 
 
-class TrainerHeard(_Fact, frozen=True):
+class TrainerHeard(_Event, frozen=True):
     """A sign of life of the trainer."""
 
     at: float
     durable: ClassVar[bool] = False
 
 
-class TrainerGreeted(_Fact, frozen=True):
+class TrainerGreeted(_Event, frozen=True):
     """A trainer's process came, or came back."""
 
     trainer: str
     at: float
 
 
-class NumbersTaken(_Fact, frozen=True):
+class NumbersTaken(_Event, frozen=True):
     """Peers know of numbers that this ledger does not: its journal is younger than they are. None of them is used."""
 
     group: int
@@ -292,19 +292,19 @@ class NumbersTaken(_Fact, frozen=True):
     at: float
 
 
-class RunFinished(_Fact, frozen=True):
+class RunFinished(_Event, frozen=True):
     """The trainer's last words."""
 
     ok: bool
     message: str
     at: float
-    effect: ClassVar[Effect] = Effect.PACK
+    follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------
 
 
-class EngineGreeted(_Fact, frozen=True):
+class EngineGreeted(_Event, frozen=True):
     """An engine joined, or greeted again within its lease."""
 
     engine: str
@@ -314,10 +314,10 @@ class EngineGreeted(_Fact, frozen=True):
     max_context: int
     version: int
     at: float
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class EngineHeard(_Fact, frozen=True):
+class EngineHeard(_Event, frozen=True):
     """A sign of life."""
 
     engine: str
@@ -325,7 +325,7 @@ class EngineHeard(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class EngineLoad(_Fact, frozen=True):
+class EngineLoad(_Event, frozen=True):
     """What an engine says of its load."""
 
     engine: str
@@ -335,16 +335,16 @@ class EngineLoad(_Fact, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class EngineServing(_Fact, frozen=True):
+class EngineServing(_Event, frozen=True):
     """An engine serves `version`, verified; -1: nothing."""
 
     engine: str
     version: int
     at: float
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class WeightsAwaited(_Fact, frozen=True):
+class WeightsAwaited(_Event, frozen=True):
     """An engine could not load; the version is announced to it again at `retry_at` (inf: it was)."""
 
     engine: str
@@ -356,52 +356,52 @@ STRAGGLER: Final = "straggler"
 """Cause of a strike after which tokens alone prove nothing."""
 
 
-class EngineStruck(_Fact, frozen=True):
-    """An engine failed and gets no work before `trusted_at`."""
+class EngineQuarantined(_Event, frozen=True):
+    """An engine failed and gets no work before `quarantined_until`."""
 
     engine: str
-    trusted_at: float
+    quarantined_until: float
     cause: str
     at: float
 
 
-class EngineTrusted(_Fact, frozen=True):
+class EngineRestored(_Event, frozen=True):
     """A straggler gets work like any other again."""
 
     engine: str
     cause: str
     """`proven` (it is slow no longer) or `needed` (too few others are left)."""
     at: float
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class EngineDraining(_Fact, frozen=True):
+class EngineDraining(_Event, frozen=True):
     """An engine gets nothing new, and at `drain_at` what it still runs is moved."""
 
     engine: str
     drain_at: float
     reason: str
     at: float
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class DrainExpired(_Fact, frozen=True):
+class DrainExpired(_Event, frozen=True):
     """The drain deadline has passed and nothing is left there."""
 
     engine: str
 
 
-class EngineGone(_Fact, frozen=True):
+class EngineGone(_Event, frozen=True):
     """An engine's lease is over; it runs nothing that counts any more."""
 
     engine: str
     cause: str
     """`bye` or `silent`."""
     at: float
-    effect: ClassVar[Effect] = Effect.FIT | Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class GapSeen(_Fact, frozen=True):
+class GapSeen(_Event, frozen=True):
     """Tokens of an assignment are missing; they were asked for."""
 
     assignment: int
@@ -412,46 +412,46 @@ class GapSeen(_Fact, frozen=True):
 # --- time and noise ---------------------------------------------------------------------------------------------------
 
 
-class LeasesRenewed(_Fact, frozen=True):
+class LeasesRenewed(_Event, frozen=True):
     """We ourselves were away; nobody's silence before `at` counts, which may be in the future."""
 
     at: float
-    effect: ClassVar[Effect] = Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
     durable: ClassVar[bool] = False
 
 
-class Ticked(_Fact, frozen=True):
+class Ticked(_Event, frozen=True):
     """Deadlines were looked through; the next one is at `due`."""
 
     due: float
-    effect: ClassVar[Effect] = Effect.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
     durable: ClassVar[bool] = False
 
 
-class Ignored(_Fact, frozen=True):
+class Ignored(_Event, frozen=True):
     """A message without effect, counted by kind."""
 
     kind: str
     durable: ClassVar[bool] = False
 
 
-Fact: TypeAlias = (
+Event: TypeAlias = (
     GroupSubmitted
     | Assigned
     | PlacementHeld
     | PlacementPaused
     | BalancePaused
     | TokensTaken
-    | ReturnAsked
+    | RecallSent
     | Moved
     | TurnEnded
-    | TurnAsked
+    | VerdictRequested
     | TurnExtended
     | SampleScored
     | GroupCompleted
     | GroupDiscarded
-    | NextAsked
-    | NextClosed
+    | BatchRequested
+    | BatchRequestClosed
     | BatchPacked
     | BatchAcknowledged
     | BatchReturned
@@ -469,8 +469,8 @@ Fact: TypeAlias = (
     | EngineLoad
     | EngineServing
     | WeightsAwaited
-    | EngineStruck
-    | EngineTrusted
+    | EngineQuarantined
+    | EngineRestored
     | EngineDraining
     | DrainExpired
     | EngineGone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrl.ledger.state import ENVIRONMENT_VERSION, SampleState, State
+from polyrl.ledger.state import ENVIRONMENT_VERSION, LedgerState, SampleState
 from polyrl.sample import Finish, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.wire import TurnDone
 
@@ -22,14 +22,14 @@ def response_of(name: str, sample: SampleState) -> Response:
     )
 
 
-def turn_done(state: State, name: str) -> TurnDone:
+def turn_done(state: LedgerState, name: str) -> TurnDone:
     """The question for a sample's verdict."""
     number, index = split_sample_id(name)
     group = state.groups[number].group
     return TurnDone(number, index, group.purpose, group.step, response_of(name, state.samples[name]))
 
 
-def scored_group(state: State, number: int) -> list[Scored]:
+def scored_group(state: LedgerState, number: int) -> list[Scored]:
     """The samples of a complete group, by index."""
     samples = []
     for index in range(state.groups[number].group.n):
@@ -39,7 +39,7 @@ def scored_group(state: State, number: int) -> list[Scored]:
     return samples
 
 
-def group_tokens(state: State, number: int) -> int:
+def group_tokens(state: LedgerState, number: int) -> int:
     """Prompt and response tokens of all its samples."""
     group = state.groups[number].group
     responses = sum(state.samples[sample_id(number, index)].length for index in range(group.n))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
-from polyrl.ledger.state import Counters, Engine, SampleState, State
+from polyrl.ledger.state import Counters, LeasedEngine, LedgerState, SampleState
 
 HALF_BATCH: Final = 64.0
 """Running samples at which a step takes twice as long as alone, until measured: GPUs reach it at 64-256."""
@@ -90,25 +90,25 @@ class Pace(NamedTuple):
         return ahead * tokens * self.step(running) / running if ahead and running else 0.0
 
 
-def pace_of(engine: Engine, fleet: float) -> Pace:
+def pace_of(engine: LeasedEngine, fleet: float) -> Pace:
     """Measured; what was not yet, is the fleet's step (see `fleet_step`) and the defaults."""
     step_s = engine.step_scale or fleet
     return Pace(step_s, engine.half_batch or HALF_BATCH, engine.prefill_s or step_s / PREFILL_RATIO)
 
 
-def fleet_step(state: State) -> float:
+def fleet_step(state: LedgerState) -> float:
     """`Pace.step_s` of an engine without measurements: the mean of the others."""
     known = [engine.step_scale for engine in state.engines.values() if engine.step_scale]
     return sum(known) / len(known) if known else DEFAULT_STEP_S
 
 
-def fastest_pace(state: State, fleet: float) -> Pace | None:
+def fastest_pace(state: LedgerState, fleet: float) -> Pace | None:
     """That of the engine on which one sample takes least; None when none was measured."""
     paces = (pace_of(engine, fleet) for engine in state.engines.values() if engine.step_scale)
     return min(paces, key=lambda pace: pace.step(1), default=None)
 
 
-def is_stale(engine: Engine, now: float) -> bool:
+def is_stale(engine: LeasedEngine, now: float) -> bool:
     """Whether it has worked and then been idle for so long that its measurement is to be tried."""
     idle = not engine.running and engine.token_at > -inf
     return idle and max(engine.token_at, engine.assigned_at) <= now - STALE_S
@@ -119,12 +119,12 @@ def smoothed(old: float, new: float) -> float:
     return new if old == 0.0 else old + SMOOTHING * (new - old)
 
 
-def begin_window(engine: Engine, at: float) -> None:
+def begin_window(engine: LeasedEngine, at: float) -> None:
     """Part of `fold`: from now on tokens are counted anew."""
     engine.window_at, engine.window_tokens, engine.window_load = at, 0, 0.0
 
 
-def observe_tokens(engine: Engine, tokens: int, at: float) -> None:
+def observe_tokens(engine: LeasedEngine, tokens: int, at: float) -> None:
     """Part of `fold`: `tokens` (> 0) came from the samples that `engine` runs."""
     paused = engine.token_at < engine.window_at
     if paused or (engine.reading and engine.step_scale):
@@ -138,7 +138,7 @@ def observe_tokens(engine: Engine, tokens: int, at: float) -> None:
     engine.token_at = at
 
 
-def _observe_window(engine: Engine, seconds: float) -> None:
+def _observe_window(engine: LeasedEngine, seconds: float) -> None:
     running = engine.window_load / seconds
     step = engine.window_load / engine.window_tokens
     if engine.on_trial:
@@ -171,7 +171,7 @@ def _half_batch(line: Line) -> float:
     return min(high, max(low, (s / count - slope * mean) / slope))
 
 
-def begin_reading(engine: Engine, tokens: int, at: float) -> int:
+def begin_reading(engine: LeasedEngine, tokens: int, at: float) -> int:
     """Part of `fold`: an assignment with `tokens` to read begins; returns those to be measured."""
     if tokens < MIN_READ:
         return 0
@@ -182,13 +182,13 @@ def begin_reading(engine: Engine, tokens: int, at: float) -> int:
     return tokens
 
 
-def stop_reading(engine: Engine, tokens: int) -> None:
+def stop_reading(engine: LeasedEngine, tokens: int) -> None:
     """Part of `fold`: an assignment with `tokens` to read is over, or has its first token."""
     engine.reading -= 1
     engine.unread -= tokens
 
 
-def end_reading(engine: Engine, tokens: int, at: float) -> None:
+def end_reading(engine: LeasedEngine, tokens: int, at: float) -> None:
     """Part of `fold`: the first token after `tokens` has come. One observation per time of reading without a pause:
     whether an engine reads prompts one by one or together, the last first token comes when all are read."""
     stop_reading(engine, tokens)
@@ -203,7 +203,7 @@ def mean_after(counters: Counters, tokens: int) -> float:
     return counters.mean_turn_tokens + (tokens - counters.mean_turn_tokens) / min(counters.turns + 1, MEAN_MEMORY)
 
 
-def expected_tokens(state: State, sample: SampleState) -> int:
+def expected_tokens(state: LedgerState, sample: SampleState) -> int:
     """Tokens that engines will still generate in this turn, never more than the budget leaves."""
     left = state.groups[sample.group].group.sampling.max_new_tokens - sample.generated
     counters = state.counters

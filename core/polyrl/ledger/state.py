@@ -1,9 +1,9 @@
 """The ledger's whole memory, as plain values that msgpack can hold. Only `fold` changes it.
 
 No object refers to another by reference, only by number or name, so a snapshot is one `msgspec.msgpack.encode`.
-What has ended is deleted: memory follows live samples, and history belongs to whoever consumes the facts.
+What has ended is deleted: memory follows live samples, and history belongs to whoever consumes the events.
 
-Refuses to hold: rules (see the deciders), text for people (see `status`). Read next: `facts`, then `fold`.
+Refuses to hold: rules (see the deciders), text for people (see `status`). Read next: `events`, then `fold`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import Finish, Group, Pool, Purpose
-from polyrl.wire import GroupDropped, Next
+from polyrl.wire import BatchRequest, GroupDropped
 
 ENVIRONMENT_VERSION = -1
 """Version stamped on tokens that no engine generated."""
 
 
-class Phase(StrEnum):
+class SamplePhase(StrEnum):
     """Where a live sample is; the two ends (acknowledged, discarded) are not live."""
 
     WAITING = "waiting"
@@ -48,7 +48,7 @@ class SampleState(msgspec.Struct, array_like=True):
     index: int
     since: float
     """When it entered its phase."""
-    phase: Phase = Phase.WAITING
+    phase: SamplePhase = SamplePhase.WAITING
     assignment: int = 0
     """0: none."""
     attempt: int = 0
@@ -71,7 +71,7 @@ class SampleState(msgspec.Struct, array_like=True):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     rejections: int = 0
     avoid: str = ""
-    """Engine that last failed it."""
+    """LeasedEngine that last failed it."""
     moved_at: float = -inf
 
     @property
@@ -123,7 +123,7 @@ class GroupState(msgspec.Struct, array_like=True):
         return (-2 * self.group.priority - (self.group.purpose is Purpose.EVAL), self.group.id)
 
 
-class Engine(msgspec.Struct):
+class LeasedEngine(msgspec.Struct):
     """One engine whose lease runs."""
 
     name: str
@@ -151,9 +151,9 @@ class Engine(msgspec.Struct):
     """Deadline; -inf once it has passed and everything was moved."""
     gaps: dict[int, float] = msgspec.field(default_factory=dict)
     """Assignments whose tokens have a gap, and when they were asked for. Until it is filled no frame is called safe."""
-    strikes: int = 0
+    failures: int = 0
     """Failures in a row."""
-    trusted_at: float = -inf
+    quarantined_until: float = -inf
     """Until then it gets no work; with strikes left it gets one sample after it."""
     weights_at: float = inf
     """When its failed version is announced again."""
@@ -231,15 +231,15 @@ class StepState(msgspec.Struct):
 class BatchState(msgspec.Struct):
     """A batch on its way to be acknowledged."""
 
-    request: Next
+    request: BatchRequest
     groups: list[int]
     last: bool
 
 
-class Pending(msgspec.Struct):
-    """A Next that waits."""
+class PendingRequest(msgspec.Struct):
+    """A BatchRequest that waits."""
 
-    request: Next
+    request: BatchRequest
     since: float
     due: float
 
@@ -277,7 +277,7 @@ class Counters(msgspec.Struct):
     """Messages without effect, by kind."""
 
 
-class State(msgspec.Struct):
+class LedgerState(msgspec.Struct):
     """Everything."""
 
     config: LedgerConfig
@@ -287,19 +287,19 @@ class State(msgspec.Struct):
     """Keys of groups with waiting samples, sorted: priority first, then age."""
     assignments: dict[int, Assignment] = msgspec.field(default_factory=dict)
     next_assignment: int = 1
-    engines: dict[str, Engine] = msgspec.field(default_factory=dict)
+    engines: dict[str, LeasedEngine] = msgspec.field(default_factory=dict)
     steps: dict[str, StepState] = msgspec.field(default_factory=dict)
     """By `step_key`."""
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Half-open ranges of group numbers ever submitted, sorted; one range unless submissions were reordered."""
     batches: dict[int, BatchState] = msgspec.field(default_factory=dict)
     next_batch: int = 0
-    pending: dict[int, Pending] = msgspec.field(default_factory=dict)
+    pending: dict[int, PendingRequest] = msgspec.field(default_factory=dict)
     """By request number, in order of arrival."""
     asked: dict[str, None] = msgspec.field(default_factory=dict)
     """Samples whose verdict is awaited, oldest first."""
     answered: dict[int, bytes] = msgspec.field(default_factory=dict)
-    """The newest requests whose repetition would not be harmless: digest, and for a Next its answer without samples."""
+    """The newest requests whose repetition would do harm: digest, and a BatchRequest's answer without samples."""
     version: Version = msgspec.field(default_factory=Version)
     window_open: bool = True
     """Reserved engines may generate."""
@@ -329,5 +329,5 @@ class State(msgspec.Struct):
 
 
 def step_key(step: int, purpose: Purpose) -> str:
-    """How `State.steps` names a step's groups of one purpose."""
+    """How `LedgerState.steps` names a step's groups of one purpose."""
     return f"{purpose.value}/{step}"

@@ -9,7 +9,7 @@ from collections import Counter
 
 import msgspec
 
-from polyrl.ledger.state import Engine, Phase, SampleState, State, StepState, step_key
+from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, StepState, step_key
 from polyrl.sample import Pool, Purpose, sample_id
 
 
@@ -18,7 +18,7 @@ class SampleTally(msgspec.Struct, frozen=True):
 
     submitted: int
     live: dict[str, int]
-    """By Phase; every phase is named."""
+    """By SamplePhase; every phase is named."""
     acknowledged: int
     discarded: dict[str, int]
     """By DiscardReason."""
@@ -97,7 +97,7 @@ class LedgerStatus(msgspec.Struct, frozen=True):
     message: str
 
 
-def status_of(state: State, now: float) -> LedgerStatus:
+def status_of(state: LedgerState, now: float) -> LedgerStatus:
     """The whole picture."""
     counters = state.counters
     live = Counter(sample.phase.value for sample in state.samples.values())
@@ -105,7 +105,7 @@ def status_of(state: State, now: float) -> LedgerStatus:
         epoch=state.config.epoch,
         samples=SampleTally(
             submitted=counters.submitted,
-            live={phase.value: live[phase.value] for phase in Phase},
+            live={phase.value: live[phase.value] for phase in SamplePhase},
             acknowledged=counters.acknowledged,
             discarded=dict(counters.discarded),
         ),
@@ -134,16 +134,16 @@ def status_of(state: State, now: float) -> LedgerStatus:
     )
 
 
-def engine_state(engine: Engine, now: float) -> str:
+def engine_state(engine: LeasedEngine, now: float) -> str:
     """One word for people."""
     if engine.draining:
         return "draining"
     if engine.version < 0:
         return "joining"
-    return "suspect" if engine.strikes or engine.straggler or engine.trusted_at > now else "serving"
+    return "suspect" if engine.failures or engine.straggler or engine.quarantined_until > now else "serving"
 
 
-def _engine_view(engine: Engine, now: float) -> EngineView:
+def _engine_view(engine: LeasedEngine, now: float) -> EngineView:
     return EngineView(
         name=engine.name,
         pool=engine.pool,
@@ -171,7 +171,7 @@ def _progress(step: StepState) -> StepProgress:
     )
 
 
-def awaited(state: State, step: int, purpose: Purpose, now: float) -> str:
+def awaited(state: LedgerState, step: int, purpose: Purpose, now: float) -> str:
     """One sentence: who holds up a step, and since when."""
     entry = state.steps.get(step_key(step, purpose))
     if entry is None:
@@ -182,19 +182,19 @@ def awaited(state: State, step: int, purpose: Purpose, now: float) -> str:
         if (live.group.step, live.group.purpose) == (step, purpose) and not live.ready
         for index in range(live.group.n)
     ]
-    parts = [part for part in (_part(state, samples, phase, now) for phase in Phase) if part]
+    parts = [part for part in (_part(state, samples, phase, now) for phase in SamplePhase) if part]
     head = f"step {step} ({purpose}): {entry.open} of {entry.submitted} groups are open, {len(entry.ready)} ready"
     return "; ".join([head, *parts])
 
 
-def _part(state: State, samples: list[SampleState], phase: Phase, now: float) -> str:
+def _part(state: LedgerState, samples: list[SampleState], phase: SamplePhase, now: float) -> str:
     those = [sample for sample in samples if sample.phase is phase]
-    if not those or phase in (Phase.SCORED, Phase.PACKED):
+    if not those or phase in (SamplePhase.SCORED, SamplePhase.PACKED):
         return ""
     oldest = now - min(sample.since for sample in those)
-    if phase is Phase.WAITING:
+    if phase is SamplePhase.WAITING:
         return f"{len(those)} samples wait for an engine, the longest for {oldest:.1f} s"
-    if phase is Phase.TURN_DONE:
+    if phase is SamplePhase.TURN_DONE:
         return f"{len(those)} samples wait for a verdict of the trainer, the longest for {oldest:.1f} s"
     engines = Counter(state.assignments[sample.assignment].engine for sample in those)
     where = ", ".join(f"{count} on {name}" for name, count in sorted(engines.items()))

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from polyrl.ledger.state import Phase, State
+from polyrl.ledger.state import LedgerState, SamplePhase
 from polyrl.ledger.status import awaited
 
 
@@ -33,23 +33,23 @@ class Wait(msgspec.Struct, frozen=True):
         return f"{text}, at most {left:.1f} s more" if left >= 0 else f"{text}, {-left:.1f} s beyond its deadline"
 
 
-def waits_of(state: State, now: float) -> list[Wait]:
+def waits_of(state: LedgerState, now: float) -> list[Wait]:
     """Every wait, the longest first."""
     waits = [*_trainer_waits(state, now), *_queue_waits(state), *_engine_waits(state), *_verdict_waits(state)]
     return sorted(waits, key=lambda wait: wait.since)
 
 
-def _trainer_waits(state: State, now: float) -> Iterator[Wait]:
+def _trainer_waits(state: LedgerState, now: float) -> Iterator[Wait]:
     for pending in state.pending.values():
         request = pending.request
         what = f"batch of {request.min_samples} to {request.max_samples} samples"
         yield Wait("trainer", awaited(state, request.step, request.purpose, now), what, pending.since, pending.due)
 
 
-def _queue_waits(state: State) -> Iterator[Wait]:
+def _queue_waits(state: LedgerState) -> Iterator[Wait]:
     waiting: dict[tuple[int, int], list[float]] = {}
     for sample in state.samples.values():
-        if sample.phase is Phase.WAITING:
+        if sample.phase is SamplePhase.WAITING:
             group = state.groups[sample.group].group
             waiting.setdefault((group.min_version, group.max_version), []).append(sample.since)
     for (low, high), since in waiting.items():
@@ -59,7 +59,7 @@ def _queue_waits(state: State) -> Iterator[Wait]:
         yield Wait(f"the queue ({len(since)} samples)", whom, "room", min(since), None)
 
 
-def _engine_waits(state: State) -> Iterator[Wait]:
+def _engine_waits(state: LedgerState) -> Iterator[Wait]:
     config = state.config
     for engine in state.engines.values():
         yield Wait("manager", engine.name, "sign of life", engine.heard_at, engine.heard_at + config.lease_s)
@@ -74,7 +74,7 @@ def _engine_waits(state: State) -> Iterator[Wait]:
             yield Wait("manager", engine.name, "end of its drain", engine.heard_at, engine.drain_at)
 
 
-def _verdict_waits(state: State) -> Iterator[Wait]:
+def _verdict_waits(state: LedgerState) -> Iterator[Wait]:
     since = [state.samples[name].since for name in state.asked]
     if since:
         due = min(state.samples[name].ask_due for name in state.asked)

@@ -11,7 +11,7 @@ from polyrl.sample import Pool, SamplingParams
 from polyrl.wire.message import Message
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldAssignment(msgspec.Struct, frozen=True, array_like=True):
     """An assignment the agent still generates or still holds tokens of, told when it greets again."""
 
     assignment: int
@@ -36,7 +36,7 @@ class Hello(Message, frozen=True, tag="hello"):
     """Longest prompt + response, in tokens."""
     weight_version: int
     """Verified version that the engine serves; -1 for none."""
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldAssignment, ...] = ()
 
 
 ROW_DTYPE: Final = np.dtype([("assignment", "<u4"), ("offset", "<u4"), ("count", "<u2"), ("finish", "u1")])
@@ -60,7 +60,7 @@ class Deltas(Message, frozen=True, tag="tok"):
     """float32[sum of rows.count]"""
 
 
-class Beat(Message, frozen=True, tag="beat"):
+class Heartbeat(Message, frozen=True, tag="beat"):
     """Sign of life and load, sent when nothing else was within the beat interval."""
 
     running: int
@@ -68,7 +68,7 @@ class Beat(Message, frozen=True, tag="beat"):
     kv_free_tokens: int
 
 
-class Serving(Message, frozen=True, tag="serving"):
+class WeightsLoaded(Message, frozen=True, tag="serving"):
     """The engine has loaded `version` and every checksum matched: samples may be placed on it."""
 
     version: int
@@ -85,7 +85,7 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
     reason: str
 
 
-class Returned(Message, frozen=True, tag="returned"):
+class HandBack(Message, frozen=True, tag="returned"):
     """The engine gives an assignment back unfinished, tokens so far sent before; `reason` is one of RETURN_REASONS."""
 
     assignment: int
@@ -104,7 +104,7 @@ class Leaving(Message, frozen=True, tag="leaving"):
     reason: str
 
 
-class Bye(Message, frozen=True, tag="bye"):
+class Deregister(Message, frozen=True, tag="bye"):
     """Last words; nothing of this engine runs any more."""
 
     reason: str
@@ -143,8 +143,8 @@ class Cancel(Message, frozen=True, tag="cancel"):
     assignment: int
 
 
-class Return(Message, frozen=True, tag="return"):
-    """Stop this assignment and give it back: first what is not sent of its tokens, then Returned with `asked`. The
+class Recall(Message, frozen=True, tag="return"):
+    """Stop this assignment and give it back: first what is not sent of its tokens, then HandBack with `asked`. The
     sample goes on elsewhere, and no token of it is generated twice."""
 
     assignment: int
@@ -172,8 +172,8 @@ class Announce(Message, frozen=True, tag="announce"):
     manifest_hash: bytes
 
 
-class Drain(Message, frozen=True, tag="drain"):
-    """Finish or hand back everything before `deadline_s`, take nothing new, then say Bye."""
+class StartDrain(Message, frozen=True, tag="drain"):
+    """Finish or hand back everything before `deadline_s`, take nothing new, then say Deregister."""
 
     deadline_s: float
     reason: str
@@ -189,5 +189,5 @@ class Fenced(Message, frozen=True, tag="fenced"):
     reason: str
 
 
-FromAgent: TypeAlias = Hello | Deltas | Beat | Serving | WeightsFailed | Returned | Leaving | Bye
-ToAgent: TypeAlias = Welcome | Assign | Cancel | Return | TokensKept | Resend | Announce | Drain | Fenced
+FromAgent: TypeAlias = Hello | Deltas | Heartbeat | WeightsLoaded | WeightsFailed | HandBack | Leaving | Deregister
+ToAgent: TypeAlias = Welcome | Assign | Cancel | Recall | TokensKept | Resend | Announce | StartDrain | Fenced

@@ -64,7 +64,7 @@ class Reject(Message, frozen=True, tag="reject"):
     detail: str
 
 
-class Next(Message, frozen=True, tag="next"):
+class BatchRequest(Message, frozen=True, tag="next"):
     """Ask for a batch of complete, scored groups of `step`; answered by Batch, or by Late after `deadline_s`.
 
     The answer holds at least `min_samples` unless fewer are left, and never more than `max_samples` samples or
@@ -112,7 +112,7 @@ class ReservedWindow(Message, frozen=True, tag="window"):
     open: bool
 
 
-class Report(Message, frozen=True, tag="report"):
+class TrainerReport(Message, frozen=True, tag="report"):
     """What the trainer wants seen in status: `phase` and named numbers. The newest one wins."""
 
     request: int
@@ -121,7 +121,7 @@ class Report(Message, frozen=True, tag="report"):
     values: dict[str, float]
 
 
-class Finish(Message, frozen=True, tag="finish"):
+class FinishRun(Message, frozen=True, tag="finish"):
     """The job is over; the manager cancels what is left, says Drain to all agents and ends."""
 
     request: int
@@ -169,7 +169,7 @@ class Accepted(Message, frozen=True, tag="accepted"):
     request: int
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class Declined(Message, frozen=True, tag="refused"):
     """The request cannot take effect; `reason` is one sentence."""
 
     request: int
@@ -187,7 +187,7 @@ class TurnDone(Message, frozen=True, tag="turn"):
 
 
 class Batch(Message, frozen=True, tag="batch"):
-    """Answer to Next: complete groups in arrival order. Empty with `last` when the step has nothing more to give."""
+    """Answer to BatchRequest: complete groups in arrival order; empty with `last` when the step has no more to give."""
 
     request: int
     number: int
@@ -198,7 +198,7 @@ class Batch(Message, frozen=True, tag="batch"):
 
 
 class Late(Message, frozen=True, tag="late"):
-    """Answer to Next whose deadline passed; `waiting_for` names who is awaited, since when."""
+    """Answer to BatchRequest whose deadline passed; `waiting_for` names who is awaited, since when."""
 
     request: int
     waiting_for: str
@@ -214,7 +214,7 @@ class GroupDropped(Message, frozen=True, tag="dropped"):
     detail: str
 
 
-class TrainerBeat(Message, frozen=True, tag="tbeat"):
+class TrainerHeartbeat(Message, frozen=True, tag="tbeat"):
     """Sign of life, in either direction."""
 
 
@@ -224,15 +224,15 @@ FromTrainer: TypeAlias = (
     | Score
     | Extend
     | Reject
-    | Next
+    | BatchRequest
     | Acknowledge
     | EndStep
     | PublishVersion
     | ReservedWindow
-    | Report
-    | Finish
-    | TrainerBeat
+    | TrainerReport
+    | FinishRun
+    | TrainerHeartbeat
 )
 ToTrainer: TypeAlias = (
-    TrainerWelcome | Accepted | Refused | TurnDone | Batch | Late | GroupDropped | Fenced | TrainerBeat
+    TrainerWelcome | Accepted | Declined | TurnDone | Batch | Late | GroupDropped | Fenced | TrainerHeartbeat
 )

@@ -3,10 +3,10 @@
     manager     greeted with all that is held (see `conversation`); without one the engine generates on, bounded
     tokens      leave every delta period, as far as worth it (see `tokens`); a beat when nothing else was said
     weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
-    drain       generate on while there is time, hand back the rest, wait until the manager has everything, Bye, exit 0
-    notice      SIGTERM, or the cloud's metadata: Leaving; the manager's Drain follows, or the agent drains itself
+    drain       generate on while there is time, hand back the rest, wait until the manager has it, Deregister, exit 0
+    notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
     fenced      abort and forget everything, greet anew
-    engine      broken: hand everything back, Bye, exit 1. Nothing is restarted here: replacing workers is the fleet's
+    engine      broken: hand everything back, Deregister, exit 1. Nothing restarts here: the fleet replaces workers
 
 Every wait has its deadline in this file, in `conversation`, in `link`, in `generating` or in `puller`.
 Read next: `conversation`, `tokens`.
@@ -25,19 +25,19 @@ from polyrl.ledger.scheduling.drains import reserve_of
 from polyrl.wire import (
     Announce,
     Assign,
-    Beat,
-    Bye,
     Cancel,
-    Drain,
+    Deregister,
+    HandBack,
+    Heartbeat,
     Hello,
     Leaving,
+    Recall,
     Resend,
-    Return,
-    Returned,
-    Serving,
+    StartDrain,
     ToAgent,
     TokensKept,
     WeightsFailed,
+    WeightsLoaded,
 )
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation, Speaker
 from polyrl_rollout.agent.generating import Generation, Listener
@@ -56,7 +56,7 @@ HEALTH_S: Final = 10.0
 REPLAN_S: Final = 0.25
 """Pause between looks at what is left while draining; ends of sequences are acted upon at once."""
 DRAIN_ANSWER_S: Final = 2.0
-"""After Leaving the manager has this long to say Drain before the agent drains itself."""
+"""After Leaving the manager has this long to say StartDrain before the agent drains itself."""
 CLOSE_S: Final = 15.0
 """Longest wait for the engine to end; the leash takes what is left."""
 
@@ -108,7 +108,7 @@ class Agent:
         log.info("notice", seconds=seconds, reason=reason)
         self._tell(Leaving(seconds, reason))
         patience = min(DRAIN_ANSWER_S, seconds / 2) if self.manager.welcome else 0.0
-        self._loop.call_later(patience, self._drain, Drain(seconds - patience, reason))
+        self._loop.call_later(patience, self._drain, StartDrain(seconds - patience, reason))
 
     def cut_off(self, inward: bool = True, outward: bool = True) -> None:
         """A drill: from here on the manager does not reach us, or cannot be reached, or both."""
@@ -155,17 +155,17 @@ class Agent:
             case Cancel(assignment):
                 self.book.forget(assignment)
                 self._spawn(self._generation.stop([assignment]))
-            case Return(assignment):
+            case Recall(assignment):
                 self._spawn(self._give_back([assignment], "asked"))
             case Announce():
                 self._versions.announce(message)
-            case Drain():
+            case StartDrain():
                 self._drain(message)
 
     def _assign(self, assign: Assign) -> None:
         reason = self._objection(assign)
         if reason is not None:
-            self._tell(Returned(assign.assignment, *reason))
+            self._tell(HandBack(assign.assignment, *reason))
             return
         stream = self.book.open(assign)
         if stream is not None:
@@ -217,17 +217,17 @@ class Agent:
         if oldest is not None and now - oldest > ANSWER_S:
             link.fail(f"the manager did not confirm tokens for {ANSWER_S:.0f} s")
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> Heartbeat:
         used = sum(len(s.assign.input_ids) // 4 + len(s.ids) for s in self.book.unfinished())
         running = len(self._generation)
-        return Beat(min(running, self._info.max_running), max(0, running - self._info.max_running),
+        return Heartbeat(min(running, self._info.max_running), max(0, running - self._info.max_running),
                     max(0, self._info.kv_tokens - used))  # fmt: skip
 
     def _hand_back(self, assignment: int, reason: str, detail: str = "") -> None:
         """Tokens first, then the assignment."""
         self._flush(everything=True)
         if self.book.forget(assignment) is not None:
-            self._tell(Returned(assignment, reason, detail))
+            self._tell(HandBack(assignment, reason, detail))
         self._quiet.set()
 
     # --- weights ------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Agent:
             if changed:
                 self._tell(self._hello())
             seconds = self._loop.time() - begun
-            self._tell(Serving(version, pulled.seconds, seconds, pulled.bytes_pulled))
+            self._tell(WeightsLoaded(version, pulled.seconds, seconds, pulled.bytes_pulled))
             log.info("serving", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
             return True
         finally:
@@ -277,7 +277,7 @@ class Agent:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _drain(self, drain: Drain) -> None:
+    def _drain(self, drain: StartDrain) -> None:
         """The earlier deadline wins."""
         at = self._loop.time() + max(0.0, drain.deadline_s)
         if self._drain_at is not None:
@@ -295,7 +295,7 @@ class Agent:
         self._flush(everything=True)
         while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
             await self._wait_for_quiet(REPLAN_S)
-        self._tell(Bye(reason))
+        self._tell(Deregister(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
 
     async def _give_back(self, assignments: Sequence[int], reason: str) -> None:
@@ -335,7 +335,7 @@ class Agent:
         for stream in self.book.unfinished():
             self._hand_back(stream.assign.assignment, "engineError", why)
         self._flush(everything=True)
-        self._tell(Bye(f"engine failed: {why}"))
+        self._tell(Deregister(f"engine failed: {why}"))
         self._end(EXIT_FAILED, f"the engine failed: {why}")
 
     def _fail(self, why: str) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, Held, unpack_ids
+from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, HeldAssignment, unpack_ids
 from polyrl_rollout.engines.port import TokenChunk
 
 TOKEN_BYTES: Final = 8
@@ -168,10 +168,10 @@ class TokenBook:
         for assignment, stream in self.streams.items():
             self.resend(assignment, stream.kept, now)
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldAssignment, ...]:
         """For Hello."""
         return tuple(
-            Held(number, stream.assign.sample, stream.assign.attempt, stream.length)
+            HeldAssignment(number, stream.assign.sample, stream.assign.attempt, stream.length)
             for number, stream in self.streams.items()
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from polyrl.wire import Announce, FromAgent, Serving, WeightsFailed
+from polyrl.wire import Announce, FromAgent, WeightsFailed, WeightsLoaded
 from polyrl_rollout.engines.port import Engine
 from polyrl_rollout.weights.puller import Pulled, Puller, PullFailed
 from polyrl_rollout.weights.staging import Staged, Staging
@@ -42,7 +42,7 @@ class Versions:
     def announce(self, message: Announce) -> None:
         """The manager's word that a version exists; repeats are harmless."""
         if message.version == self._engine.version:
-            self._tell(Serving(message.version, 0.0, 0.0, 0))
+            self._tell(WeightsLoaded(message.version, 0.0, 0.0, 0))
         elif message.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
             self._tell(WeightsFailed(message.version, self._engine.version, why))

@@ -2,7 +2,7 @@
 
     agents  --DEALER/ROUTER-->  +---------+  <--ROUTER/DEALER--  trainer
                                 | ledger  |
-    operator, CLI  --HTTP-->    +---------+  --facts-->  consumers (a journal)
+    operator, CLI  --HTTP-->    +---------+  --events-->  consumers (a journal)
 
 One asyncio loop, one thread. Nobody in here waits for a peer: a frame in gives ledger outcomes out, and a send that
 would block is counted and dropped, because leases and the peers' own repetition already cover a lost frame.

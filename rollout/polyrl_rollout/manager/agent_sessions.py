@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import Bye, Deltas, Fenced, FromAgent, Hello, ToAgent, TokensKept, decode_from_agent, encode
+from polyrl.wire import Deltas, Deregister, Fenced, FromAgent, Hello, ToAgent, TokensKept, decode_from_agent, encode
 from polyrl_rollout.manager.sockets import Router, Sent
 
 ENGINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -69,7 +69,7 @@ class AgentsDesk:
         if sent is Sent.FULL and not isinstance(message, Fenced):
             self.slow += 1
             log.warning("agent does not read; given up", engine=engine)
-            self._say(engine, Bye("its queue at the manager is full"))
+            self._say(engine, Deregister("its queue at the manager is full"))
 
     def _say(self, engine: str, message: FromAgent) -> None:
         try:

@@ -1,6 +1,6 @@
-"""The journal: each durable fact in SQLite (WAL) before a message that depends on it leaves, a transaction per batch.
+"""The journal: each durable event in SQLite (WAL) before a message that depends on it leaves, a transaction per batch.
 
-    append(facts)  gathers; commit() makes them safe; restore() gives the state back: newest snapshot + facts after it
+    append(events)  gathers; commit() makes them safe; restore() gives the state back: newest snapshot + events after it
 
 Restart costs what lives: once the tail outgrows SNAPSHOT_TAIL_BYTES a snapshot of the state replaces it, and with it go
 the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The records of each
@@ -27,14 +27,14 @@ from typing import IO, Final
 from polyrl.errors import InvalidData, ProtocolError, RunFailed
 from polyrl.ledger.audit.history import Historian
 from polyrl.ledger.audit.records import Began, Record, encode_record
-from polyrl.ledger.events import Fact
+from polyrl.ledger.events import Event
 from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, encode_facts, encode_state
+from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, encode_events, encode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 
 SNAPSHOT_TAIL_BYTES: Final = 16 << 20
-"""Facts after the newest snapshot, at least; replaying 16 MiB takes about a second."""
+"""Events after the newest snapshot, at least; replaying 16 MiB takes about a second."""
 
 SNAPSHOT_RATIO: Final = 4
 """And at least this many times the last snapshot's size, so that snapshots stay a fraction of what is written."""
@@ -57,7 +57,7 @@ class Journal:
         RunFailed when the folder takes no file or another process writes the journal."""
         self._path = path
         self._epoch = epoch
-        self._pending: list[Fact] = []
+        self._pending: list[Event] = []
         self._records: list[Record] = []
         self._historian: Historian | None = None
         self._pages = PageBook()
@@ -78,7 +78,7 @@ class Journal:
                 raise InvalidData(f"{path}: not a usable journal: {error}") from error
             opened.pop_all()
 
-    def restore(self) -> tuple[State | None, float]:
+    def restore(self) -> tuple[LedgerState | None, float]:
         """The state as it was, and the ledger's clock at its end; (None, 0) for a new journal.
 
         Raises InvalidData when the journal is of another epoch, or damaged.
@@ -88,8 +88,8 @@ class Journal:
             if kept is None or int(kept[0]) != self._epoch:
                 raise InvalidData(f"{self._path}: holds run epoch {kept and kept[0]}, this is epoch {self._epoch}")
             snapshot = self._db.execute(form.SELECT_SNAPSHOT).fetchone()
-            facts, pages = (self._db.execute(query) for query in (form.SELECT_FACTS, form.SELECT_PAGES))
-            replayed = form.replay(snapshot, facts, pages)
+            events, pages = (self._db.execute(query) for query in (form.SELECT_FACTS, form.SELECT_PAGES))
+            replayed = form.replay(snapshot, events, pages)
         except (sqlite3.Error, ProtocolError, ValueError) as error:
             raise InvalidData(f"{self._path}: the journal is damaged and cannot be replayed: {error}") from error
         if replayed is None:
@@ -99,8 +99,8 @@ class Journal:
         (self._pages.last,) = self._db.execute(form.SELECT_LAST_PAGE).fetchone()
         return replayed.state, replayed.at
 
-    def begin(self, state: State, at: float) -> None:
-        """Starts an incarnation: `state` is what the coming facts change, `at` the ledger's clock now."""
+    def begin(self, state: LedgerState, at: float) -> None:
+        """Starts an incarnation: `state` is what the coming events change, `at` the ledger's clock now."""
         self._in_transaction(lambda: self._db.execute(form.DELETE_UNFINISHED_ROUND))
         self._historian = Historian(state)
         self._records.append(Began(at, time.time(), state.config))
@@ -108,14 +108,14 @@ class Journal:
         if not self._seq:
             self._snapshot(state, at)
 
-    def append(self, facts: Sequence[Fact]) -> None:
-        """Gathers facts, and the records that they tell, for the next commit."""
+    def append(self, events: Sequence[Event]) -> None:
+        """Gathers events, and the records that they tell, for the next commit."""
         assert self._historian is not None, "begin() comes first"
-        self._pending.extend(facts)
-        for fact in facts:
-            self._records.extend(self._historian.tell(fact))
+        self._pending.extend(events)
+        for event in events:
+            self._records.extend(self._historian.tell(event))
 
-    def commit(self, state: State, at: float) -> None:
+    def commit(self, state: LedgerState, at: float) -> None:
         """One transaction with all that was gathered; `state` is the ledger's, after it.
 
         Raises RunFailed when the disk does not take it, and from then on always: with an empty commit that succeeds,
@@ -123,7 +123,7 @@ class Journal:
         """
         if self._failed is not None:
             raise self._failed
-        body = encode_facts(self._pending)
+        body = encode_events(self._pending)
         self._pending.clear()
         if not body and not self._records:
             return
@@ -134,7 +134,7 @@ class Journal:
         self._tail_bytes += len(body)
         self._advance(state, at)
 
-    def _advance(self, state: State, at: float) -> None:
+    def _advance(self, state: LedgerState, at: float) -> None:
         """A long tail begins a round of pages, the end of a round a snapshot."""
         if self._in_round:
             if not self._pages.under_way:
@@ -166,7 +166,7 @@ class Journal:
             self._failed = RunFailed(f"{self._path}: the journal cannot be written: {error}")
             raise self._failed from error
 
-    def _snapshot(self, state: State, at: float) -> None:
+    def _snapshot(self, state: LedgerState, at: float) -> None:
         snapshot = form.row(self._seq, at, encode_state(self._pages.rest(state)))
         ended = self._pages.forget_ended(state)
         self._in_transaction(lambda: self._replace((*snapshot, self._pages.last), ended))

@@ -1,10 +1,10 @@
 """The manager itself: two ROUTERs, the HTTP API and one timer around the ledger.
 
-    frames -> desks -> ledger -> facts to the journal, messages to the outbox
+    frames -> desks -> ledger -> events to the journal, messages to the outbox
     end of a batch of frames -> journal commits -> outbox leaves; under load at most every GATHER_S
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
-No message leaves before the facts that it depends on are safe. The run ends after the trainer's Finish: once
+No message leaves before the events that it depends on are safe. The run ends after the trainer's FinishRun: once
 all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later; one that stays serves on.
 A bug in a callback ends the process: a ledger that half-took a message must not go on.
 
@@ -31,9 +31,9 @@ from aiohttp import web
 from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
-from polyrl.ledger import Ledger, Outcome
+from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
-from polyrl.wire import Finish, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
+from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
 from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.agent_sessions import AgentsDesk
 from polyrl_rollout.manager.authentication import Admission
@@ -45,7 +45,7 @@ from polyrl_rollout.manager.sockets import Router, RouterKeys
 from polyrl_rollout.manager.trainer_session import TrainerDesk
 
 FINISH_DEADLINE_S: Final = 15.0
-"""Longest time between the trainer's Finish and the manager's end, whatever agents do."""
+"""Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
 
 GATHER_S: Final = 0.002
 """Pause between two commits while agents send: a commit costs as much as several frames, and agents themselves gather
@@ -192,7 +192,7 @@ class Manager:
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
         """Gives the answers to a greeting, safe to be sent; all other answers leave with the batch."""
         outcome = self._ledger.from_trainer(message, self._now())
-        if isinstance(message, Finish) and self._finish_task is None:
+        if isinstance(message, FinishRun) and self._finish_task is None:
             self._finish_task = asyncio.create_task(self._finish())
         if not isinstance(message, TrainerHello):
             self._deliver(outcome)
@@ -202,23 +202,23 @@ class Manager:
         self._flush()
         return outcome.to_trainer
 
-    def _deliver(self, outcome: Outcome) -> None:
+    def _deliver(self, outcome: Effects) -> None:
         self._keep(outcome)
         self._to_agents += outcome.to_agents
         self._to_trainer += outcome.to_trainer
 
-    def _deliver_and_settle(self, outcome: Outcome) -> None:
+    def _deliver_and_settle(self, outcome: Effects) -> None:
         self._deliver(outcome)
         self._settle()
 
-    def _keep(self, outcome: Outcome) -> None:
-        if outcome.facts:
+    def _keep(self, outcome: Effects) -> None:
+        if outcome.events:
             if self._journal is not None:
-                self._journal.append(outcome.facts)
+                self._journal.append(outcome.events)
             self._control.feed.note_change()
 
     def _settle(self) -> None:
-        """Ends a batch: facts are made safe, messages leave, the next tick is planned."""
+        """Ends a batch: events are made safe, messages leave, the next tick is planned."""
         self._flush()
         self._rearm()
 
@@ -231,7 +231,7 @@ class Manager:
             self._gathering = self._loop.call_later(left, self._settle)
 
     def _flush(self) -> None:
-        """Repeats while sending itself makes facts: an agent whose queue is full is given up."""
+        """Repeats while sending itself makes events: an agent whose queue is full is given up."""
         self._flushed_at = self._loop.time()
         if self._gathering is not None:
             self._gathering.cancel()

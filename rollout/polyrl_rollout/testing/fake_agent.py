@@ -27,20 +27,20 @@ from polyrl.wire import (
     ROW_DTYPE,
     Announce,
     Assign,
-    Beat,
-    Bye,
     Cancel,
     Deltas,
-    Drain,
+    Deregister,
     Fenced,
     FromAgent,
+    HandBack,
+    Heartbeat,
     Hello,
+    Recall,
     Resend,
-    Return,
-    Returned,
-    Serving,
+    StartDrain,
     ToAgent,
     TokensKept,
+    WeightsLoaded,
     Welcome,
     decode_to_agent,
     encode,
@@ -136,7 +136,7 @@ class FakeAgent:
         if await self._socket.poll(math.ceil(self._pause(busy) * 1000)):
             await self._hear(decode_to_agent(await self._socket.recv()))
         elif not self._running:
-            await self.send(Beat(0, 0, self._hello.kv_tokens))
+            await self.send(Heartbeat(0, 0, self._hello.kv_tokens))
         if busy and self._running and time.monotonic() >= self._due:
             await self._send_tokens()
 
@@ -152,9 +152,9 @@ class FakeAgent:
             self._begin(message)
         elif isinstance(message, Cancel):
             self._running.pop(message.assignment, None)
-        elif isinstance(message, Return):
+        elif isinstance(message, Recall):
             self._running.pop(message.assignment, None)
-            await self.send(Returned(message.assignment, "asked"))
+            await self.send(HandBack(message.assignment, "asked"))
         elif isinstance(message, TokensKept):
             self._keep(message.seq)
         elif isinstance(message, Resend):
@@ -162,8 +162,8 @@ class FakeAgent:
                 self._running[message.assignment].position = message.offset
         elif isinstance(message, Announce):
             self._version = message.version
-            await self.send(Serving(message.version, 0.0, 0.0, 0))
-        elif isinstance(message, Drain):
+            await self.send(WeightsLoaded(message.version, 0.0, 0.0, 0))
+        elif isinstance(message, StartDrain):
             await self._leave(message.reason)
         elif isinstance(message, Fenced):
             await self._start_over()
@@ -184,8 +184,8 @@ class FakeAgent:
 
     async def _leave(self, reason: str) -> None:
         for assignment in self._running:
-            await self.send(Returned(assignment, "draining"))
-        await self.send(Bye(reason))
+            await self.send(HandBack(assignment, "draining"))
+        await self.send(Deregister(reason))
         self._over = True
 
     async def _start_over(self) -> None:

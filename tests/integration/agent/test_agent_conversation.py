@@ -18,22 +18,22 @@ from polyrl.wire import (
     FINISH_CODES,
     Announce,
     Assign,
-    Beat,
-    Bye,
     Cancel,
     Deltas,
-    Drain,
+    Deregister,
     Fenced,
     FromAgent,
+    HandBack,
+    Heartbeat,
     Hello,
     Leaving,
+    Recall,
     Resend,
-    Return,
-    Returned,
-    Serving,
+    StartDrain,
     ToAgent,
     TokensKept,
     WeightsFailed,
+    WeightsLoaded,
     Welcome,
     check_deltas,
     decode_from_agent,
@@ -176,9 +176,9 @@ class Rig:
 
     async def serve(self, version: int = 0) -> None:
         await self.manager.hear(Hello)
-        before = len(self.manager.all_of(Serving))
+        before = len(self.manager.all_of(WeightsLoaded))
         await self.manager.say(self.announcement(version))
-        assert (await self.manager.hear(Serving, before + 1)).version == version
+        assert (await self.manager.hear(WeightsLoaded, before + 1)).version == version
 
     async def assign(self, number: int, budget: int = 40, offset: int = 0, newest: int = 0) -> None:
         prompt = [*PROMPT, number]
@@ -223,7 +223,7 @@ async def test_greets_serves_and_generates_exactly(rig: Rig) -> None:
     assert rig.manager.tokens == {number: undisturbed(number, 40) for number in range(12)}
     assert set(rig.manager.finish.values()) == {Finish.LENGTH.value}
     assert {version for versions in rig.manager.versions.values() for version in versions} == {0}
-    await rig.manager.hear(Beat)
+    await rig.manager.hear(Heartbeat)
     assert rig.manager.delta_bytes <= 16 * 12 * 40
     print("bytes per token:", rig.manager.delta_bytes / (12 * 40))
 
@@ -302,7 +302,7 @@ async def test_cancel_ends_a_stream_without_a_word(rig: Rig) -> None:
     await rig.finished(range(2, 3))
     assert 1 not in rig.agent.book.streams
     assert rig.engine.aborted
-    assert not rig.manager.all_of(Returned)
+    assert not rig.manager.all_of(HandBack)
 
 
 async def test_what_is_to_be_returned_comes_with_all_its_tokens(rig: Rig) -> None:
@@ -312,8 +312,8 @@ async def test_what_is_to_be_returned_comes_with_all_its_tokens(rig: Rig) -> Non
     await rig.assign(2, budget=500)
     await rig.manager.hear(Deltas)
     stream = rig.agent.book.streams[1]
-    await rig.manager.say(Return(1))
-    assert await rig.manager.hear(Returned) == Returned(1, "asked")
+    await rig.manager.say(Recall(1))
+    assert await rig.manager.hear(HandBack) == HandBack(1, "asked")
     assert rig.manager.tokens[1] == undisturbed(1, 500)[: stream.length], "all that the engine made"
     assert len(rig.engine.aborted) == 1
     await rig.manager.hear(Deltas)
@@ -325,7 +325,7 @@ async def test_a_request_that_cannot_be_is_rejected_and_the_others_go_on(rig: Ri
     await rig.serve(0)
     await rig.assign(1, budget=5000)
     await rig.assign(2)
-    returned = await rig.manager.hear(Returned)
+    returned = await rig.manager.hear(HandBack)
     assert (returned.assignment, returned.reason) == (1, "rejected")
     await rig.finished(range(2, 3))
 
@@ -333,7 +333,7 @@ async def test_a_request_that_cannot_be_is_rejected_and_the_others_go_on(rig: Ri
 async def test_work_for_another_version_is_returned(rig: Rig) -> None:
     await rig.manager.hear(Hello)
     await rig.assign(1)
-    returned = await rig.manager.hear(Returned)
+    returned = await rig.manager.hear(HandBack)
     assert (returned.assignment, returned.reason) == (1, "versionChanged")
 
 
@@ -346,7 +346,7 @@ async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_
     await rig.serve(1)
     rig.engine.tokens_per_second = 200
     assert rig.engine.version == 1
-    returned = await rig.manager.hear(Returned)
+    returned = await rig.manager.hear(HandBack)
     assert (returned.assignment, returned.reason) == (2, "versionChanged")
     assert rig.manager.tokens[2] == undisturbed(2, 100)[: len(rig.manager.tokens[2])]
     await rig.finished(range(1, 2))
@@ -373,7 +373,7 @@ async def test_a_newer_announcement_supersedes_a_pull_that_hangs(rig: Rig) -> No
     good = rig.announcement(1)
     await rig.manager.say(Announce(0, "tcp://127.0.0.1:1", good.public_key, b"x" * 16))
     await rig.manager.say(good)
-    assert (await rig.manager.hear(Serving)).version == 1
+    assert (await rig.manager.hear(WeightsLoaded)).version == 1
     assert not rig.manager.all_of(WeightsFailed)
 
 
@@ -384,13 +384,13 @@ async def test_a_drain_finishes_the_short_returns_the_long_and_says_goodbye(rig:
     await rig.assign(2, budget=900)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(2, [])) > 20, "tokens")
     begun = asyncio.get_running_loop().time()
-    await rig.manager.say(Drain(DRAIN_S, "test"))
+    await rig.manager.say(StartDrain(DRAIN_S, "test"))
     await rig.assign(3)
     assert await rig.exit_code() == EXIT_DONE
-    await rig.manager.hear(Bye)
+    await rig.manager.hear(Deregister)
     assert asyncio.get_running_loop().time() - begun < DRAIN_S
     assert rig.manager.finish == {1: "length"}
-    assert {(r.assignment, r.reason) for r in rig.manager.all_of(Returned)} == {(2, "draining"), (3, "draining")}
+    assert {(r.assignment, r.reason) for r in rig.manager.all_of(HandBack)} == {(2, "draining"), (3, "draining")}
     assert rig.manager.tokens[1] == undisturbed(1, 120)
     assert rig.manager.tokens[2] == undisturbed(2, 900)[: len(rig.manager.tokens[2])]
 
@@ -403,8 +403,8 @@ async def test_a_notice_is_told_and_leads_to_a_drain_even_when_the_manager_says_
     rig.agent.notice()
     assert (await rig.manager.hear(Leaving)).deadline_s == 4.0
     assert await rig.exit_code() == EXIT_DONE
-    await rig.manager.hear(Bye)
-    assert [r.reason for r in rig.manager.all_of(Returned)] == ["draining"]
+    await rig.manager.hear(Deregister)
+    assert [r.reason for r in rig.manager.all_of(HandBack)] == ["draining"]
 
 
 async def test_fenced_forgets_everything_and_greets_anew_then_gives_up(rig: Rig) -> None:
@@ -436,8 +436,8 @@ async def test_a_broken_engine_returns_everything_and_ends_the_agent(rig: Rig) -
     await rig.manager.until(lambda: len(rig.manager.tokens) == 3, "tokens")
     rig.engine.broken = True
     assert await rig.exit_code() == EXIT_FAILED
-    await rig.manager.hear(Bye)
-    assert {(r.assignment, r.reason) for r in rig.manager.all_of(Returned)} == {(n, "engineError") for n in range(3)}
+    await rig.manager.hear(Deregister)
+    assert {(r.assignment, r.reason) for r in rig.manager.all_of(HandBack)} == {(n, "engineError") for n in range(3)}
 
 
 async def test_an_engine_that_died_idle_is_noticed_at_the_next_version(rig: Rig) -> None:
@@ -446,7 +446,7 @@ async def test_an_engine_that_died_idle_is_noticed_at_the_next_version(rig: Rig)
     await rig.manager.say(rig.announcement(1))
     assert await rig.exit_code() == EXIT_FAILED
     assert (await rig.manager.hear(WeightsFailed)).version == 1
-    await rig.manager.hear(Bye)
+    await rig.manager.hear(Deregister)
 
 
 async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig) -> None:

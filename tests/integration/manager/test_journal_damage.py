@@ -34,13 +34,13 @@ def write_run(path: Path) -> list[bytes]:
     states = [encode_state(stage.ledger.state)]
 
     def commit(before: int) -> None:
-        journal.append(stage.facts[before:])
+        journal.append(stage.events[before:])
         journal.commit(stage.ledger.state, stage.now)
         states.append(encode_state(stage.ledger.state))
 
     acts: list[Callable[[], object]] = [lambda: stage.engine("a"), lambda: stage.submit(2, 2)]
     for act in acts + [lambda: grow(stage)] * 20:
-        before = len(stage.facts)
+        before = len(stage.events)
         stage.now += 0.01
         act()
         commit(before)
@@ -110,17 +110,17 @@ def alter(*statements: str) -> Callable[[Path], None]:
 
 
 DAMAGES = [
-    (flip_a_token, "the journal is damaged and cannot be replayed: the checksum of row of facts"),
+    (flip_a_token, "the journal is damaged and cannot be replayed: the checksum of row of events"),
     (zero_a_page, "the journal is damaged and cannot be replayed"),
     (cut_in_half, "malformed"),
     (other_database, "is not a PolyRL journal"),
     (not_a_database, "not a usable journal: file is not a database"),
     (alter(f"PRAGMA user_version = {JOURNAL_SCHEMA + 1}"), f"this version reads {JOURNAL_SCHEMA}"),
-    (alter("DELETE FROM facts WHERE seq = 7"), "row 7 of the facts is missing"),
-    (alter("UPDATE facts SET seq = -seq WHERE seq IN (7, 8)"), "row 1 of the facts is missing"),
-    (alter("DELETE FROM snapshot"), "facts without a snapshot"),
+    (alter("DELETE FROM events WHERE seq = 7"), "row 7 of the events is missing"),
+    (alter("UPDATE events SET seq = -seq WHERE seq IN (7, 8)"), "row 1 of the events is missing"),
+    (alter("DELETE FROM snapshot"), "events without a snapshot"),
     (alter("UPDATE snapshot SET body = x'c0'"), "the checksum of snapshot 0 does not match"),
-    (alter("DROP TABLE facts"), "no such table: facts"),
+    (alter("DROP TABLE events"), "no such table: events"),
     (alter("DELETE FROM meta"), "holds run epoch None, this is epoch 1"),
 ]
 

@@ -1,4 +1,4 @@
-"""What a restart reads follows what lives, not what has been: snapshots and pages take the place of facts."""
+"""What a restart reads follows what lives, not what has been: snapshots and pages take the place of events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from polyrl_rollout.testing.simulation.stage import Stage, said
 
 TAIL_BYTES = 30_000
 STEPS = 120
-READ = """SELECT (SELECT coalesce(sum(length(body)), 0) FROM facts) + (SELECT coalesce(sum(length(body)), 0) FROM pages)
+READ = """SELECT (SELECT coalesce(sum(length(body)), 0) FROM events)
+    + (SELECT coalesce(sum(length(body)), 0) FROM pages)
     + (SELECT length(body) FROM snapshot)"""
 
 
@@ -27,11 +28,11 @@ class Recorded:
         self.journal = Journal(path, 1)
         self.journal.restore()
         self.journal.begin(self.stage.ledger.state, 0.0)
-        self._path, self._kept = path, len(self.stage.facts)
+        self._path, self._kept = path, len(self.stage.events)
 
     def commit(self) -> None:
-        self.journal.append(self.stage.facts[self._kept :])
-        self._kept = len(self.stage.facts)
+        self.journal.append(self.stage.events[self._kept :])
+        self._kept = len(self.stage.events)
         self.journal.commit(self.stage.ledger.state, self.stage.now)
 
     def train(self, groups: int) -> None:

@@ -24,7 +24,7 @@ from polyrl.control import parse_endpoints
 from polyrl.errors import RunFailed
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
 from polyrl_cli.local.control_client import ControlClient
@@ -102,7 +102,7 @@ class Site:
     def client(self) -> Any:
         return RolloutClient.connect(self.endpoints, self.root / "keys/trainer.key", EPOCH)
 
-    def kept(self) -> State:
+    def kept(self) -> LedgerState:
         """What the journal gives back."""
         journal = Journal(self.disk / "journal.sqlite", EPOCH)
         state, _ = journal.restore()
@@ -159,11 +159,11 @@ def test_after_a_commit_that_failed_there_is_none(tmp_path: Path) -> None:
     ledger = Ledger(LedgerConfig(epoch=EPOCH))
     with closing(Journal(tmp_path / "journal.sqlite", EPOCH)) as journal:
         journal.begin(ledger.state, 0.0)
-        journal.append(ledger.from_trainer(TrainerHello(EPOCH, -1), 0.5).facts)
+        journal.append(ledger.from_trainer(TrainerHello(EPOCH, -1), 0.5).events)
         journal.commit(ledger.state, 0.5)
         (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
         journal._db.execute(f"PRAGMA max_page_count={pages}")
-        journal.append(ledger.from_trainer(Submit(0, (group(0),)), 1.0).facts)
+        journal.append(ledger.from_trainer(Submit(0, (group(0),)), 1.0).events)
         for _ in range(2):
             with pytest.raises(RunFailed, match="the journal cannot be written"):
                 journal.commit(ledger.state, 1.0)

@@ -11,7 +11,7 @@ import zmq
 from polyrl.errors import RunFailed
 from polyrl.keys import AgentKeys, TrainerKeys, read_keys
 from polyrl.sample import Pool
-from polyrl.wire import Beat, Fenced, Hello, TrainerHello, Welcome, decode_to_agent, encode
+from polyrl.wire import Fenced, Heartbeat, Hello, TrainerHello, Welcome, decode_to_agent, encode
 
 EPOCH = 3
 DEADLINE_S = 60.0
@@ -84,7 +84,7 @@ async def test_a_peer_without_the_right_key_gets_nothing(site: Any) -> None:
         (b"engine-1", b"", "undecodable"),
         (b"engine-1", encode(hello("engine-2")), "identity"),
         (b"bad name", encode(hello("bad name")), "identity"),
-        (b"\xff\xfe", encode(Beat(0, 0, 0)), "identity"),
+        (b"\xff\xfe", encode(Heartbeat(0, 0, 0)), "identity"),
     ],
 )
 async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, frame: bytes, kind: str) -> None:
@@ -98,7 +98,7 @@ async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, f
 
 async def test_who_has_not_greeted_is_fenced(site: Any) -> None:
     socket = site.agent_socket(b"engine-1")
-    await socket.send(encode(Beat(0, 0, 0)))
+    await socket.send(encode(Heartbeat(0, 0, 0)))
     await socket.send(encode(hello("engine-1", epoch=EPOCH + 1)))
     await socket.send(encode(hello("engine-1")))
     async with asyncio.timeout(DEADLINE_S):

@@ -38,15 +38,15 @@ WRONG_KEYS = 100
 """Handshakes with a proper key that is on no list."""
 
 SEEDS = [
-    wire.Hello(EPOCH, "fuzzer", Pool.SPOT, 4, 4096, 512, -1, (wire.Held(7, "4.1", 2, 30),)),
+    wire.Hello(EPOCH, "fuzzer", Pool.SPOT, 4, 4096, 512, -1, (wire.HeldAssignment(7, "4.1", 2, 30),)),
     wire.Deltas(5, 0, np.zeros(2, dtype=wire.ROW_DTYPE).tobytes(), b"", b""),
-    wire.Beat(3, 1, 1000),
-    wire.Serving(9, 0.5, 0.25, 1 << 20),
-    wire.Returned(7, "draining", "soon"),
+    wire.Heartbeat(3, 1, 1000),
+    wire.WeightsLoaded(9, 0.5, 0.25, 1 << 20),
+    wire.HandBack(7, "draining", "soon"),
     wire.Leaving(20.0, "SIGTERM"),
     wire.Score(2, "0.1", 0, 1.0, {"exact": 1.0}),
     wire.Submit(1, (Group(4, 2, Purpose.TRAIN, b"1234", 8, SamplingParams(64), 9, 9),)),
-    wire.Next(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
+    wire.BatchRequest(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
 ]
 
 

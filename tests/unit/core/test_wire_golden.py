@@ -33,7 +33,7 @@ PULLER, TO_PULLER = wire.decode_from_puller, wire.decode_to_puller
 GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         AGENT,
-        wire.Hello(1, "e", Pool.SPOT, 16, 4096, 512, 9, (wire.Held(7, "4.1", 2, 30),)),
+        wire.Hello(1, "e", Pool.SPOT, 16, 4096, 512, 9, (wire.HeldAssignment(7, "4.1", 2, 30),)),
         "0199a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e",
     ),
     (
@@ -46,12 +46,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.Beat(3, 1, 1000),
+        wire.Heartbeat(3, 1, 1000),
         "0194a4626561740301cd03e8",
     ),
     (
         AGENT,
-        wire.Serving(9, 0.5, 0.25, 1 << 20),
+        wire.WeightsLoaded(9, 0.5, 0.25, 1 << 20),
         "0195a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000",
     ),
     (
@@ -61,7 +61,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.Returned(7, "draining", "soon"),
+        wire.HandBack(7, "draining", "soon"),
         "0194a872657475726e656407a8647261696e696e67a4736f6f6e",
     ),
     (
@@ -71,7 +71,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.Bye("done"),
+        wire.Deregister("done"),
         "0192a3627965a4646f6e65",
     ),
     (
@@ -94,7 +94,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
-        wire.Return(7),
+        wire.Recall(7),
         "0192a672657475726e07",
     ),
     (
@@ -114,7 +114,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
-        wire.Drain(20.0, "notice"),
+        wire.StartDrain(20.0, "notice"),
         "0193a5647261696ecb4034000000000000a66e6f74696365",
     ),
     (
@@ -152,7 +152,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.Next(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
+        wire.BatchRequest(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
         "0198a46e6578740502a5747261696e1020cd1000cb404e000000000000",
     ),
     (
@@ -177,17 +177,17 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.Report(10, "rl", 2, {"reward": 0.5}),
+        wire.TrainerReport(10, "rl", 2, {"reward": 0.5}),
         "0195a67265706f72740aa2726c0281a6726577617264cb3fe0000000000000",
     ),
     (
         TRAINER,
-        wire.Finish(11, True, "done"),
+        wire.FinishRun(11, True, "done"),
         "0194a666696e6973680bc3a4646f6e65",
     ),
     (
         TRAINER,
-        wire.TrainerBeat(),
+        wire.TrainerHeartbeat(),
         "0191a57462656174",
     ),
     (
@@ -207,7 +207,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.Refused(1, "no"),
+        wire.Declined(1, "no"),
         "0193a77265667573656401a26e6f",
     ),
     (
@@ -243,7 +243,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.TrainerBeat(),
+        wire.TrainerHeartbeat(),
         "0191a57462656174",
     ),
     (
@@ -389,7 +389,7 @@ def test_what_is_no_frame_is_refused(decode: Callable[[bytes], Any], frame: byte
 
 def test_a_newer_peer_with_an_appended_field_is_understood() -> None:
     longer = b"\x01" + msgspec.msgpack.encode(["bye", "done", "a field of tomorrow"])
-    assert wire.decode_from_agent(longer) == wire.Bye("done")
+    assert wire.decode_from_agent(longer) == wire.Deregister("done")
 
 
 @pytest.mark.parametrize(

@@ -29,22 +29,22 @@ from polyrl.wire import (
     Accepted,
     Acknowledge,
     Batch,
+    BatchRequest,
+    Declined,
     EndStep,
     Extend,
-    Finish,
+    FinishRun,
     FromTrainer,
     GroupDropped,
     Late,
-    Next,
     PublishVersion,
-    Refused,
     Reject,
-    Report,
     ReservedWindow,
     Score,
     Submit,
     ToTrainer,
     TrainerHello,
+    TrainerReport,
     TrainerWelcome,
     TurnDone,
     pack_ids,
@@ -133,7 +133,7 @@ class RolloutClient:
         await self._ask(make, f"version {version}")
 
     async def submit(self, groups: Sequence[Group]) -> None:
-        """Asks for these groups; a number already known is ignored. Raises RequestRefused for groups that cannot be."""
+        """Asks for these groups; a number already known is ignored. Raises Declined for groups that cannot be."""
         self._cursor.submit(groups)
         await self._ask(lambda n: Submit(n, tuple(groups)), f"a submission of {len(groups)} groups")
         self._cursor.accept(groups)
@@ -166,7 +166,7 @@ class RolloutClient:
         """
         what = f"a batch of step {step} ({purpose})"
         answer = await self._requests.ask(
-            lambda n: Next(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
+            lambda n: BatchRequest(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
             what,
             deadline_s + self._max_manager_outage_s + ANSWER_S,
         )
@@ -174,7 +174,7 @@ class RolloutClient:
             return answer
         if isinstance(answer, Late):
             raise DeadlineExceeded(what, f"the rollouts ({answer.waiting_for})", deadline_s)
-        raise ProtocolError(f"the manager answered {type(answer).__name__} to Next")
+        raise ProtocolError(f"the manager answered {type(answer).__name__} to BatchRequest")
 
     async def acknowledge(self, batch: int) -> None:
         """The batch is part of the trainer's state; the manager forgets its tokens."""
@@ -206,11 +206,11 @@ class RolloutClient:
 
     async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """What the run's status shows; the newest report wins."""
-        await self._ask(lambda n: Report(n, phase, step, dict(values)), "a report")
+        await self._ask(lambda n: TrainerReport(n, phase, step, dict(values)), "a report")
 
     async def finish(self, ok: bool, message: str) -> None:
         """The job is over: what is left is cancelled, agents are drained, the manager ends. Streams end, too."""
-        await self._ask(lambda n: Finish(n, ok, message), "the end of the run")
+        await self._ask(lambda n: FinishRun(n, ok, message), "the end of the run")
         self._turns.end()
         self._dropped.end()
 
@@ -250,7 +250,7 @@ class RolloutClient:
         elif isinstance(message, GroupDropped):
             self._cursor.drop(message)
             self._dropped.hear(message)
-        elif isinstance(message, Accepted | Refused | Batch | Late):
+        elif isinstance(message, Accepted | Declined | Batch | Late):
             if isinstance(message, Batch):
                 self._cursor.receive(message)
             self._requests.take(message)

@@ -32,7 +32,7 @@ from polyrl.wire import (
     Fenced,
     FromTrainer,
     ToTrainer,
-    TrainerBeat,
+    TrainerHeartbeat,
     TrainerHello,
     TrainerWelcome,
     decode_to_trainer,
@@ -155,7 +155,7 @@ class ManagerLink:
             self._look()
             if self._loop.time() - self._heard_at > welcome.lease_s:
                 return
-            self.send(TrainerBeat())
+            self.send(TrainerHeartbeat())
 
     def _put(self, message: FromTrainer) -> None:
         if self._socket is not None:

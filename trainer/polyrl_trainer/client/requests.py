@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from polyrl.errors import DeadlineExceeded, RunFailed
-from polyrl.wire import Accepted, Batch, FromTrainer, Late, Refused
+from polyrl.wire import Accepted, Batch, Declined, FromTrainer, Late
 
-Answer: TypeAlias = Accepted | Refused | Batch | Late
+Answer: TypeAlias = Accepted | Declined | Batch | Late
 
 
 class RequestRefused(RunFailed):
@@ -53,7 +53,7 @@ class PendingRequests:
             raise DeadlineExceeded(f"the answer to {what}", "the manager", timeout_s) from None
         finally:
             del self._open[number]
-        if isinstance(answer, Refused):
+        if isinstance(answer, Declined):
             raise RequestRefused(f"{what} was refused: {answer.reason}")
         return answer
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 
 
-def wake(state: State, at: float) -> None:
+def wake(state: LedgerState, at: float) -> None:
     """There is something to do at `at`."""
     state.due = min(state.due, at)
 

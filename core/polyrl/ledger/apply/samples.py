@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from polyrl.ledger import events as f
-from polyrl.ledger import speed
+from polyrl.ledger import events, speed
 from polyrl.ledger.apply.counting import count, wake
 from polyrl.ledger.responses import group_tokens
 from polyrl.ledger.state import (
@@ -16,11 +15,11 @@ from polyrl.ledger.state import (
     Assignment,
     BatchState,
     GroupState,
+    LedgerState,
     OpenSpan,
-    Pending,
-    Phase,
+    PendingRequest,
+    SamplePhase,
     SampleState,
-    State,
     StepState,
     step_key,
 )
@@ -28,27 +27,27 @@ from polyrl.sample import DiscardReason, Group, Purpose, sample_id
 from polyrl.wire import GroupDropped, row_columns
 
 
-def _enter(sample: SampleState, phase: Phase, at: float) -> None:
+def _enter(sample: SampleState, phase: SamplePhase, at: float) -> None:
     sample.phase = phase
     sample.since = at
 
 
-def _queue_sample(state: State, sample: SampleState, at: float) -> None:
-    _enter(sample, Phase.WAITING, at)
+def _queue_sample(state: LedgerState, sample: SampleState, at: float) -> None:
+    _enter(sample, SamplePhase.WAITING, at)
     group = state.groups[sample.group]
     if not group.waiting:
         insort(state.queue, group.key)
     insort(group.waiting, sample.index)
 
 
-def _unqueue_sample(state: State, sample: SampleState) -> None:
+def _unqueue_sample(state: LedgerState, sample: SampleState) -> None:
     group = state.groups[sample.group]
     group.waiting.remove(sample.index)
     if not group.waiting:
         del state.queue[bisect_left(state.queue, group.key)]
 
 
-def _end_assignment(state: State, number: int) -> Assignment:
+def _end_assignment(state: LedgerState, number: int) -> Assignment:
     unask(state, number)
     assignment = state.assignments.pop(number)
     state.samples[assignment.sample].assignment = 0
@@ -61,18 +60,18 @@ def _end_assignment(state: State, number: int) -> Assignment:
     return assignment
 
 
-def _step_of(state: State, group: Group) -> StepState:
+def _step_of(state: LedgerState, group: Group) -> StepState:
     return state.steps[step_key(group.step, group.purpose)]
 
 
-def _forget_group(state: State, group: Group) -> None:
+def _forget_group(state: LedgerState, group: Group) -> None:
     state.backlog -= state.groups.pop(group.id).tokens
     for index in range(group.n):
         del state.samples[sample_id(group.id, index)]
 
 
-def group_submitted(state: State, fact: f.GroupSubmitted) -> None:
-    group = fact.group
+def group_submitted(state: LedgerState, event: events.GroupSubmitted) -> None:
+    group = event.group
     _mark_seen(state, group.id)
     key = step_key(group.step, group.purpose)
     if key not in state.steps:
@@ -84,10 +83,10 @@ def group_submitted(state: State, fact: f.GroupSubmitted) -> None:
     state.groups[group.id] = GroupState(group, list(range(group.n)))
     insort(state.queue, state.groups[group.id].key)
     for index in range(group.n):
-        state.samples[sample_id(group.id, index)] = SampleState(group.id, index, fact.at)
+        state.samples[sample_id(group.id, index)] = SampleState(group.id, index, event.at)
 
 
-def _mark_seen(state: State, number: int) -> None:
+def _mark_seen(state: LedgerState, number: int) -> None:
     ranges = state.seen
     place = bisect_left(ranges, (number, number))
     start = end = number
@@ -98,16 +97,16 @@ def _mark_seen(state: State, number: int) -> None:
     ranges.insert(place, (start, end))
 
 
-def numbers_taken(state: State, fact: f.NumbersTaken) -> None:
-    state.next_batch = max(state.next_batch, fact.batch)
-    state.next_assignment = max(state.next_assignment, fact.assignment)
-    if fact.group:
-        beyond = [(start, end) for start, end in state.seen if end > fact.group]
-        joined = beyond and beyond[0][0] <= fact.group
-        state.seen = [(0, beyond[0][1]), *beyond[1:]] if joined else [(0, fact.group), *beyond]
+def numbers_taken(state: LedgerState, event: events.NumbersTaken) -> None:
+    state.next_batch = max(state.next_batch, event.batch)
+    state.next_assignment = max(state.next_assignment, event.assignment)
+    if event.group:
+        beyond = [(start, end) for start, end in state.seen if end > event.group]
+        joined = beyond and beyond[0][0] <= event.group
+        state.seen = [(0, beyond[0][1]), *beyond[1:]] if joined else [(0, event.group), *beyond]
 
 
-def _forget_old_steps(state: State, newcomer: Group) -> None:
+def _forget_old_steps(state: LedgerState, newcomer: Group) -> None:
     done = [
         key
         for key, step in state.steps.items()
@@ -119,54 +118,54 @@ def _forget_old_steps(state: State, newcomer: Group) -> None:
         del state.steps[key]
 
 
-def assigned(state: State, fact: f.Assigned) -> None:
-    sample = state.samples[fact.sample]
+def assigned(state: LedgerState, event: events.Assigned) -> None:
+    sample = state.samples[event.sample]
     _unqueue_sample(state, sample)
-    _enter(sample, Phase.ASSIGNED, fact.at)
-    sample.assignment = fact.assignment
+    _enter(sample, SamplePhase.ASSIGNED, event.at)
+    sample.assignment = event.assignment
     sample.attempt += 1
-    state.next_assignment = fact.assignment + 1
+    state.next_assignment = event.assignment + 1
     group = state.groups[sample.group].group
-    engine = state.engines[fact.engine]
+    engine = state.engines[event.engine]
     if not engine.running:
-        engine.on_trial = engine.on_trial or speed.is_stale(engine, fact.at)
-        speed.begin_window(engine, fact.at)
-    engine.assigned_at = fact.at
-    reading = speed.begin_reading(engine, fact.reading, fact.at)
-    engine.running[fact.assignment] = None
-    engine.kv += fact.kv
-    state.assignments[fact.assignment] = Assignment(
-        sample=fact.sample,
-        engine=fact.engine,
+        engine.on_trial = engine.on_trial or speed.is_stale(engine, event.at)
+        speed.begin_window(engine, event.at)
+    engine.assigned_at = event.at
+    reading = speed.begin_reading(engine, event.reading, event.at)
+    engine.running[event.assignment] = None
+    engine.kv += event.kv
+    state.assignments[event.assignment] = Assignment(
+        sample=event.sample,
+        engine=event.engine,
         low=group.min_version,
         high=group.max_version,
         length=sample.length,
         limit=sample.length + group.sampling.max_new_tokens - sample.generated,
-        kv=fact.kv,
-        at=fact.at,
-        progress_at=fact.at,
+        kv=event.kv,
+        at=event.at,
+        progress_at=event.at,
         reading=reading,
     )
-    wake(state, fact.at + state.config.progress_deadline_s)
+    wake(state, event.at + state.config.progress_deadline_s)
 
 
-def placement_held(state: State, fact: f.PlacementHeld) -> None:
-    wake(state, fact.until)
+def placement_held(state: LedgerState, event: events.PlacementHeld) -> None:
+    wake(state, event.until)
 
 
-def placement_paused(state: State, fact: f.PlacementPaused) -> None:
-    wake(state, fact.at)
+def placement_paused(state: LedgerState, event: events.PlacementPaused) -> None:
+    wake(state, event.at)
 
 
-def balance_paused(state: State, fact: f.BalancePaused) -> None:
-    state.balanced_at = fact.at
-    wake(state, fact.until)
+def balance_paused(state: LedgerState, event: events.BalancePaused) -> None:
+    state.balanced_at = event.at
+    wake(state, event.until)
 
 
-def tokens_taken(state: State, fact: f.TokensTaken) -> None:
-    numbers, _, counts, _ = row_columns(fact.rows)
-    assignments, samples, ids, logprobs = state.assignments, state.samples, fact.ids, fact.logprobs
-    version, at, begin = fact.version, fact.at, 0
+def tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
+    numbers, _, counts, _ = row_columns(event.rows)
+    assignments, samples, ids, logprobs = state.assignments, state.samples, event.ids, event.logprobs
+    version, at, begin = event.version, event.at, 0
     for number, size in zip(numbers, counts, strict=True):
         if not size:
             continue
@@ -183,43 +182,43 @@ def tokens_taken(state: State, fact: f.TokensTaken) -> None:
         if last is not None and last.attempt == sample.attempt and last.version == version:
             last.end = position + size
         else:
-            sample.spans.append(OpenSpan(position, position + size, version, fact.engine, sample.attempt))
+            sample.spans.append(OpenSpan(position, position + size, version, event.engine, sample.attempt))
             if assignment.reading:
-                speed.end_reading(state.engines[fact.engine], assignment.reading, at)
+                speed.end_reading(state.engines[event.engine], assignment.reading, at)
                 assignment.reading = 0
         begin = end
-    _count_deltas(state, fact, len(numbers), begin >> 2)
-    gaps = state.engines[fact.engine].gaps
+    _count_deltas(state, event, len(numbers), begin >> 2)
+    gaps = state.engines[event.engine].gaps
     if gaps:
         for number in numbers:
             gaps.pop(number, None)
 
 
-def _count_deltas(state: State, fact: f.TokensTaken, rows: int, tokens: int) -> None:
+def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, tokens: int) -> None:
     counters = state.counters
     counters.delta_frames += 1
     counters.delta_rows += rows
-    counters.delta_bytes += fact.frame_bytes
+    counters.delta_bytes += event.frame_bytes
     counters.tokens_accepted += tokens
-    counters.tokens_in_vain += fact.in_vain
-    counters.tokens_repeated += fact.repeated
-    engine = state.engines[fact.engine]
-    engine.heard_at = fact.at
+    counters.tokens_in_vain += event.in_vain
+    counters.tokens_repeated += event.repeated
+    engine = state.engines[event.engine]
+    engine.heard_at = event.at
     if not tokens:
         return
-    engine.strikes = 0
+    engine.failures = 0
     engine.tokens += tokens
-    speed.observe_tokens(engine, tokens, fact.at)
+    speed.observe_tokens(engine, tokens, event.at)
 
 
-def return_asked(state: State, fact: f.ReturnAsked) -> None:
-    assignment = state.assignments[fact.assignment]
-    assignment.asked, assignment.goes_to = fact.cause, fact.to
+def recall_sent(state: LedgerState, event: events.RecallSent) -> None:
+    assignment = state.assignments[event.assignment]
+    assignment.asked, assignment.goes_to = event.cause, event.to
     state.engines[assignment.engine].leaving += 1
-    state.engines[fact.to].coming[fact.assignment] = fact.kv
+    state.engines[event.to].coming[event.assignment] = event.kv
 
 
-def unask(state: State, number: int) -> None:
+def unask(state: LedgerState, number: int) -> None:
     """Nobody waits any longer for an assignment to be given back."""
     assignment = state.assignments[number]
     if assignment.asked:
@@ -230,18 +229,18 @@ def unask(state: State, number: int) -> None:
         assignment.asked = assignment.goes_to = ""
 
 
-def moved(state: State, fact: f.Moved) -> None:
-    assignment = _end_assignment(state, fact.assignment)
+def moved(state: LedgerState, event: events.Moved) -> None:
+    assignment = _end_assignment(state, event.assignment)
     sample = state.samples[assignment.sample]
-    sample.moved_at = fact.at
+    sample.moved_at = event.at
     sample.avoid = assignment.engine
-    sample.rejections += fact.cause == "rejected"
-    count(state.counters.migrations, fact.cause)
-    _queue_sample(state, sample, fact.at)
+    sample.rejections += event.cause == "rejected"
+    count(state.counters.migrations, event.cause)
+    _queue_sample(state, sample, event.at)
 
 
-def turn_ended(state: State, fact: f.TurnEnded) -> None:
-    sample = state.samples[fact.sample]
+def turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
+    sample = state.samples[event.sample]
     if sample.assignment:
         _end_assignment(state, sample.assignment)
     else:
@@ -249,56 +248,56 @@ def turn_ended(state: State, fact: f.TurnEnded) -> None:
     counters = state.counters
     counters.mean_turn_tokens = speed.mean_after(counters, sample.length - sample.turn_start)
     counters.turns += 1
-    sample.finish = fact.finish
+    sample.finish = event.finish
     sample.asks = 1
-    sample.ask_due = fact.ask_due
-    _enter(sample, Phase.TURN_DONE, fact.at)
-    state.asked[fact.sample] = None
-    wake(state, fact.ask_due)
+    sample.ask_due = event.ask_due
+    _enter(sample, SamplePhase.TURN_DONE, event.at)
+    state.asked[event.sample] = None
+    wake(state, event.ask_due)
 
 
-def turn_asked(state: State, fact: f.TurnAsked) -> None:
-    sample = state.samples[fact.sample]
+def verdict_requested(state: LedgerState, event: events.VerdictRequested) -> None:
+    sample = state.samples[event.sample]
     sample.asks += 1
-    sample.ask_due = fact.ask_due
-    wake(state, fact.ask_due)
+    sample.ask_due = event.ask_due
+    wake(state, event.ask_due)
 
 
-def turn_extended(state: State, fact: f.TurnExtended) -> None:
-    sample = state.samples[fact.sample]
-    del state.asked[fact.sample]
+def turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
+    sample = state.samples[event.sample]
+    del state.asked[event.sample]
     start = sample.length
-    sample.ids += fact.ids
-    sample.logprobs += bytes(len(fact.ids))
+    sample.ids += event.ids
+    sample.logprobs += bytes(len(event.ids))
     sample.spans.append(OpenSpan(start, sample.length, ENVIRONMENT_VERSION, "", sample.attempt))
     sample.turn += 1
     sample.turn_start = sample.length
     sample.finish = None
-    _queue_sample(state, sample, fact.at)
+    _queue_sample(state, sample, event.at)
 
 
-def sample_scored(state: State, fact: f.SampleScored) -> None:
-    sample = state.samples[fact.sample]
-    del state.asked[fact.sample]
-    sample.reward = fact.reward
-    sample.metrics = fact.metrics
+def sample_scored(state: LedgerState, event: events.SampleScored) -> None:
+    sample = state.samples[event.sample]
+    del state.asked[event.sample]
+    sample.reward = event.reward
+    sample.metrics = event.metrics
     state.groups[sample.group].scored += 1
-    _enter(sample, Phase.SCORED, fact.at)
+    _enter(sample, SamplePhase.SCORED, event.at)
 
 
-def group_completed(state: State, fact: f.GroupCompleted) -> None:
-    entry = state.groups[fact.group]
+def group_completed(state: LedgerState, event: events.GroupCompleted) -> None:
+    entry = state.groups[event.group]
     entry.ready = True
     if entry.group.purpose is Purpose.TRAIN:
-        entry.tokens = group_tokens(state, fact.group)
+        entry.tokens = group_tokens(state, event.group)
         state.backlog += entry.tokens
     step = _step_of(state, entry.group)
     step.open -= 1
-    step.ready.append(fact.group)
+    step.ready.append(event.group)
 
 
-def group_discarded(state: State, fact: f.GroupDiscarded) -> None:
-    entry = state.groups[fact.group]
+def group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
+    entry = state.groups[event.group]
     group = entry.group
     for index in range(group.n):
         name = sample_id(group.id, index)
@@ -306,19 +305,19 @@ def group_discarded(state: State, fact: f.GroupDiscarded) -> None:
         if sample.assignment:
             _end_assignment(state, sample.assignment)
         state.asked.pop(name, None)
-        sibling = bool(fact.culprit) and name != fact.culprit
-        count(state.counters.discarded, DiscardReason.GROUP_INCOMPLETE if sibling else fact.reason)
+        sibling = bool(event.culprit) and name != event.culprit
+        count(state.counters.discarded, DiscardReason.GROUP_INCOMPLETE if sibling else event.reason)
     if entry.waiting:
         del state.queue[bisect_left(state.queue, entry.key)]
     _leave_step(state, entry)
     step = _step_of(state, group)
     step.dropped += 1
-    if fact.notify:
-        step.notices.append(GroupDropped(group.id, group.step, group.purpose, fact.reason, fact.detail))
+    if event.notify:
+        step.notices.append(GroupDropped(group.id, group.step, group.purpose, event.reason, event.detail))
     _forget_group(state, group)
 
 
-def _leave_step(state: State, entry: GroupState) -> None:
+def _leave_step(state: LedgerState, entry: GroupState) -> None:
     step, number = _step_of(state, entry.group), entry.group.id
     if entry.batch >= 0:
         step.packed -= 1
@@ -332,34 +331,34 @@ def _leave_step(state: State, entry: GroupState) -> None:
         step.open -= 1
 
 
-def next_asked(state: State, fact: f.NextAsked) -> None:
-    due = fact.at + fact.request.deadline_s
-    state.pending[fact.request.request] = Pending(fact.request, fact.at, due)
+def batch_requested(state: LedgerState, event: events.BatchRequested) -> None:
+    due = event.at + event.request.deadline_s
+    state.pending[event.request.request] = PendingRequest(event.request, event.at, due)
     wake(state, due)
 
 
-def next_closed(state: State, fact: f.NextClosed) -> None:
-    del state.pending[fact.request]
+def batch_request_closed(state: LedgerState, event: events.BatchRequestClosed) -> None:
+    del state.pending[event.request]
 
 
-def batch_packed(state: State, fact: f.BatchPacked) -> None:
-    del state.pending[fact.request.request]
-    state.next_batch = fact.batch + 1
-    if not fact.groups:
+def batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
+    del state.pending[event.request.request]
+    state.next_batch = event.batch + 1
+    if not event.groups:
         return
-    state.batches[fact.batch] = BatchState(fact.request, list(fact.groups), fact.last)
-    for number in fact.groups:
+    state.batches[event.batch] = BatchState(event.request, list(event.groups), event.last)
+    for number in event.groups:
         entry = state.groups[number]
-        entry.batch = fact.batch
+        entry.batch = event.batch
         step = _step_of(state, entry.group)
         step.ready.remove(number)
         step.packed += 1
         for index in range(entry.group.n):
-            _enter(state.samples[sample_id(number, index)], Phase.PACKED, fact.at)
+            _enter(state.samples[sample_id(number, index)], SamplePhase.PACKED, event.at)
 
 
-def batch_returned(state: State, fact: f.BatchReturned) -> None:
-    numbers = state.batches.pop(fact.batch).groups
+def batch_returned(state: LedgerState, event: events.BatchReturned) -> None:
+    numbers = state.batches.pop(event.batch).groups
     for number in reversed(numbers):
         entry = state.groups[number]
         entry.batch = -1
@@ -367,11 +366,11 @@ def batch_returned(state: State, fact: f.BatchReturned) -> None:
         step.packed -= 1
         step.ready.insert(0, number)
         for index in range(entry.group.n):
-            _enter(state.samples[sample_id(number, index)], Phase.SCORED, fact.at)
+            _enter(state.samples[sample_id(number, index)], SamplePhase.SCORED, event.at)
 
 
-def batch_acknowledged(state: State, fact: f.BatchAcknowledged) -> None:
-    for number in state.batches.pop(fact.batch).groups:
+def batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
+    for number in state.batches.pop(event.batch).groups:
         group = state.groups[number].group
         step = _step_of(state, group)
         step.packed -= 1

@@ -3,7 +3,7 @@
     audit = Audit(); for record in records: audit.take(record); verdicts = audit.conclude(state, at)
 
 It shares no line with the ledger's fold, and keeps books of its own: it can find that fold's faults, and a journal's.
-`state` is what the ledger's fold makes of the facts; that it and the records tell the same is I10. What only a peer can
+`state` is what the ledger makes of the events; that it and the records tell the same is I10. What only a peer can
 see (the text of a token, what an engine really loaded) is not in a journal.
 
 Refuses to hold: files, text for terminals. Read next: `audit_samples`.
@@ -21,7 +21,7 @@ from polyrl.ledger.audit.findings import Findings, Verdict
 from polyrl.ledger.audit.replay import compare, traffic
 from polyrl.ledger.audit.samples import SampleBooks
 from polyrl.ledger.audit.window import WindowBooks
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 
 
 class Audit:
@@ -43,8 +43,8 @@ class Audit:
         if handler is not None:
             handler(self, record)
 
-    def conclude(self, state: State | None) -> list[Verdict]:
-        """To be called once, after the last record; `state`: the journal's facts replayed, None if there are none."""
+    def conclude(self, state: LedgerState | None) -> list[Verdict]:
+        """To be called once, after the last record; `state`: the journal's events replayed, None if there are none."""
         self.findings.saw("I1", "ends", len(self.samples.ends))
         if self._finished and self.samples.live:
             first = min(self.samples.live)

@@ -18,7 +18,7 @@ TITLES: Final = {
     "I7": "an engine works, serves and leaves only under its lease",
     "I8": "a silent engine leaves within one lease",
     "I9": "the reserved window is bounded by the work left",
-    "I10": "replayed facts give what the records tell",
+    "I10": "replayed events give what the records tell",
     "I11": "bytes are linear in tokens",
 }
 """Of the invariants that a journal can speak about."""
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """What was looked at, and how much of it; empty when the journal does not show this invariant."""
     broken: int
     first: str
-    """The first broken fact; or, when nothing was looked at, why not."""
+    """The first broken event; or, when nothing was looked at, why not."""
 
 
 class Findings:
@@ -49,7 +49,7 @@ class Findings:
         self._looked[invariant][what] += count
 
     def broke(self, invariant: str, at: float, text: str) -> None:
-        """A fact that cannot be; the first one is kept."""
+        """A event that cannot be; the first one is kept."""
         self._broken[invariant] += 1
         self._first.setdefault(invariant, f"at {at:.3f} s: {text}")
 

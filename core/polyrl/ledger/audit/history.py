@@ -1,7 +1,7 @@
-"""The historian: facts in, records out (see `records`). What it tells outlives the tokens.
+"""The historian: events in, records out (see `records`). What it tells outlives the tokens.
 
-A journal forgets facts once a snapshot holds what still matters of them; records stay, a few hundred bytes per sample.
-They are told from facts alone. The ledger's state is read once, when an incarnation begins, for what is under way then:
+A journal forgets events once a snapshot holds what still matters of them; records stay, a few hundred bytes per sample.
+They come from events alone. The ledger's state is read once, when an incarnation begins, for what is under way then:
 so an audit of the records can find a fault of the ledger's fold.
 
 Refuses to hold: tokens, files (see whoever keeps the journal), judgement (see `audit`). Read next: `audit`.
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from polyrl.ledger import events as f
 from polyrl.ledger.audit import records as r
-from polyrl.ledger.state import ENVIRONMENT_VERSION, State
+from polyrl.ledger.state import ENVIRONMENT_VERSION, LedgerState
 from polyrl.sample import sample_id
 from polyrl.wire import row_columns
 
@@ -47,10 +47,10 @@ class _Stream:
 
 
 class Historian:
-    """Turns facts into records. Holds what is under way: running assignments, group sizes, who was heard when."""
+    """Turns events into records. Holds what is under way: running assignments, group sizes, who was heard when."""
 
-    def __init__(self, state: State) -> None:
-        """`state`: the ledger's, as it is before the first fact that will be told."""
+    def __init__(self, state: LedgerState) -> None:
+        """`state`: the ledger's, as it is before the first event that will be told."""
         self._sizes = {number: entry.group.n for number, entry in state.groups.items()}
         self._streams = {number: _under_way(state, number) for number in state.assignments}
         self._assignments = {stream.sample: number for number, stream in self._streams.items()}
@@ -58,83 +58,83 @@ class Historian:
         self._heard = {name: engine.heard_at for name, engine in state.engines.items()}
         self._asked = {number: (entry.since, entry.due) for number, entry in state.pending.items()}
         self._at = _newest(state)
-        """The newest moment that a fact told; facts without one happened then or a little later."""
+        """The newest moment that an event told; events without one happened then or a little later."""
 
-    def tell(self, fact: f.Fact) -> Iterable[r.AnyRecord]:
-        """The records of the next fact, durable or not; mostly none."""
-        teller = _TELLERS.get(type(fact))
-        return () if teller is None else teller(self, fact)
+    def tell(self, event: f.Event) -> Iterable[r.AnyRecord]:
+        """The records of the next event, durable or not; mostly none."""
+        teller = _TELLERS.get(type(event))
+        return () if teller is None else teller(self, event)
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
-    def _renewed(self, fact: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
-        self._heard = {name: max(at, fact.at) for name, at in self._heard.items()}
-        return (r.Renewed(fact.at),)
+    def _renewed(self, event: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
+        self._heard = {name: max(at, event.at) for name, at in self._heard.items()}
+        return (r.Renewed(event.at),)
 
-    def _asked_for(self, fact: f.NextAsked) -> Iterable[r.AnyRecord]:
-        self._at = fact.at
-        self._asked[fact.request.request] = (fact.at, fact.at + fact.request.deadline_s)
+    def _asked_for(self, event: f.BatchRequested) -> Iterable[r.AnyRecord]:
+        self._at = event.at
+        self._asked[event.request.request] = (event.at, event.at + event.request.deadline_s)
         return ()
 
-    def _closed(self, fact: f.NextClosed) -> Iterable[r.AnyRecord]:
-        since, due = self._asked.pop(fact.request, (self._at, inf))
-        return (r.Unanswered(self._at, fact.request, since, due),)
+    def _closed(self, event: f.BatchRequestClosed) -> Iterable[r.AnyRecord]:
+        since, due = self._asked.pop(event.request, (self._at, inf))
+        return (r.Unanswered(self._at, event.request, since, due),)
 
-    def _trainer_heard(self, fact: f.TrainerHeard) -> Iterable[r.AnyRecord]:
-        self._at = fact.at
+    def _trainer_heard(self, event: f.TrainerHeard) -> Iterable[r.AnyRecord]:
+        self._at = event.at
         return ()
 
     # --- engines ------------------------------------------------------------------------------------------------------
 
-    def _greeted(self, fact: f.EngineGreeted) -> Iterable[r.AnyRecord]:
-        self._heard[fact.engine] = fact.at
-        self._versions[fact.engine] = fact.version
-        return (r.Greeted(fact.at, fact.engine, fact.pool, fact.max_running, fact.version),)
+    def _greeted(self, event: f.EngineGreeted) -> Iterable[r.AnyRecord]:
+        self._heard[event.engine] = event.at
+        self._versions[event.engine] = event.version
+        return (r.Greeted(event.at, event.engine, event.pool, event.max_running, event.version),)
 
-    def _heard_of(self, fact: f.EngineHeard) -> Iterable[r.AnyRecord]:
-        self._heard[fact.engine] = self._at = fact.at
+    def _heard_of(self, event: f.EngineHeard) -> Iterable[r.AnyRecord]:
+        self._heard[event.engine] = self._at = event.at
         return ()
 
-    def _serving(self, fact: f.EngineServing) -> Iterable[r.AnyRecord]:
-        self._versions[fact.engine] = fact.version
-        return (r.Serving(fact.at, fact.engine, fact.version),)
+    def _serving(self, event: f.EngineServing) -> Iterable[r.AnyRecord]:
+        self._versions[event.engine] = event.version
+        return (r.Serving(event.at, event.engine, event.version),)
 
-    def _gone(self, fact: f.EngineGone) -> Iterable[r.AnyRecord]:
-        self._versions.pop(fact.engine, None)
-        return (r.Gone(fact.at, fact.engine, fact.cause, self._heard.pop(fact.engine, -inf)),)
+    def _gone(self, event: f.EngineGone) -> Iterable[r.AnyRecord]:
+        self._versions.pop(event.engine, None)
+        return (r.Gone(event.at, event.engine, event.cause, self._heard.pop(event.engine, -inf)),)
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
-    def _tokens(self, fact: f.TokensTaken) -> Iterable[r.AnyRecord]:
-        self._heard[fact.engine] = self._at = fact.at
-        numbers, offsets, counts, _ = row_columns(fact.rows)
-        streams, version, strays = self._streams, fact.version, []
+    def _tokens(self, event: f.TokensTaken) -> Iterable[r.AnyRecord]:
+        self._heard[event.engine] = self._at = event.at
+        numbers, offsets, counts, _ = row_columns(event.rows)
+        streams, version, strays = self._streams, event.version, []
         for number, offset, count in zip(numbers, offsets, counts, strict=True):
             if not count:
                 continue
             stream = streams.get(number)
             if stream is None:
-                strays.append(r.Stray(fact.at, number, count))
+                strays.append(r.Stray(event.at, number, count))
             elif stream.end == offset and stream.version == version:
                 stream.end += count
             else:
                 stream.begin_piece(offset, count, version)
         return strays
 
-    def _assigned(self, fact: f.Assigned) -> Iterable[r.AnyRecord]:
-        self._streams[fact.assignment] = _Stream(fact.sample, fact.engine)
-        self._assignments[fact.sample] = fact.assignment
-        version = self._versions.get(fact.engine, ENVIRONMENT_VERSION)
-        return (r.Assigned(fact.at, fact.sample, fact.assignment, fact.engine, version),)
+    def _assigned(self, event: f.Assigned) -> Iterable[r.AnyRecord]:
+        self._streams[event.assignment] = _Stream(event.sample, event.engine)
+        self._assignments[event.sample] = event.assignment
+        version = self._versions.get(event.engine, ENVIRONMENT_VERSION)
+        return (r.Assigned(event.at, event.sample, event.assignment, event.engine, version),)
 
-    def _moved(self, fact: f.Moved) -> Iterable[r.AnyRecord]:
-        stream = self._ended(fact.assignment)
-        return (r.Moved(fact.at, stream.sample, fact.assignment, stream.engine, stream.pieces, fact.cause),)
+    def _moved(self, event: f.Moved) -> Iterable[r.AnyRecord]:
+        stream = self._ended(event.assignment)
+        return (r.Moved(event.at, stream.sample, event.assignment, stream.engine, stream.pieces, event.cause),)
 
-    def _turn_ended(self, fact: f.TurnEnded) -> Iterable[r.AnyRecord]:
-        number = self._assignments.get(fact.sample, 0)
+    def _turn_ended(self, event: f.TurnEnded) -> Iterable[r.AnyRecord]:
+        number = self._assignments.get(event.sample, 0)
         stream = self._ended(number)
-        return (r.TurnEnded(fact.at, fact.sample, number, stream.engine, stream.pieces, fact.finish),)
+        return (r.TurnEnded(event.at, event.sample, number, stream.engine, stream.pieces, event.finish),)
 
     def _ended(self, number: int) -> _Stream:
         stream = self._streams.pop(number, None) or _Stream("", "")
@@ -143,43 +143,43 @@ class Historian:
 
     # --- groups and batches -------------------------------------------------------------------------------------------
 
-    def _submitted(self, fact: f.GroupSubmitted) -> Iterable[r.AnyRecord]:
-        group = fact.group
+    def _submitted(self, event: f.GroupSubmitted) -> Iterable[r.AnyRecord]:
+        group = event.group
         self._sizes[group.id] = group.n
         prompt = len(group.prompt_ids) // BYTES_PER_TOKEN
         budget, versions = group.sampling.max_new_tokens, (group.min_version, group.max_version)
-        return (r.Submitted(fact.at, group.id, group.n, group.step, group.purpose, prompt, budget, *versions),)
+        return (r.Submitted(event.at, group.id, group.n, group.step, group.purpose, prompt, budget, *versions),)
 
-    def _discarded(self, fact: f.GroupDiscarded) -> Iterable[r.AnyRecord]:
+    def _discarded(self, event: f.GroupDiscarded) -> Iterable[r.AnyRecord]:
         told: list[r.AnyRecord] = []
-        for index in range(self._sizes.pop(fact.group, 0)):
-            name = sample_id(fact.group, index)
+        for index in range(self._sizes.pop(event.group, 0)):
+            name = sample_id(event.group, index)
             number = self._assignments.get(name)
             if number is not None:
                 stream = self._ended(number)
-                told.append(r.Cut(fact.at, name, number, stream.engine, stream.pieces))
-        told.append(r.Discarded(fact.at, fact.group, fact.culprit, fact.reason, fact.detail))
+                told.append(r.Cut(event.at, name, number, stream.engine, stream.pieces))
+        told.append(r.Discarded(event.at, event.group, event.culprit, event.reason, event.detail))
         return told
 
-    def _packed(self, fact: f.BatchPacked) -> Iterable[r.AnyRecord]:
-        request = fact.request
-        since, due = self._asked.pop(request.request, (fact.at, inf))
-        for number in fact.groups:
+    def _packed(self, event: f.BatchPacked) -> Iterable[r.AnyRecord]:
+        request = event.request
+        since, due = self._asked.pop(request.request, (event.at, inf))
+        for number in event.groups:
             self._sizes.pop(number, None)
         asked = (request.request, request.step, request.purpose, request.min_samples, request.max_samples)
-        told: list[r.AnyRecord] = [r.Batched(fact.at, fact.batch, *asked, fact.groups, fact.last, since, due)]
-        told.extend(r.Packed(fact.at, number, fact.batch) for number in fact.groups)
+        told: list[r.AnyRecord] = [r.Batched(event.at, event.batch, *asked, event.groups, event.last, since, due)]
+        told.extend(r.Packed(event.at, number, event.batch) for number in event.groups)
         return told
 
 
-def _newest(state: State) -> float:
+def _newest(state: LedgerState) -> float:
     """The newest moment that a state tells of; 0 for one in which nothing has happened."""
     moments = [pending.since for pending in state.pending.values()]
     moments += [sample.since for sample in state.samples.values()]
     return max((moment for moment in moments if isfinite(moment)), default=0.0)
 
 
-def _under_way(state: State, number: int) -> _Stream:
+def _under_way(state: LedgerState, number: int) -> _Stream:
     assignment = state.assignments[number]
     sample = state.samples[assignment.sample]
     ours = [s for s in sample.spans if s.attempt == sample.attempt and s.version != ENVIRONMENT_VERSION]
@@ -191,8 +191,8 @@ def _under_way(state: State, number: int) -> _Stream:
 
 _TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] = {
     f.LeasesRenewed: Historian._renewed,
-    f.NextAsked: Historian._asked_for,
-    f.NextClosed: Historian._closed,
+    f.BatchRequested: Historian._asked_for,
+    f.BatchRequestClosed: Historian._closed,
     f.TrainerHeard: Historian._trainer_heard,
     f.EngineGreeted: Historian._greeted,
     f.EngineHeard: Historian._heard_of,
@@ -205,17 +205,17 @@ _TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] =
     f.GroupSubmitted: Historian._submitted,
     f.GroupDiscarded: Historian._discarded,
     f.BatchPacked: Historian._packed,
-    f.GroupCompleted: lambda _, fact: (r.Completed(fact.at, fact.group),),
-    f.BatchAcknowledged: lambda _, fact: (r.Acknowledged(fact.at, fact.batch),),
-    f.BatchReturned: lambda _, fact: (r.Unpacked(fact.at, fact.batch),),
-    f.NumbersTaken: lambda _, fact: (r.NumbersTaken(fact.at, fact.group, fact.batch, fact.assignment),),
-    f.TrainerGreeted: lambda _, fact: (r.TrainerCame(fact.at, fact.trainer),),
-    f.TurnExtended: lambda _, fact: (r.Extended(fact.at, fact.sample, len(fact.ids) // BYTES_PER_TOKEN),),
-    f.SampleScored: lambda _, fact: (r.Scored(fact.at, fact.sample, fact.reward, fact.metrics),),
-    f.VersionPublished: lambda _, fact: (r.Published(fact.at, fact.version),),
-    f.WindowSet: lambda _, fact: (r.Window(fact.at, fact.open, fact.token_s, fact.read_s),),
-    f.EngineStruck: lambda _, fact: (r.Struck(fact.at, fact.engine, fact.cause, fact.trusted_at),),
-    f.EngineTrusted: lambda _, fact: (r.Trusted(fact.at, fact.engine, fact.cause),),
-    f.EngineDraining: lambda _, fact: (r.Draining(fact.at, fact.engine, fact.reason, fact.drain_at),),
-    f.RunFinished: lambda _, fact: (r.Finished(fact.at, fact.ok, fact.message),),
+    f.GroupCompleted: lambda _, event: (r.Completed(event.at, event.group),),
+    f.BatchAcknowledged: lambda _, event: (r.Acknowledged(event.at, event.batch),),
+    f.BatchReturned: lambda _, event: (r.Unpacked(event.at, event.batch),),
+    f.NumbersTaken: lambda _, event: (r.NumbersTaken(event.at, event.group, event.batch, event.assignment),),
+    f.TrainerGreeted: lambda _, event: (r.TrainerCame(event.at, event.trainer),),
+    f.TurnExtended: lambda _, event: (r.Extended(event.at, event.sample, len(event.ids) // BYTES_PER_TOKEN),),
+    f.SampleScored: lambda _, event: (r.Scored(event.at, event.sample, event.reward, event.metrics),),
+    f.VersionPublished: lambda _, event: (r.Published(event.at, event.version),),
+    f.WindowSet: lambda _, event: (r.Window(event.at, event.open, event.token_s, event.read_s),),
+    f.EngineQuarantined: lambda _, event: (r.Struck(event.at, event.engine, event.cause, event.quarantined_until),),
+    f.EngineRestored: lambda _, event: (r.Trusted(event.at, event.engine, event.cause),),
+    f.EngineDraining: lambda _, event: (r.Draining(event.at, event.engine, event.reason, event.drain_at),),
+    f.RunFinished: lambda _, event: (r.Finished(event.at, event.ok, event.message),),
 }

@@ -12,7 +12,7 @@ from polyrl.ledger.audit.batches import BatchBooks
 from polyrl.ledger.audit.engines import EngineBooks
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.samples import GroupBook, Place, SampleBook, SampleBooks
-from polyrl.ledger.state import ENVIRONMENT_VERSION, Counters, Phase, SampleState, State
+from polyrl.ledger.state import ENVIRONMENT_VERSION, Counters, LedgerState, SamplePhase, SampleState
 from polyrl.sample import sample_id
 from polyrl.wire import ROW_DTYPE
 
@@ -24,7 +24,7 @@ MAX_TOKEN_BYTES: Final = TOKEN_BYTES + ROW_DTYPE.itemsize
 
 
 def compare(
-    findings: Findings, state: State, engines: EngineBooks, samples: SampleBooks, batches: BatchBooks, at: float
+    findings: Findings, state: LedgerState, engines: EngineBooks, samples: SampleBooks, batches: BatchBooks, at: float
 ) -> None:
     """Breaks I10 for everything in which the state and the books differ. What running assignments have brought so far
     is known to the state alone: it is checked as if they ended now."""
@@ -42,10 +42,10 @@ def compare(
     for what, told, folded in _totals(state, engines, samples, batches):
         findings.saw("I10", "totals")
         if told != folded:
-            findings.broke("I10", at, f"{what}: the facts give {_short(folded)}, the records {_short(told)}")
+            findings.broke("I10", at, f"{what}: the events give {_short(folded)}, the records {_short(told)}")
 
 
-def _finish_running(samples: SampleBooks, state: State, name: str) -> None:
+def _finish_running(samples: SampleBooks, state: LedgerState, name: str) -> None:
     sample = state.samples[name]
     if not sample.assignment:
         return
@@ -56,7 +56,7 @@ def _finish_running(samples: SampleBooks, state: State, name: str) -> None:
 
 
 def _sample_differences(folded: SampleState, group: GroupBook, told: SampleBook) -> Iterator[str]:
-    phase = Place.SCORED if folded.phase is Phase.PACKED else folded.phase
+    phase = Place.SCORED if folded.phase is SamplePhase.PACKED else folded.phase
     if phase.value != told.place.value:
         yield f"is {folded.phase}; records tell {told.place}"
     if folded.assignment != told.assignment:
@@ -66,7 +66,7 @@ def _sample_differences(folded: SampleState, group: GroupBook, told: SampleBook)
 
 
 def _totals(
-    state: State, engines: EngineBooks, samples: SampleBooks, batches: BatchBooks
+    state: LedgerState, engines: EngineBooks, samples: SampleBooks, batches: BatchBooks
 ) -> Iterator[tuple[str, object, object]]:
     counters = state.counters
     yield "live groups", sorted(samples.live), sorted(state.groups)

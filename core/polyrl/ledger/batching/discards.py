@@ -8,43 +8,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.events import GroupDiscarded
-from polyrl.ledger.state import GroupState, State
+from polyrl.ledger.state import GroupState, LedgerState
+from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, sample_id
 from polyrl.wire import Cancel, GroupDropped
 
 
 def discard_group(
-    d: Decision, number: int, reason: DiscardReason, culprit: str = "", detail: str = "", *, notify: bool = True
+    transition: Transition,
+    number: int,
+    reason: DiscardReason,
+    culprit: str = "",
+    detail: str = "",
+    *,
+    notify: bool = True,
 ) -> None:
     """Discards a live group: `culprit` for `reason`, its siblings as groupIncomplete; without one all for `reason`."""
-    entry = d.state.groups[number]
+    entry = transition.state.groups[number]
     for index in range(entry.group.n):
-        assignment = d.state.samples[sample_id(number, index)].assignment
+        assignment = transition.state.samples[sample_id(number, index)].assignment
         if assignment:
-            d.tell(d.state.assignments[assignment].engine, Cancel(assignment))
-    d.record(GroupDiscarded(number, culprit, reason, detail, notify, d.now))
+            transition.send(transition.state.assignments[assignment].engine, Cancel(assignment))
+    transition.record(GroupDiscarded(number, culprit, reason, detail, notify, transition.now))
     if notify:
-        d.answer(GroupDropped(number, entry.group.step, entry.group.purpose, reason, detail))
+        transition.answer(GroupDropped(number, entry.group.step, entry.group.purpose, reason, detail))
 
 
-def discard_unservable(d: Decision, groups: Sequence[int]) -> None:
+def discard_unservable(transition: Transition, groups: Sequence[int]) -> None:
     """Discards those with waiting samples that no engine can ever take: too old for every version, or too long."""
     serving: dict[tuple[int, int], _Serving] = {}
     for number in groups:
-        entry = d.state.groups.get(number)
+        entry = transition.state.groups.get(number)
         if entry is None or not entry.waiting:
             continue
         versions = (entry.group.min_version, entry.group.max_version)
         if versions not in serving:
-            serving[versions] = _serving(d.state, *versions)
+            serving[versions] = _serving(transition.state, *versions)
         if serving[versions].never:
-            newest = d.state.version.version
+            newest = transition.state.version.version
             text = f"weights are at version {newest}, it may use at most {entry.group.max_version}"
-            discard_group(d, number, DiscardReason.STALE, "", text)
+            discard_group(transition, number, DiscardReason.STALE, "", text)
         elif serving[versions].context:
-            _discard_if_longer(d, entry, serving[versions].context)
+            _discard_if_longer(transition, entry, serving[versions].context)
 
 
 class _Serving(NamedTuple):
@@ -54,21 +60,21 @@ class _Serving(NamedTuple):
     """There will be none: versions only grow, and all are past the newest that may generate."""
 
 
-def _serving(state: State, low: int, high: int) -> _Serving:
+def _serving(state: LedgerState, low: int, high: int) -> _Serving:
     engines = state.engines.values()
     context = max((e.max_context for e in engines if low <= e.version <= high and not e.draining), default=0)
     past = state.version.version > high and all(e.version > high or e.draining for e in engines)
     return _Serving(context, past and not context)
 
 
-def _discard_if_longer(d: Decision, entry: GroupState, context: int) -> None:
-    needed = max(needed_context(d.state, entry, index) for index in entry.waiting)
+def _discard_if_longer(transition: Transition, entry: GroupState, context: int) -> None:
+    needed = max(needed_context(transition.state, entry, index) for index in entry.waiting)
     if needed > context:
         text = f"prompt, response so far and what is left of max_new_tokens are {needed} tokens; engines hold {context}"
-        discard_group(d, entry.group.id, DiscardReason.PROMPT_TOO_LONG, "", text)
+        discard_group(transition, entry.group.id, DiscardReason.PROMPT_TOO_LONG, "", text)
 
 
-def needed_context(state: State, entry: GroupState, index: int) -> int:
+def needed_context(state: LedgerState, entry: GroupState, index: int) -> int:
     """Context that a sample can grow to, in tokens."""
     group = entry.group
     sample = state.samples[sample_id(group.id, index)]

@@ -1,5 +1,5 @@
-"""Which complete groups answer a Next: whole groups in order of completion, up to the limits, at least the minimum
-unless nothing more can come.
+"""Which complete groups answer a batch request: whole groups in order of completion, up to the limits, at least the
+minimum unless nothing more can come.
 
 An answer without samples (late, refused, nothing left) is remembered for as long as a repeated request may ask for it:
 the trainer takes the first answer to a request, so a second one with samples would be trained by nobody.
@@ -15,23 +15,23 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from polyrl.ledger.decision import Decision
-from polyrl.ledger.events import BatchPacked, NextClosed, RequestDone
+from polyrl.ledger.events import BatchPacked, BatchRequestClosed, RequestDone
 from polyrl.ledger.responses import group_tokens, scored_group
-from polyrl.ledger.state import State, step_key
+from polyrl.ledger.state import LedgerState, step_key
 from polyrl.ledger.status import awaited
-from polyrl.wire import Batch, FromTrainer, Late, Next, Refused, decode_to_trainer, encode
+from polyrl.ledger.transition import Transition
+from polyrl.wire import Batch, BatchRequest, Declined, FromTrainer, Late, decode_to_trainer, encode
 
 
 class Packing(NamedTuple):
-    """The answer to a Next."""
+    """The answer to a BatchRequest."""
 
     groups: list[int]
     last: bool
     """Nothing else of this step and purpose is open or unpacked."""
 
 
-def pack(state: State, request: Next) -> Packing | None:
+def pack(state: LedgerState, request: BatchRequest) -> Packing | None:
     """The answer as far as the state allows one; None while the trainer must wait."""
     step = state.steps.get(step_key(request.step, request.purpose))
     if step is None:
@@ -54,50 +54,54 @@ def pack(state: State, request: Next) -> Packing | None:
     return None
 
 
-def answer_pending(d: Decision) -> None:
-    """Answers every waiting Next that can be answered, oldest first."""
-    for pending in tuple(d.state.pending.values()):
+def answer_pending(transition: Transition) -> None:
+    """Answers every waiting BatchRequest that can be answered, oldest first."""
+    for pending in tuple(transition.state.pending.values()):
         request = pending.request
-        packing = pack(d.state, request)
+        packing = pack(transition.state, request)
         if packing is None:
             continue
         if not packing.groups and not packing.last:
-            d.record(NextClosed(request.request))
-            _answer_empty(d, request, Refused(request.request, _too_large(d.state, request)))
+            transition.record(BatchRequestClosed(request.request))
+            _answer_empty(transition, request, Declined(request.request, _too_large(transition.state, request)))
             continue
-        batch = d.state.next_batch
-        d.record(BatchPacked(batch, request, packing.groups, packing.last, d.now))
+        batch = transition.state.next_batch
+        transition.record(BatchPacked(batch, request, packing.groups, packing.last, transition.now))
         if packing.groups:
-            send_batch(d, batch, request, packing)
+            send_batch(transition, batch, request, packing)
         else:
-            _answer_empty(d, request, Batch(request.request, batch, request.step, (), packing.last))
+            _answer_empty(transition, request, Batch(request.request, batch, request.step, (), packing.last))
 
 
-def send_batch(d: Decision, batch: int, request: Next, packing: Packing) -> None:
+def send_batch(transition: Transition, batch: int, request: BatchRequest, packing: Packing) -> None:
     """Sends a packed batch; its samples stay here until they are acknowledged, so it can be sent again."""
-    samples = tuple(scored for number in packing.groups for scored in scored_group(d.state, number))
-    d.answer(Batch(request.request, batch, request.step, samples, packing.last))
+    samples = tuple(scored for number in packing.groups for scored in scored_group(transition.state, number))
+    transition.answer(Batch(request.request, batch, request.step, samples, packing.last))
 
 
-def close_late(d: Decision) -> None:
-    """Answers Late to every Next whose deadline has passed."""
-    for pending in tuple(d.state.pending.values()):
-        if pending.due <= d.now:
+def close_late(transition: Transition) -> None:
+    """Answers Late to every BatchRequest whose deadline has passed."""
+    for pending in tuple(transition.state.pending.values()):
+        if pending.due <= transition.now:
             request = pending.request
-            d.record(NextClosed(request.request))
-            _answer_empty(d, request, Late(request.request, awaited(d.state, request.step, request.purpose, d.now)))
+            transition.record(BatchRequestClosed(request.request))
+            _answer_empty(
+                transition,
+                request,
+                Late(request.request, awaited(transition.state, request.step, request.purpose, transition.now)),
+            )
 
 
-def answer_again(d: Decision, request: Next) -> bool:
+def answer_again(transition: Transition, request: BatchRequest) -> bool:
     """Repeats the answer to a request that was answered before; False if it was not, or was forgotten since."""
-    for number, batch in d.state.batches.items():
+    for number, batch in transition.state.batches.items():
         same = (batch.request.request, batch.request.step, batch.request.purpose)
         if same == (request.request, request.step, request.purpose):
-            send_batch(d, number, batch.request, Packing(batch.groups, batch.last))
+            send_batch(transition, number, batch.request, Packing(batch.groups, batch.last))
             return True
-    digest, kept = digest_of(request), d.state.answered.get(request.request, b"")
+    digest, kept = digest_of(request), transition.state.answered.get(request.request, b"")
     if kept.startswith(digest):
-        d.answer(decode_to_trainer(kept[len(digest) :]))
+        transition.answer(decode_to_trainer(kept[len(digest) :]))
     return kept.startswith(digest)
 
 
@@ -106,12 +110,12 @@ def digest_of(message: FromTrainer) -> bytes:
     return hashlib.blake2b(encode(message), digest_size=16).digest()
 
 
-def _answer_empty(d: Decision, request: Next, answer: Refused | Late | Batch) -> None:
-    d.record(RequestDone(request.request, digest_of(request) + encode(answer)))
-    d.answer(answer)
+def _answer_empty(transition: Transition, request: BatchRequest, answer: Declined | Late | Batch) -> None:
+    transition.record(RequestDone(request.request, digest_of(request) + encode(answer)))
+    transition.answer(answer)
 
 
-def _too_large(state: State, request: Next) -> str:
+def _too_large(state: LedgerState, request: BatchRequest) -> str:
     number = state.steps[step_key(request.step, request.purpose)].ready[0]
     size = state.groups[number].group.n
     return f"maxSamples {request.max_samples} is less than the {size} samples of group {number}, which cannot be split"

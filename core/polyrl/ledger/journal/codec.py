@@ -1,4 +1,4 @@
-"""Facts and states as bytes: what a journal writes and reads back. msgpack, typed; nothing else is accepted.
+"""Events and states as bytes: what a journal writes and reads back. msgpack, typed; nothing else is accepted.
 
 Refuses to hold: files, durability (see whoever keeps the journal). Read next: `fold`.
 """
@@ -11,38 +11,38 @@ from typing import Final
 import msgspec
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger.events import Fact
-from polyrl.ledger.state import State
+from polyrl.ledger.events import Event
+from polyrl.ledger.state import LedgerState
 
 JOURNAL_SCHEMA: Final = 7
-"""Changes with any change to facts or state that old bytes would not survive, and with records that an audit would
+"""Changes with any change to events or state that old bytes would not survive, and with records that an audit would
 miss in an old journal; another one is refused."""
 
 _encoder = msgspec.msgpack.Encoder()
-_facts = msgspec.msgpack.Decoder(list[Fact])
-_state = msgspec.msgpack.Decoder(State)
+_facts = msgspec.msgpack.Decoder(list[Event])
+_state = msgspec.msgpack.Decoder(LedgerState)
 
 
-def encode_facts(facts: Iterable[Fact]) -> bytes:
-    """The durable ones among `facts`; empty bytes when there is none."""
-    durable = [fact for fact in facts if fact.durable]
+def encode_events(events: Iterable[Event]) -> bytes:
+    """The durable ones among `events`; empty bytes when there is none."""
+    durable = [event for event in events if event.durable]
     return _encoder.encode(durable) if durable else b""
 
 
-def decode_facts(data: bytes) -> list[Fact]:
+def decode_events(data: bytes) -> list[Event]:
     """Raises ProtocolError."""
     try:
         return _facts.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ProtocolError(f"undecodable facts: {error}") from error
+        raise ProtocolError(f"undecodable events: {error}") from error
 
 
-def encode_state(state: State) -> bytes:
+def encode_state(state: LedgerState) -> bytes:
     """A snapshot, with all that the state holds; a journal writes that of what is not in pages yet (see `pages`)."""
     return _encoder.encode(state)
 
 
-def decode_state(data: bytes) -> State:
+def decode_state(data: bytes) -> LedgerState:
     """Raises ProtocolError."""
     try:
         return _state.decode(data)

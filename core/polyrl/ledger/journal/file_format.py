@@ -1,16 +1,16 @@
 """What lies in a journal file, for the one who writes it and those who read it: marks, SQL text, rows and back.
 
-    snapshot   the state after facts 1 .. seq, one row, without what is in pages
+    snapshot   the state after events 1 .. seq, one row, without what is in pages
     pages      tokens and prompts of what lives (see `pages`)
-    facts      the facts after it, a row per commit, numbered without a hole
+    events      the events after it, a row per commit, numbered without a hole
     records    the history of the whole run (see `records`), never deleted
     meta       the run epoch
 
-Facts older than the snapshot are deleted, and with them the tokens of everything acknowledged. What `explain` and
+Events older than the snapshot are deleted, and with them the tokens of everything acknowledged. What `explain` and
 `check` need of them is in the records: a few per sample and per assignment, each of a hundred bytes or so, so a run of
 a million samples can be audited from its first sample to its last.
 
-Every snapshot, page and row of facts carries a checksum over its number and its bytes: SQLite itself would hand a
+Every snapshot, page and row of events carries a checksum over its number and its bytes: SQLite itself would hand a
 flipped bit on as a token. A journal is read whole or refused.
 
 Refuses to hold: files, SQLite itself. Read next: `pages`.
@@ -23,17 +23,17 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger.apply.apply import fold
-from polyrl.ledger.journal.codec import decode_facts, decode_state
+from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.journal.codec import decode_events, decode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 
 APPLICATION_ID: Final = 0x506F6C79
 """Marks the file as ours ("Poly"); SQLite's own field for that purpose."""
 
 CREATE: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE facts (seq INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE snapshot (
   id INTEGER PRIMARY KEY CHECK (id = 1), seq INTEGER NOT NULL, at REAL NOT NULL, body BLOB NOT NULL,
   checksum INTEGER NOT NULL, last_page INTEGER NOT NULL);
@@ -49,18 +49,18 @@ SELECT_LAST_PAGE: Final = "SELECT last_page FROM snapshot"
 SELECT_PAGES: Final = (
     f"SELECT number, about, body, checksum FROM pages WHERE number <= ({SELECT_LAST_PAGE}) ORDER BY number"
 )
-SELECT_FACTS: Final = "SELECT seq, at, body, checksum FROM facts ORDER BY seq"
+SELECT_FACTS: Final = "SELECT seq, at, body, checksum FROM events ORDER BY seq"
 SELECT_RECORDS: Final = "SELECT record FROM records ORDER BY rowid"
 SELECT_RECORDS_ABOUT: Final = (
     "SELECT record FROM records WHERE about IN (SELECT value FROM json_each(?)) ORDER BY rowid"  # a JSON list of names
 )
 SELECT_SOME_SAMPLES: Final = "SELECT DISTINCT about FROM records WHERE about GLOB '[0-9]*.[0-9]*' LIMIT ?"
 
-INSERT_FACTS: Final = "INSERT INTO facts VALUES (?, ?, ?, ?)"
+INSERT_FACTS: Final = "INSERT INTO events VALUES (?, ?, ?, ?)"
 INSERT_PAGE: Final = "INSERT INTO pages VALUES (?, ?, ?, ?)"
 INSERT_RECORD: Final = "INSERT INTO records VALUES (?, ?)"
 REPLACE_SNAPSHOT: Final = "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?, ?, ?)"
-DELETE_FACTS: Final = "DELETE FROM facts WHERE seq <= ?"
+DELETE_FACTS: Final = "DELETE FROM events WHERE seq <= ?"
 DELETE_PAGE: Final = "DELETE FROM pages WHERE number = ?"
 DELETE_UNFINISHED_ROUND: Final = f"DELETE FROM pages WHERE number > ({SELECT_LAST_PAGE})"
 
@@ -69,9 +69,9 @@ Row = tuple[int, float, bytes, int]
 
 
 class Replayed(NamedTuple):
-    """A journal's facts, folded."""
+    """A journal's events, folded."""
 
-    state: State
+    state: LedgerState
     at: float
     """The ledger's clock at its end."""
     seq: int
@@ -89,36 +89,36 @@ def create_script(epoch: int, schema: int) -> str:
 
 
 def row(seq: int, at: float, body: bytes) -> Row:
-    """A row of facts, or the snapshot's."""
+    """A row of events, or the snapshot's."""
     return seq, at, body, _checksum(seq, body)
 
 
-def replay(snapshot: Row | None, facts: Iterable[Row], pages: Iterable[PageRow] = ()) -> Replayed | None:
+def replay(snapshot: Row | None, events: Iterable[Row], pages: Iterable[PageRow] = ()) -> Replayed | None:
     """The state that the rows hold; None when there is none yet. Raises
     ProtocolError on any row that is damaged, missing or out of place."""
     if snapshot is None:
-        if any(True for rows in (facts, pages) for _ in rows):
-            raise ProtocolError("it holds facts without a snapshot to begin with")
+        if any(True for rows in (events, pages) for _ in rows):
+            raise ProtocolError("it holds events without a snapshot to begin with")
         return None
     seq, at, body, checksum = snapshot
     _check(seq, body, checksum, "snapshot")
     state, tail, book = decode_state(body), 0, PageBook()
     book.restore(state, pages)
-    for number, when, packed, packed_checksum in facts:
+    for number, when, packed, packed_checksum in events:
         if number != seq + 1:
-            raise ProtocolError(f"row {seq + 1} of the facts is missing")
-        _check(number, packed, packed_checksum, "row of facts")
+            raise ProtocolError(f"row {seq + 1} of the events is missing")
+        _check(number, packed, packed_checksum, "row of events")
         _fold_all(state, packed, number)
         seq, at, tail = number, when, tail + len(packed)
     return Replayed(state, at, seq, len(body), tail, book)
 
 
-def _fold_all(state: State, packed: bytes, number: int) -> None:
+def _fold_all(state: LedgerState, packed: bytes, number: int) -> None:
     try:
-        for fact in decode_facts(packed):
-            fold(state, fact)
+        for event in decode_events(packed):
+            apply(state, event)
     except (KeyError, ValueError, IndexError) as error:
-        raise ProtocolError(f"row {number} of the facts does not follow from what is before it: {error!r}") from error
+        raise ProtocolError(f"row {number} of the events does not follow from what is before it: {error!r}") from error
 
 
 def _check(seq: int, body: bytes, checksum: int, what: str) -> None:

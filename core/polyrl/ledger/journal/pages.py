@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger.state import GroupState, SampleState, State
+from polyrl.ledger.state import GroupState, LedgerState, SampleState
 
 PageRow = tuple[int, str, bytes, int]
 """number (counts up), sample or group, body, checksum; a sample's body is uint32[T] ids, then float32[T] logprobs."""
@@ -38,7 +38,7 @@ class PageBook:
         """Number of the newest page. After a restore the snapshot's: the pages with the highest may have ended."""
         self._round: deque[str] = deque()
 
-    def begin_round(self, state: State) -> None:
+    def begin_round(self, state: LedgerState) -> None:
         """Everything that lives gets a page with what no page holds of it."""
         self._round.extend(str(number) for number in state.groups)
         self._round.extend(state.samples)
@@ -48,7 +48,7 @@ class PageBook:
         """Whether the round has pages left."""
         return bool(self._round)
 
-    def write(self, state: State, limit: int) -> list[PageRow]:
+    def write(self, state: LedgerState, limit: int) -> list[PageRow]:
         """The round's next pages, at most `limit`."""
         rows: list[PageRow] = []
         while self._round and len(rows) < limit:
@@ -60,7 +60,7 @@ class PageBook:
                 rows.append((self.last, name, body, _checksum(self.last, body)))
         return rows
 
-    def _unwritten(self, state: State, name: str) -> bytes:
+    def _unwritten(self, state: LedgerState, name: str) -> bytes:
         sample = state.samples.get(name)
         if sample is not None:
             reach, self._reach[name] = self._reach.get(name, 0), len(sample.ids)
@@ -68,7 +68,7 @@ class PageBook:
         entry = _group_of(state, name)
         return b"" if entry is None or name in self._numbers else entry.group.prompt_ids
 
-    def rest(self, state: State) -> State:
+    def rest(self, state: LedgerState) -> LedgerState:
         """`state` without what is in pages; it shares the rest and is only good for being written."""
         groups = {number: self._bare_group(number, entry) for number, entry in state.groups.items()}
         samples = {name: self._bare_sample(name, sample) for name, sample in state.samples.items()}
@@ -81,14 +81,14 @@ class PageBook:
         reach = self._reach.get(name, 0)
         return replace(sample, ids=sample.ids[reach:], logprobs=sample.logprobs[reach:]) if reach else sample
 
-    def forget_ended(self, state: State) -> list[int]:
+    def forget_ended(self, state: LedgerState) -> list[int]:
         """Numbers of pages whose sample or group no longer lives; they count as deleted from now on."""
         ended = [name for name in self._numbers if name not in state.samples and _group_of(state, name) is None]
         for name in ended:
             self._reach.pop(name, None)
         return [number for name in ended for number in self._numbers.pop(name)]
 
-    def restore(self, state: State, rows: Iterable[PageRow]) -> None:
+    def restore(self, state: LedgerState, rows: Iterable[PageRow]) -> None:
         """Puts what is in pages back into a state without it, from all its pages in order. Raises ProtocolError for a
         page that is damaged, belongs to nothing, or is missing."""
         bodies: dict[str, list[bytes]] = {}
@@ -114,18 +114,18 @@ def _put_before(sample: SampleState, bodies: list[bytes]) -> int:
     return reach
 
 
-def _give_prompt(state: State, name: str, prompt: bytes) -> None:
+def _give_prompt(state: LedgerState, name: str, prompt: bytes) -> None:
     entry = _group_of(state, name)
     if entry is None:
         raise ProtocolError(f"a page belongs to {name[:64]!r}, which is neither a live sample nor a live group")
     entry.group = replace(entry.group, prompt_ids=prompt)
 
 
-def _group_of(state: State, name: str) -> GroupState | None:
+def _group_of(state: LedgerState, name: str) -> GroupState | None:
     return state.groups.get(int(name)) if name.isascii() and name.isdigit() else None
 
 
-def _check_whole(state: State) -> None:
+def _check_whole(state: LedgerState) -> None:
     for number, entry in state.groups.items():
         if not entry.group.prompt_ids:
             raise ProtocolError(f"the prompt of group {number} is missing")

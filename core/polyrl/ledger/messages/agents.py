@@ -9,7 +9,6 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.events import (
     EngineGreeted,
     EngineHeard,
@@ -20,24 +19,25 @@ from polyrl.ledger.events import (
 )
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
-from polyrl.ledger.scheduling.moves import move, put_on_probation, strike
-from polyrl.ledger.scheduling.returns import take_back
-from polyrl.ledger.state import Engine
+from polyrl.ledger.scheduling.moves import half_open, move, quarantine
+from polyrl.ledger.scheduling.recalls import complete_recall
+from polyrl.ledger.state import LeasedEngine
+from polyrl.ledger.transition import Transition
 from polyrl.wire import (
     RETURN_REASONS,
-    Beat,
-    Bye,
     Cancel,
     Deltas,
-    Drain,
+    Deregister,
     Fenced,
     FromAgent,
+    HandBack,
+    Heartbeat,
     Hello,
     Leaving,
     Resend,
-    Returned,
-    Serving,
+    StartDrain,
     WeightsFailed,
+    WeightsLoaded,
     Welcome,
 )
 
@@ -45,122 +45,122 @@ MAX_ASSIGNMENT: Final = 1 << 31
 """Half of what a row can name: a peer that claims to hold more must not use the numbers up."""
 
 
-def hear_agent(d: Decision, name: str, message: FromAgent) -> None:
+def handle_agent(transition: Transition, name: str, message: FromAgent) -> None:
     """Decides one message of the engine that the route names."""
     if isinstance(message, Hello):
-        _greet(d, name, message)
+        _greet(transition, name, message)
         return
-    engine = d.state.engines.get(name)
+    engine = transition.state.engines.get(name)
     if engine is None:
-        d.ignore("unknownEngine")
-        d.tell(name, Fenced("no lease runs for this engine; greet first"))
+        transition.ignore("unknownEngine")
+        transition.send(name, Fenced("no lease runs for this engine; greet first"))
     elif isinstance(message, Deltas):
-        take_deltas(d, engine, message)
+        take_deltas(transition, engine, message)
     else:
-        d.record(EngineHeard(name, d.now))
-        _HANDLERS[type(message)](d, engine, message)
+        transition.record(EngineHeard(name, transition.now))
+        _HANDLERS[type(message)](transition, engine, message)
 
 
-def _greet(d: Decision, name: str, hello: Hello) -> None:
-    if hello.engine != name or hello.epoch != d.config.epoch:
-        d.ignore("fencedHello")
-        d.tell(name, Fenced(f"this is epoch {d.config.epoch} and the connection of {name}"))
+def _greet(transition: Transition, name: str, hello: Hello) -> None:
+    if hello.engine != name or hello.epoch != transition.config.epoch:
+        transition.ignore("fencedHello")
+        transition.send(name, Fenced(f"this is epoch {transition.config.epoch} and the connection of {name}"))
         return
     if min(hello.max_running, hello.kv_tokens, hello.max_context) < 1:
-        d.ignore("impossibleHello")
-        d.tell(name, Fenced("max_running, kv_tokens and max_context must be at least 1"))
+        transition.ignore("impossibleHello")
+        transition.send(name, Fenced("max_running, kv_tokens and max_context must be at least 1"))
         return
-    config = d.config
+    config = transition.config
     room = (hello.max_running, hello.kv_tokens, hello.max_context)
-    returns = name not in d.state.engines and name in d.state.vanished
-    d.record(EngineGreeted(name, hello.pool, *room, hello.weight_version, d.now))
+    returns = name not in transition.state.engines and name in transition.state.vanished
+    transition.record(EngineGreeted(name, hello.pool, *room, hello.weight_version, transition.now))
     if returns:
-        put_on_probation(d, name)
-    engine = d.state.engines[name]
+        half_open(transition, name)
+    engine = transition.state.engines[name]
     taken = max((held.assignment + 1 for held in hello.held if held.assignment < MAX_ASSIGNMENT), default=0)
-    if taken > d.state.next_assignment:
-        d.record(NumbersTaken(0, 0, taken, d.now))
-    _reconcile_held(d, engine, hello)
+    if taken > transition.state.next_assignment:
+        transition.record(NumbersTaken(0, 0, taken, transition.now))
+    _reconcile_held(transition, engine, hello)
     # Only now: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
-    d.tell(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
+    transition.send(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
     if engine.draining:
-        d.tell(name, Drain(max(0.0, engine.drain_at - d.now), engine.draining))
-    elif d.state.finished:
-        drain_engine(d, name, 0.0, "the run is over")
-    elif engine.version != d.state.version.version:
-        announce(d, name)
+        transition.send(name, StartDrain(max(0.0, engine.drain_at - transition.now), engine.draining))
+    elif transition.state.finished:
+        drain_engine(transition, name, 0.0, "the run is over")
+    elif engine.version != transition.state.version.version:
+        announce(transition, name)
 
 
-def _reconcile_held(d: Decision, engine: Engine, hello: Hello) -> None:
+def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: Hello) -> None:
     """What the engine still holds goes on where we are; what either side lost begins anew."""
     held = {h.assignment: h for h in hello.held}
     for number in tuple(engine.running):
-        assignment, theirs = d.state.assignments[number], held.pop(number, None)
+        assignment, theirs = transition.state.assignments[number], held.pop(number, None)
         if theirs is None or theirs.length < assignment.length:
             # An agent that has fewer tokens than it once sent draws others after them; those would not fit.
-            move(d, number, "notHeld", cancel=theirs is not None)
+            move(transition, number, "notHeld", cancel=theirs is not None)
         else:
-            d.tell(engine.name, Resend(number, assignment.length))
+            transition.send(engine.name, Resend(number, assignment.length))
     for number in held:
-        d.tell(engine.name, Cancel(number))
+        transition.send(engine.name, Cancel(number))
 
 
-def _beat(d: Decision, engine: Engine, beat: Beat) -> None:
-    d.record(EngineLoad(engine.name, beat.running, beat.queued, beat.kv_free_tokens))
+def _beat(transition: Transition, engine: LeasedEngine, beat: Heartbeat) -> None:
+    transition.record(EngineLoad(engine.name, beat.running, beat.queued, beat.kv_free_tokens))
 
 
-def _serving(d: Decision, engine: Engine, serving: Serving) -> None:
-    d.record(EngineServing(engine.name, serving.version, d.now))
-    d.record(WeightsAwaited(engine.name, inf))
-    _move_misfits(d, engine)
+def _serving(transition: Transition, engine: LeasedEngine, serving: WeightsLoaded) -> None:
+    transition.record(EngineServing(engine.name, serving.version, transition.now))
+    transition.record(WeightsAwaited(engine.name, inf))
+    _move_misfits(transition, engine)
 
 
-def _weights_failed(d: Decision, engine: Engine, failed: WeightsFailed) -> None:
-    d.record(EngineServing(engine.name, failed.serving, d.now))
-    d.record(WeightsAwaited(engine.name, d.now + d.config.weights_retry_s))
-    _move_misfits(d, engine)
+def _weights_failed(transition: Transition, engine: LeasedEngine, failed: WeightsFailed) -> None:
+    transition.record(EngineServing(engine.name, failed.serving, transition.now))
+    transition.record(WeightsAwaited(engine.name, transition.now + transition.config.weights_retry_s))
+    _move_misfits(transition, engine)
 
 
-def _move_misfits(d: Decision, engine: Engine) -> None:
+def _move_misfits(transition: Transition, engine: LeasedEngine) -> None:
     """Samples that may not use the engine's new version go elsewhere."""
     for number in tuple(engine.running):
-        assignment = d.state.assignments[number]
+        assignment = transition.state.assignments[number]
         if not assignment.low <= engine.version <= assignment.high:
-            move(d, number, "versionChanged")
+            move(transition, number, "versionChanged")
 
 
-def _returned(d: Decision, engine: Engine, returned: Returned) -> None:
-    assignment = d.state.assignments.get(returned.assignment)
+def _returned(transition: Transition, engine: LeasedEngine, returned: HandBack) -> None:
+    assignment = transition.state.assignments.get(returned.assignment)
     if assignment is None or assignment.engine != engine.name:
-        d.ignore("returnedTooLate")
+        transition.ignore("returnedTooLate")
         return
     if returned.reason == "asked":
-        take_back(d, returned.assignment)
+        complete_recall(transition, returned.assignment)
         return
     cause = returned.reason if returned.reason in RETURN_REASONS else "engineError"
     if cause == "versionChanged":
         if assignment.low <= engine.version <= assignment.high:
-            # It is about to load another version: Serving or WeightsFailed will say which.
-            d.record(EngineServing(engine.name, -1, d.now))
+            # It is about to load another version: WeightsLoaded or WeightsFailed will say which.
+            transition.record(EngineServing(engine.name, -1, transition.now))
     elif cause != "rejected" and not engine.draining:
         # Whatever it was, handing the same sample straight back would only repeat it.
-        strike(d, engine.name, cause)
-    move(d, returned.assignment, cause, cancel=False, detail=returned.detail)
+        quarantine(transition, engine.name, cause)
+    move(transition, returned.assignment, cause, cancel=False, detail=returned.detail)
 
 
-def _leaving(d: Decision, engine: Engine, leaving: Leaving) -> None:
-    drain_engine(d, engine.name, leaving.deadline_s, leaving.reason)
+def _leaving(transition: Transition, engine: LeasedEngine, leaving: Leaving) -> None:
+    drain_engine(transition, engine.name, leaving.deadline_s, leaving.reason)
 
 
-def _bye(d: Decision, engine: Engine, _: Bye) -> None:
-    lose_engine(d, engine.name, "bye")
+def _bye(transition: Transition, engine: LeasedEngine, _: Deregister) -> None:
+    lose_engine(transition, engine.name, "bye")
 
 
-_HANDLERS: Final[dict[type, Callable[[Decision, Engine, Any], None]]] = {
-    Beat: _beat,
-    Serving: _serving,
+_HANDLERS: Final[dict[type, Callable[[Transition, LeasedEngine, Any], None]]] = {
+    Heartbeat: _beat,
+    WeightsLoaded: _serving,
     WeightsFailed: _weights_failed,
-    Returned: _returned,
+    HandBack: _returned,
     Leaving: _leaving,
-    Bye: _bye,
+    Deregister: _bye,
 }

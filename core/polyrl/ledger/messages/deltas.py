@@ -1,8 +1,8 @@
 """Tokens in. A row counts only for a live assignment of the engine that sent it, of a version that both the sample may
 use and the engine has verified; what is here already is cut off, what is missing is asked for again.
 
-Almost every frame is in order. For it one loop of comparisons decides, and the fact carries the frame's own bytes; only
-a frame with a surprise is taken apart row by row.
+Almost every frame is in order. For it one loop of comparisons decides, and the event carries its own bytes; only a
+frame with a surprise is taken apart row by row.
 
 Refuses to hold: what happens to an assignment that ends (see `moves`). Read next: `moves`.
 """
@@ -13,10 +13,10 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger.columns import frame_bytes, pack_rows
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.events import GapSeen, TokensTaken
-from polyrl.ledger.scheduling.moves import already_over, end_turn, move, strike
-from polyrl.ledger.state import Assignment, Engine
+from polyrl.ledger.scheduling.moves import already_over, end_turn, move, quarantine
+from polyrl.ledger.state import Assignment, LeasedEngine
+from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
 from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, RowColumns, TokensKept, row_columns
 
@@ -24,31 +24,31 @@ STOP: Final = FINISH_CODES.index("stop")
 LENGTH: Final = FINISH_CODES.index("length")
 
 
-def take_deltas(d: Decision, engine: Engine, message: Deltas) -> None:
+def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -> None:
     """Accepts what can be accepted; answers TokensKept unless tokens are missing."""
     columns = _checked_columns(message)
     if columns is None:
-        d.ignore("malformedDeltas")
+        transition.ignore("malformedDeltas")
         return
-    ends = _ends_if_in_order(d, engine, message.version, columns)
+    ends = _ends_if_in_order(transition, engine, message.version, columns)
     if ends is not None:
-        d.record(_taken(d, engine, message, (message.rows, message.ids, message.logprobs), (0, 0)))
+        transition.record(_taken(transition, engine, message, (message.rows, message.ids, message.logprobs), (0, 0)))
         trouble: list[tuple[int, str]] = []
     else:
-        sift = _Sift(d, engine, message)
+        sift = _Sift(transition, engine, message)
         for row in zip(*columns, strict=True):
             sift.row(*row)
         columns_kept = (pack_rows(sift.rows), bytes(sift.ids), bytes(sift.logprobs))
-        d.record(_taken(d, engine, message, columns_kept, (sift.in_vain, sift.repeated)))
+        transition.record(_taken(transition, engine, message, columns_kept, (sift.in_vain, sift.repeated)))
         sift.ask_for_gaps()
         ends, trouble = sift.ends, sift.trouble
     for number, finish in ends:
-        _end(d, number, finish)
+        _end(transition, number, finish)
     for number, cause in trouble:
-        _fail(d, number, cause)
+        _fail(transition, number, cause)
     if not engine.gaps:
         # TokensKept covers all earlier frames, the one that is missing too.
-        d.tell(engine.name, TokensKept(message.seq))
+        transition.send(engine.name, TokensKept(message.seq))
 
 
 def _checked_columns(message: Deltas) -> RowColumns | None:
@@ -62,17 +62,23 @@ def _checked_columns(message: Deltas) -> RowColumns | None:
 
 
 def _taken(
-    d: Decision, engine: Engine, message: Deltas, kept: tuple[bytes, bytes, bytes], refused: tuple[int, int]
+    transition: Transition,
+    engine: LeasedEngine,
+    message: Deltas,
+    kept: tuple[bytes, bytes, bytes],
+    refused: tuple[int, int],
 ) -> TokensTaken:
-    return TokensTaken(engine.name, message.seq, message.version, *kept, frame_bytes(message), *refused, d.now)
+    return TokensTaken(engine.name, message.seq, message.version, *kept, frame_bytes(message), *refused, transition.now)
 
 
-def _ends_if_in_order(d: Decision, engine: Engine, version: int, columns: RowColumns) -> list[tuple[int, int]] | None:
+def _ends_if_in_order(
+    transition: Transition, engine: LeasedEngine, version: int, columns: RowColumns
+) -> list[tuple[int, int]] | None:
     """The (assignment, finish code) that end with this frame; None if any row is not exactly what was expected."""
     numbers, offsets, counts, finishes = columns
     if version not in engine.served or len(set(numbers)) != len(numbers):
         return None
-    live, name, ends = d.state.assignments, engine.name, []
+    live, name, ends = transition.state.assignments, engine.name, []
     for number, offset, count, finish in zip(numbers, offsets, counts, finishes, strict=True):
         assignment = live.get(number)
         if (
@@ -93,8 +99,8 @@ def _ends_if_in_order(d: Decision, engine: Engine, version: int, columns: RowCol
 class _Sift:
     """Takes a frame apart row by row: every row is cut, refused, or asked for again on its own."""
 
-    def __init__(self, d: Decision, engine: Engine, message: Deltas) -> None:
-        self._d = d
+    def __init__(self, transition: Transition, engine: LeasedEngine, message: Deltas) -> None:
+        self._transition = transition
         self._engine = engine
         self._message = message
         self._begin = 0
@@ -114,7 +120,7 @@ class _Sift:
     def row(self, number: int, offset: int, count: int, finish: int) -> None:
         """Judges the next row of the frame."""
         begin, self._begin = self._begin, self._begin + 4 * count
-        assignment = self._d.state.assignments.get(number)
+        assignment = self._transition.state.assignments.get(number)
         if assignment is None or assignment.engine != self._engine.name or number in self._closed:
             self.in_vain += count
             return
@@ -139,9 +145,9 @@ class _Sift:
         for number, offset in self._gaps.items():
             if number in self._closed:
                 continue
-            if self._engine.gaps.get(number, -inf) + self._d.config.gap_resend_s <= self._d.now:
-                self._d.record(GapSeen(number, self._d.now))
-                self._d.tell(self._engine.name, Resend(number, offset))
+            if self._engine.gaps.get(number, -inf) + self._transition.config.gap_resend_s <= self._transition.now:
+                self._transition.record(GapSeen(number, self._transition.now))
+                self._transition.send(self._engine.name, Resend(number, offset))
 
     def _refuse(self, number: int, count: int, cause: str) -> None:
         self.in_vain += count
@@ -152,7 +158,7 @@ class _Sift:
         """Whether the tokens that are here already are the same: else this is another sequence."""
         if not known:
             return True
-        sample = self._d.state.samples[assignment.sample]
+        sample = self._transition.state.samples[assignment.sample]
         have = sample.ids + self._ahead.get(number, b"")
         return have[4 * offset : 4 * (offset + known)] == self._message.ids[begin : begin + 4 * known]
 
@@ -172,21 +178,25 @@ class _Sift:
             self.ends.append((number, 0 if over_budget else finish))
 
 
-def _end(d: Decision, number: int, finish: int) -> None:
+def _end(transition: Transition, number: int, finish: int) -> None:
     """The engine says that the turn is over, or the budget is used up."""
-    assignment = d.state.assignments[number]
+    assignment = transition.state.assignments[number]
     if finish == STOP:
-        end_turn(d, assignment.sample, Finish.STOP)
+        end_turn(transition, assignment.sample, Finish.STOP)
     elif assignment.length < assignment.limit:
-        _fail(d, number, "engineError")
+        _fail(transition, number, "engineError")
     else:
         if not finish:
-            d.tell(assignment.engine, Cancel(number))
+            transition.send(assignment.engine, Cancel(number))
         # The last token that the budget allows may be a stop token whose finish is still on its way.
-        end_turn(d, assignment.sample, already_over(d, d.state.samples[assignment.sample]) or Finish.LENGTH)
+        end_turn(
+            transition,
+            assignment.sample,
+            already_over(transition, transition.state.samples[assignment.sample]) or Finish.LENGTH,
+        )
 
 
-def _fail(d: Decision, number: int, cause: str) -> None:
+def _fail(transition: Transition, number: int, cause: str) -> None:
     """The engine said something that cannot be: it pauses, and the sample goes on elsewhere."""
-    strike(d, d.state.assignments[number].engine, cause)
-    move(d, number, cause)
+    quarantine(transition, transition.state.assignments[number].engine, cause)
+    move(transition, number, cause)

@@ -11,58 +11,58 @@ Read next: `trainer`.
 
 from __future__ import annotations
 
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.events import (
     BatchAcknowledged,
+    BatchRequestClosed,
     BatchReturned,
-    NextClosed,
     NumbersTaken,
     TrainerGreeted,
     TrainerHeard,
 )
 from polyrl.ledger.messages.group_numbers import next_number
 from polyrl.ledger.responses import turn_done
-from polyrl.ledger.state import GroupState, State
+from polyrl.ledger.state import GroupState, LedgerState
+from polyrl.ledger.transition import Transition
 from polyrl.sample import group_digest, sample_id
 from polyrl.wire import SUPERSEDED, Fenced, HeldGroup, TrainerHello, TrainerWelcome
 
 
-def greet_trainer(d: Decision, hello: TrainerHello) -> None:
+def greet_trainer(transition: Transition, hello: TrainerHello) -> None:
     """Welcome, and all that a trainer may have missed; or Fenced."""
-    refusal = _refusal(d.state, hello)
+    refusal = _refusal(transition.state, hello)
     if refusal:
-        d.ignore("fencedTrainer")
-        d.answer(Fenced(refusal))
+        transition.ignore("fencedTrainer")
+        transition.answer(Fenced(refusal))
         return
-    newcomer = hello.trainer != d.state.trainer
-    d.record(TrainerHeard(d.now))
-    d.record(TrainerGreeted(hello.trainer, d.now))
-    for batch in tuple(d.state.batches):
+    newcomer = hello.trainer != transition.state.trainer
+    transition.record(TrainerHeard(transition.now))
+    transition.record(TrainerGreeted(hello.trainer, transition.now))
+    for batch in tuple(transition.state.batches):
         if batch <= hello.acknowledged:
-            d.record(BatchAcknowledged(batch, d.now))
+            transition.record(BatchAcknowledged(batch, transition.now))
     if newcomer:
-        _take_back(d)
-    if hello.next_group > next_number(d.state) or hello.next_batch > d.state.next_batch:
-        d.record(NumbersTaken(hello.next_group, hello.next_batch, 0, d.now))
-    d.answer(_welcome(d.state, with_held=hello.fresh))
-    _say_again(d)
+        _take_back(transition)
+    if hello.next_group > next_number(transition.state) or hello.next_batch > transition.state.next_batch:
+        transition.record(NumbersTaken(hello.next_group, hello.next_batch, 0, transition.now))
+    transition.answer(_welcome(transition.state, with_held=hello.fresh))
+    _say_again(transition)
 
 
-def _refusal(state: State, hello: TrainerHello) -> str:
+def _refusal(state: LedgerState, hello: TrainerHello) -> str:
     if hello.epoch != state.config.epoch:
         return f"this is epoch {state.config.epoch}, not {hello.epoch}"
     return SUPERSEDED if hello.trainer in state.replaced else ""
 
 
-def _take_back(d: Decision) -> None:
+def _take_back(transition: Transition) -> None:
     """What went to the trainer before can be asked for again, in the order in which it was packed."""
-    for request in tuple(d.state.pending):
-        d.record(NextClosed(request))
-    for batch in sorted(d.state.batches, reverse=True):
-        d.record(BatchReturned(batch, d.now))
+    for request in tuple(transition.state.pending):
+        transition.record(BatchRequestClosed(request))
+    for batch in sorted(transition.state.batches, reverse=True):
+        transition.record(BatchReturned(batch, transition.now))
 
 
-def _welcome(state: State, *, with_held: bool) -> TrainerWelcome:
+def _welcome(state: LedgerState, *, with_held: bool) -> TrainerWelcome:
     config, version = state.config, state.version
     held = tuple(_held(state, entry) for entry in state.groups.values()) if with_held else ()
     newest = (version.version, version.manifest_hash)
@@ -71,16 +71,16 @@ def _welcome(state: State, *, with_held: bool) -> TrainerWelcome:
     )
 
 
-def _held(state: State, entry: GroupState) -> HeldGroup:
+def _held(state: LedgerState, entry: GroupState) -> HeldGroup:
     group = entry.group
     turn = max(state.samples[sample_id(group.id, index)].turn for index in range(group.n))
     versions = (group.min_version, group.max_version)
     return HeldGroup(group.id, group.step, group.purpose, group_digest(group), *versions, entry.scored, turn)
 
 
-def _say_again(d: Decision) -> None:
-    for step in d.state.steps.values():
+def _say_again(transition: Transition) -> None:
+    for step in transition.state.steps.values():
         for notice in step.notices:
-            d.answer(notice)
-    for name in d.state.asked:
-        d.answer(turn_done(d.state, name))
+            transition.answer(notice)
+    for name in transition.state.asked:
+        transition.answer(turn_done(transition.state, name))

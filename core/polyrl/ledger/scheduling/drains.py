@@ -17,10 +17,10 @@ from math import isfinite
 from typing import Final
 
 from polyrl.ledger import speed
-from polyrl.ledger.decision import Decision
-from polyrl.ledger.scheduling.placement import engine_for, need_of
-from polyrl.ledger.scheduling.returns import ask_back
-from polyrl.ledger.state import Engine
+from polyrl.ledger.scheduling.placement import engine_for, placement_request
+from polyrl.ledger.scheduling.recalls import recall
+from polyrl.ledger.state import LeasedEngine
+from polyrl.ledger.transition import Transition
 
 RESERVE_S: Final = 2.0
 """The end of a drain in which the agent no longer generates: last tokens and goodbye travel."""
@@ -34,36 +34,36 @@ def reserve_of(notice_s: float) -> float:
     return min(RESERVE_S, RESERVE_SHARE * max(0.0, notice_s))
 
 
-def leave_draining(d: Decision) -> None:
+def leave_draining(transition: Transition) -> None:
     """Asks for what cannot be finished in time, as far as there is room elsewhere; what waits was placed before."""
-    if d.state.queue:
+    if transition.state.queue:
         return
-    for engine in tuple(d.state.engines.values()):
+    for engine in tuple(transition.state.engines.values()):
         if engine.draining and engine.running and isfinite(engine.drain_at):
-            _leave(d, engine)
+            _leave(transition, engine)
 
 
-def leaving_order(d: Decision, engine: Engine) -> list[int]:
+def leaving_order(transition: Transition, engine: LeasedEngine) -> list[int]:
     """Assignments that would not be finished by its deadline, and not asked for yet: by priority, then the longest."""
-    left = engine.drain_at - d.now
+    left = engine.drain_at - transition.now
     left -= reserve_of(left)
-    step = speed.pace_of(engine, speed.fleet_step(d.state)).step(len(engine.running))
+    step = speed.pace_of(engine, speed.fleet_step(transition.state)).step(len(engine.running))
     long = []
     for number in engine.running:
-        assignment = d.state.assignments[number]
+        assignment = transition.state.assignments[number]
         if assignment.asked:
             continue
-        sample = d.state.samples[assignment.sample]
-        seconds = speed.expected_tokens(d.state, sample) * step
+        sample = transition.state.samples[assignment.sample]
+        seconds = speed.expected_tokens(transition.state, sample) * step
         if seconds > left:
-            long.append((d.state.groups[sample.group].key[0], -seconds, number))
+            long.append((transition.state.groups[sample.group].key[0], -seconds, number))
     return [number for _, _, number in sorted(long)]
 
 
-def _leave(d: Decision, engine: Engine) -> None:
-    for number in leaving_order(d, engine):
-        name = d.state.assignments[number].sample
-        need = need_of(d.state, name)
-        other = engine_for(d, name, need, without=engine.name)
+def _leave(transition: Transition, engine: LeasedEngine) -> None:
+    for number in leaving_order(transition, engine):
+        name = transition.state.assignments[number].sample
+        need = placement_request(transition.state, name)
+        other = engine_for(transition, name, need, without=engine.name)
         if other is not None:
-            ask_back(d, number, "draining", other, need)
+            recall(transition, number, "draining", other, need)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Final
 
 from polyrl.ledger.batching.discards import discard_group
-from polyrl.ledger.decision import Decision
-from polyrl.ledger.events import EngineStruck, Moved, TurnEnded
+from polyrl.ledger.events import EngineQuarantined, Moved, TurnEnded
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.state import SampleState
+from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish
 from polyrl.wire import Cancel
 
@@ -39,26 +39,26 @@ greeted again; the reserved window closed; another engine will be faster; its ow
 others."""
 
 
-def move(d: Decision, number: int, cause: str, *, cancel: bool = True, detail: str = "") -> None:
+def move(transition: Transition, number: int, cause: str, *, cancel: bool = True, detail: str = "") -> None:
     """Ends a live assignment unfinished. `cancel` tells its engine."""
-    assignment = d.state.assignments[number]
+    assignment = transition.state.assignments[number]
     if cancel:
-        d.tell(assignment.engine, Cancel(number))
-    d.record(Moved(number, cause, d.now))
-    sample = d.state.samples[assignment.sample]
-    d.requeued.append(sample.group)
-    if sample.rejections >= d.config.max_rejections:
+        transition.send(assignment.engine, Cancel(number))
+    transition.record(Moved(number, cause, transition.now))
+    sample = transition.state.samples[assignment.sample]
+    transition.requeued.append(sample.group)
+    if sample.rejections >= transition.config.max_rejections:
         text = f"engines refused it {sample.rejections} times: {detail or 'no reason given'}"
-        discard_group(d, sample.group, DiscardReason.ENGINE_REJECTED, assignment.sample, text)
+        discard_group(transition, sample.group, DiscardReason.ENGINE_REJECTED, assignment.sample, text)
         return
-    finish = already_over(d, sample)
+    finish = already_over(transition, sample)
     if finish is not None:
-        end_turn(d, assignment.sample, finish)
+        end_turn(transition, assignment.sample, finish)
 
 
-def already_over(d: Decision, sample: SampleState) -> Finish | None:
+def already_over(transition: Transition, sample: SampleState) -> Finish | None:
     """How the turn has ended although no engine said so; None while there is something to generate."""
-    sampling = d.state.groups[sample.group].group.sampling
+    sampling = transition.state.groups[sample.group].group.sampling
     if sample.length > sample.turn_start and sampling.stop_token_ids:
         last = int.from_bytes(sample.ids[-4:], "little")
         if last in sampling.stop_token_ids:
@@ -66,22 +66,28 @@ def already_over(d: Decision, sample: SampleState) -> Finish | None:
     return Finish.LENGTH if sample.generated >= sampling.max_new_tokens else None
 
 
-def end_turn(d: Decision, name: str, finish: Finish) -> None:
+def end_turn(transition: Transition, name: str, finish: Finish) -> None:
     """Ends a sample's turn and asks the trainer for its verdict."""
-    d.record(TurnEnded(name, finish, d.now + d.config.turn_resend_s, d.now))
-    d.answer(turn_done(d.state, name))
+    transition.record(TurnEnded(name, finish, transition.now + transition.config.turn_resend_s, transition.now))
+    transition.answer(turn_done(transition.state, name))
 
 
-def strike(d: Decision, name: str, cause: str, first_pause_s: float | None = None) -> None:
+def quarantine(transition: Transition, name: str, cause: str, first_pause_s: float | None = None) -> None:
     """An engine failed: no work for a pause that doubles with each failure until it gives tokens again."""
-    engine = d.state.engines[name]
-    pause = (first_pause_s or d.config.suspect_s) * 2.0 ** min(engine.strikes, 16)
-    d.record(EngineStruck(name, d.now + min(pause, d.config.suspect_max_s), cause, d.now))
+    engine = transition.state.engines[name]
+    pause = (first_pause_s or transition.config.suspect_s) * 2.0 ** min(engine.failures, 16)
+    transition.record(
+        EngineQuarantined(name, transition.now + min(pause, transition.config.suspect_max_s), cause, transition.now)
+    )
 
 
-def put_on_probation(d: Decision, name: str) -> None:
+def half_open(transition: Transition, name: str) -> None:
     """An engine that had gone silent is back: one sample until it gives tokens, and from the second time on a pause
     that doubles, so one that flaps costs ever fewer moves."""
-    times, _ = d.state.vanished[name]
-    pause = d.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
-    d.record(EngineStruck(name, d.now + min(pause, d.config.suspect_max_s), "returned", d.now))
+    times, _ = transition.state.vanished[name]
+    pause = transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
+    transition.record(
+        EngineQuarantined(
+            name, transition.now + min(pause, transition.config.suspect_max_s), "returned", transition.now
+        )
+    )

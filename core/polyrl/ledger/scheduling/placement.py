@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
 from polyrl.ledger.batching.discards import needed_context
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.events import Assigned, PlacementHeld, PlacementPaused
 from polyrl.ledger.scheduling.reserved import may_generate
-from polyrl.ledger.state import Engine, GroupState, State
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState
+from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Purpose, sample_id
 from polyrl.wire import Assign
 
@@ -45,22 +45,22 @@ OFFERS_AT_ONCE: Final = 8192
 needs half a million."""
 
 
-def has_slot(engine: Engine, now: float) -> bool:
+def has_slot(engine: LeasedEngine, now: float) -> bool:
     """Whether it may get one more sample; after a failure, one at a time until tokens come."""
-    if engine.draining or engine.version < 0 or engine.trusted_at > now:
+    if engine.draining or engine.version < 0 or engine.quarantined_until > now:
         return False
-    return engine.occupied < (1 if engine.strikes or engine.straggler else engine.max_running)
+    return engine.occupied < (1 if engine.failures or engine.straggler else engine.max_running)
 
 
-def place(d: Decision) -> None:
+def place(transition: Transition) -> None:
     """Places as much of the queue as there is room for; a large fleet's share of it, and the rest in the next ticks."""
-    state = d.state
+    state = transition.state
     first = state.next_assignment
     if not state.queue:
         return
-    room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, d.now)}
+    room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, transition.now)}
     fitting: dict[tuple[int, int], list[str]] = {}
-    wanted, offers, asked = steps_wanted(state), _Offers(d), 0
+    wanted, offers, asked = steps_wanted(state), _Offers(transition), 0
     for _, number in tuple(state.queue):
         if not room:
             return
@@ -69,17 +69,17 @@ def place(d: Decision) -> None:
             continue
         versions = (entry.group.min_version, entry.group.max_version)
         if versions not in fitting:
-            fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, d.now)]
+            fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, transition.now)]
         engines = {name: room[name] for name in fitting[versions] if name in room}
         asked += len(engines)
         if asked > OFFERS_AT_ONCE and state.next_assignment > first:
-            d.record(PlacementPaused(d.now))
+            transition.record(PlacementPaused(transition.now))
             return
-        if engines and not _place_group(d, entry, engines, room, offers.afresh()):
+        if engines and not _place_group(transition, entry, engines, room, offers.afresh()):
             fitting[versions] = []
 
 
-def steps_wanted(state: State) -> set[int] | None:
+def steps_wanted(state: LedgerState) -> set[int] | None:
     """Steps whose groups may begin while the trainer has more to learn from than it takes; None: all may."""
     if state.backlog <= state.config.backlog_tokens:
         return None
@@ -87,21 +87,25 @@ def steps_wanted(state: State) -> set[int] | None:
     return {min(live, default=0), *(pending.request.step for pending in state.pending.values())}
 
 
-def _has_begun(state: State, group: Group) -> bool:
+def _has_begun(state: LedgerState, group: Group) -> bool:
     if group.purpose is Purpose.EVAL:
         return True
     return any(state.samples[sample_id(group.id, index)].attempt for index in range(group.n))
 
 
 def _place_group(
-    d: Decision, entry: GroupState, engines: Mapping[str, Engine], room: dict[str, Engine], offers: _Offers
+    transition: Transition,
+    entry: GroupState,
+    engines: Mapping[str, LeasedEngine],
+    room: dict[str, LeasedEngine],
+    offers: _Offers,
 ) -> bool:
     """Places the group's waiting samples on `engines`; False when one found none. Takes full ones out of `room`."""
-    homes = homes_of(d.state, entry.group)
+    homes = sibling_engines(transition.state, entry.group)
     asked = None
     for index in tuple(entry.waiting):
         name = sample_id(entry.group.id, index)
-        need = need_of(d.state, name)
+        need = placement_request(transition.state, name)
         if need != asked:
             # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
             asked = need
@@ -112,11 +116,11 @@ def _place_group(
         best = offers.best()
         if best is None:
             return False
-        if need.prefix and _waits_for_prefix(d, name, need, offers, best):
+        if need.prefix and _waits_for_prefix(transition, name, need, offers, best):
             continue
-        assign(d, name, engines[best], need.unread(engines[best], best in homes))
+        assign(transition, name, engines[best], need.unread(engines[best], best in homes))
         homes.add(best)
-        if has_slot(engines[best], d.now):
+        if has_slot(engines[best], transition.now):
             offers.update(engines[best], need, True)
         else:
             del room[best]
@@ -124,13 +128,13 @@ def _place_group(
     return True
 
 
-def homes_of(state: State, group: Group) -> set[str]:
+def sibling_engines(state: LedgerState, group: Group) -> set[str]:
     """Engines that run samples of the group."""
     numbers = (state.samples[sample_id(group.id, index)].assignment for index in range(group.n))
     return {state.assignments[number].engine for number in numbers if number}
 
 
-class Need(NamedTuple):
+class PlacementRequest(NamedTuple):
     """What placing a sample depends on, of the sample; numbers are tokens."""
 
     prompt: int
@@ -140,7 +144,7 @@ class Need(NamedTuple):
     """What it can grow to."""
     avoid: str
     prefix: str
-    """Engine that generated last; empty: none has."""
+    """LeasedEngine that generated last; empty: none has."""
     prefix_version: int
     prefix_end: int
     """Response tokens that it has read or written."""
@@ -155,14 +159,14 @@ class Need(NamedTuple):
         """No engine has begun it, so none is better off with it than another."""
         return not self.prefix and not self.avoid
 
-    def unread(self, engine: Engine, is_home: bool) -> int:
+    def unread(self, engine: LeasedEngine, is_home: bool) -> int:
         """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
         if self.prefix == engine.name and self.prefix_version == engine.version:
             return self.response - self.prefix_end
         return self.response + (0 if is_home else self.prompt)
 
 
-def need_of(state: State, name: str) -> Need:
+def placement_request(state: LedgerState, name: str) -> PlacementRequest:
     """That of a live sample."""
     sample = state.samples[name]
     entry = state.groups[sample.group]
@@ -170,16 +174,16 @@ def need_of(state: State, name: str) -> Need:
     context = needed_context(state, entry, sample.index)
     last = next((span for span in reversed(sample.spans) if span.engine), None)
     prefix = (last.engine, last.version, last.end) if last is not None else ("", -1, 0)
-    return Need(prompt, sample.length, expected, context, sample.avoid, *prefix)
+    return PlacementRequest(prompt, sample.length, expected, context, sample.avoid, *prefix)
 
 
 class _Offers:
     """Per engine with room for a sample: the cost, ending in what decides ties; one that failed it goes last."""
 
-    def __init__(self, d: Decision) -> None:
-        self._now = d.now
-        self._fleet = speed.fleet_step(d.state)
-        self._fastest = speed.fastest_pace(d.state, self._fleet)
+    def __init__(self, transition: Transition) -> None:
+        self._now = transition.now
+        self._fleet = speed.fleet_step(transition.state)
+        self._fastest = speed.fastest_pace(transition.state, self._fleet)
         self._paces: dict[str, speed.Pace] = {}
         self._costs: dict[str, tuple[bool, float, float]] = {}
 
@@ -188,7 +192,7 @@ class _Offers:
         self._costs.clear()
         return self
 
-    def update(self, engine: Engine, need: Need, is_home: bool) -> None:
+    def update(self, engine: LeasedEngine, need: PlacementRequest, is_home: bool) -> None:
         """Asks an engine, anew if need be."""
         if not fits(engine, need):
             self.withdraw(engine.name)
@@ -197,13 +201,13 @@ class _Offers:
         seconds = self.seconds(engine, need, running + 1, is_home)
         self._costs[engine.name] = (engine.name == need.avoid, seconds, running / engine.max_running)
 
-    def seconds(self, engine: Engine, need: Need, running: int, is_home: bool) -> float:
+    def seconds(self, engine: LeasedEngine, need: PlacementRequest, running: int, is_home: bool) -> float:
         """Until it has finished the sample as one of `running`."""
         pace = self._pace(engine, need)
         queue = pace.wait(engine.load[1], running, need.expected)
         return queue + need.expected * pace.step(running) + pace.read(engine.unread + 2 * need.unread(engine, is_home))
 
-    def _pace(self, engine: Engine, need: Need) -> speed.Pace:
+    def _pace(self, engine: LeasedEngine, need: PlacementRequest) -> speed.Pace:
         if self._fastest is not None and need.is_new and speed.is_stale(engine, self._now):
             return self._fastest
         pace = self._paces.get(engine.name)
@@ -211,7 +215,7 @@ class _Offers:
             pace = self._paces[engine.name] = speed.pace_of(engine, self._fleet)
         return pace
 
-    def wait_seconds(self, engine: Engine, need: Need) -> float:
+    def wait_seconds(self, engine: LeasedEngine, need: PlacementRequest) -> float:
         """The same for a full engine: until one of those that run has ended, and then."""
         running = max(1, len(engine.running))
         pace = speed.pace_of(engine, self._fleet)
@@ -231,52 +235,52 @@ class _Offers:
         return None if offer is None else offer[1]
 
 
-def fits(engine: Engine, need: Need) -> bool:
+def fits(engine: LeasedEngine, need: PlacementRequest) -> bool:
     """Whether its context and what is left of its KV room suffice; an empty engine takes what its context can hold."""
     is_empty = not engine.occupied
     return need.context <= engine.max_context and (is_empty or engine.kv_taken + need.size <= engine.kv_tokens)
 
 
-def _waits_for_prefix(d: Decision, name: str, need: Need, offers: _Offers, best: str) -> bool:
+def _waits_for_prefix(transition: Transition, name: str, need: PlacementRequest, offers: _Offers, best: str) -> bool:
     """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
-    home, other = d.state.engines.get(need.prefix), offers.cost(best)
+    home, other = transition.state.engines.get(need.prefix), offers.cost(best)
     if home is None or other is None or offers.cost(home.name) is not None or home.name == need.avoid:
         return False
-    group = d.state.groups[d.state.samples[name].group].group
-    able = may_generate(d.state, home, group.min_version, group.max_version, d.now)
+    group = transition.state.groups[transition.state.samples[name].group].group
+    able = may_generate(transition.state, home, group.min_version, group.max_version, transition.now)
     if not able or home.version != need.prefix_version or not home.running:
         return False
-    if home.strikes or home.straggler or home.trusted_at > d.now:
+    if home.failures or home.straggler or home.quarantined_until > transition.now:
         return False
-    until = d.state.samples[name].since + other - offers.wait_seconds(home, need)
-    if until <= d.now + SHORTEST_HOLD_S:
+    until = transition.state.samples[name].since + other - offers.wait_seconds(home, need)
+    if until <= transition.now + SHORTEST_HOLD_S:
         return False
-    d.record(PlacementHeld(name, until))
+    transition.record(PlacementHeld(name, until))
     return True
 
 
-def engine_for(d: Decision, name: str, need: Need, without: str) -> Engine | None:
+def engine_for(transition: Transition, name: str, need: PlacementRequest, without: str) -> LeasedEngine | None:
     """Where an assigned sample would go now; None when no other engine has room."""
-    group = d.state.groups[d.state.samples[name].group].group
-    homes, offers = homes_of(d.state, group), _Offers(d)
-    for engine in d.state.engines.values():
-        able = engine.name != without and has_slot(engine, d.now)
-        if able and may_generate(d.state, engine, group.min_version, group.max_version, d.now):
+    group = transition.state.groups[transition.state.samples[name].group].group
+    homes, offers = sibling_engines(transition.state, group), _Offers(transition)
+    for engine in transition.state.engines.values():
+        able = engine.name != without and has_slot(engine, transition.now)
+        if able and may_generate(transition.state, engine, group.min_version, group.max_version, transition.now):
             offers.update(engine, need, engine.name in homes)
     best = offers.best()
-    return None if best is None else d.state.engines[best]
+    return None if best is None else transition.state.engines[best]
 
 
-def assign(d: Decision, name: str, engine: Engine, reading: int) -> None:
+def assign(transition: Transition, name: str, engine: LeasedEngine, reading: int) -> None:
     """Gives a waiting sample to an engine: prompt and everything after it so far, and what is left of the budget.
     `reading`: tokens that the engine has not read yet."""
-    state = d.state
+    state = transition.state
     sample = state.samples[name]
     group = state.groups[sample.group].group
     number = state.next_assignment
     kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
-    d.record(Assigned(number, name, engine.name, kv, d.now, reading))
-    d.tell(
+    transition.record(Assigned(number, name, engine.name, kv, transition.now, reading))
+    transition.send(
         engine.name,
         Assign(
             assignment=number,

@@ -22,13 +22,13 @@ from heapq import nlargest
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.events import BalancePaused
-from polyrl.ledger.scheduling.placement import Need, fits, has_slot, homes_of, need_of
+from polyrl.ledger.scheduling.placement import PlacementRequest, fits, has_slot, placement_request, sibling_engines
+from polyrl.ledger.scheduling.recalls import recall
 from polyrl.ledger.scheduling.reserved import may_generate
-from polyrl.ledger.scheduling.returns import ask_back
 from polyrl.ledger.speed import Pace
-from polyrl.ledger.state import Engine, State
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.ledger.transition import Transition
 
 GAIN_S: Final = 0.5
 """Seconds that a move must promise: above the noise of measured speeds over one window."""
@@ -65,54 +65,59 @@ class _Movable(NamedTuple):
     engine: str
 
 
-def rebalance(d: Decision) -> None:
+def rebalance(transition: Transition) -> None:
     """Lets engines with room take from those where samples would finish last."""
-    state = d.state
-    if state.queue or len(state.engines) < 2 or not state.assignments or 0 <= d.now - state.balanced_at < PAUSE_S:
+    state = transition.state
+    if (
+        state.queue
+        or len(state.engines) < 2
+        or not state.assignments
+        or 0 <= transition.now - state.balanced_at < PAUSE_S
+    ):
         return
     fleet = speed.fleet_step(state)
-    with_room = [(_next_step(e, fleet), e.name) for e in state.engines.values() if has_slot(e, d.now)]
+    with_room = [(_next_step(e, fleet), e.name) for e in state.engines.values() if has_slot(e, transition.now)]
     if not with_room:
         return
-    movable = _movable(d, fleet, min(with_room)[0] / (1 - GAIN_SHARE))
-    needs: dict[int, Need] = {}
+    movable = _movable(transition, fleet, min(with_room)[0] / (1 - GAIN_SHARE))
+    needs: dict[int, PlacementRequest] = {}
     for step, name in sorted(with_room)[:THIEVES]:
         slower = [one for one in movable if one.step > step / (1 - GAIN_SHARE) and one.engine != name]
-        _take(d, state.engines[name], fleet, slower, needs)
+        _take(transition, state.engines[name], fleet, slower, needs)
     if len(state.engines) + len(movable) > LOOKED_AT_ONCE:
-        d.record(BalancePaused(d.now, d.now + PAUSE_S))
+        transition.record(BalancePaused(transition.now, transition.now + PAUSE_S))
 
 
-def _next_step(engine: Engine, fleet: float) -> float:
+def _next_step(engine: LeasedEngine, fleet: float) -> float:
     """Seconds per token with one sample more."""
     return speed.pace_of(engine, fleet).step(engine.soon + 1)
 
 
-def _present_step(engine: Engine, fleet: float) -> float:
+def _present_step(engine: LeasedEngine, fleet: float) -> float:
     """Seconds per token; 0 when it runs nothing."""
     return speed.pace_of(engine, fleet).step(engine.soon) if engine.soon else 0.0
 
 
-def _movable(d: Decision, fleet: float, limit: float) -> list[_Movable]:
+def _movable(transition: Transition, fleet: float, limit: float) -> list[_Movable]:
     """What may move from the slowest engines that take longer per token than `limit`: what would finish last, first."""
-    state = d.state
+    state = transition.state
     steps = ((_present_step(engine, fleet), engine) for engine in state.engines.values() if _may_lose(engine))
-    slow = [(step, e.name) for step, e in steps if step > limit and not _is_to_speak(state, e, d.now)]
+    slow = [(step, e.name) for step, e in steps if step > limit and not _is_to_speak(state, e, transition.now)]
     found = [
         _Movable(_expected(state, number) * step, number, step, name)
         for step, name in nlargest(VICTIMS, slow)
         for number in state.engines[name].running
-        if not _rests(d, number)
+        if not _rests(transition, number)
     ]
     return sorted(found, reverse=True)
 
 
-def _may_lose(engine: Engine) -> bool:
+def _may_lose(engine: LeasedEngine) -> bool:
     """A draining engine gives back what leaves it, see `drains`."""
     return bool(engine.running) and not engine.draining
 
 
-def _is_to_speak(state: State, engine: Engine, now: float) -> bool:
+def _is_to_speak(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
     """What it runs is to measure it, and has not yet; or it has just greeted, and what it holds is on its way."""
     if engine.on_trial and len(engine.running) == 1:
         return True
@@ -121,47 +126,55 @@ def _is_to_speak(state: State, engine: Engine, now: float) -> bool:
     return state.assignments[next(iter(engine.running))].at < engine.greeted_at
 
 
-def _rests(d: Decision, number: int) -> bool:
+def _rests(transition: Transition, number: int) -> bool:
     """It is on its way already, has moved, or has just begun."""
-    one = d.state.assignments[number]
-    moved_at = d.state.samples[one.sample].moved_at
-    return bool(one.asked) or moved_at + REST_S > d.now or one.at + speed.WINDOW_S > d.now
+    one = transition.state.assignments[number]
+    moved_at = transition.state.samples[one.sample].moved_at
+    return bool(one.asked) or moved_at + REST_S > transition.now or one.at + speed.WINDOW_S > transition.now
 
 
-def _take(d: Decision, thief: Engine, fleet: float, movable: list[_Movable], needs: dict[int, Need]) -> None:
+def _take(
+    transition: Transition,
+    thief: LeasedEngine,
+    fleet: float,
+    movable: list[_Movable],
+    needs: dict[int, PlacementRequest],
+) -> None:
     """What would finish last first, as far as it pays; what samples need is kept in `needs` for the next thief."""
-    state = d.state
+    state = transition.state
     last = max((_expected(state, other) for other in thief.running), default=0)
     for one in movable:
-        if not has_slot(thief, d.now):
+        if not has_slot(thief, transition.now):
             return
         if state.assignments[one.number].asked:
             continue
         need = needs.get(one.number)
         if need is None:
-            need = needs[one.number] = need_of(state, state.assignments[one.number].sample)
-        if _worthwhile(d, one.number, need, thief, fleet, last):
-            ask_back(d, one.number, "rebalanced", thief, need)
+            need = needs[one.number] = placement_request(state, state.assignments[one.number].sample)
+        if _worthwhile(transition, one.number, need, thief, fleet, last):
+            recall(transition, one.number, "rebalanced", thief, need)
 
 
-def _expected(state: State, number: int) -> int:
+def _expected(state: LedgerState, number: int) -> int:
     return speed.expected_tokens(state, state.samples[state.assignments[number].sample])
 
 
-def _worthwhile(d: Decision, number: int, need: Need, thief: Engine, fleet: float, last: int) -> bool:
+def _worthwhile(
+    transition: Transition, number: int, need: PlacementRequest, thief: LeasedEngine, fleet: float, last: int
+) -> bool:
     """`last`: tokens still to come of the longest sample that the thief runs."""
-    assignment = d.state.assignments[number]
-    victim = d.state.engines[assignment.engine]
+    assignment = transition.state.assignments[number]
+    victim = transition.state.engines[assignment.engine]
     room = fits(thief, need) and thief.kv_taken + need.size <= thief.kv_tokens
-    if not room or not may_generate(d.state, thief, assignment.low, assignment.high, d.now):
+    if not room or not may_generate(transition.state, thief, assignment.low, assignment.high, transition.now):
         return False
     there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
     now, then = need.expected * there.step(victim.soon), last * here.step(thief.soon + 1)
     if then > now:
         return False
-    group = d.state.groups[d.state.samples[assignment.sample].group].group
-    reading = thief.unread + need.unread(thief, thief.name in homes_of(d.state, group))
-    return gain(need.expected, reading, (there, victim.soon), (here, thief.soon), d.config.delta_s)
+    group = transition.state.groups[transition.state.samples[assignment.sample].group].group
+    reading = thief.unread + need.unread(thief, thief.name in sibling_engines(transition.state, group))
+    return gain(need.expected, reading, (there, victim.soon), (here, thief.soon), transition.config.delta_s)
 
 
 def gain(tokens: int, reading: int, victim: tuple[Pace, int], thief: tuple[Pace, int], delta_s: float) -> bool:

@@ -10,37 +10,37 @@ Refuses to hold: how long the window is (the trainer closes it when its first ba
 from __future__ import annotations
 
 from polyrl.ledger import speed
-from polyrl.ledger.decision import Decision
 from polyrl.ledger.scheduling.moves import move
-from polyrl.ledger.state import Engine, State
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
 
 
-def serves(engine: Engine, low: int, high: int) -> bool:
+def serves(engine: LeasedEngine, low: int, high: int) -> bool:
     """It takes work, and its verified version may generate."""
     return low <= engine.version <= high and not engine.draining
 
 
-def may_generate(state: State, engine: Engine, low: int, high: int, now: float) -> bool:
+def may_generate(state: LedgerState, engine: LeasedEngine, low: int, high: int, now: float) -> bool:
     """Whether samples of these versions may be placed on it now, room aside."""
     if not serves(engine, low, high):
         return False
     return engine.pool is not Pool.RESERVED or state.window_open or not _others_can(state, low, high, now)
 
 
-def hand_over(d: Decision) -> None:
+def hand_over(transition: Transition) -> None:
     """Moves what reserved engines run outside the window, as far as others can go on with it."""
-    if d.state.window_open:
+    if transition.state.window_open:
         return
-    for engine in d.state.engines.values():
+    for engine in transition.state.engines.values():
         if engine.pool is Pool.RESERVED:
             for number in tuple(engine.running):
-                assignment = d.state.assignments[number]
-                if _others_can(d.state, assignment.low, assignment.high, d.now):
-                    move(d, number, "window")
+                assignment = transition.state.assignments[number]
+                if _others_can(transition.state, assignment.low, assignment.high, transition.now):
+                    move(transition, number, "window")
 
 
-def slowest_pace(state: State) -> tuple[float, float]:
+def slowest_pace(state: LedgerState) -> tuple[float, float]:
     """Seconds per token generated and per token read on the slowest reserved engine when it is full; 0, 0 unless all
     are measured. An audit bounds the window by it: no engine is busy for longer than all work takes it one by one."""
     engines = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED]
@@ -50,6 +50,6 @@ def slowest_pace(state: State) -> tuple[float, float]:
     return max(pace.step(running) for pace, running in paces), max(pace.read(running) for pace, running in paces)
 
 
-def _others_can(state: State, low: int, high: int, now: float) -> bool:
+def _others_can(state: LedgerState, low: int, high: int, now: float) -> bool:
     engines = state.engines.values()
-    return any(e.pool is not Pool.RESERVED and e.trusted_at <= now and serves(e, low, high) for e in engines)
+    return any(e.pool is not Pool.RESERVED and e.quarantined_until <= now and serves(e, low, high) for e in engines)

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Final
 
 from polyrl.ledger import speed
-from polyrl.ledger.decision import Decision
-from polyrl.ledger.events import STRAGGLER, EngineTrusted
-from polyrl.ledger.scheduling.moves import move, strike
-from polyrl.ledger.scheduling.placement import need_of
+from polyrl.ledger.events import STRAGGLER, EngineRestored
+from polyrl.ledger.scheduling.moves import move, quarantine
+from polyrl.ledger.scheduling.placement import placement_request
 from polyrl.ledger.scheduling.reserved import may_generate
-from polyrl.ledger.state import Engine, State
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
 
 SLOWNESS: Final = 10.0
@@ -42,21 +42,21 @@ PAUSE_S: Final = speed.STALE_S
 """Before it is tried again: by then its measurement is old as well, so a fresh sample goes there of itself."""
 
 
-def look_for_stragglers(d: Decision) -> None:
+def look_for_stragglers(transition: Transition) -> None:
     """Drains those that are found, and trusts those again that are slow no longer. Part of `tick`."""
-    fit = [engine for engine in d.state.engines.values() if _is_fit(d, engine)]
+    fit = [engine for engine in transition.state.engines.values() if _is_fit(transition, engine)]
     least = min((engine.step_scale for engine in fit), default=inf)
-    for engine in tuple(d.state.engines.values()):
+    for engine in tuple(transition.state.engines.values()):
         peers = [other for other in fit if other is not engine]
         if engine.straggler:
-            _review(d, engine, peers)
+            _review(transition, engine, peers)
         elif engine.windows and engine.windows[-1][1] >= SLOWNESS * least:
             peers = [other for other in peers if other.version == engine.version]
-            if not engine.draining and is_straggler(d.state, engine, peers):
-                _drain(d, engine, peers)
+            if not engine.draining and is_straggler(transition.state, engine, peers):
+                _drain(transition, engine, peers)
 
 
-def is_straggler(state: State, engine: Engine, peers: list[Engine]) -> bool:
+def is_straggler(state: LedgerState, engine: LeasedEngine, peers: list[LeasedEngine]) -> bool:
     """Whether all of its last windows say so."""
     if len(peers) < PEERS:
         return False
@@ -70,43 +70,43 @@ def is_straggler(state: State, engine: Engine, peers: list[Engine]) -> bool:
     return False
 
 
-def _is_slow(running: float, step: float, peers: list[Engine], fleet: float) -> bool:
+def _is_slow(running: float, step: float, peers: list[LeasedEngine], fleet: float) -> bool:
     """Against what its peers would need with as many samples; the model of a pace takes any number of them."""
     return step >= SLOWNESS * median(_step(peer, fleet, running) for peer in peers)
 
 
-def _step(engine: Engine, fleet: float, running: float) -> float:
+def _step(engine: LeasedEngine, fleet: float, running: float) -> float:
     pace = speed.pace_of(engine, fleet)
     return pace.step_s * (1 + running / pace.half_batch)
 
 
-def _is_fit(d: Decision, engine: Engine) -> bool:
+def _is_fit(transition: Transition, engine: LeasedEngine) -> bool:
     """Whether it is measured, may generate, and has not failed."""
     if not engine.step_scale or engine.version < 0 or engine.draining:
         return False
-    if engine.strikes or engine.straggler or engine.trusted_at > d.now:
+    if engine.failures or engine.straggler or engine.quarantined_until > transition.now:
         return False
-    return engine.pool is not Pool.RESERVED or d.state.window_open
+    return engine.pool is not Pool.RESERVED or transition.state.window_open
 
 
-def _review(d: Decision, engine: Engine, peers: list[Engine]) -> None:
+def _review(transition: Transition, engine: LeasedEngine, peers: list[LeasedEngine]) -> None:
     if len(peers) < PEERS:
-        d.record(EngineTrusted(engine.name, "needed", d.now))
+        transition.record(EngineRestored(engine.name, "needed", transition.now))
     elif engine.windows:
         running, step, _ = engine.windows[-1]
-        if not _is_slow(running, step, peers, speed.fleet_step(d.state)):
-            d.record(EngineTrusted(engine.name, "proven", d.now))
+        if not _is_slow(running, step, peers, speed.fleet_step(transition.state)):
+            transition.record(EngineRestored(engine.name, "proven", transition.now))
 
 
-def _drain(d: Decision, engine: Engine, peers: list[Engine]) -> None:
-    strike(d, engine.name, STRAGGLER, PAUSE_S)
+def _drain(transition: Transition, engine: LeasedEngine, peers: list[LeasedEngine]) -> None:
+    quarantine(transition, engine.name, STRAGGLER, PAUSE_S)
     for number in tuple(engine.running):
-        if any(_takes(d, peer, number) for peer in peers):
-            move(d, number, STRAGGLER)
+        if any(_takes(transition, peer, number) for peer in peers):
+            move(transition, number, STRAGGLER)
 
 
-def _takes(d: Decision, peer: Engine, number: int) -> bool:
+def _takes(transition: Transition, peer: LeasedEngine, number: int) -> bool:
     """Whether the sample could ever go on there."""
-    assignment = d.state.assignments[number]
-    able = may_generate(d.state, peer, assignment.low, assignment.high, d.now)
-    return able and need_of(d.state, assignment.sample).context <= peer.max_context
+    assignment = transition.state.assignments[number]
+    able = may_generate(transition.state, peer, assignment.low, assignment.high, transition.now)
+    return able and placement_request(transition.state, assignment.sample).context <= peer.max_context

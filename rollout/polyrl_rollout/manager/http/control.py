@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from polyrl.control import DrainAnswer, DrainRequest, Health, Waits
-from polyrl.ledger import Ledger, Outcome
+from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
 from polyrl_rollout.manager.http.status_feed import StatusFeed
 from polyrl_rollout.manager.http.status_view import view_of
@@ -26,7 +26,7 @@ class ControlDesk:
         self,
         ledger: Ledger,
         epoch: int,
-        deliver: Callable[[Outcome], None],
+        deliver: Callable[[Effects], None],
         complete: Callable[[ManagerStatus], ManagerStatus],
         now: Callable[[], float],
     ) -> None:

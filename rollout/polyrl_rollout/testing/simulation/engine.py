@@ -16,22 +16,22 @@ from polyrl.sample import Pool
 from polyrl.wire import (
     Announce,
     Assign,
-    Beat,
-    Bye,
     Cancel,
     Deltas,
-    Drain,
+    Deregister,
     Fenced,
-    Held,
+    HandBack,
+    Heartbeat,
+    HeldAssignment,
     Hello,
     Leaving,
+    Recall,
     Resend,
-    Return,
-    Returned,
-    Serving,
+    StartDrain,
     ToAgent,
     TokensKept,
     WeightsFailed,
+    WeightsLoaded,
     Welcome,
 )
 from polyrl_rollout.testing.simulation.invariants import Violation
@@ -103,9 +103,9 @@ class SimulatedEngine:
             self.world.agents.pop(self.name, None)
 
     def leave(self) -> None:
-        """Says Bye and ends."""
+        """Says Deregister and ends."""
         if self.alive:
-            self._say(Bye("leaving"))
+            self._say(Deregister("leaving"))
             self.alive = False
 
     def _connect(self) -> None:
@@ -119,7 +119,7 @@ class SimulatedEngine:
 
     def _greet(self) -> None:
         self._seq, self._frames, self._welcome = 0, {}, False
-        held = tuple(Held(n, r.assign.sample, r.assign.attempt, r.position) for n, r in self.runs.items())
+        held = tuple(HeldAssignment(n, r.assign.sample, r.assign.attempt, r.position) for n, r in self.runs.items())
         pool = Pool.RESERVED if self.plan.reserved else Pool.SPOT
         room = (self.plan.max_running, self.plan.kv_tokens, 10_000)
         self._say(Hello(1, self.name, pool, *room, self.version, held))
@@ -153,13 +153,13 @@ class SimulatedEngine:
         self.world.watcher.assigned(self.name, assign, self.world.now)
         number = assign.assignment
         if self._draining:
-            self._say(Returned(number, "draining"))
+            self._say(HandBack(number, "draining"))
         elif not assign.min_version <= self.version <= assign.max_version:
-            self._say(Returned(number, "versionChanged"))
+            self._say(HandBack(number, "versionChanged"))
         elif self.world.watcher.poisoned(assign.sample) or self._lie("reject"):
-            self._say(Returned(number, "rejected", "it cannot be tokenized"))
+            self._say(HandBack(number, "rejected", "it cannot be tokenized"))
         elif self._lie("engineError"):
-            self._say(Returned(number, "engineError"))
+            self._say(HandBack(number, "engineError"))
         else:
             self.runs[number] = Run(assign, self.world.model.text(assign.sample))
             if not self._framing:
@@ -170,11 +170,11 @@ class SimulatedEngine:
         if not self._lie("lieForeign"):
             self.runs.pop(cancel.assignment, None)
 
-    def hear_return(self, asked: Return) -> None:
+    def hear_return(self, asked: Recall) -> None:
         self._send_rows(flush=True)
         if asked.assignment in self.runs and not self.runs[asked.assignment].finish:
             del self.runs[asked.assignment]
-            self._say(Returned(asked.assignment, "asked"))
+            self._say(HandBack(asked.assignment, "asked"))
 
     def hear_kept(self, kept: TokensKept) -> None:
         for seq in [seq for seq in self._frames if seq <= kept.seq]:
@@ -198,7 +198,7 @@ class SimulatedEngine:
             self._loading = True
             self.world.after(self.plan.load_s, lambda: self._load(announce.version))
 
-    def hear_drain(self, drain: Drain) -> None:
+    def hear_drain(self, drain: StartDrain) -> None:
         if not self._draining:
             self._draining = True
             self.world.after(drain.deadline_s * 0.8, self._hand_back)
@@ -215,9 +215,9 @@ class SimulatedEngine:
         self.world.watcher.verified(self.name, version)
         for number, run in tuple(self.runs.items()):
             if not run.assign.min_version <= version <= run.assign.max_version and not run.finish:
-                self._say(Returned(number, "versionChanged"))
+                self._say(HandBack(number, "versionChanged"))
                 del self.runs[number]
-        self._say(Serving(version, 0.1, 0.1, 1000))
+        self._say(WeightsLoaded(version, 0.1, 0.1, 1000))
         newest = self.world.watcher.published
         if newest > version:
             self._loading = True
@@ -229,7 +229,7 @@ class SimulatedEngine:
         self._send_rows(flush=True)
         for number in tuple(self.runs):
             if not self.runs[number].finish:
-                self._say(Returned(number, "draining"))
+                self._say(HandBack(number, "draining"))
         self.world.after(0.2, self.leave)
 
     def leaving(self, seconds: float) -> None:
@@ -241,7 +241,7 @@ class SimulatedEngine:
 
     def _beat(self) -> None:
         if self.alive and not self._asleep(self._beat):
-            self._say(Beat(len(self.runs), 0, 100))
+            self._say(Heartbeat(len(self.runs), 0, 100))
             self.world.after(1.0, self._beat)
 
     def _frame(self) -> None:
@@ -322,9 +322,9 @@ _HEARD: Final[dict[type, Callable[[SimulatedEngine, Any], None]]] = {
     Fenced: SimulatedEngine.hear_fenced,
     Assign: SimulatedEngine.hear_assign,
     Cancel: SimulatedEngine.hear_cancel,
-    Return: SimulatedEngine.hear_return,
+    Recall: SimulatedEngine.hear_return,
     TokensKept: SimulatedEngine.hear_kept,
     Resend: SimulatedEngine.hear_resend,
     Announce: SimulatedEngine.hear_announce,
-    Drain: SimulatedEngine.hear_drain,
+    StartDrain: SimulatedEngine.hear_drain,
 }

@@ -22,16 +22,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from polyrl.ledger import Fact, Ledger, LedgerConfig, Outcome
+from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
 from polyrl.ledger import events as f
-from polyrl.ledger.apply.apply import fold
-from polyrl.ledger.journal.codec import decode_facts, decode_state, encode_facts, encode_state
-from polyrl.ledger.state import Counters, State
+from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.journal.codec import decode_events, decode_state, encode_events, encode_state
+from polyrl.ledger.state import Counters, LedgerState
 from polyrl.sample import Response
 from polyrl.wire import (
     Assign,
     Batch,
-    Beat,
+    Heartbeat,
     Hello,
     ToTrainer,
     TurnDone,
@@ -82,9 +82,9 @@ class Explored(NamedTuple):
 class Scene(msgspec.Struct):
     """Everything at one moment."""
 
-    state: State
-    kept: State
-    """What the journal would give back: the durable facts, folded after a journey through bytes."""
+    state: LedgerState
+    kept: LedgerState
+    """What the journal would give back: the durable events, folded after a journey through bytes."""
     agents: list[SmallAgent]
     trainer: SmallTrainer
     faults: int
@@ -132,7 +132,7 @@ def _first_scene(bounds: Bounds) -> Scene:
     agents = [SmallAgent("e0"), SmallAgent("e1")]
     for agent in agents:
         agent.connect()
-    scene = Scene(State(CONFIG), State(CONFIG), agents, trainer, bounds.faults, bounds.ticks, processes=2)
+    scene = Scene(LedgerState(CONFIG), LedgerState(CONFIG), agents, trainer, bounds.faults, bounds.ticks, processes=2)
     for which in range(len(agents)):
         _agent_speaks(scene, which)
         _agent_hears(scene, which)
@@ -244,7 +244,7 @@ def _tick(scene: Scene) -> None:
     for agent in scene.agents:
         if not agent.dialling and not agent.frozen and agent.name in scene.state.engines:
             scene.heard[agent.name] = scene.now
-            _settle(scene, ledger.from_agent(agent.name, Beat(len(agent.runs), 0, 100), scene.now))
+            _settle(scene, ledger.from_agent(agent.name, Heartbeat(len(agent.runs), 0, 100), scene.now))
     _settle(scene, ledger.tick(scene.now))
 
 
@@ -295,13 +295,13 @@ def _connect_all(scene: Scene) -> None:
 # --- after each event -------------------------------------------------------------------------------------------------
 
 
-def _settle(scene: Scene, outcome: Outcome) -> None:
-    """The journal keeps the facts, then messages leave; both are looked at."""
-    body = encode_facts(outcome.facts)
-    for fact in decode_facts(body) if body else ():
-        fold(scene.kept, fact)
-    for fact in outcome.facts:
-        _check_fact(scene, fact)
+def _settle(scene: Scene, outcome: Effects) -> None:
+    """The journal keeps the events, then messages leave; both are looked at."""
+    body = encode_events(outcome.events)
+    for event in decode_events(body) if body else ():
+        apply(scene.kept, event)
+    for event in outcome.events:
+        _check_fact(scene, event)
     names = {agent.name: agent for agent in scene.agents}
     for name, message in outcome.to_agents:
         if isinstance(message, Assign):
@@ -313,15 +313,15 @@ def _settle(scene: Scene, outcome: Outcome) -> None:
         scene.trainer.inbox.append(encode(answer))
 
 
-def _check_fact(scene: Scene, fact: Fact) -> None:
-    if isinstance(fact, f.GroupDiscarded):
-        raise Violation(scene.now, "I1", f"group {fact.group} is discarded, although nothing speaks against it")
-    if isinstance(fact, f.BatchAcknowledged) and fact.batch not in scene.trainer.batches:
-        raise Violation(scene.now, "I1", f"batch {fact.batch} is acknowledged, but the trainer never took it")
-    if isinstance(fact, f.EngineGone) and fact.cause != "bye":
-        silence = scene.now - scene.heard.get(fact.engine, scene.now)
+def _check_fact(scene: Scene, event: Event) -> None:
+    if isinstance(event, f.GroupDiscarded):
+        raise Violation(scene.now, "I1", f"group {event.group} is discarded, although nothing speaks against it")
+    if isinstance(event, f.BatchAcknowledged) and event.batch not in scene.trainer.batches:
+        raise Violation(scene.now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
+    if isinstance(event, f.EngineGone) and event.cause != "bye":
+        silence = scene.now - scene.heard.get(event.engine, scene.now)
         if silence < CONFIG.lease_s:
-            raise Violation(scene.now, "I7", f"{fact.engine} is given up after {silence:.1f} s of silence")
+            raise Violation(scene.now, "I7", f"{event.engine} is given up after {silence:.1f} s of silence")
 
 
 def _check_assign(assign: Assign, now: float) -> None:
@@ -375,14 +375,14 @@ def _digest(scene: Scene) -> bytes:
     return hashlib.blake2b(_encoder.encode(alike), digest_size=16).digest()
 
 
-def _forget_history(state: State) -> None:
+def _forget_history(state: LedgerState) -> None:
     """What is told to people and decides nothing."""
     state.counters = Counters()
     for engine in state.engines.values():
         engine.tokens = 0
 
 
-def _forget_deadlines(state: State) -> None:
+def _forget_deadlines(state: LedgerState) -> None:
     """What only a tick reads. Where time has come to stand still, no step differs for it; the way to the end does, and
     is gone once for all scenes that are alike but for this."""
     state.due = state.trainer_at = state.trainer_since = 0.0

@@ -19,10 +19,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from polyrl.ledger import LedgerConfig, Outcome
+from polyrl.ledger import Effects, LedgerConfig
 from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Pool
-from polyrl.wire import FINISH_CODES, Assign, Beat, Cancel, Deltas, Fenced, Hello, Return, Returned, Serving, TurnDone
+from polyrl.wire import (
+    FINISH_CODES,
+    Assign,
+    Cancel,
+    Deltas,
+    Fenced,
+    HandBack,
+    Heartbeat,
+    Hello,
+    Recall,
+    TurnDone,
+    WeightsLoaded,
+)
 from polyrl_rollout.testing.simulation.stage import Stage
 
 STEP_S: Final = 0.1
@@ -165,7 +177,7 @@ class Flow(Stage):
         room = (speed.max_running, speed.kv_tokens, speed.max_context)
         engine.runs.clear()
         self.agent(engine.name, Hello(1, engine.name, Pool.SPOT, *room, -1))
-        self.agent(engine.name, Serving(0, 0.1, 0.1, 100))
+        self.agent(engine.name, WeightsLoaded(0, 0.1, 0.1, 100))
 
     def _speak(self, engine: FlowEngine) -> None:
         rows, size = [], 0
@@ -180,7 +192,7 @@ class Flow(Stage):
         if engine.mute:
             return
         if self.now % BEAT_S < STEP_S:
-            self.agent(engine.name, Beat(len(engine.runs), 0, engine.speed.kv_tokens))
+            self.agent(engine.name, Heartbeat(len(engine.runs), 0, engine.speed.kv_tokens))
         if rows:
             self._seq += 1
             column = np.array(ids, dtype="<u4")
@@ -210,21 +222,21 @@ class Flow(Stage):
                 engine.start(message, self._end_of(message), self.now)
             elif isinstance(message, Cancel):
                 engine.runs.pop(message.assignment, None)
-            elif isinstance(message, Return):
+            elif isinstance(message, Recall):
                 self._give_back(engine, message.assignment)
             elif isinstance(message, Fenced):
                 self._greet(engine)
 
     def _give_back(self, engine: FlowEngine, assignment: int) -> None:
         if engine.runs.pop(assignment, None) is not None and not engine.mute:
-            self.agent(engine.name, Returned(assignment, "asked"))
+            self.agent(engine.name, HandBack(assignment, "asked"))
 
     def _end_of(self, assign: Assign) -> int:
         sample = self.ledger.state.samples.get(assign.sample)
         begin, turn = (sample.turn_start, sample.turn) if sample is not None else (assign.offset, 0)
         return min(begin + self._length(assign.sample, turn), assign.offset + assign.max_new_tokens)
 
-    def _keep(self, outcome: Outcome) -> Outcome:
+    def _keep(self, outcome: Effects) -> Effects:
         if hasattr(self, "_mail"):
             self._mail += outcome.to_agents
             for turn in (message for message in outcome.to_trainer if isinstance(message, TurnDone)):

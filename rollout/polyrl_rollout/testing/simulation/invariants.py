@@ -6,9 +6,9 @@
     I4   every response is the model's, token for token: none doubled, missing, foreign, past a stop or over the budget
     I5   a run gets on: nothing waits for ever (looked at by `world`)
     I6   every token's version was verified by the engine that made it, and may be used by the sample
-    I7   an engine leaves the pool by Bye or by silence for its lease, and by nothing else
+    I7   an engine leaves the pool by Deregister or by silence for its lease, and by nothing else
     I8   a silent engine leaves within one lease
-    I10  facts fold to the live state, at any cut, also after a journey through bytes; a restart loses nothing accepted
+    I10  events fold to the live state, at any cut, also after a journey through bytes; a restart loses nothing accepted
     I11  bytes are linear in tokens
 
 Refuses to hold: what peers do. Read next: `run`.
@@ -23,13 +23,25 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from polyrl.ledger import Fact, Ledger, Outcome
+from polyrl.ledger import Effects, Event, Ledger
 from polyrl.ledger import events as f
-from polyrl.ledger.apply.apply import fold
+from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.journal.codec import decode_state, encode_state
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Purpose, Response, Scored, sample_id
-from polyrl.wire import Assign, Batch, Bye, Deltas, FromAgent, FromTrainer, Hello, Next, Serving, Submit, TurnDone
+from polyrl.wire import (
+    Assign,
+    Batch,
+    BatchRequest,
+    Deltas,
+    Deregister,
+    FromAgent,
+    FromTrainer,
+    Hello,
+    Submit,
+    TurnDone,
+    WeightsLoaded,
+)
 from polyrl_rollout.testing.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
 from polyrl_rollout.testing.simulation.restarts import lost_by_restart
 from polyrl_rollout.testing.simulation.schedule import Schedule
@@ -43,7 +55,7 @@ CUT_EVERY: Final = 61
 MAX_BYTES_PER_TOKEN: Final = 19
 """A row of one token: 11 + 4 + 4."""
 
-_facts = msgspec.msgpack.Decoder(Fact)
+_facts = msgspec.msgpack.Decoder(Event)
 
 
 class Violation(AssertionError):
@@ -63,12 +75,12 @@ class Watcher:
         self.progress_at = 0.0
         """When something was last decided that brings the run nearer to its end."""
         self._ledger, self._model, self._schedule = ledger, model, schedule
-        self._mirror = State(ledger.state.config)
+        self._mirror = LedgerState(ledger.state.config)
         self._groups: dict[int, Group] = {}
         self._ends: dict[int, str] = {}
         self._trained: set[str] = set()
         self._batches: dict[int, Batch] = {}
-        self._requests: dict[int, Next] = {}
+        self._requests: dict[int, BatchRequest] = {}
         self._samples_trained: Counter[tuple[int, str]] = Counter()
         self._verified: dict[str, set[int]] = {}
         self._heard: dict[str, float] = {}
@@ -98,10 +110,10 @@ class Watcher:
         """A message of an agent is about to be heard."""
         if isinstance(message, Hello) or engine in self._ledger.state.engines:
             self._heard[engine] = now
-        if isinstance(message, Bye):
+        if isinstance(message, Deregister):
             self._bye.add(engine)
-        if isinstance(message, Serving) and message.version not in self._verified.get(engine, ()):
-            raise Violation(now, "simulation", "an engine says Serving before it verified")
+        if isinstance(message, WeightsLoaded) and message.version not in self._verified.get(engine, ()):
+            raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
             self._tokens_in += len(message.ids) // 4
             self._bytes_in += len(message.ids) + len(message.logprobs) + len(message.rows)
@@ -112,7 +124,7 @@ class Watcher:
         if isinstance(message, Submit):
             for group in message.groups:
                 self._groups.setdefault(group.id, group)
-        if isinstance(message, Next):
+        if isinstance(message, BatchRequest):
             self._requests[message.request] = message
 
     def assigned(self, engine: str, assign: Assign, now: float) -> None:
@@ -173,21 +185,21 @@ class Watcher:
 
     # --- after every event --------------------------------------------------------------------------------------------
 
-    def after(self, outcome: Outcome, now: float) -> None:
+    def after(self, outcome: Effects, now: float) -> None:
         """The ledger has decided something."""
-        for fact in outcome.facts:
-            fold(self._mirror, _facts.decode(msgspec.msgpack.encode(fact)))
-            if _is_progress(fact):
+        for event in outcome.events:
+            apply(self._mirror, _facts.decode(msgspec.msgpack.encode(event)))
+            if _is_progress(event):
                 self.progress_at = now
-            check = _CHECKS.get(type(fact))
+            check = _CHECKS.get(type(event))
             if check is not None:
-                check(self, fact, now)
+                check(self, event, now)
         self._events += 1
         if self._events % CUT_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
 
-    def restarted(self, before: State, ledger: Ledger, now: float) -> None:
+    def restarted(self, before: LedgerState, ledger: Ledger, now: float) -> None:
         """The manager has read its journal, and goes on with another ledger; `before` is what the old one knew."""
         lost = lost_by_restart(before, ledger.state)
         if lost:
@@ -219,7 +231,7 @@ class Watcher:
 
     def _compare(self, now: float) -> None:
         if msgspec.msgpack.encode(self._mirror) != msgspec.msgpack.encode(self._ledger.state):
-            raise Violation(now, "I10", "the facts fold to another state than the live one")
+            raise Violation(now, "I10", "the events fold to another state than the live one")
 
     def _check_leases(self, now: float) -> None:
         lease = self._ledger.state.config.lease_s
@@ -264,68 +276,68 @@ class Watcher:
         if position != len(mask):
             raise Violation(now, "I6", f"the spans of {response.sample} do not cover its tokens")
 
-    # --- single facts -------------------------------------------------------------------------------------------------
+    # --- single events ------------------------------------------------------------------------------------------------
 
     def _saw_end(self, group: int, end: str, now: float) -> None:
         if group in self._ends:
             raise Violation(now, "I1", f"group {group} ends twice: {self._ends[group]}, then {end}")
         self._ends[group] = end
 
-    def saw_discard(self, fact: f.GroupDiscarded, now: float) -> None:
-        self._saw_end(fact.group, fact.reason, now)
+    def saw_discard(self, event: f.GroupDiscarded, now: float) -> None:
+        self._saw_end(event.group, event.reason, now)
 
-    def saw_pack(self, fact: f.BatchPacked, now: float) -> None:
-        for number in fact.groups:
+    def saw_pack(self, event: f.BatchPacked, now: float) -> None:
+        for number in event.groups:
             if number in self._ends:
                 raise Violation(now, "I1", f"group {number} is packed after it ended: {self._ends[number]}")
-        if fact.last:
+        if event.last:
             left = [
                 number
                 for number, group in self._groups.items()
-                if (group.step, group.purpose) == (fact.request.step, fact.request.purpose)
+                if (group.step, group.purpose) == (event.request.step, event.request.purpose)
                 and number in self._ledger.state.groups
-                and number not in fact.groups
+                and number not in event.groups
                 and self._ledger.state.groups[number].batch < 0
             ]
             if left:
                 raise Violation(now, "I2", f"a batch is called the last while groups {left[:5]} are to come")
 
-    def saw_acknowledge(self, fact: f.BatchAcknowledged, now: float) -> None:
-        if fact.batch not in self._batches:
-            raise Violation(now, "I1", f"batch {fact.batch} is acknowledged, but the trainer never took it")
-        for number in {scored.group for scored in self._batches[fact.batch].samples}:
+    def saw_acknowledge(self, event: f.BatchAcknowledged, now: float) -> None:
+        if event.batch not in self._batches:
+            raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
+        for number in {scored.group for scored in self._batches[event.batch].samples}:
             self._saw_end(number, "acknowledged", now)
 
-    def saw_assign(self, fact: f.Assigned, now: float) -> None:
-        if fact.assignment <= self._numbers:
-            raise Violation(now, "I4", f"assignment number {fact.assignment} is used twice")
-        self._numbers = fact.assignment
-        group = self._groups[int(fact.sample.partition(".")[0])]
-        engine = self._ledger.state.engines.get(fact.engine)
+    def saw_assign(self, event: f.Assigned, now: float) -> None:
+        if event.assignment <= self._numbers:
+            raise Violation(now, "I4", f"assignment number {event.assignment} is used twice")
+        self._numbers = event.assignment
+        group = self._groups[int(event.sample.partition(".")[0])]
+        engine = self._ledger.state.engines.get(event.engine)
         version = engine.version if engine is not None else -1
         if not group.min_version <= version <= group.max_version:
-            raise Violation(now, "I6", f"{fact.sample} is placed on {fact.engine}, which serves version {version}")
-        if version not in self._verified.get(fact.engine, ()):
-            raise Violation(now, "I6", f"{fact.sample} is placed on {fact.engine}, which verified nothing")
-        if fact.engine in self._draining:
-            raise Violation(now, "I7", f"{fact.sample} is placed on {fact.engine}, which drains")
+            raise Violation(now, "I6", f"{event.sample} is placed on {event.engine}, which serves version {version}")
+        if version not in self._verified.get(event.engine, ()):
+            raise Violation(now, "I6", f"{event.sample} is placed on {event.engine}, which verified nothing")
+        if event.engine in self._draining:
+            raise Violation(now, "I7", f"{event.sample} is placed on {event.engine}, which drains")
 
-    def saw_drain(self, fact: f.EngineDraining, now: float) -> None:
-        self._draining.add(fact.engine)
+    def saw_drain(self, event: f.EngineDraining, now: float) -> None:
+        self._draining.add(event.engine)
 
-    def saw_gone(self, fact: f.EngineGone, now: float) -> None:
-        silence = now - self._heard.get(fact.engine, now)
-        if fact.engine not in self._bye and silence < self._ledger.state.config.lease_s - 1e-9:
-            raise Violation(now, "I7", f"{fact.engine} is given up after {silence:.2f} s of silence")
-        self._draining.discard(fact.engine)
+    def saw_gone(self, event: f.EngineGone, now: float) -> None:
+        silence = now - self._heard.get(event.engine, now)
+        if event.engine not in self._bye and silence < self._ledger.state.config.lease_s - 1e-9:
+            raise Violation(now, "I7", f"{event.engine} is given up after {silence:.2f} s of silence")
+        self._draining.discard(event.engine)
 
 
-def _is_progress(fact: Fact) -> bool:
-    if isinstance(fact, f.TokensTaken):
-        return bool(fact.ids)
-    if isinstance(fact, f.BatchPacked):
-        return bool(fact.groups)
-    return isinstance(fact, f.TurnEnded | f.SampleScored | f.GroupSubmitted | f.GroupDiscarded | f.BatchAcknowledged)
+def _is_progress(event: Event) -> bool:
+    if isinstance(event, f.TokensTaken):
+        return bool(event.ids)
+    if isinstance(event, f.BatchPacked):
+        return bool(event.groups)
+    return isinstance(event, f.TurnEnded | f.SampleScored | f.GroupSubmitted | f.GroupDiscarded | f.BatchAcknowledged)
 
 
 _CHECKS: Final[dict[type, Any]] = {

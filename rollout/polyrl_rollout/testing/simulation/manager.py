@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.ledger import Fact, Ledger, LedgerConfig
+from polyrl.ledger import Event, Ledger, LedgerConfig
 from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import encode_facts, encode_state
+from polyrl.ledger.journal.codec import encode_events, encode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
 
 TAIL_ROWS: Final = 61
@@ -45,9 +45,9 @@ class SimulatedManager:
         due = self.ledger.next_due()
         return None if due is None else due - self._clock_s
 
-    def keep(self, facts: list[Fact], now: float) -> None:
+    def keep(self, events: list[Event], now: float) -> None:
         """One commit of the journal, and what follows from it: a round of pages, a snapshot at its end."""
-        body = encode_facts(facts)
+        body = encode_events(events)
         if not body:
             return
         state = self.ledger.state

@@ -11,18 +11,18 @@ from math import inf
 import msgspec
 
 from polyrl.ledger.journal.codec import decode_state, encode_state
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 
 
-def lost_by_restart(before: State, after: State) -> list[str]:
+def lost_by_restart(before: LedgerState, after: LedgerState) -> list[str]:
     """Names of the parts of the state that differ beyond what a restarted manager learns anew."""
     kept, found = _without_signs_of_life(before), _without_signs_of_life(after)
-    names = [field.name for field in msgspec.structs.fields(State)]
+    names = [field.name for field in msgspec.structs.fields(LedgerState)]
     return [name for name in names if getattr(kept, name) != getattr(found, name)]
 
 
-def _without_signs_of_life(state: State) -> State:
-    """A copy; what the facts that are not durable say is set to one value."""
+def _without_signs_of_life(state: LedgerState) -> LedgerState:
+    """A copy; what the events that are not durable say is set to one value."""
     copy = decode_state(encode_state(state))
     copy.due = copy.trainer_at = inf
     copy.counters.ignored.clear()

@@ -19,21 +19,21 @@ from polyrl.wire import (
     Acknowledge,
     Assign,
     Batch,
-    Bye,
+    BatchRequest,
     Cancel,
+    Declined,
     Deltas,
-    Drain,
+    Deregister,
     Fenced,
-    Held,
+    HandBack,
+    HeldAssignment,
     Hello,
     Late,
-    Next,
     PublishVersion,
-    Refused,
+    Recall,
     Resend,
-    Return,
-    Returned,
     Score,
+    StartDrain,
     Submit,
     TokensKept,
     TrainerHello,
@@ -94,7 +94,7 @@ class SmallAgent(msgspec.Struct):
     def greet(self) -> None:
         """Says what it holds."""
         self.dialling, self.welcomed, self.seq = True, False, 0
-        held = tuple(Held(number, run.sample, run.attempt, run.position) for number, run in self.runs.items())
+        held = tuple(HeldAssignment(number, run.sample, run.attempt, run.position) for number, run in self.runs.items())
         self.say(Hello(EPOCH, self.name, Pool.SPOT, 2, 1000, 100, 0, held))
 
     def say(self, message: Any) -> None:
@@ -111,13 +111,13 @@ class SmallAgent(msgspec.Struct):
             self._take(message)
         elif isinstance(message, Cancel):
             self.runs.pop(message.assignment, None)
-        elif isinstance(message, Return):
+        elif isinstance(message, Recall):
             self._give_back(message.assignment)
         elif isinstance(message, TokensKept):
             self.runs = {n: r for n, r in self.runs.items() if not 0 < r.finish_seq <= message.seq}
         elif isinstance(message, Resend):
             self._resend(message)
-        elif isinstance(message, Drain) and not self.leaving:
+        elif isinstance(message, StartDrain) and not self.leaving:
             self._hand_back()
 
     def has_work(self) -> bool:
@@ -152,7 +152,7 @@ class SmallAgent(msgspec.Struct):
     def _take(self, assign: Assign) -> None:
         number, offset = assign.assignment, assign.offset
         if self.leaving:
-            self.say(Returned(number, "draining"))
+            self.say(HandBack(number, "draining"))
         else:
             self.runs[number] = Run(assign.sample, assign.attempt, offset, offset, offset)
 
@@ -169,14 +169,14 @@ class SmallAgent(msgspec.Struct):
         run = self.runs.get(number)
         if run is not None and not run.finish_seq:
             del self.runs[number]
-            self.say(Returned(number, "asked"))
+            self.say(HandBack(number, "asked"))
 
     def _hand_back(self) -> None:
         self.leaving = True
         for number in self.runs:
-            self.say(Returned(number, "draining"))
+            self.say(HandBack(number, "draining"))
         self.runs.clear()
-        self.say(Bye("leaving"))
+        self.say(Deregister("leaving"))
 
 
 class SmallTrainer(msgspec.Struct):
@@ -224,7 +224,7 @@ class SmallTrainer(msgspec.Struct):
     def ask_batch(self) -> None:
         """For one group at least."""
         most = self.groups * self.n - len(self.trained)
-        self.ask(Next(self.request + 1, 0, Purpose.TRAIN, 1, most, 1000, 6.0))
+        self.ask(BatchRequest(self.request + 1, 0, Purpose.TRAIN, 1, most, 1000, 6.0))
 
     def hear(self, message: Any) -> None:
         """One message of the manager."""
@@ -234,7 +234,7 @@ class SmallTrainer(msgspec.Struct):
             if message.response.sample not in self.judged:
                 self.judged.append(message.response.sample)
                 self.ask(Score(self.request + 1, message.response.sample, 0, 1.0))
-        elif isinstance(message, Refused):
+        elif isinstance(message, Declined):
             raise Violation(0.0, "refused", message.reason)
         elif isinstance(message, Accepted | Batch | Late) and message.request in self.unanswered:
             del self.unanswered[message.request]

@@ -17,25 +17,25 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from polyrl.ledger import Fact, Ledger, LedgerConfig, Outcome
+from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
 from polyrl.ledger.columns import pack_rows
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     FINISH_CODES,
     Acknowledge,
+    BatchRequest,
     Deltas,
     Extend,
     FromAgent,
     FromTrainer,
+    HandBack,
     Hello,
-    Next,
     PublishVersion,
     Reject,
-    Returned,
     Score,
-    Serving,
     Submit,
     TrainerHello,
+    WeightsLoaded,
     pack_ids,
 )
 from polyrl_rollout.testing.simulation.model import logprobs_of
@@ -49,22 +49,22 @@ class Stage:
     def __init__(self, config: LedgerConfig | None = None) -> None:
         self.ledger = Ledger(config or LedgerConfig(epoch=1))
         self.now = 0.0
-        self.facts: list[Fact] = []
+        self.events: list[Event] = []
         self._request = 0
         self._group = 0
         self._seq = 0
         self.trainer(TrainerHello(1, -1))
         self.publish(0)
 
-    def agent(self, engine: str, message: FromAgent) -> Outcome:
+    def agent(self, engine: str, message: FromAgent) -> Effects:
         """One message of an agent."""
         return self._keep(self.ledger.from_agent(engine, message, self.now))
 
-    def trainer(self, message: FromTrainer) -> Outcome:
+    def trainer(self, message: FromTrainer) -> Effects:
         """One message of the trainer."""
         return self._keep(self.ledger.from_trainer(message, self.now))
 
-    def pass_time(self, seconds: float) -> Outcome:
+    def pass_time(self, seconds: float) -> Effects:
         """Time passes, then the ledger looks through its deadlines."""
         self.now += seconds
         return self._keep(self.ledger.tick(self.now))
@@ -81,23 +81,23 @@ class Stage:
         """Engines give back what they were asked for."""
         for number, assignment in tuple(self.ledger.state.assignments.items()):
             if assignment.asked:
-                self.agent(assignment.engine, Returned(number, "asked"))
+                self.agent(assignment.engine, HandBack(number, "asked"))
 
-    def drain(self, engine: str, seconds: float) -> Outcome:
+    def drain(self, engine: str, seconds: float) -> Effects:
         """The operator's drain."""
         return self._keep(self.ledger.drain(engine, seconds, "told", self.now))
 
-    def engine(self, name: str, pool: Pool = Pool.SPOT, version: int = 0, **room: int) -> Outcome:
+    def engine(self, name: str, pool: Pool = Pool.SPOT, version: int = 0, **room: int) -> Effects:
         """An engine greets and serves `version`; -1: it only greets. `room`: max_running, kv_tokens, max_context."""
         size = (room.get("max_running", 8), room.get("kv_tokens", 100_000), room.get("max_context", 4096))
         outcome = self.agent(name, Hello(1, name, pool, *size, -1))
-        return outcome if version < 0 else self.agent(name, Serving(version, 0.1, 0.1, 100))
+        return outcome if version < 0 else self.agent(name, WeightsLoaded(version, 0.1, 0.1, 100))
 
-    def publish(self, version: int) -> Outcome:
+    def publish(self, version: int) -> Effects:
         """The trainer publishes weights."""
         return self.trainer(PublishVersion(self.request(), version, "tcp://publisher", "key", b"hash"))
 
-    def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Outcome:
+    def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Effects:
         """The trainer submits `count` groups; `fields` are those of Group, and max_new_tokens, stop_token_ids."""
         sampling = SamplingParams(fields.pop("max_new_tokens", 100), stop_token_ids=fields.pop("stop_token_ids", (2,)))
         default: dict[str, Any] = {
@@ -114,7 +114,7 @@ class Stage:
 
     def tokens(
         self, engine: str, assignment: int, ids: Sequence[int], finish: str | None = None, **claims: int
-    ) -> Outcome:
+    ) -> Effects:
         """One row of tokens; `claims`: offset (default: where the ledger is), version (default 0)."""
         live = self.ledger.state.assignments.get(assignment)
         offset = claims.get("offset", live.length if live else 0)
@@ -124,25 +124,25 @@ class Stage:
         message = Deltas(self._seq, claims.get("version", 0), pack_rows(rows), column.tobytes(), logprobs_of(column))
         return self.agent(engine, message)
 
-    def score(self, sample: str, reward: float = 1.0, turn: int = 0) -> Outcome:
+    def score(self, sample: str, reward: float = 1.0, turn: int = 0) -> Effects:
         """The trainer's verdict."""
         return self.trainer(Score(self.request(), sample, turn, reward))
 
-    def extend(self, sample: str, ids: Sequence[int], turn: int = 0) -> Outcome:
+    def extend(self, sample: str, ids: Sequence[int], turn: int = 0) -> Effects:
         """An environment's tokens."""
         return self.trainer(Extend(self.request(), sample, turn, pack_ids(ids)))
 
-    def reject(self, sample: str, reason: DiscardReason = DiscardReason.REWARD_RAISED) -> Outcome:
+    def reject(self, sample: str, reason: DiscardReason = DiscardReason.REWARD_RAISED) -> Effects:
         """The trainer's rejection."""
         return self.trainer(Reject(self.request(), sample, reason, "said so"))
 
-    def ask(self, least: int = 1, most: int = 64, **fields: Any) -> Outcome:
-        """The trainer asks for a batch; `fields` are those of Next."""
+    def ask(self, least: int = 1, most: int = 64, **fields: Any) -> Effects:
+        """The trainer asks for a batch; `fields` are those of BatchRequest."""
         default: dict[str, Any] = {"step": 0, "purpose": Purpose.TRAIN, "max_tokens": 10**6, "deadline_s": 60.0}
         default |= {"request": self.request()} | fields
-        return self.trainer(Next(min_samples=least, max_samples=most, **default))
+        return self.trainer(BatchRequest(min_samples=least, max_samples=most, **default))
 
-    def acknowledge(self, batch: int) -> Outcome:
+    def acknowledge(self, batch: int) -> Effects:
         """The trainer's acknowledgement."""
         return self.trainer(Acknowledge(self.request(), batch))
 
@@ -168,12 +168,12 @@ class Stage:
         """The live assignment of a sample, 0 for none."""
         return self.ledger.state.samples[sample].assignment
 
-    def _keep(self, outcome: Outcome) -> Outcome:
-        self.facts += outcome.facts
+    def _keep(self, outcome: Effects) -> Effects:
+        self.events += outcome.events
         return outcome
 
 
-def said(outcome: Outcome, kind: type[M] | tuple[type[M], ...]) -> list[M]:
+def said(outcome: Effects, kind: type[M] | tuple[type[M], ...]) -> list[M]:
     """The messages of one kind or of several, to whomever."""
     messages = [*(message for _, message in outcome.to_agents), *outcome.to_trainer]
     return [message for message in messages if isinstance(message, kind)]

@@ -19,21 +19,21 @@ from polyrl.wire import (
     Accepted,
     Acknowledge,
     Batch,
+    BatchRequest,
+    Declined,
     EndStep,
     Extend,
     Fenced,
-    Finish,
+    FinishRun,
     GroupDropped,
     Late,
-    Next,
     PublishVersion,
-    Refused,
     Reject,
     ReservedWindow,
     Score,
     Submit,
     ToTrainer,
-    TrainerBeat,
+    TrainerHeartbeat,
     TrainerHello,
     TrainerWelcome,
     TurnDone,
@@ -139,7 +139,7 @@ class SimulatedTrainer:
             self._judge_soon(message)
         elif isinstance(message, GroupDropped):
             self._replace(message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, Declined):
             asked = self._unanswered.get(message.request)
             raise Violation(self.world.now, "refused", f"{asked}: {message.reason}")
         elif isinstance(message, Accepted | Batch | Late):
@@ -148,7 +148,7 @@ class SimulatedTrainer:
         elif isinstance(message, Fenced):
             raise Violation(self.world.now, "fenced", message.reason)
         else:
-            assert isinstance(message, TrainerWelcome | TrainerBeat)
+            assert isinstance(message, TrainerWelcome | TrainerHeartbeat)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class SimulatedTrainer:
             self.world.after(0.05, self._next_step)
             return
         if not self._plan:
-            self._ask(lambda r: Finish(r, True, "trained"), self._end)
+            self._ask(lambda r: FinishRun(r, True, "trained"), self._end)
             return
         step, self._purpose = self._plan.pop(0)
         groups = self.schedule.groups
@@ -240,7 +240,7 @@ class SimulatedTrainer:
         most = self._to_boundary
         least = min(most, self.rng.choice((1, self.schedule.n, 2 * self.schedule.n)))
         step, purpose, tokens = self._step, self._purpose, self.schedule.max_tokens
-        self._ask(lambda r: Next(r, step, purpose, least, most, tokens, NEXT_DEADLINE_S), self._take)
+        self._ask(lambda r: BatchRequest(r, step, purpose, least, most, tokens, NEXT_DEADLINE_S), self._take)
 
     def _take(self, answer: Batch | Late) -> None:
         if isinstance(answer, Batch):

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from polyrl.ledger import LedgerConfig, Outcome
+from polyrl.ledger import Effects, LedgerConfig
 from polyrl.wire import FromAgent, FromTrainer, ToAgent, ToTrainer
 from polyrl_rollout.testing.simulation.invariants import Violation, Watcher
 from polyrl_rollout.testing.simulation.manager import SimulatedManager
@@ -163,8 +163,8 @@ class World:
             ledger, clock = self.manager.ledger, self.manager.clock(self.now)
             self._act(ledger.drain(engine, seconds, "told by the operator", clock))
 
-    def _act(self, outcome: Outcome) -> None:
-        self.manager.keep(outcome.facts, self.now)
+    def _act(self, outcome: Effects) -> None:
+        self.manager.keep(outcome.events, self.now)
         self.watcher.after(outcome, self.now)
         if self.dies_midway is not None and (outcome.to_agents or outcome.to_trainer):
             seconds, self.dies_midway = self.dies_midway, None

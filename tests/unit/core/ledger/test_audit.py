@@ -16,9 +16,9 @@ from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.findings import TITLES, Verdict
 from polyrl.ledger.audit.history import Historian
 from polyrl.ledger.scheduling import placement, reserved
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Finish, Pool, Purpose
-from polyrl.wire import Bye, ReservedWindow
+from polyrl.wire import Deregister, ReservedWindow
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule
 from polyrl_rollout.testing.simulation.manager import SimulatedManager
 from polyrl_rollout.testing.simulation.stage import Stage
@@ -30,18 +30,18 @@ Records = list[r.AnyRecord]
 R = TypeVar("R", bound=r.Record)
 
 
-def judged(records: Sequence[r.AnyRecord], state: State | None) -> dict[str, Verdict]:
+def judged(records: Sequence[r.AnyRecord], state: LedgerState | None) -> dict[str, Verdict]:
     audit = Audit()
     for record in records:
         audit.take(r.decode_record(r.encode_record(record)))
     return {verdict.invariant: verdict for verdict in audit.conclude(state)}
 
 
-def broken(records: Sequence[r.AnyRecord], state: State | None) -> dict[str, str]:
+def broken(records: Sequence[r.AnyRecord], state: LedgerState | None) -> dict[str, str]:
     return {name: verdict.first for name, verdict in judged(records, state).items() if verdict.broken}
 
 
-def a_run() -> tuple[Records, State]:
+def a_run() -> tuple[Records, LedgerState]:
     """Group 0 (0.0, 0.1) is trained, after 0.0 moved from a silent engine; group 1 is discarded; group 2 lives."""
     stage = Stage()
     stage.engine("a", max_running=1)
@@ -65,12 +65,12 @@ def a_run() -> tuple[Records, State]:
     stage.tokens("c" if stage.placed()["c"] else "b", stage.number("2.0"), [5])
     historian = Historian(Ledger(LedgerConfig(epoch=1)).state)
     told: Records = [r.Began(0.0, 0.0, stage.ledger.state.config)]
-    for fact in stage.facts:
-        told.extend(historian.tell(fact))
+    for event in stage.events:
+        told.extend(historian.tell(event))
     return told, stage.ledger.state
 
 
-def a_windowed_run() -> tuple[Records, State]:
+def a_windowed_run() -> tuple[Records, LedgerState]:
     """Group 0 begins on a reserved engine, which hands it over to a spot engine; group 1 has none but the reserved."""
     stage = Stage()
     stage.engine("reserved-0", Pool.RESERVED, max_running=2)
@@ -83,7 +83,7 @@ def a_windowed_run() -> tuple[Records, State]:
     stage.trainer(ReservedWindow(stage.request(), False))
     stage.finish_all()
     stage.trainer(ReservedWindow(stage.request(), True))
-    stage.agent("spot-0", Bye("told"))
+    stage.agent("spot-0", Deregister("told"))
     stage.submit(n=1, max_new_tokens=20)
     stage.now += 0.5
     stage.tokens("reserved-0", stage.number("1.0"), [5])
@@ -92,8 +92,8 @@ def a_windowed_run() -> tuple[Records, State]:
     stage.finish_all()
     historian = Historian(Ledger(LedgerConfig(epoch=1)).state)
     told: Records = [r.Began(0.0, 0.0, stage.ledger.state.config)]
-    for fact in stage.facts:
-        told.extend(historian.tell(fact))
+    for event in stage.events:
+        told.extend(historian.tell(event))
     return told, stage.ledger.state
 
 
@@ -101,12 +101,12 @@ RUN, STATE = a_run()
 WINDOWED, WINDOWED_STATE = a_windowed_run()
 
 
-def first(kind: type[R], **facts: Any) -> R:
-    """The first record of a kind of which `facts` are true."""
+def first(kind: type[R], **events: Any) -> R:
+    """The first record of a kind of which `events` are true."""
     return next(
         record
         for record in RUN
-        if isinstance(record, kind) and all(getattr(record, name) == value for name, value in facts.items())
+        if isinstance(record, kind) and all(getattr(record, name) == value for name, value in events.items())
     )
 
 
@@ -299,7 +299,7 @@ def test_a_window_without_a_measured_speed_is_not_said_to_be_timed() -> None:
 
 @pytest.mark.parametrize(("factor", "words"), [(100.0, "too many"), (0.1, "too few")])
 def test_bytes_that_do_not_fit_their_tokens(factor: float, words: str) -> None:
-    state = msgspec.msgpack.decode(msgspec.msgpack.encode(STATE), type=State)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(STATE), type=LedgerState)
     state.counters.delta_bytes = int(factor * state.counters.delta_bytes)
     assert words in broken(RUN, state)["I11"]
 
@@ -312,14 +312,14 @@ class Recorder:
         self.ledger = Ledger(LedgerConfig(epoch=1))
         keep, restart = SimulatedManager.keep, SimulatedManager.restart
 
-        def keeping(manager: SimulatedManager, facts: Any, now: float) -> None:
+        def keeping(manager: SimulatedManager, events: Any, now: float) -> None:
             if manager.ledger is not self.ledger:
                 self.ledger = manager.ledger
                 self.historian = Historian(Ledger(manager.ledger.state.config).state)
                 self.records.append(r.Began(manager.clock(now), now, manager.ledger.state.config))
-            for fact in facts:
-                self.records.extend(self.historian.tell(fact))
-            keep(manager, facts, now)
+            for event in events:
+                self.records.extend(self.historian.tell(event))
+            keep(manager, events, now)
 
         def restarting(manager: SimulatedManager, now: float) -> None:
             restart(manager, now)

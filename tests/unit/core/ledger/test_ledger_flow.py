@@ -14,7 +14,7 @@ from polyrl.ledger.journal.codec import encode_state
 from polyrl.ledger.messages import agents
 from polyrl.ledger.scheduling import drains, leases, placement, rebalance
 from polyrl.sample import Pool, Purpose, sample_id
-from polyrl.wire import Beat, Held, Hello, pack_ids
+from polyrl.wire import Heartbeat, HeldAssignment, Hello, pack_ids
 from polyrl_rollout.testing.simulation.flow import Flow, Speed
 
 Patch = pytest.MonkeyPatch
@@ -213,7 +213,7 @@ def test_a_silent_engine_costs_its_deadline_and_what_must_be_read_again(fault: s
     setattr(flow.engines["b"], fault, True)
     assert flow.run() < 4 / 3 * undisturbed + lost_s + 8
     alive = flow.ledger.state.engines
-    assert "b" not in alive or alive["b"].strikes or not alive["b"].running
+    assert "b" not in alive or alive["b"].failures or not alive["b"].running
 
 
 def test_an_engine_that_comes_back_proves_itself_with_one_sample() -> None:
@@ -240,7 +240,7 @@ def test_one_that_flaps_costs_ever_fewer_moves(monkeypatch: Patch) -> None:
         return flow.ledger.state.counters.migrations["lost"]
 
     on_probation = lost_moves()
-    monkeypatch.setattr(agents, "put_on_probation", lambda d, name: None)
+    monkeypatch.setattr(agents, "half_open", lambda d, name: None)
     assert lost_moves() / on_probation > 2
 
 
@@ -254,10 +254,10 @@ def test_pauses_of_one_that_flaps_double_until_it_stays() -> None:
         flow.engines["b"].mute = False
         while "b" not in flow.ledger.state.engines:
             flow.step()
-        pauses.append(round(flow.ledger.state.engines["b"].trusted_at - flow.now))
+        pauses.append(round(flow.ledger.state.engines["b"].quarantined_until - flow.now))
         flow.now += 20.0
-        flow.agent("a", Beat(0, 0, 0))
-        flow.agent("b", Beat(0, 0, 0))
+        flow.agent("a", Heartbeat(0, 0, 0))
+        flow.agent("b", Heartbeat(0, 0, 0))
     assert pauses == [0, 1, 2, 4, 8]
 
 
@@ -280,8 +280,8 @@ def conversation(seed: int) -> Flow:
 def test_a_later_turn_returns_to_the_engine_that_holds_its_prefix(seed: int, monkeypatch: Patch) -> None:
     flow, other = conversation(seed), conversation(seed)
     seconds = flow.run()
-    honest = placement.need_of
-    monkeypatch.setattr(placement, "need_of", lambda state, name: honest(state, name)._replace(prefix=""))
+    honest = placement.placement_request
+    monkeypatch.setattr(placement, "placement_request", lambda state, name: honest(state, name)._replace(prefix=""))
     ratio = other.run() / seconds
     read, read_again = (sum(engine.read for engine in f.engines.values()) for f in (flow, other))
     print(f"seconds {ratio:.2f}, tokens read {read_again / read:.2f}")
@@ -358,7 +358,7 @@ def test_what_an_engine_was_asked_for_is_asked_again_when_it_greets_again() -> N
     assert flow.placed().get("b", []) == [], "it has not heard"
     flow.engines["a"].deaf = False
     (assign,) = [run.assign for run in flow.engines["a"].runs.values()]
-    held = (Held(assign.assignment, assign.sample, assign.attempt, 0),)
+    held = (HeldAssignment(assign.assignment, assign.sample, assign.attempt, 0),)
     flow.agent("a", Hello(1, "a", Pool.SPOT, 16, 1_000_000, 131_072, 0, held))
     for _ in range(3):
         flow.step()
@@ -419,7 +419,7 @@ def test_prompts_up_to_32k_and_responses_up_to_64k_share_a_fleet_with_flat_memor
         flow.ask(48, 48, step=step, max_tokens=10**9)
         flow.acknowledge(step)
         sizes.append(len(encode_state(flow.ledger.state)))
-        flow.facts.clear()
+        flow.events.clear()
     assert not flow.ledger.state.counters.discarded
     assert flow.ledger.state.counters.acknowledged == 6 * 48
     assert max(sizes) < 64 * 1024, "what has ended is forgotten"
@@ -438,7 +438,7 @@ def test_a_slow_trainer_holds_engines_back_and_memory_stays_flat(bound: int, fla
         assert flow.ledger.state.batches
         largest = max(largest, flow.ledger.state.backlog)
         flow.acknowledge(step)
-        flow.facts.clear()
+        flow.events.clear()
     assert flow.ledger.state.counters.acknowledged == 20 * 32
     assert flow.ledger.state.backlog == 0
     begun = 2 * 4 * 16 * 210  # what runs, and siblings of it

@@ -6,18 +6,18 @@ from polyrl.sample import DiscardReason
 from polyrl.wire import (
     Announce,
     Assign,
-    Beat,
-    Bye,
     Cancel,
     Deltas,
-    Drain,
+    Deregister,
     Fenced,
     GroupDropped,
+    HandBack,
+    Heartbeat,
     Hello,
     Leaving,
-    Returned,
-    Serving,
+    StartDrain,
     WeightsFailed,
+    WeightsLoaded,
     Welcome,
 )
 from polyrl_rollout.testing.simulation.stage import Stage, said
@@ -42,7 +42,7 @@ def test_next_due_is_a_lease_away_and_early_ticks_are_harmless() -> None:
 def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> None:
     stage = two_engines()
     stage.now = 2.0
-    stage.agent("b", Beat(0, 0, 100))
+    stage.agent("b", Heartbeat(0, 0, 100))
     stage.now = 3.0
     assert [assign.sample for assign in said(stage.pass_time(0.0), Assign)] == ["0.0"]
     assert list(stage.ledger.state.engines) == ["b"]
@@ -52,13 +52,13 @@ def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> Non
 
 def test_bye_is_no_loss() -> None:
     stage = two_engines()
-    assert said(stage.agent("a", Bye("done")), Assign)
+    assert said(stage.agent("a", Deregister("done")), Assign)
     assert stage.ledger.status(0.0).losses == 0
 
 
 def test_only_the_greeted_are_believed() -> None:
     stage = Stage()
-    assert said(stage.agent("ghost", Beat(0, 0, 0)), Fenced)
+    assert said(stage.agent("ghost", Heartbeat(0, 0, 0)), Fenced)
     assert said(stage.agent("ghost", Deltas(1, 0, b"", b"", b"")), Fenced)
     pool = Stage().ledger.state.engines
     assert pool == {}
@@ -78,10 +78,10 @@ def test_greetings_that_cannot_be_are_fenced() -> None:
 
 def test_a_drain_is_said_once_takes_no_new_work_and_moves_the_rest_at_its_deadline() -> None:
     stage = two_engines()
-    assert [drain.deadline_s for drain in said(stage.drain("a", 20.0), Drain)] == [20.0]
+    assert [drain.deadline_s for drain in said(stage.drain("a", 20.0), StartDrain)] == [20.0]
     assert not stage.drain("a", 20.0).to_agents
     assert not stage.drain("a", 90.0).to_agents
-    assert [drain.deadline_s for drain in said(stage.drain("a", 10.0), Drain)] == [10.0]
+    assert [drain.deadline_s for drain in said(stage.drain("a", 10.0), StartDrain)] == [10.0]
     stage.submit(8)
     assert len(stage.placed()["a"]) == 1, "what can be finished in time stays"
     stage.pass_time_heard(9.0)
@@ -89,15 +89,15 @@ def test_a_drain_is_said_once_takes_no_new_work_and_moves_the_rest_at_its_deadli
     outcome = stage.pass_time(1.0)
     assert said(outcome, Cancel)
     assert len(stage.placed()["a"]) == 0
-    assert "a" in stage.ledger.state.engines, "it leaves by Bye or by its lease"
+    assert "a" in stage.ledger.state.engines, "it leaves by Deregister or by its lease"
     assert not stage.drain("a", 1.0).to_agents
     assert not stage.drain("nobody", 1.0).to_agents
 
 
 def test_a_notice_is_a_drain() -> None:
     stage = two_engines()
-    assert said(stage.agent("a", Leaving(5.0, "spot")), Drain)
-    stage.agent("a", Returned(1, "draining"))
+    assert said(stage.agent("a", Leaving(5.0, "spot")), StartDrain)
+    stage.agent("a", HandBack(1, "draining"))
     assert stage.placed() == {"a": [], "b": ["0.0"]}
 
 
@@ -105,8 +105,8 @@ def test_no_tokens_for_the_progress_deadline_moves_the_sample_and_suspects_the_e
     stage = two_engines()
     for _ in range(30):
         stage.now += 1.0
-        stage.agent("a", Beat(1, 0, 0))
-        stage.agent("b", Beat(0, 0, 0))
+        stage.agent("a", Heartbeat(1, 0, 0))
+        stage.agent("b", Heartbeat(0, 0, 0))
         stage.pass_time(0.0)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
     states = {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}
@@ -122,7 +122,7 @@ def test_an_engine_that_serves_others_is_not_suspect_for_one_stuck_sample() -> N
         stage.tokens("a", 1, [5])
         stage.pass_time(0.0)
     assert stage.ledger.status(stage.now).migrations == {"stalled": 1}
-    assert stage.ledger.state.engines["a"].strikes == 0
+    assert stage.ledger.state.engines["a"].failures == 0
 
 
 def test_pauses_double_and_are_bounded() -> None:
@@ -131,8 +131,8 @@ def test_pauses_double_and_are_bounded() -> None:
     stage.submit()
     pauses = []
     for _ in range(9):
-        stage.agent("a", Returned(stage.number("0.0"), "engineError"))
-        pause = stage.ledger.state.engines["a"].trusted_at - stage.now
+        stage.agent("a", HandBack(stage.number("0.0"), "engineError"))
+        pause = stage.ledger.state.engines["a"].quarantined_until - stage.now
         pauses.append(round(pause))
         stage.pass_time_heard(pause + 1)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -144,20 +144,20 @@ def test_failed_weights_are_announced_again() -> None:
     stage.agent("a", WeightsFailed(0, -1, "no room"))
     for _ in range(4):
         stage.now += 1.0
-        assert not said(stage.agent("a", Beat(0, 0, 0)), Announce)
+        assert not said(stage.agent("a", Heartbeat(0, 0, 0)), Announce)
         assert not said(stage.pass_time(0.0), Announce)
     stage.now += 1.0
-    stage.agent("a", Beat(0, 0, 0))
+    stage.agent("a", Heartbeat(0, 0, 0))
     assert said(stage.pass_time(0.0), Announce)
 
 
 def test_a_new_version_moves_what_may_not_use_it() -> None:
     stage = two_engines()
     stage.publish(1)
-    outcome = stage.agent("a", Serving(1, 0.1, 0.1, 1))
+    outcome = stage.agent("a", WeightsLoaded(1, 0.1, 0.1, 1))
     assert said(outcome, Cancel)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
-    (dropped,) = said(stage.agent("b", Serving(1, 0.1, 0.1, 1)), GroupDropped)
+    (dropped,) = said(stage.agent("b", WeightsLoaded(1, 0.1, 0.1, 1)), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
 
 
@@ -186,9 +186,9 @@ def test_a_drained_sample_that_no_version_may_go_on_with_is_stale_at_once() -> N
     stage.engine("b", version=-1)
     stage.submit()
     stage.publish(1)
-    stage.agent("b", Serving(1, 0.1, 0.1, 1))
+    stage.agent("b", WeightsLoaded(1, 0.1, 0.1, 1))
     stage.drain("a", 1.0)
-    (dropped,) = said(stage.agent("a", Returned(1, "draining")), GroupDropped)
+    (dropped,) = said(stage.agent("a", HandBack(1, "draining")), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
 
 
@@ -197,9 +197,9 @@ def test_an_engine_that_switches_versions_waits_for_its_word_and_is_not_suspect(
     stage.engine("a")
     stage.submit(max_version=1)
     stage.publish(1)
-    stage.agent("a", Returned(1, "versionChanged"))
+    stage.agent("a", HandBack(1, "versionChanged"))
     assert stage.placed() == {"a": []}
-    stage.agent("a", Serving(1, 0.1, 0.1, 1))
+    stage.agent("a", WeightsLoaded(1, 0.1, 0.1, 1))
     assert stage.placed() == {"a": ["0.0"]}
     stage.submit(4, max_version=1)
     assert len(stage.placed()["a"]) == 5
@@ -212,6 +212,6 @@ def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
     stage.pass_time(0.0)
     stage.pass_time(stage.ledger.state.config.return_s - 0.1)
     assert sorted(stage.ledger.state.engines) == ["a", "b"]
-    stage.agent("b", Beat(0, 0, 100))
+    stage.agent("b", Heartbeat(0, 0, 100))
     stage.pass_time(0.1)
     assert sorted(stage.ledger.state.engines) == ["b"]

@@ -1,4 +1,4 @@
-"""Pages: whenever a journal is cut off, snapshot + pages + facts give the state back, to the byte."""
+"""Pages: whenever a journal is cut off, snapshot + pages + events give the state back, to the byte."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 import pytest
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger import Fact, Ledger, LedgerConfig, Outcome
-from polyrl.ledger.apply.apply import fold
+from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
+from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.columns import pack_rows
 from polyrl.ledger.journal import file_format as form
 from polyrl.ledger.journal.codec import decode_state, encode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
-from polyrl.ledger.state import State
+from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Acknowledge,
     Batch,
+    BatchRequest,
     Deltas,
     EndStep,
     Hello,
-    Next,
     PublishVersion,
     Score,
-    Serving,
     Submit,
     TrainerHello,
+    WeightsLoaded,
     pack_ids,
 )
 
@@ -37,7 +37,7 @@ STEPS = 120
 
 
 class Run:
-    """A ledger at work, and beside it what a journal would hold of it: snapshot, pages, facts after the snapshot."""
+    """A ledger at work, and beside it what a journal would hold of it: snapshot, pages, events after the snapshot."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -46,7 +46,7 @@ class Run:
         self.pages: dict[int, PageRow] = {}
         self.snapshot = encode_state(self.ledger.state)
         self.last_page = 0
-        self.tail: list[Fact] = []
+        self.tail: list[Event] = []
         self.requests = iter(range(1, 10_000))
         self.groups = iter(range(1, 10_000))
         self.now = 0.0
@@ -54,7 +54,7 @@ class Run:
         self._trainer(PublishVersion(next(self.requests), 0, "tcp://publisher", "key", b"hash"))
         for name in ENGINES:
             self._agent(name, Hello(1, name, Pool.SPOT, 8, 10_000, 10_000, -1))
-            self._agent(name, Serving(0, 1.0, 1.0, 1))
+            self._agent(name, WeightsLoaded(0, 1.0, 1.0, 1))
 
     def step(self) -> None:
         """One random thing happens."""
@@ -86,7 +86,7 @@ class Run:
             self._trainer(Score(next(self.requests), name, 0, self.random.random(), {}))
 
     def take(self) -> None:
-        outcome = self._trainer(Next(next(self.requests), 0, Purpose.TRAIN, 1, 4, 10_000, 0.0))
+        outcome = self._trainer(BatchRequest(next(self.requests), 0, Purpose.TRAIN, 1, 4, 10_000, 0.0))
         for answer in outcome.to_trainer:
             if isinstance(answer, Batch) and self.random.random() < 0.7:
                 self._trainer(Acknowledge(next(self.requests), answer.number))
@@ -112,12 +112,12 @@ class Run:
         """What a reader takes: not those of a round that did not end."""
         return [row for number, row in sorted(self.pages.items()) if number <= self.last_page]
 
-    def restored(self) -> tuple[State, PageBook]:
+    def restored(self) -> tuple[LedgerState, PageBook]:
         """What a restart makes of it."""
         state, book = decode_state(self.snapshot), PageBook()
         book.restore(state, self.kept_pages())
-        for fact in self.tail:
-            fold(state, fact)
+        for event in self.tail:
+            apply(state, event)
         return state, book
 
     def restart(self) -> None:
@@ -127,14 +127,14 @@ class Run:
         self.ledger = Ledger(state.config, state)
         self.pages = {row[0]: row for row in self.kept_pages()}
 
-    def _trainer(self, message: object) -> Outcome:
+    def _trainer(self, message: object) -> Effects:
         return self._keep(self.ledger.from_trainer(message, self.now))
 
-    def _agent(self, name: str, message: object) -> Outcome:
+    def _agent(self, name: str, message: object) -> Effects:
         return self._keep(self.ledger.from_agent(name, message, self.now))
 
-    def _keep(self, outcome: Outcome) -> Outcome:
-        self.tail.extend(outcome.facts)
+    def _keep(self, outcome: Effects) -> Effects:
+        self.tail.extend(outcome.events)
         return outcome
 
 

@@ -10,7 +10,18 @@ from polyrl.ledger import speed
 from polyrl.ledger.scheduling import placement
 from polyrl.ledger.scheduling.rebalance import gain
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
-from polyrl.wire import Assign, Bye, Cancel, GroupDropped, ReservedWindow, Return, Returned, Serving, Submit, pack_ids
+from polyrl.wire import (
+    Assign,
+    Cancel,
+    Deregister,
+    GroupDropped,
+    HandBack,
+    Recall,
+    ReservedWindow,
+    Submit,
+    WeightsLoaded,
+    pack_ids,
+)
 from polyrl_rollout.testing.simulation.stage import Stage, said
 
 
@@ -93,13 +104,13 @@ def test_what_the_trial_measures_replaces_what_was_known(step_s: float, more: bo
 @pytest.mark.parametrize("begun", ["moved", "later turn"])
 def test_what_was_begun_elsewhere_tries_nobody(begun: str) -> None:
     stage = idle_for(speed.STALE_S)
-    stage.ledger.state.engines["slow"].trusted_at = stage.now + 1
+    stage.ledger.state.engines["slow"].quarantined_until = stage.now + 1
     stage.submit()
     number = stage.number("4.0")
-    stage.ledger.state.engines["slow"].trusted_at = stage.now
+    stage.ledger.state.engines["slow"].quarantined_until = stage.now
     if begun == "moved":
         stage.engine("other")
-        stage.agent("fast", Returned(number, "engineError"))
+        stage.agent("fast", HandBack(number, "engineError"))
     else:
         stage.tokens("fast", number, [5, 2], "stop")
         stage.extend("4.0", [7])
@@ -219,7 +230,7 @@ def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
     stage.submit(1, n=2)
     stage.publish(1)
     assert not said(stage.pass_time(0.1), GroupDropped)
-    dropped = said(stage.agent("a", Serving(1, 0.1, 0.1, 1)), GroupDropped)
+    dropped = said(stage.agent("a", WeightsLoaded(1, 0.1, 0.1, 1)), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
 
@@ -235,7 +246,7 @@ def test_an_engine_that_failed_pauses_then_proves_itself_with_one_sample() -> No
     stage = Stage()
     stage.engine("a")
     stage.submit(3)
-    stage.agent("a", Returned(1, "engineError"))
+    stage.agent("a", HandBack(1, "engineError"))
     assert len(stage.placed()["a"]) == 2
     stage.pass_time(1.1)
     assert len(stage.placed()["a"]) == 2
@@ -249,7 +260,7 @@ def test_the_engine_that_failed_a_sample_gets_it_only_when_alone() -> None:
     stage.engine("a")
     stage.submit()
     stage.engine("b", max_running=1)
-    stage.agent("a", Returned(1, "rejected"))
+    stage.agent("a", HandBack(1, "rejected"))
     assert stage.placed() == {"a": [], "b": ["0.0"]}
 
 
@@ -262,7 +273,7 @@ def test_reserved_engines_wait_for_the_window_unless_they_are_alone() -> None:
     stage.engine("s", version=-1)
     stage.submit()
     assert stage.placed()["r"] == ["0.0", "1.0"], "an engine without weights is no help"
-    outcome = stage.agent("s", Serving(0, 0.1, 0.1, 1))
+    outcome = stage.agent("s", WeightsLoaded(0, 0.1, 0.1, 1))
     assert len(said(outcome, Cancel)) == 2
     assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
 
@@ -309,7 +320,7 @@ def slow_beside_fast(samples: int, **room: int) -> Stage:
 def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
     stage = slow_beside_fast(4)
     outcome = stage.pass_time(0.5)
-    assert len(said(outcome, Return)) == 4
+    assert len(said(outcome, Recall)) == 4
     assert not stage.pass_time(0.1).to_agents, "once is enough"
     assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 4, "fast": 0}
     stage.give_back()
@@ -334,7 +345,7 @@ def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -
 def test_a_sample_whose_new_engine_has_gone_waits_like_any_other() -> None:
     stage = slow_beside_fast(1)
     stage.pass_time(0.5)
-    stage.agent("fast", Bye("gone"))
+    stage.agent("fast", Deregister("gone"))
     stage.give_back()
     assert stage.placed() == {"slow": ["0.0"]}
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from polyrl.ledger import ledger
-from polyrl.ledger.events import EngineStruck, EngineTrusted
+from polyrl.ledger.events import EngineQuarantined, EngineRestored
 from polyrl.ledger.scheduling import stragglers
-from polyrl.ledger.state import Engine
+from polyrl.ledger.state import LeasedEngine
 from polyrl.sample import Pool
-from polyrl.wire import Bye, ReservedWindow
+from polyrl.wire import Deregister, ReservedWindow
 from polyrl_rollout.testing.simulation.flow import Flow, Speed
 from polyrl_rollout.testing.simulation.stage import Stage
 
@@ -63,7 +63,7 @@ def fleet(case: Case) -> Stage:
     return stage
 
 
-def measure(engine: Engine, step_s: float) -> None:
+def measure(engine: LeasedEngine, step_s: float) -> None:
     engine.step_scale = step_s
 
 
@@ -88,8 +88,8 @@ def test_what_it_ran_goes_on_elsewhere_with_all_its_tokens() -> None:
     assignment = stage.ledger.state.assignments[stage.number("0.0")]
     assert assignment.engine != "e"
     assert assignment.length == 2
-    (fact,) = [fact for fact in stage.facts if isinstance(fact, EngineStruck)]
-    assert (fact.engine, fact.cause, fact.trusted_at) == ("e", "straggler", stage.now + stragglers.PAUSE_S)
+    (event,) = [event for event in stage.events if isinstance(event, EngineQuarantined)]
+    assert (event.engine, event.cause, event.quarantined_until) == ("e", "straggler", stage.now + stragglers.PAUSE_S)
 
 
 def test_it_is_suspect_and_pauses_then_is_tried_with_one_fresh_sample() -> None:
@@ -118,14 +118,14 @@ def test_a_window_proves_it_and_a_token_does_not(step_s: float, proven: bool) ->
         stage.now += 2 * step_s
         stage.tokens("e", stage.number(name), [5, 5])
     stage.pass_time(0.0)
-    causes = [fact.cause for fact in stage.facts if isinstance(fact, EngineTrusted)]
+    causes = [event.cause for event in stage.events if isinstance(event, EngineRestored)]
     assert causes == (["proven"] if proven else [])
     assert stage.ledger.state.engines["e"].straggler is not proven
 
 
 def leave(stage: Stage) -> None:
     for name in ("p0", "p1"):
-        stage.agent(name, Bye("done"))
+        stage.agent(name, Deregister("done"))
 
 
 def drain(stage: Stage) -> None:
@@ -139,8 +139,8 @@ def test_it_is_needed_when_too_few_others_are_left(go: object) -> None:
     assert callable(go)
     go(stage)
     stage.pass_time(0.1)
-    (fact,) = [fact for fact in stage.facts if isinstance(fact, EngineTrusted)]
-    assert (fact.engine, fact.cause) == ("e", "needed")
+    (event,) = [event for event in stage.events if isinstance(event, EngineRestored)]
+    assert (event.engine, event.cause) == ("e", "needed")
     stage.submit(12)
     assert len(stage.placed()["e"]) > 1
 
@@ -187,8 +187,8 @@ def test_in_a_full_fleet_it_is_found_drained_and_comes_back_when_it_has_recovere
             flow.engines["e"].speed = Speed(0.02)
 
     end = flow.run(each=recover)
-    story = [(type(f).__name__, f.cause) for f in flow.facts if isinstance(f, EngineStruck | EngineTrusted)]
-    assert story == [("EngineStruck", "straggler"), ("EngineTrusted", "proven")]
+    story = [(type(f).__name__, f.cause) for f in flow.events if isinstance(f, EngineQuarantined | EngineRestored)]
+    assert story == [("EngineQuarantined", "straggler"), ("EngineRestored", "proven")]
     assert flow.ledger.state.counters.migrations["straggler"] == 16
     tokens = {name: engine.tokens for name, engine in flow.ledger.state.engines.items()}
     print(f"{end:.0f} s, {tokens}")
@@ -200,7 +200,7 @@ def test_one_slow_engine_alone_finishes_what_there_is(monkeypatch: pytest.Monkey
     flow = Flow({"e": Speed(0.5)}, lambda sample, turn: 60)
     flow.submit(2, n=2, max_new_tokens=100)
     assert flow.run(200.0) < 200.0
-    assert not [fact for fact in flow.facts if isinstance(fact, EngineStruck)]
+    assert not [event for event in flow.events if isinstance(event, EngineQuarantined)]
 
 
 def test_it_takes_its_windows_and_not_a_moment() -> None:
@@ -212,4 +212,4 @@ def test_it_takes_its_windows_and_not_a_moment() -> None:
         flow.engines["e"].stuck = flow.now % 10 < 2
 
     flow.run(60.0, pause)
-    assert not [fact for fact in flow.facts if isinstance(fact, EngineStruck)]
+    assert not [event for event in flow.events if isinstance(event, EngineQuarantined)]

@@ -8,19 +8,19 @@ import pytest
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.apply.apply import replay
 from polyrl.ledger.columns import pack_rows
-from polyrl.ledger.state import Phase
+from polyrl.ledger.state import SamplePhase
 from polyrl.sample import DiscardReason, Finish
 from polyrl.wire import (
     Assign,
-    Bye,
     Cancel,
     Deltas,
+    Deregister,
     Fenced,
     GroupDropped,
-    Held,
+    HandBack,
+    HeldAssignment,
     Hello,
     Resend,
-    Returned,
     TokensKept,
     TurnDone,
     unpack_ids,
@@ -109,7 +109,7 @@ def test_more_than_the_budget_is_cut_off() -> None:
 def test_a_length_end_before_the_budget_is_no_end() -> None:
     stage = ready()
     stage.tokens("a", 1, [5], "length")
-    assert stage.ledger.state.samples["0.0"].phase is Phase.WAITING
+    assert stage.ledger.state.samples["0.0"].phase is SamplePhase.WAITING
 
 
 def test_several_rows_of_one_assignment_in_one_frame() -> None:
@@ -141,7 +141,7 @@ def test_a_lost_engine_costs_no_token() -> None:
 @pytest.mark.parametrize(("last", "finish"), [([5, 2], Finish.STOP), ([5, 6, 7], Finish.LENGTH)])
 def test_what_is_over_is_not_generated_on(last: list[int], finish: Finish) -> None:
     stage = ready(max_new_tokens=3)
-    turn = said(stage.tokens("a", 1, last), TurnDone) or said(stage.agent("a", Bye("gone")), TurnDone)
+    turn = said(stage.tokens("a", 1, last), TurnDone) or said(stage.agent("a", Deregister("gone")), TurnDone)
     assert turn[0].response.finish is finish
 
 
@@ -150,15 +150,15 @@ def test_an_environments_stop_token_does_not_end_the_next_turn() -> None:
     stage.tokens("a", 1, [5, 2], "stop")
     (assign,) = said(stage.extend("0.0", [8, 2]), Assign)
     assert (assign.offset, assign.max_new_tokens) == (4, 98)
-    stage.agent("a", Bye("gone"))
-    assert stage.ledger.state.samples["0.0"].phase is Phase.WAITING
+    stage.agent("a", Deregister("gone"))
+    assert stage.ledger.state.samples["0.0"].phase is SamplePhase.WAITING
     assert stage.ledger.state.samples["0.0"].turn == 1
 
 
 def test_rejections_are_believed_at_last() -> None:
     stage = ready(n=2)
     for attempt in range(3):
-        outcome = stage.agent("a", Returned(stage.number("0.0"), "rejected", "too long"))
+        outcome = stage.agent("a", HandBack(stage.number("0.0"), "rejected", "too long"))
         assert bool(said(outcome, GroupDropped)) is (attempt == 2)
     (dropped,) = said(outcome, GroupDropped)
     assert (dropped.reason, "too long" in dropped.detail) == (DiscardReason.ENGINE_REJECTED, True)
@@ -169,7 +169,7 @@ def test_greeting_again_goes_on_where_we_are() -> None:
     stage = ready(n=3)
     for number in (1, 2, 3):
         stage.tokens("a", number, [5, 6])
-    held = (Held(1, "0.0", 1, 4), Held(2, "0.1", 1, 1), Held(77, "9.9", 1, 4))
+    held = (HeldAssignment(1, "0.0", 1, 4), HeldAssignment(2, "0.1", 1, 1), HeldAssignment(77, "9.9", 1, 4))
     outcome = stage.agent("a", Hello(1, "a", stage.ledger.state.engines["a"].pool, 8, 1000, 1000, 0, held))
     assert said(outcome, Resend) == [Resend(1, 2)]
     assert {cancel.assignment for cancel in said(outcome, Cancel)} == {2, 77}
@@ -182,7 +182,7 @@ def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:
     stage.score("0.0")
     stage.tokens("a", 2, [7], offset=4)
     stage.pass_time(3.5)
-    assert msgspec.msgpack.encode(replay(LedgerConfig(epoch=1), stage.facts)) == snapshot(stage.ledger)
+    assert msgspec.msgpack.encode(replay(LedgerConfig(epoch=1), stage.events)) == snapshot(stage.ledger)
 
 
 @pytest.mark.parametrize(

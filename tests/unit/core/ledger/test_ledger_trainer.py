@@ -14,19 +14,19 @@ from polyrl.wire import (
     Announce,
     Assign,
     Batch,
-    Bye,
     Cancel,
-    Drain,
+    Declined,
+    Deregister,
     EndStep,
     Fenced,
-    Finish,
+    FinishRun,
     GroupDropped,
     Late,
     PublishVersion,
-    Refused,
-    Report,
-    TrainerBeat,
+    StartDrain,
+    TrainerHeartbeat,
     TrainerHello,
+    TrainerReport,
     TurnDone,
 )
 from polyrl_rollout.testing.simulation.stage import Stage, said
@@ -123,7 +123,7 @@ def test_an_asked_batch_is_repeated_until_it_is_acknowledged() -> None:
     assert said(stage.ask(most=1, request=500), Batch) == first
     assert said(stage.acknowledge(0), Accepted)
     assert said(stage.acknowledge(0), Accepted)
-    assert said(stage.acknowledge(7), Refused)
+    assert said(stage.acknowledge(7), Declined)
     assert stage.ledger.status(0.0).samples.acknowledged == 1
 
 
@@ -156,12 +156,12 @@ def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> 
         stage.finish_all()
         stage.score("0.0")
     outcomes = [stage.ask(request=500, **fields), stage.pass_time(2.0)]  # type: ignore[arg-type]
-    first = [answer for outcome in outcomes for answer in said(outcome, (Late, Refused, Batch))]
+    first = [answer for outcome in outcomes for answer in said(outcome, (Late, Declined, Batch))]
     assert len(first) == 1
     stage.finish_all()
     stage.submit(step=9)
     again = stage.ask(request=500, **fields)  # type: ignore[arg-type]
-    assert said(again, (Late, Refused, Batch)) == first
+    assert said(again, (Late, Declined, Batch)) == first
     assert not stage.ledger.state.batches
     assert said(stage.ask(step=9, least=9), Batch) == []
     assert len(stage.ledger.state.pending) == 1
@@ -171,13 +171,13 @@ def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> 
     "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
 )
 def test_an_impossible_next_is_refused(fields: dict[str, float]) -> None:
-    assert said(ready().ask(**fields), Refused)  # type: ignore[arg-type]
+    assert said(ready().ask(**fields), Declined)  # type: ignore[arg-type]
 
 
 def test_a_group_larger_than_max_samples_is_refused_with_the_numbers() -> None:
     stage = ready(n=3)
     stage.finish_all()
-    (refused,) = said(stage.ask(most=2), Refused)
+    (refused,) = said(stage.ask(most=2), Declined)
     assert "3 samples of group 0" in refused.reason
 
 
@@ -192,13 +192,13 @@ def test_a_reject_takes_the_group_along_and_cancels_what_runs() -> None:
 def test_verdicts_are_idempotent_by_turn() -> None:
     stage = ready()
     stage.tokens("a", 1, [2], "stop")
-    assert said(stage.score("0.0", turn=1), Refused)
-    assert said(stage.extend("0.0", []), Refused)
+    assert said(stage.score("0.0", turn=1), Declined)
+    assert said(stage.extend("0.0", []), Declined)
     assert said(stage.extend("0.0", [7]), Accepted)
     assert said(stage.extend("0.0", [7]), Accepted)
     assert stage.ledger.state.samples["0.0"].length == 2
     stage.tokens("a", stage.number("0.0"), [2], "stop")
-    assert said(stage.score("0.0", float("inf"), turn=1), Refused)
+    assert said(stage.score("0.0", float("inf"), turn=1), Declined)
     stage.score("0.0", 0.25, turn=1)
     stage.score("0.0", 0.75, turn=1)
     assert stage.ledger.state.samples["0.0"].reward == 0.25
@@ -206,13 +206,13 @@ def test_verdicts_are_idempotent_by_turn() -> None:
 
 @pytest.mark.parametrize("sample", ["7.0", "x", "", "0.9", "9.9.9"])
 def test_unknown_samples(sample: str) -> None:
-    assert said(ready().score(sample), Accepted if sample == "0.9" else Refused)
+    assert said(ready().score(sample), Accepted if sample == "0.9" else Declined)
 
 
 def test_a_turn_is_asked_again_with_back_off_and_after_a_greeting() -> None:
     stage = ready()
     assert said(stage.tokens("a", 1, [2], "stop"), TurnDone)
-    stage.agent("a", Bye("done"))
+    stage.agent("a", Deregister("done"))
     assert not said(stage.pass_time(9.9), TurnDone)
     assert said(stage.pass_time(0.1), TurnDone)
     assert not said(stage.pass_time(19.0), TurnDone)
@@ -270,7 +270,7 @@ def test_submissions_are_idempotent_in_any_order() -> None:
     ],
 )
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:
-    (refused,) = said(Stage().submit(**({"count": 1} | fields)), Refused)
+    (refused,) = said(Stage().submit(**({"count": 1} | fields)), Declined)
     assert word in refused.reason
 
 
@@ -279,7 +279,7 @@ def test_versions_reach_every_engine_and_joiners() -> None:
     stage.engine("b", version=-1)
     assert len(said(stage.publish(1), Announce)) == 2
     assert said(stage.publish(1), Accepted)
-    assert said(stage.trainer(PublishVersion(77, 1, "elsewhere", "key", b"other")), Refused)
+    assert said(stage.trainer(PublishVersion(77, 1, "elsewhere", "key", b"other")), Declined)
     assert [announce.version for announce in said(stage.engine("c", version=-1), Announce)] == [1]
 
 
@@ -288,26 +288,26 @@ def test_finish_ends_everything_and_drains_everyone() -> None:
     stage.finish_all()
     stage.submit()
     stage.ask(most=1)
-    outcome = stage.trainer(Finish(800, True, "done"))
-    assert said(outcome, Drain)
+    outcome = stage.trainer(FinishRun(800, True, "done"))
+    assert said(outcome, StartDrain)
     status = stage.ledger.status(0.0)
     assert status.samples.discarded == {"cancelled": 3}
     assert not any(status.samples.live.values())
     assert status.finished
-    assert said(stage.submit(), Refused)
-    assert said(stage.engine("late", version=-1), Drain)
-    assert said(stage.trainer(Finish(801, True, "done")), Accepted)
+    assert said(stage.submit(), Declined)
+    assert said(stage.engine("late", version=-1), StartDrain)
+    assert said(stage.trainer(FinishRun(801, True, "done")), Accepted)
 
 
 def test_a_stranger_of_another_epoch_is_fenced() -> None:
     stage = Stage()
     assert said(stage.trainer(TrainerHello(2, -1)), Fenced)
-    assert said(stage.trainer(TrainerBeat()), TrainerBeat)
+    assert said(stage.trainer(TrainerHeartbeat()), TrainerHeartbeat)
 
 
 def test_the_newest_report_is_shown() -> None:
     stage = Stage()
-    stage.trainer(Report(stage.request(), "rl", 3, {"reward": 0.5}))
+    stage.trainer(TrainerReport(stage.request(), "rl", 3, {"reward": 0.5}))
     status = stage.ledger.status(0.0)
     assert (status.phase, status.step, status.values) == ("rl", 3, {"reward": 0.5})
 

@@ -1,0 +1,63 @@
+"""One input on its way through the deciders: they read the state, record events, and address messages.
+
+`record` folds at once, so a decider sees the consequences of what it has decided; it never changes the state itself.
+
+Refuses to hold: rules. Read next: `deltas`, `agents`, `trainer`.
+"""
+
+from __future__ import annotations
+
+from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.config import LedgerConfig
+from polyrl.ledger.events import Event, FollowUp, Ignored
+from polyrl.ledger.state import LedgerState
+from polyrl.wire import ToAgent, ToTrainer
+
+
+class Effects:
+    """What one input led to, in order. Send nothing before the events are as safe as they are meant to be."""
+
+    __slots__ = ("events", "to_agents", "to_trainer")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.to_agents: list[tuple[str, ToAgent]] = []
+        """Engine name and message."""
+        self.to_trainer: list[ToTrainer] = []
+
+
+class Transition:
+    """The state to read, the moment, and the outcome that grows."""
+
+    __slots__ = ("effects", "follow_ups", "now", "requeued", "state")
+
+    def __init__(self, state: LedgerState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.effects = Effects()
+        self.follow_ups = FollowUp.NONE
+        self.requeued: list[int] = []
+        """Groups of which a sample waits again."""
+
+    @property
+    def config(self) -> LedgerConfig:
+        return self.state.config
+
+    def record(self, event: Event) -> None:
+        """Decides `event`."""
+        self.effects.events.append(event)
+        apply(self.state, event)
+        if event.follow_up:
+            self.follow_ups |= event.follow_up
+
+    def send(self, engine: str, message: ToAgent) -> None:
+        """To one agent."""
+        self.effects.to_agents.append((engine, message))
+
+    def answer(self, message: ToTrainer) -> None:
+        """To the trainer."""
+        self.effects.to_trainer.append(message)
+
+    def ignore(self, kind: str) -> None:
+        """A message had no effect."""
+        self.record(Ignored(kind))
