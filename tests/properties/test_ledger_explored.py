@@ -34,8 +34,8 @@ def tokens_lost_when_moved(patch: Patch) -> None:
         honest(state, event)
         del sample.ids[-4:]
 
-    honest = apply._FOLDS[f.Moved]
-    patch.setitem(apply._FOLDS, f.Moved, moved)
+    honest = apply._APPLY[f.Moved]
+    patch.setitem(apply._APPLY, f.Moved, moved)
 
 
 def sample_lost_when_moved(patch: Patch) -> None:
@@ -44,8 +44,8 @@ def sample_lost_when_moved(patch: Patch) -> None:
         honest(state, event)
         samples._unqueue_sample(state, sample)
 
-    honest = apply._FOLDS[f.Moved]
-    patch.setitem(apply._FOLDS, f.Moved, moved)
+    honest = apply._APPLY[f.Moved]
+    patch.setitem(apply._APPLY, f.Moved, moved)
 
 
 @pytest.mark.parametrize(
