@@ -30,7 +30,7 @@ from polyrl.wire import GroupDropped
 from polyrl_cli.chaos.schedule import FaultDrill
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.inspection.journal_reader import open_journal
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder, held, prepare
 from polyrl_cli.local.runner import LocalRun
@@ -70,7 +70,7 @@ def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: O
 async def _run(
     folder: RunFolder, epoch: int, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None
 ) -> tuple[Sequence[Strike], list[str]]:
-    client = ControlClient(folder.endpoints, folder.keys / "operator.key", epoch)
+    client = LocalManager(folder.endpoints, folder.keys / "operator.key", epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
     local = LocalRun(kind.workers(folder, epoch), ProcessFleet(folder.logs), client, timeline)
     striker = Striker(local, strikes, 0 if undisturbed is None else undisturbed.tokens)

@@ -15,7 +15,7 @@ from journal import Kill
 from plan import Plan
 
 from polyrl.status import EngineState
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.runner import LocalRun
 
@@ -34,7 +34,7 @@ def longest_s(plan: Plan) -> float:
     return plan.start_s + BETWEEN_S
 
 
-class LeaseOnly(ControlClient):
+class LeaseOnly(LocalManager):
     """A runner that does not tell the manager whose process has ended: what a machine that vanishes looks like."""
 
     async def drain(self, engine: str, deadline_s: float, reason: str) -> bool:

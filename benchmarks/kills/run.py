@@ -28,7 +28,7 @@ from reference import decode
 
 from polyrl.worker import Place, Worker, Workers, workers_of
 from polyrl_cli.chaos.schedule import FaultDrill
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder, held, prepare
 from polyrl_cli.local.runner import LocalRun
@@ -69,7 +69,7 @@ def started_by(worker: Worker, *script: str) -> Worker:
 
 async def run(folder: RunFolder, epoch: int, plan: Plan) -> list[Kill]:
     """The whole run. Raises RuntimeError when it does not end well, TimeoutError when it does not end."""
-    client_class = ControlClient if plan.told else LeaseOnly
+    client_class = LocalManager if plan.told else LeaseOnly
     client = client_class(folder.endpoints, folder.keys / "operator.key", epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
     fleet = ProcessFleet(folder.logs)

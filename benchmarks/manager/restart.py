@@ -39,7 +39,7 @@ from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.status import ManagerStatus
 from polyrl.wire import pack_ids
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.keygen import write_run_keys
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
@@ -86,7 +86,7 @@ class Bench:
                 await asyncio.sleep(LOOK_S)
 
     async def watch(self) -> None:
-        async with ControlClient(self.file, self.folder / "keys/operator.key", EPOCH) as client:
+        async with LocalManager(self.file, self.folder / "keys/operator.key", EPOCH) as client:
             await client.find()
             async for status in client.watch():
                 self.status = status

@@ -16,8 +16,8 @@ from polyrl.control import Waits, parse_endpoints
 from polyrl.errors import PolyRLError
 from polyrl.ledger.waits import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
-from polyrl_cli.local.control_client import ControlClient
 from polyrl_cli.local.find_run import find_run, journal_of
+from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.run_folder import RunFolder
 
 ANSWER_S: Final = 3.0
@@ -38,7 +38,7 @@ async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
     """The manager's answer; or why there is none."""
     try:
         endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
-        client = ControlClient(folder.endpoints, folder.keys / "operator.key", endpoints.epoch)
+        client = LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.epoch)
         async with asyncio.timeout(ANSWER_S), client:
             await client.find()
             waits = await client.waits()

@@ -25,8 +25,8 @@ from polyrl.local.planner import End
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import Place, Workers, workers_of
 from polyrl_cli.chaos.schedule import FaultDrill
-from polyrl_cli.local.control_client import ControlClient
 from polyrl_cli.local.control_socket import listening
+from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import (
     RunFolder,
@@ -124,7 +124,7 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, c
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
     view = open_view(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
-    client = ControlClient(folder.endpoints, folder.keys / "operator.key", epoch)
+    client = LocalManager(folder.endpoints, folder.keys / "operator.key", epoch)
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
     showing = asyncio.create_task(_show(run, progress, view, ReportTail(folder.metrics)))
     try:

@@ -25,7 +25,7 @@ from polyrl.worker import Workers
 from polyrl_cli.chaos.faults import Infliction, Wish, aim
 from polyrl_cli.chaos.injector import Inflictor, Victims
 from polyrl_cli.chaos.schedule import FaultDrill, Strike
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
 
 LONGEST_SLEEP_S: Final = 30.0
@@ -48,7 +48,7 @@ class LocalFleet(Fleet, SpotMarket, Victims, Protocol):
 class LocalRun:
     """One run: its wanted workers, its fleet, and what is known of it at this moment."""
 
-    def __init__(self, wanted: Workers, fleet: LocalFleet, client: ControlClient, timeline: Timeline) -> None:
+    def __init__(self, wanted: Workers, fleet: LocalFleet, client: LocalManager, timeline: Timeline) -> None:
         self.status = ManagerStatus(seq=-1, epoch=0)
         self.observed: list[Observed] = []
         self.conditions: list[str] = []

@@ -1,6 +1,6 @@
-"""Two requests to a manager, each with a deadline: its status, and a drain.
+"""The one client of a manager's HTTP API, for the operator and for the command line: status, waits and drain.
 
-Refuses to hold: retries, state (see `manager_link`). Read next: `polyrl.control`.
+Every request has a deadline; who asks again, and when, is the caller's business (`poller`, `polyrl_cli.local.manager`).
 """
 
 from __future__ import annotations
@@ -8,13 +8,22 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from polyrl.control import DRAIN_PATH, MAX_DRAIN_SECONDS, STATUS_PATH, DrainAnswer, DrainRequest
-from polyrl.errors import UNDECODABLE, PolyRLError
+from polyrl.control import (
+    DRAIN_PATH,
+    MAX_DRAIN_SECONDS,
+    STATUS_PATH,
+    WAITS_PATH,
+    DrainAnswer,
+    DrainRequest,
+    Waits,
+    bracketed,
+)
+from polyrl.errors import UNDECODABLE, ProtocolError
 from polyrl.status import ManagerStatus
 from polyrl_operator.secret import ManagerCredentials
 
@@ -36,7 +45,7 @@ REASON_LENGTH: Final = 1024
 T = TypeVar("T")
 
 
-class Unanswered(Exception):
+class ManagerUnreachable(Exception):
     """No answer in time."""
 
 
@@ -47,54 +56,77 @@ class Address:
     host: str
     """IP address of its pod."""
     port: int
-    pod_uid: str
-    name: str
-    """DNS name in its certificate."""
-    poll_s: float
+    pod_uid: str = ""
+    name: str = ""
+    """DNS name in its certificate; empty: it is on this machine and speaks plain HTTP."""
+    poll_s: float = 5.0
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"https://{host}:{self.port}"
+        return f"{'https' if self.name else 'http'}://{bracketed(self.host)}:{self.port}"
 
 
 class ManagerClient:
-    """Of all managers."""
+    """Speaks with any number of managers over one session."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def status(self, at: Address, access: ManagerCredentials, since: int, wait_s: float) -> ManagerStatus:
-        """Its status once that is newer than `since`, or after `wait_s`. Raises Unanswered, PolyRLError."""
+    async def status(self, at: Address, credentials: ManagerCredentials, since: int, wait_s: float) -> ManagerStatus:
+        """Its status once that is newer than `since`, or after `wait_s`. Raises ManagerUnreachable, ProtocolError."""
         path = f"{STATUS_PATH}?since={since}&waitSeconds={wait_s:g}"
-        return _decode(await self._ask("GET", at, access, path, None, wait_s + ANSWER_S), ManagerStatus)
+        return await self._ask("GET", at, credentials, path, ManagerStatus, wait_s + ANSWER_S)
 
-    async def drain(self, at: Address, access: ManagerCredentials, engine: str, deadline_s: float, reason: str) -> bool:
-        """Tells it; False when it knows no such engine. Raises Unanswered, PolyRLError."""
+    async def waits(self, at: Address, credentials: ManagerCredentials) -> Waits:
+        """Who waits for whom at this moment. Raises ManagerUnreachable, ProtocolError."""
+        return await self._ask("GET", at, credentials, WAITS_PATH, Waits, ANSWER_S)
+
+    async def drain(
+        self,
+        at: Address,
+        credentials: ManagerCredentials,
+        engine: str,
+        deadline_s: float,
+        reason: str,
+        answer_s: float | None = None,
+    ) -> bool:
+        """Tells it that `engine` ends within `deadline_s`; False when it knows no such engine. `answer_s`: DRAIN_S.
+        Raises ManagerUnreachable, ProtocolError."""
         deadline_s = min(deadline_s, MAX_DRAIN_SECONDS)
         request = DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason[:REASON_LENGTH] or "drain")
-        answer = await self._ask("POST", at, access, DRAIN_PATH, msgspec.json.encode(request), DRAIN_S)
-        return _decode(answer, DrainAnswer).known
+        total_s = DRAIN_S if answer_s is None else answer_s
+        return (await self._ask("POST", at, credentials, DRAIN_PATH, DrainAnswer, total_s, request)).known
 
     async def _ask(
-        self, method: str, at: Address, access: ManagerCredentials, path: str, body: bytes | None, total_s: float
-    ) -> bytes:
+        self,
+        method: str,
+        at: Address,
+        credentials: ManagerCredentials,
+        path: str,
+        kind: type[T],
+        total_s: float,
+        body: DrainRequest | None = None,
+    ) -> T:
+        tls: dict[str, Any] = {}
+        headers = {"Authorization": f"Bearer {credentials.token}"}
+        if at.name:
+            headers["Host"] = f"{at.name}:{at.port}"
+            tls = {"ssl": _pinned(credentials.authority), "server_hostname": at.name}
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=CONNECT_S)
+        content = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
-                method,
-                at.url + path,
-                data=body,
-                headers={"Authorization": f"Bearer {access.token}", "Host": f"{at.name}:{at.port}"},
-                ssl=_pinned(access.authority),
-                server_hostname=at.name,
-                timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=CONNECT_S),
+                method, at.url + path, data=content, headers=headers, timeout=timeout, **tls
             ) as response:
                 text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unanswered(str(error) or type(error).__name__) from error
+            raise ManagerUnreachable(str(error) or type(error).__name__) from error
         if response.status >= 400:
-            raise PolyRLError(f"the manager answered {response.status} to {method} {path}: {text[:200]!r}")
-        return text
+            raise ProtocolError(f"the manager answered {response.status} to {method} {path}: {text[:200]!r}")
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except UNDECODABLE as error:
+            raise ProtocolError(f"the manager's answer is no {kind.__name__}: {error}") from None
 
 
 def manager_session() -> aiohttp.ClientSession:
@@ -109,10 +141,3 @@ def _pinned(authority: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=authority)
     return context
-
-
-def _decode(answer: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except UNDECODABLE as error:
-        raise PolyRLError(f"the manager's answer is no {kind.__name__}: {error}") from None

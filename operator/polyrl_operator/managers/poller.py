@@ -20,7 +20,7 @@ from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.errors import PolyRLError
 from polyrl.status import ManagerStatus
 from polyrl_operator.informer.cached_object import JobKey
-from polyrl_operator.managers.client import Address, ManagerClient, Unanswered
+from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnreachable
 from polyrl_operator.secret import ManagerCredentials
 
 log = structlog.get_logger(__name__)
@@ -124,7 +124,7 @@ class ManagerPoller:
                 async with self._polls:
                     began = time.monotonic()
                     status = await self._client.status(link.address, access, seq, link.address.poll_s)
-            except (Unanswered, PolyRLError, KeyError) as error:
+            except (ManagerUnreachable, PolyRLError, KeyError) as error:
                 self._missed(key, link, error)
             else:
                 seq = status.seq
@@ -139,7 +139,7 @@ class ManagerPoller:
             self._wake(key)
 
     def _missed(self, key: JobKey, link: _Link, error: Exception) -> None:
-        if not isinstance(error, Unanswered):
+        if not isinstance(error, ManagerUnreachable):
             # A refusal may mean that the Secret was made anew.
             link.access = None
         if link.facts is None:
@@ -168,7 +168,7 @@ class ManagerPoller:
         while True:
             link = self._links.get(key)
             if link is not None and link.access is not None:
-                with suppress(Unanswered, PolyRLError):
+                with suppress(ManagerUnreachable, PolyRLError):
                     left = max(0.0, deadline - time.monotonic())
                     return await self._client.drain(link.address, link.access, action.pod, left, action.why)
             await asyncio.sleep(DRAIN_RETRY_S)

@@ -27,7 +27,7 @@ from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.testing.fake_agent import FakeAgent
@@ -239,7 +239,7 @@ async def test_a_wall_clock_that_is_set_while_the_manager_is_away_changes_nothin
             await client.submit([group(number, PROMPT[:40], 4) for number in range(3)])
             await site.stop(kill=True)
             await site.listens(await site.start(PYTHONPATH=str(tmp_path / "set")))
-            async with ControlClient(site.endpoints, tmp_path / "keys/operator.key", EPOCH) as control:
+            async with LocalManager(site.endpoints, tmp_path / "keys/operator.key", EPOCH) as control:
                 await control.find()
                 waits = await control.waits()
             assert waits is not None

@@ -24,7 +24,7 @@ from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingP
 from polyrl.status import ManagerStatus
 from polyrl.wire import GroupDropped, pack_ids, unpack_ids
 from polyrl_cli.inspection.check import audit_journal
-from polyrl_cli.local.control_client import ControlClient
+from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
@@ -149,7 +149,7 @@ class World:
             staging.close()
 
     async def watch(self) -> None:
-        async with ControlClient(self.file, self.root / "keys/operator.key", EPOCH) as control:
+        async with LocalManager(self.file, self.root / "keys/operator.key", EPOCH) as control:
             await control.find()
             async for status in control.watch():
                 self.status = status

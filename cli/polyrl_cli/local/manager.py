@@ -1,0 +1,93 @@
+"""The manager of a run on this machine: finds it by its endpoints file, follows its status, asks it things.
+
+A manager that does not answer is asked again until the watcher is cancelled; whether it is dead is the fleet's to say,
+not a timeout's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from polyrl.control import Endpoints, Waits, parse_endpoints
+from polyrl.keys import OperatorKeys, read_keys
+from polyrl.status import ManagerStatus
+from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnreachable, manager_session
+from polyrl_operator.secret import ManagerCredentials
+
+ENDPOINTS_LOOK_S: Final = 0.05
+"""Between looks for the endpoints file: it comes once, about a second after the start; nothing announces a file."""
+
+STATUS_WAIT_S: Final = 10.0
+"""How long one long-poll waits for a change."""
+
+DRAIN_ANSWER_S: Final = 15.0
+"""What a busy manager may take to answer a drain, which is sent once."""
+
+RETRY_S: Final = 0.5
+"""Between a failed request and the next one."""
+
+
+class LocalManager:
+    """One run's manager. Use as an async context manager, and `find` it before anything else."""
+
+    def __init__(self, endpoints_file: Path, operator_key: Path, epoch: int) -> None:
+        self._file, self._epoch = endpoints_file, epoch
+        self._credentials = ManagerCredentials(read_keys(OperatorKeys, operator_key).http_token, authority="")
+        self._client: ManagerClient
+        self._address: Address
+
+    async def __aenter__(self) -> Self:
+        self._session = manager_session()
+        self._client = ManagerClient(self._session)
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._session.close()
+
+    async def find(self) -> Endpoints:
+        """Waits until this epoch's manager has said where it listens; cancel it at the deadline."""
+        while True:
+            if self._file.exists():
+                endpoints = parse_endpoints(self._file.read_bytes(), str(self._file))
+                if endpoints.epoch == self._epoch:
+                    url = urlsplit(endpoints.http)
+                    self._address = Address(url.hostname or "", url.port or 80)
+                    return endpoints
+            await asyncio.sleep(ENDPOINTS_LOOK_S)
+
+    async def watch(self) -> AsyncIterator[ManagerStatus]:
+        """Every new status, as often as the manager publishes one (five times a second at most), until cancelled.
+        Raises ProtocolError when the manager refuses."""
+        seq = -1
+        while True:
+            try:
+                status = await self._client.status(self._address, self._credentials, seq, STATUS_WAIT_S)
+            except ManagerUnreachable:
+                # A successor listens elsewhere and counts anew.
+                seq = -1
+                await asyncio.sleep(RETRY_S)
+                await self.find()
+                continue
+            if status.seq != seq:
+                seq = status.seq
+                yield status
+
+    async def drain(self, engine: str, deadline_s: float, reason: str) -> bool:
+        """Tells the manager that `engine` ends within `deadline_s`; False when it does not know it or does not answer.
+        Raises ProtocolError when the manager refuses."""
+        at, credentials = self._address, self._credentials
+        try:
+            return await self._client.drain(at, credentials, engine, deadline_s, reason, DRAIN_ANSWER_S)
+        except ManagerUnreachable:
+            return False
+
+    async def waits(self) -> Waits | None:
+        """Who waits for whom at this moment; None when the manager does not answer."""
+        try:
+            return await self._client.waits(self._address, self._credentials)
+        except ManagerUnreachable:
+            return None
