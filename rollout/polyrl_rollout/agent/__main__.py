@@ -34,7 +34,7 @@ from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engines.choice import choose_engine
 from polyrl_rollout.engines.port import Engine, EngineInfo
-from polyrl_rollout.metadata.asking import METADATA_URL, Notice
+from polyrl_rollout.metadata.clouds import METADATA_URL, TerminationNotice
 from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
 from polyrl_rollout.weights.staging import Staging
 
@@ -79,7 +79,7 @@ def main(
     sys.exit(asyncio.run(serve(settings, engine, expected_info(engine_spec), spec.metadata.name, watch)))
 
 
-Watch: TypeAlias = Callable[[Callable[[Notice], None]], MetadataWatcher]
+Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]
 """Makes the watcher of the machine's metadata from what it tells a notice to."""
 
 

@@ -1,11 +1,8 @@
-"""Asks one cloud's metadata until it says that the machine will be taken away, and tells the agent once.
+"""Polls one cloud's metadata until it says that the machine will be taken away, and gives the agent one notice.
 
-    answered        look again after the cloud's pause
-    no answer       pods often cannot reach it: said once, tried again after AWAY_S; other signs of the end must do
-    nonsense        the same
-    advice          said once in the log
-
-Refuses to hold: what an answer means (see `aws`, `gcp`, `azure`), what follows from a notice (see the agent).
+answered                  polled again after the cloud's own interval
+no answer, or nonsense    pods often cannot reach it: logged once, tried again after AWAY_S; other signs must do
+advice                    logged once
 """
 
 from __future__ import annotations
@@ -19,17 +16,23 @@ import aiohttp
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl_rollout.metadata.asking import Answer, Cloud, Finding, Notice, Question
-from polyrl_rollout.metadata.aws import Aws
-from polyrl_rollout.metadata.azure import Azure
-from polyrl_rollout.metadata.gcp import Gcp
+from polyrl_rollout.metadata.clouds import (
+    Aws,
+    Azure,
+    CloudMetadata,
+    Gcp,
+    MetadataRequest,
+    MetadataResponse,
+    PollResult,
+    TerminationNotice,
+)
 
 ANSWER_S: Final = 3.0
 """Metadata is on the machine itself, and answers in milliseconds."""
 AWAY_S: Final = 30.0
-"""Between looks while nobody answers: such a service is rarely away, and a way to it rarely comes up later."""
+"""Between polls while nobody answers: such a service is rarely away, and a way to it rarely comes up later."""
 
-CLOUDS: Final[dict[str, Callable[[], Cloud]]] = {
+CLOUDS: Final[dict[str, Callable[[], CloudMetadata]]] = {
     "Karpenter": Aws,
     "EKSManaged": Aws,
     "GKE": Gcp,
@@ -41,45 +44,42 @@ log = structlog.get_logger(__name__)
 
 
 class MetadataWatcher:
-    """`run` once; `tell` is called at most once."""
+    """`run` once; `on_notice` is called at most once."""
 
-    def __init__(self, cloud: Cloud, url: str, tell: Callable[[Notice], None], away_s: float = AWAY_S) -> None:
-        self._cloud, self._url, self._tell, self._away_s = cloud, url, tell, away_s
-        self._said = ""
+    def __init__(
+        self, cloud: CloudMetadata, url: str, on_notice: Callable[[TerminationNotice], None], away_s: float = AWAY_S
+    ) -> None:
+        self._cloud, self._url, self._on_notice, self._away_s = cloud, url, on_notice, away_s
+        self._logged = ""
 
     async def run(self) -> None:
         """Until there is a notice."""
         async with aiohttp.ClientSession() as session:
-            while (finding := await self._look(session)) is None or finding.notice is None:
-                if finding is not None and finding.advice:
-                    self._say(finding.advice)
-                await asyncio.sleep(self._cloud.pause_s if finding is not None else self._away_s)
-        self._tell(finding.notice)
+            while (result := await self._poll(session)) is None or result.notice is None:
+                if result is not None and result.advice:
+                    self._log_once(result.advice)
+                await asyncio.sleep(self._cloud.poll_interval_s if result is not None else self._away_s)
+        self._on_notice(result.notice)
 
-    async def _look(self, session: aiohttp.ClientSession) -> Finding | None:
+    async def _poll(self, session: aiohttp.ClientSession) -> PollResult | None:
         """None when there was no answer, or one that makes no sense."""
-        look = self._cloud.look(time.time())
+
+        async def ask(request: MetadataRequest) -> MetadataResponse:
+            timeout = aiohttp.ClientTimeout(total=request.wait_s + ANSWER_S)
+            url = self._url + request.path
+            async with session.request(request.method, url, headers=request.headers, timeout=timeout) as response:
+                return MetadataResponse(response.status, await response.read(), response.headers.get("ETag", ""))
+
         try:
-            question = next(look)
-            while True:
-                question = look.send(await self._ask(session, question))
-        except StopIteration as told:
-            finding: Finding = told.value
-            return finding
+            return await self._cloud.poll(ask, time.time())
         except (aiohttp.ClientError, TimeoutError) as error:
-            self._say(f"no answer: {type(error).__name__}")
+            self._log_once(f"no answer: {type(error).__name__}")
         except ProtocolError as error:
-            self._say(str(error))
+            self._log_once(str(error))
         return None
 
-    async def _ask(self, session: aiohttp.ClientSession, question: Question) -> Answer:
-        timeout = aiohttp.ClientTimeout(total=question.wait_s + ANSWER_S)
-        url = self._url + question.path
-        async with session.request(question.method, url, headers=question.headers, timeout=timeout) as response:
-            return Answer(response.status, await response.read(), response.headers.get("ETag", ""))
-
-    def _say(self, sentence: str) -> None:
-        """Once, until something else is to be said."""
-        if sentence != self._said:
-            log.info("metadata", said=sentence)
-            self._said = sentence
+    def _log_once(self, message: str) -> None:
+        """Until there is something else to log."""
+        if message != self._logged:
+            log.info("metadata", message=message)
+            self._logged = message

@@ -25,7 +25,7 @@ from polyrl.sample import Group, Purpose, SamplingParams, Scored
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
-from polyrl_rollout.metadata.asking import Notice
+from polyrl_rollout.metadata.clouds import TerminationNotice
 from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
 from polyrl_rollout.testing.fake_engine import continuation
 from polyrl_rollout.testing.fake_metadata import FakeMetadata
@@ -230,17 +230,17 @@ async def test_metadata_that_does_not_answer_is_asked_again_and_changes_nothing(
     metadata: tuple[FakeMetadata, str],
 ) -> None:
     cloud, url = metadata
-    told: list[Notice] = []
-    deaf = MetadataWatcher(CLOUDS["GKE"](), "http://127.0.0.1:1", told.append, away_s=0.01)
+    notices: list[TerminationNotice] = []
+    deaf = MetadataWatcher(CLOUDS["GKE"](), "http://127.0.0.1:1", notices.append, away_s=0.01)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(deaf.run(), 0.3)
-    assert told == []
+    assert notices == []
     begun = time.monotonic()
     cloud.take_away(NOTICE_S)
-    await asyncio.wait_for(MetadataWatcher(CLOUDS["EKSManaged"](), url, told.append).run(), DEADLINE_S)
-    assert len(told) == 1
+    await asyncio.wait_for(MetadataWatcher(CLOUDS["EKSManaged"](), url, notices.append).run(), DEADLINE_S)
+    assert len(notices) == 1
     passed = time.monotonic() - begun
-    assert NOTICE_S - 1 - passed <= told[0].seconds <= NOTICE_S, "AWS says it in whole seconds"
+    assert NOTICE_S - 1 - passed <= notices[0].seconds <= NOTICE_S, "AWS says it in whole seconds"
 
 
 async def test_an_agent_that_is_started_again_under_its_name_costs_no_token(site: Site) -> None:
