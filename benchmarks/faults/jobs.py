@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from polyrl.manifest.job import PolyRLJob
-from polyrl.worker import Place, Worker, Workers, workers_of
+from polyrl.worker import RunLocation, Worker, Workers, workers_of
 from polyrl_cli.local.run_folder import RunFolder
 
 HERE: Final = Path(__file__).parent
@@ -66,7 +66,7 @@ class JobKind:
 
     def workers(self, folder: RunFolder, epoch: int) -> Workers:
         """The job's own, with the two scripts in their places, all of them marked."""
-        place = Place(str(folder.root), str(folder.root), sys.executable, epoch, len(os.sched_getaffinity(0)))
+        place = RunLocation(str(folder.root), str(folder.root), sys.executable, epoch, len(os.sched_getaffinity(0)))
         wanted = workers_of(self.manifest().spec, place)
         assert wanted.manager is not None
         assert wanted.rollout is not None

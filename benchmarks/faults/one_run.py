@@ -27,7 +27,7 @@ from striker import Striker
 from polyrl.ledger.audit.records import Moved
 from polyrl.sample import DiscardReason
 from polyrl.wire import GroupDropped
-from polyrl_cli.chaos.schedule import FaultDrill
+from polyrl_cli.chaos.schedule import FaultSchedule
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.inspection.journal_reader import open_journal
 from polyrl_cli.local.manager import LocalManager
@@ -78,7 +78,7 @@ async def _run(
     violations: list[str] = []
     try:
         async with asyncio.timeout(kind.deadline_s):
-            end = await local.run(FaultDrill([]))
+            end = await local.run(FaultSchedule([]))
         if not end.ok:
             violations.append(f"the run failed: {end.why}")
     except TimeoutError:

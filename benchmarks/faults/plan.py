@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl_cli.chaos.faults import Wish
-from polyrl_cli.chaos.kinds import Action, Target
+from polyrl_cli.chaos.faults import FaultRequest
+from polyrl_cli.chaos.kinds import ChaosAction, Target
 
 MOST_FAULTS: Final = 4
 
@@ -38,14 +38,14 @@ MOST_KILLS: Final = 2
 class Strike:
     """One fault to come."""
 
-    wish: Wish
+    wish: FaultRequest
     share: float
     """Of the tokens that the undisturbed job generates; reached before it strikes."""
     then_s: float
     """Seconds after that."""
 
     def __str__(self) -> str:
-        frozen = f" {self.wish.seconds:.1f} s" if self.wish.action is Action.FREEZE else ""
+        frozen = f" {self.wish.seconds:.1f} s" if self.wish.action is ChaosAction.FREEZE else ""
         return f"{self.wish.action} {self.wish.target}{frozen} at {self.share:.2f}"
 
 
@@ -56,15 +56,15 @@ def draw(seed: int) -> list[Strike]:
     kills: Counter[Target] = Counter()
     for _ in range(dice.randint(1, MOST_FAULTS)):
         strike = _draw_one(dice)
-        kills[strike.wish.target] += strike.wish.action is Action.KILL
+        kills[strike.wish.target] += strike.wish.action is ChaosAction.KILL
         if kills[strike.wish.target] <= MOST_KILLS:
             strikes.append(strike)
     return sorted(strikes, key=lambda strike: strike.share)
 
 
 def _draw_one(dice: random.Random) -> Strike:
-    action, target = dice.choice((Action.KILL, Action.FREEZE)), dice.choice(tuple(Target))
-    wish = Wish(action=action, target=target, seed=dice.getrandbits(32), seconds=dice.uniform(*FROZEN_S))
+    action, target = dice.choice((ChaosAction.KILL, ChaosAction.FREEZE)), dice.choice(tuple(Target))
+    wish = FaultRequest(action=action, target=target, seed=dice.getrandbits(32), seconds=dice.uniform(*FROZEN_S))
     if dice.random() < AT_START:
         return Strike(wish, 0.0, dice.uniform(0.0, START_S))
     return Strike(wish, dice.random(), dice.uniform(0.0, JITTER_S))
@@ -74,4 +74,4 @@ def stated(text: str) -> Strike:
     """`kill:manager:0.5`, or `freeze:engine:0.2:4.5` with its seconds. Raises ValueError."""
     action, target, share, *seconds = text.split(":")
     frozen = float(seconds[0]) if seconds else FROZEN_S[1]
-    return Strike(Wish(action=Action(action), target=Target(target), seconds=frozen), float(share), 0.0)
+    return Strike(FaultRequest(action=ChaosAction(action), target=Target(target), seconds=frozen), float(share), 0.0)

@@ -24,9 +24,9 @@ from one_run import Judged, run_job
 from outcome import Outcome
 from plan import Strike, draw, stated
 
-from polyrl_cli.chaos.kinds import Action, Target
+from polyrl_cli.chaos.kinds import ChaosAction, Target
 
-ACTIONS: Final = (Action.KILL, Action.FREEZE)
+ACTIONS: Final = (ChaosAction.KILL, ChaosAction.FREEZE)
 
 
 class Series:

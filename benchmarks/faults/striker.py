@@ -44,7 +44,7 @@ class Striker:
     async def _hit(self, strike: Strike) -> None:
         while not self._run.status.finished:
             try:
-                await self._run.inflict(strike.wish)
+                await self._run.inject_fault(strike.wish)
             except UserError:
                 await asyncio.sleep(LOOK_S)
             else:

@@ -26,8 +26,8 @@ from killer import Killer, LeaseOnly, longest_s
 from plan import MODEL, PROMPT_TOKENS, PROMPTS, Plan
 from reference import decode
 
-from polyrl.worker import Place, Worker, Workers, workers_of
-from polyrl_cli.chaos.schedule import FaultDrill
+from polyrl.worker import RunLocation, Worker, Workers, workers_of
+from polyrl_cli.chaos.schedule import FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder, held, prepare
@@ -48,7 +48,7 @@ ENDING_S: Final = 120.0
 
 def workers(plan: Plan, folder: RunFolder, epoch: int) -> Workers:
     """The job's own workers; the trainer is the stand-in, the rollouts count their tokens."""
-    place = Place(str(folder.root), str(folder.root), sys.executable, epoch, len(os.sched_getaffinity(0)))
+    place = RunLocation(str(folder.root), str(folder.root), sys.executable, epoch, len(os.sched_getaffinity(0)))
     wanted = workers_of(plan.job().spec, place)
     assert wanted.rollout is not None
     counters = folder.root / "counters"
@@ -79,7 +79,7 @@ async def run(folder: RunFolder, epoch: int, plan: Plan) -> list[Kill]:
     killing.add_done_callback(lambda _: (folder.root / "enough").touch())
     try:
         async with asyncio.timeout(plan.kills * longest_s(plan) + ENDING_S):
-            end = await local.run(FaultDrill([]))
+            end = await local.run(FaultSchedule([]))
     finally:
         killing.cancel()
         timeline.close()

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from polyrl_cli.chaos.kinds import MAX_SECONDS, Action, Direction, Target
+from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
 
 RUN_FAILED: Final = 1
 USER_ERROR: Final = 2
@@ -112,11 +112,11 @@ def run(  # noqa: PLR0913 - each is a flag
         _refuse_flags(cluster, "--on kubernetes")
         raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
     from polyrl_cli.manifests.overrides import own_overrides
-    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.run import detached, run_on_kubernetes
 
     _refuse_flags({"--out": out, "--resume": resume}, "--on here")
-    where = Where(kubeconfig, context, namespace)
+    where = ClusterOptions(kubeconfig, context, namespace)
     try:
         raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], where, typer.echo))
     except KeyboardInterrupt:
@@ -135,10 +135,10 @@ def _refuse_flags(given: dict[str, Any], meant_for: str) -> None:
 @app.command()
 def status(job: JobName, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
     """Tell what became of a job on a cluster."""
-    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.status import status_lines
 
-    for line in status_lines(job, Where(kubeconfig, context, namespace)):
+    for line in status_lines(job, ClusterOptions(kubeconfig, context, namespace)):
         typer.echo(line)
 
 
@@ -153,10 +153,12 @@ def logs(
 ) -> None:
     """Print what a job's pods on a cluster have printed."""
     from polyrl.worker import Role
-    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.logs import print_logs
 
-    print_logs(job, None if role is None else Role(role), follow, Where(kubeconfig, context, namespace), typer.echo)
+    print_logs(
+        job, None if role is None else Role(role), follow, ClusterOptions(kubeconfig, context, namespace), typer.echo
+    )
 
 
 @app.command()
@@ -194,7 +196,7 @@ def check(run: NewestRun = None) -> None:
 
 @app.command()
 def chaos(  # noqa: PLR0913 - each is a flag
-    action: Annotated[Action, typer.Argument(help="What is done.", show_default=False)],
+    action: Annotated[ChaosAction, typer.Argument(help="What is done.", show_default=False)],
     run: Annotated[
         str | None,
         typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/. On a cluster: the job."),
@@ -216,9 +218,9 @@ def chaos(  # noqa: PLR0913 - each is a flag
 ) -> None:
     """Inflict a fault on a live run; nothing of it should be lost."""
     from polyrl.errors import UserError
-    from polyrl_cli.chaos.faults import Wish
+    from polyrl_cli.chaos.faults import FaultRequest
 
-    wish = Wish(action=action, target=role, worker=worker, seconds=lasts, speed=speed, direction=direction)
+    wish = FaultRequest(action=action, target=role, worker=worker, seconds=lasts, speed=speed, direction=direction)
     if on is On.HERE:
         from polyrl_cli.chaos.command import chaos_line
 
@@ -226,11 +228,11 @@ def chaos(  # noqa: PLR0913 - each is a flag
         typer.echo(chaos_line(None if run is None else Path(run), wish, seed))
         return
     from polyrl_cli.remote.chaos import cluster_chaos_line
-    from polyrl_cli.remote.cluster import Where
+    from polyrl_cli.remote.cluster import ClusterOptions
 
     if run is None:
         raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
-    typer.echo(cluster_chaos_line(run, wish, seed, Where(kubeconfig, context, namespace)))
+    typer.echo(cluster_chaos_line(run, wish, seed, ClusterOptions(kubeconfig, context, namespace)))
 
 
 @app.command()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-CUT_OFF: Final = signal.SIGUSR2
-CUT_IN: Final = int(signal.SIGRTMIN) + 1
+PARTITION: Final = signal.SIGUSR2
+PARTITION_IN: Final = int(signal.SIGRTMIN) + 1
 """What the manager says is lost."""
 
-CUT_OUT: Final = int(signal.SIGRTMIN) + 2
+PARTITION_OUT: Final = int(signal.SIGRTMIN) + 2
 """What the agent says is lost."""
 
-LET_BACK: Final = signal.SIGUSR1
+HEAL: Final = signal.SIGUSR1
 """The end of each of them. Its number is the lowest: of several that waited for a stopped process, the handler of the
 highest runs first, and an end before its beginning would leave the agent cut off for good."""

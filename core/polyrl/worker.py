@@ -1,7 +1,7 @@
 """What runs: the single description of every worker of a job, as data.
 
-`workers_of` renders role, argv and environment once, for processes and for pods; only the `Place` differs. Secrets
-never appear here: a worker is given the path of its own key file.
+`workers_of` renders role, argv and environment once, for processes and for pods; only the `RunLocation` differs.
+Secrets never appear here: a worker is given the path of its own key file.
 
 Refuses to hold: how workers are started (see `fleet`), how many there are at a moment (see `planner`).
 Read next: `fleet`.
@@ -87,7 +87,7 @@ class Pods:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """Where a job runs: absolute paths as the workers see them, and what they may use."""
 
     run: str
@@ -145,7 +145,7 @@ def samples_to_train(spec: JobSpec) -> bool:
     return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
 
 
-def workers_of(spec: JobSpec, place: Place, pool: Pool = Pool.SPOT) -> Workers:
+def workers_of(spec: JobSpec, place: RunLocation, pool: Pool = Pool.SPOT) -> Workers:
     """Every worker of the job, rollouts in `pool`. Modes that only evaluate get the reserved engine and no rollouts."""
     if not wants_engines(spec):
         return Workers(_trainer(spec, place, managed=False), None, None, None, 0, spec.backoff_limit)
@@ -169,7 +169,7 @@ def num_rollouts(spec: JobSpec) -> int:
     return max(rollout.min_replicas, min(rollout.replicas, rollout.max_replicas))
 
 
-def _manager(place: Place) -> Worker:
+def _manager(place: RunLocation) -> Worker:
     argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag=None if place.pods else "--endpoints")
     argv += ("--journal", place.journal_file)
     if place.pods is not None:
@@ -183,7 +183,7 @@ def _serving_pods(pods: Pods) -> tuple[str, ...]:
     return (*argv, "--tls-cert", f"{pods.keys}/tls.crt", "--tls-key", f"{pods.keys}/tls.key", "--stay")
 
 
-def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
+def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
     argv = _module(place, "polyrl_trainer", "trainer", endpoints_flag="--manager-endpoints" if managed else None)
     argv += ("--manifest-dir", place.manifest_dir, "--run", place.run)
     if place.resume is not None:
@@ -194,13 +194,13 @@ def _trainer(spec: JobSpec, place: Place, *, managed: bool) -> Worker:
     return Worker("trainer", Role.TRAINER, argv, _threads(_trainer_threads(spec, place)), TRAINER_GRACE_S)
 
 
-def _agent(spec: JobSpec, place: Place, role: Role, pool: Pool) -> Worker:
+def _agent(spec: JobSpec, place: RunLocation, role: Role, pool: Pool) -> Worker:
     argv = _module(place, "polyrl_rollout.agent", "agent", endpoints_flag="--manager-endpoints")
     argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
     return Worker(role.value, role, argv, _threads(spec.rollout.engine.threads), float(spec.rollout.drain_seconds))
 
 
-def _module(place: Place, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:
+def _module(place: RunLocation, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:
     argv: tuple[str, ...] = (place.python, "-m", module)
     argv += ("--job", place.job_file, "--keys", f"{place.keys_dir}/{keys}.key")
     if endpoints_flag is not None:
@@ -208,7 +208,7 @@ def _module(place: Place, module: str, keys: str, endpoints_flag: str | None) ->
     return (*argv, "--epoch", str(place.epoch))
 
 
-def _trainer_threads(spec: JobSpec, place: Place) -> int:
+def _trainer_threads(spec: JobSpec, place: RunLocation) -> int:
     """Cores that rollouts on the same machine leave free; the reserved engine generates while the learner waits, so it
     takes none."""
     beside = samples_to_train(spec) and place.pods is None

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyrl.local.fleet import Phase
-from polyrl.local.planner import End, Facts, Start, Stop, plan
+from polyrl.local.fleet import WorkerPhase
+from polyrl.local.planner import RunEnd, RunObservation, StartWorker, StopWorker, plan
 from polyrl.testing.fake_fleet import FakeFleet
 from polyrl.worker import NAME_SLOT, Role, Worker, Workers
 
@@ -33,23 +33,23 @@ class World:
         self.fleet = FakeFleet()
         self.wanted = wanted(rollouts)
         self.served: set[str] = set()
-        self.end: End | None = None
+        self.end: RunEnd | None = None
 
     async def settle(self, stopping: bool = False) -> None:
         """Acts until nothing is left to do or to wait for within two virtual seconds."""
         while self.end is None:
             seen = await self.fleet.list()
-            self.served |= {one.name for one in seen if one.phase is Phase.RUNNING}
-            facts = Facts(seen, "manager" in self.served, frozenset(self.served), stopping)
+            self.served |= {one.name for one in seen if one.phase is WorkerPhase.RUNNING}
+            facts = RunObservation(seen, "manager" in self.served, frozenset(self.served), stopping)
             for action in plan(self.wanted, facts, self.fleet.now()):
                 await self.act(action)
             if not await self.fleet.changed(2.0):
                 return
 
-    async def act(self, action: Start | Stop | End) -> None:
-        if isinstance(action, End):
+    async def act(self, action: StartWorker | StopWorker | RunEnd) -> None:
+        if isinstance(action, RunEnd):
             self.end = action
-        elif isinstance(action, Start):
+        elif isinstance(action, StartWorker):
             await self.fleet.start(action.worker)
         else:
             await self.fleet.stop(action.name, action.grace_s)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from polyrl_cli.chaos.faults import Wish
+from polyrl_cli.chaos.faults import FaultRequest
 from polyrl_cli.local.control_socket import ask_runner
 from polyrl_cli.local.find_run import find_run
 
@@ -21,7 +21,7 @@ SEED_BITS: Final = 32
 """Of a drawn seed; short enough to be typed again."""
 
 
-def chaos_line(run: Path | None, wish: Wish, seed: int | None) -> str:
+def chaos_line(run: Path | None, wish: FaultRequest, seed: int | None) -> str:
     """Who was hit on this machine, how, and the seed that would choose the same again.
 
     Raises UserError when nothing was done.
@@ -31,6 +31,6 @@ def chaos_line(run: Path | None, wish: Wish, seed: int | None) -> str:
     return f"{folder.root}: {asyncio.run(ask_runner(folder.control, drawn))} (seed {drawn.seed})"
 
 
-def with_seed(wish: Wish, seed: int | None) -> Wish:
+def with_seed(wish: FaultRequest, seed: int | None) -> FaultRequest:
     """The wish with this seed, or with a new one."""
     return msgspec.structs.replace(wish, seed=secrets.randbits(SEED_BITS) if seed is None else seed)

@@ -13,15 +13,15 @@ import msgspec
 from msgspec import Meta
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import Observed
+from polyrl.local.fleet import ObservedWorker
 from polyrl.worker import Role
-from polyrl_cli.chaos.kinds import MAX_SECONDS, Action, Direction, Target
+from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fault whose victim is still to be found."""
 
-    action: Action
+    action: ChaosAction
     target: Target = Target.AGENT
     worker: str = ""
     """Its name; empty: one of them, drawn by `seed`."""
@@ -34,10 +34,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of partition: what is lost."""
 
 
-class Infliction(msgspec.Struct, frozen=True, kw_only=True):
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault and its victim."""
 
-    action: Action
+    action: ChaosAction
     target: Target
     victim: str
     role: Role
@@ -48,13 +48,13 @@ class Infliction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def takes_capacity(self) -> bool:
         """True when a rollout is taken away as spot capacity is: then its end is nobody's failure."""
-        ends = self.action in (Action.KILL, Action.PREEMPT) and self.target is Target.AGENT
+        ends = self.action in (ChaosAction.KILL, ChaosAction.PREEMPT) and self.target is Target.AGENT
         return ends and self.role is Role.ROLLOUT
 
     @property
     def lasts(self) -> bool:
         """True when it is undone after `seconds`."""
-        return self.action not in (Action.KILL, Action.PREEMPT)
+        return self.action not in (ChaosAction.KILL, ChaosAction.PREEMPT)
 
     @property
     def nobody(self) -> str:
@@ -70,21 +70,21 @@ class Infliction(msgspec.Struct, frozen=True, kw_only=True):
         engine = f"the engine of {self.victim}"
         whom = engine if self.target is Target.ENGINE else self.victim
         match self.action:
-            case Action.KILL:
+            case ChaosAction.KILL:
                 return f"{whom} killed without notice"
-            case Action.PREEMPT:
+            case ChaosAction.PREEMPT:
                 return f"{whom} preempted with {self.seconds:g} s notice"
-            case Action.FREEZE:
+            case ChaosAction.FREEZE:
                 return f"{whom} frozen for {self.seconds:g} s"
-            case Action.SLOW:
+            case ChaosAction.SLOW:
                 return f"{whom} slowed to {self.speed:.0%} for {self.seconds:g} s"
-            case Action.PARTITION:
+            case ChaosAction.PARTITION:
                 return f"{whom} {_CUT_WORDS[self.direction]} for {self.seconds:g} s"
 
 
 ONLY_AGENTS: Final = {
-    Action.PREEMPT: "only an agent gets a notice; kill ends the others",
-    Action.PARTITION: "only an agent can be cut off from the manager",
+    ChaosAction.PREEMPT: "only an agent gets a notice; kill ends the others",
+    ChaosAction.PARTITION: "only an agent can be cut off from the manager",
 }
 
 _CUT_WORDS: Final = {
@@ -101,13 +101,13 @@ _ROLES: Final = {
 }
 
 
-def aim(wish: Wish, observed: Sequence[Observed], greeted: Container[str]) -> Infliction:
+def choose_victim(wish: FaultRequest, observed: Sequence[ObservedWorker], greeted: Container[str]) -> Fault:
     """Finds the victim; `greeted` are the agents that the manager knows. Raises UserError when there is none, or when
     the action does not fit it.
 
     Rollouts come before the reserved engine, which is hit only when it is named.
     """
-    if wish.direction is not Direction.BOTH and wish.action is not Action.PARTITION:
+    if wish.direction is not Direction.BOTH and wish.action is not ChaosAction.PARTITION:
         raise UserError(f"--direction {wish.direction}: only a partition has one, not {wish.action}")
     if wish.action in ONLY_AGENTS and wish.target is not Target.AGENT:
         raise UserError(f"--role {wish.target}: {ONLY_AGENTS[wish.action]}")
@@ -116,7 +116,7 @@ def aim(wish: Wish, observed: Sequence[Observed], greeted: Container[str]) -> In
     if not fitting:
         raise UserError(_nobody(wish, alive))
     victim = random.Random(wish.seed).choice(sorted(fitting, key=lambda seen: seen.name))
-    return Infliction(
+    return Fault(
         action=wish.action,
         target=wish.target,
         victim=victim.name,
@@ -127,19 +127,19 @@ def aim(wish: Wish, observed: Sequence[Observed], greeted: Container[str]) -> In
     )
 
 
-def _fits(wish: Wish, seen: Observed, greeted: Container[str]) -> bool:
+def _fits(wish: FaultRequest, seen: ObservedWorker, greeted: Container[str]) -> bool:
     if wish.worker and seen.name != wish.worker:
         return False
-    if seen.role is Role.RESERVED and (wish.action is Action.PREEMPT or not wish.worker):
+    if seen.role is Role.RESERVED and (wish.action is ChaosAction.PREEMPT or not wish.worker):
         return False
     # An agent listens to the signal from its greeting on; before that the signal would end it.
-    return wish.action is not Action.PARTITION or seen.name in greeted
+    return wish.action is not ChaosAction.PARTITION or seen.name in greeted
 
 
-def _nobody(wish: Wish, alive: Sequence[Observed]) -> str:
+def _nobody(wish: FaultRequest, alive: Sequence[ObservedWorker]) -> str:
     kind = "rollout" if wish.target in (Target.AGENT, Target.ENGINE) else str(wish.target)
     whom = f"a live {kind} called {wish.worker}" if wish.worker else f"a live {kind}"
-    if wish.action is Action.PARTITION:
+    if wish.action is ChaosAction.PARTITION:
         whom += " that has greeted the manager"
     names = ", ".join(sorted(seen.name for seen in alive))
     return f"this run does not have {whom} now{f'; alive: {names}' if names else ''}"

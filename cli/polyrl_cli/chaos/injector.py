@@ -13,8 +13,8 @@ import asyncio
 from typing import Protocol
 
 from polyrl.errors import UserError
-from polyrl_cli.chaos.faults import Infliction
-from polyrl_cli.chaos.kinds import Action, Target
+from polyrl_cli.chaos.faults import Fault
+from polyrl_cli.chaos.kinds import ChaosAction, Target
 from polyrl_cli.chaos.signals import signals_of
 from polyrl_cli.local.process_fleet import Part
 
@@ -29,28 +29,28 @@ class Victims(Protocol):
     def signal(self, name: str, part: Part, number: int) -> int: ...
 
 
-class Inflictor:
+class FaultInjector:
     """Holds what is under way. Must be closed while the loop still runs."""
 
     def __init__(self, fleet: Victims) -> None:
         self._fleet = fleet
         self._lasting: dict[str, asyncio.Task[None]] = {}
 
-    def check(self, fault: Infliction) -> None:
+    def check(self, fault: Fault) -> None:
         """Raises UserError when there is no process to hit, or when it would last where another one does."""
         if not self._fleet.signal(fault.victim, signals_of(fault).part, 0):
             raise UserError(fault.nobody)
         if fault.lasts and fault.victim in self._lasting:
             raise UserError(fault.another)
 
-    async def inflict(self, fault: Infliction) -> None:
+    async def inject(self, fault: Fault) -> None:
         """Begins; what lasts goes on in the background. A victim that has gone meanwhile is fine."""
         if fault.takes_capacity:
-            await self._fleet.reclaim(fault.victim, fault.seconds if fault.action is Action.PREEMPT else 0.0)
-        elif fault.action is Action.KILL and fault.target is Target.ENGINE:
+            await self._fleet.reclaim(fault.victim, fault.seconds if fault.action is ChaosAction.PREEMPT else 0.0)
+        elif fault.action is ChaosAction.KILL and fault.target is Target.ENGINE:
             signals = signals_of(fault)
             self._fleet.signal(fault.victim, signals.part, signals.begin)
-        elif fault.action is Action.KILL:
+        elif fault.action is ChaosAction.KILL:
             await self._fleet.kill(fault.victim)
         else:
             task = asyncio.create_task(self._last(fault), name=f"fault of {fault.victim}")
@@ -64,7 +64,7 @@ class Inflictor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _last(self, fault: Infliction) -> None:
+    async def _last(self, fault: Fault) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + fault.seconds
         part, begin, undo, on_s, off_s = signals_of(fault)

@@ -18,7 +18,7 @@ MAX_SECONDS: Final = 3600.0
 """Longest fault; whoever wants more means the end."""
 
 
-class Action(StrEnum):
+class ChaosAction(StrEnum):
     """What is done."""
 
     KILL = "kill"

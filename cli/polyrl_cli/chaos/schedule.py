@@ -11,29 +11,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.local.fleet import Observed
+from polyrl.local.fleet import ObservedWorker
 from polyrl.manifest.rollout import FaultAction, FaultSpec
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
-from polyrl_cli.chaos.faults import Infliction
-from polyrl_cli.chaos.kinds import Action, Target
+from polyrl_cli.chaos.faults import Fault
+from polyrl_cli.chaos.kinds import ChaosAction, Target
 
 RL_PHASE: Final = "rl"
 """The trainer's name of the phase whose steps faults count. It reports whole steps, so the next one has begun then."""
 
 
 @dataclass(frozen=True)
-class Strike:
+class DueFault:
     """A declared fault and its victim."""
 
     fault: FaultSpec
     victim: str
 
     @property
-    def infliction(self) -> Infliction:
+    def infliction(self) -> Fault:
         kills = self.fault.action is FaultAction.KILL
-        return Infliction(
-            action=Action.KILL if kills else Action.PREEMPT,
+        return Fault(
+            action=ChaosAction.KILL if kills else ChaosAction.PREEMPT,
             target=Target.AGENT,
             victim=self.victim,
             role=Role.ROLLOUT,
@@ -44,7 +44,7 @@ class Strike:
         return f"drill: {self.infliction} at step {self.fault.at_step}"
 
 
-class FaultDrill:
+class FaultSchedule:
     """Remembers which declared faults are still to come; each strikes once, in the order of their steps."""
 
     def __init__(self, faults: Sequence[FaultSpec], done_steps: int = 0) -> None:
@@ -52,7 +52,7 @@ class FaultDrill:
         coming = [fault for fault in faults if fault.at_step > done_steps]
         self.pending = sorted(coming, key=lambda fault: fault.at_step)
 
-    def due(self, status: ManagerStatus, observed: Sequence[Observed]) -> Strike | None:
+    def due(self, status: ManagerStatus, observed: Sequence[ObservedWorker]) -> DueFault | None:
         """The next strike, taken off the list; None while its step has not begun or no victim is at work.
 
         Within its own step a fault waits until the victim generates: to kill an idle engine would show nothing.
@@ -64,9 +64,9 @@ class FaultDrill:
         if victim is None:
             return None
         self.pending.pop(0)
-        return Strike(fault, victim)
+        return DueFault(fault, victim)
 
-    def _victim(self, fault: FaultSpec, status: ManagerStatus, observed: Sequence[Observed]) -> str | None:
+    def _victim(self, fault: FaultSpec, status: ManagerStatus, observed: Sequence[ObservedWorker]) -> str | None:
         running = {engine.engine: engine.running for engine in status.engines}
         preemptible = [seen for seen in observed if seen.role is Role.ROLLOUT and seen.counts]
         oldest_first = sorted((seen for seen in preemptible if seen.name in running), key=lambda seen: seen.started_at)

@@ -8,15 +8,19 @@ from __future__ import annotations
 import signal
 from typing import Final, NamedTuple
 
-from polyrl.partition_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
-from polyrl_cli.chaos.faults import Infliction
-from polyrl_cli.chaos.kinds import Action, Direction, Target
+from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
+from polyrl_cli.chaos.faults import Fault
+from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 from polyrl_cli.local.process_fleet import Part
 
 SLOW_PERIOD_S: Final = 0.5
 """A slow victim is stopped once in this time: often beside a lease of 3 s, rarely beside a token."""
 
-_CUT: Final = {Direction.BOTH: CUT_OFF, Direction.IN: CUT_IN, Direction.OUT: CUT_OUT}
+_CUT: Final = {
+    Direction.BOTH: PARTITION,
+    Direction.IN: PARTITION_IN,
+    Direction.OUT: PARTITION_OUT,
+}
 
 
 class Signals(NamedTuple):
@@ -30,16 +34,16 @@ class Signals(NamedTuple):
     off_s: float = 0.0
 
 
-def signals_of(fault: Infliction) -> Signals:
+def signals_of(fault: Fault) -> Signals:
     """Of any fault but one that takes a worker away."""
     part = Part.BELOW if fault.target is Target.ENGINE else Part.ALL
     match fault.action:
-        case Action.PARTITION:
-            return Signals(Part.WORKER, _CUT[fault.direction], LET_BACK, fault.seconds)
-        case Action.SLOW:
+        case ChaosAction.PARTITION:
+            return Signals(Part.WORKER, _CUT[fault.direction], HEAL, fault.seconds)
+        case ChaosAction.SLOW:
             stopped_s = SLOW_PERIOD_S * (1 - fault.speed)
             return Signals(part, signal.SIGSTOP, signal.SIGCONT, stopped_s, SLOW_PERIOD_S - stopped_s)
-        case Action.FREEZE:
+        case ChaosAction.FREEZE:
             return Signals(part, signal.SIGSTOP, signal.SIGCONT, fault.seconds)
-        case Action.KILL | Action.PREEMPT:
-            return Signals(part, signal.SIGKILL if fault.action is Action.KILL else signal.SIGTERM)
+        case ChaosAction.KILL | ChaosAction.PREEMPT:
+            return Signals(part, signal.SIGKILL if fault.action is ChaosAction.KILL else signal.SIGTERM)

@@ -1,6 +1,7 @@
 """The runner's ear: a Unix socket in the run's folder, through which `polyrl chaos` asks for a fault.
 
-One JSON line in (`faults.Wish`), one JSON line out (`Answer`), then the connection ends. Only the folder's owner can
+One JSON line in (`FaultRequest`), one JSON line out (`ControlAnswer`), then the connection
+ends. Only the folder's owner can
 connect: the socket's mode is 0600 before it listens.
 
 Refuses to hold: what a fault is (see `faults`), the run's state. Read next: `inflicting`.
@@ -20,7 +21,7 @@ from typing import Final
 import msgspec
 
 from polyrl.errors import UserError
-from polyrl_cli.chaos.faults import Wish
+from polyrl_cli.chaos.faults import FaultRequest
 
 MAX_LINE_BYTES: Final = 64 << 10
 """A wish takes two hundred bytes."""
@@ -31,10 +32,10 @@ ASK_S: Final = 5.0
 ANSWER_S: Final = 20.0
 """Longest wait for the runner's answer: it waits up to 10 s for the kernel to reap what it killed."""
 
-Handler = Callable[[Wish], Awaitable[str]]
+Handler = Callable[[FaultRequest], Awaitable[str]]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, or why nothing was."""
 
     done: str = ""
@@ -77,18 +78,18 @@ def _bound(path: Path) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-async def _answer(reader: asyncio.StreamReader, handler: Handler) -> Answer:
+async def _answer(reader: asyncio.StreamReader, handler: Handler) -> ControlAnswer:
     try:
         async with asyncio.timeout(ASK_S):
             line = await reader.readline()
-        return Answer(done=await handler(msgspec.json.decode(line, type=Wish)))
+        return ControlAnswer(done=await handler(msgspec.json.decode(line, type=FaultRequest)))
     except (TimeoutError, ValueError) as error:
-        return Answer(refused=f"the runner does not understand the request: {error or 'no line came'}")
+        return ControlAnswer(refused=f"the runner does not understand the request: {error or 'no line came'}")
     except UserError as error:
-        return Answer(refused=str(error))
+        return ControlAnswer(refused=str(error))
 
 
-async def ask_runner(path: Path, wish: Wish) -> str:
+async def ask_runner(path: Path, wish: FaultRequest) -> str:
     """What the runner has done. Raises UserError when it refuses, or when nobody listens at `path`."""
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -96,7 +97,7 @@ async def ask_runner(path: Path, wish: Wish) -> str:
                 reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
             try:
                 writer.write(msgspec.json.encode(wish) + b"\n")
-                answer = msgspec.json.decode(await reader.readline(), type=Answer)
+                answer = msgspec.json.decode(await reader.readline(), type=ControlAnswer)
             finally:
                 writer.close()
     except TimeoutError:

@@ -23,7 +23,7 @@ from typing import Final
 
 import psutil
 
-from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.worker import Worker
 
@@ -53,7 +53,7 @@ class Part(StrEnum):
 
 @dataclass
 class _Child:
-    seen: Observed
+    seen: ObservedWorker
     process: asyncio.subprocess.Process | None = None
     tree: psutil.Process | None = None
     """Knows the moment of the process's start, so that nobody who got its id later is signalled."""
@@ -73,14 +73,14 @@ class ProcessFleet:
     def now(self) -> float:
         return time.monotonic()
 
-    async def list(self) -> builtins.list[Observed]:
+    async def list(self) -> builtins.list[ObservedWorker]:
         self._change.clear()
         return [child.seen for child in self._children.values()]
 
     async def start(self, worker: Worker) -> None:
         if worker.name in self._children:
             return
-        seen = Observed(worker.name, worker.role, uuid.uuid4().hex, Phase.STARTING, self.now())
+        seen = ObservedWorker(worker.name, worker.role, uuid.uuid4().hex, WorkerPhase.STARTING, self.now())
         child = self._children[worker.name] = _Child(seen)
         self._change.set()
         try:
@@ -90,17 +90,17 @@ class ProcessFleet:
             self._log_path(worker.name).write_text(f"cannot start {worker.argv[0]}: {error}\n")
             self._exited(child, CANNOT_START)
             return
-        self._update(child, phase=Phase.RUNNING)
+        self._update(child, phase=WorkerPhase.RUNNING)
         child.waiter = asyncio.create_task(self._wait(child, child.process), name=f"wait for {worker.name}")
 
     async def stop(self, name: str, grace_s: float) -> None:
         child = self._living(name)
         if child is None:
             return
-        first = child.seen.phase is not Phase.STOPPING
+        first = child.seen.phase is not WorkerPhase.STOPPING
         due = asyncio.get_running_loop().time() + grace_s
         if first:
-            self._update(child, phase=Phase.STOPPING)
+            self._update(child, phase=WorkerPhase.STOPPING)
             _signal_process(child, signal.SIGTERM)
         if child.force is None or due < child.force.when():
             self._force_at(child, due)
@@ -157,7 +157,7 @@ class ProcessFleet:
     def _exited(self, child: _Child, exit_code: int) -> None:
         if child.force is not None:
             child.force.cancel()
-        self._update(child, phase=Phase.EXITED, exit_code=exit_code, exited_at=self.now())
+        self._update(child, phase=WorkerPhase.EXITED, exit_code=exit_code, exited_at=self.now())
 
     def _force_at(self, child: _Child, when: float) -> None:
         if child.force is not None:

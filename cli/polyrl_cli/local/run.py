@@ -21,10 +21,10 @@ import msgspec
 from rich.console import Console
 
 from polyrl.errors import UserError
-from polyrl.local.planner import End
+from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
-from polyrl.worker import Place, Workers, workers_of
-from polyrl_cli.chaos.schedule import FaultDrill
+from polyrl.worker import RunLocation, Workers, workers_of
+from polyrl_cli.chaos.schedule import FaultSchedule
 from polyrl_cli.local.control_socket import listening
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
@@ -42,7 +42,7 @@ from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.manifests.file_checks import check_files
 from polyrl_cli.manifests.load import load_manifest, notes
 from polyrl_cli.manifests.overrides import own_overrides
-from polyrl_cli.report.metrics_file import ReportTail, read_reports
+from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.progress import Progress, View, open_view
 from polyrl_cli.report.summary import (
@@ -54,7 +54,7 @@ from polyrl_cli.report.summary import (
     step_parts,
 )
 from polyrl_cli.report.summary_panel import print_summary
-from polyrl_cli.report.timeline import Event, Timeline, read_timeline
+from polyrl_cli.report.timeline import FleetEvent, Timeline, read_timeline
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -71,7 +71,7 @@ class Ended:
     job: PolyRLJob
     folder: RunFolder
     epoch: int
-    end: End
+    end: RunEnd
     run: LocalRun
     began: float
     """Unix seconds."""
@@ -92,7 +92,7 @@ def run_command(
     folder = old_folder(resume) if resume is not None else new_folder(out, job.metadata.name, datetime.now(UTC))
     with held(folder):
         epoch = prepare(folder, job)
-        place = Place(
+        place = RunLocation(
             run=str(folder.root),
             manifest_dir=str(file.resolve().parent),
             python=sys.executable,
@@ -126,10 +126,10 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, c
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", epoch)
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
-    showing = asyncio.create_task(_show(run, progress, view, ReportTail(folder.metrics)))
+    showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics)))
     try:
-        async with listening(folder.control, run.inflict):
-            end = await run.run(FaultDrill(job.spec.fault_injection, rl_steps_kept(folder)))
+        async with listening(folder.control, run.inject_fault):
+            end = await run.run(FaultSchedule(job.spec.fault_injection, rl_steps_kept(folder)))
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
@@ -142,7 +142,7 @@ SHOW_EVERY_S: Final = 0.25
 """Between two looks at metrics.jsonl, which another process appends to and tells nobody; four a second look alive."""
 
 
-async def _show(run: LocalRun, progress: Progress, view: View, tail: ReportTail) -> None:
+async def _show(run: LocalRun, progress: Progress, view: View, tail: MetricsTail) -> None:
     while True:
         for report in tail.read():
             progress.take_report(report)
@@ -155,7 +155,7 @@ def _conclude(ended: Ended, console: Console) -> int:
     summary = _summary(ended)
     folder = ended.folder
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
-    reports, events = read_reports(folder.metrics), read_timeline(folder.timeline)
+    reports, events = read_metrics(folder.metrics), read_timeline(folder.timeline)
     if reports:
         draw_run(f"{summary.job}, seed {summary.seed}", reports, events, folder.plot)
     print_summary(summary, folder.root, console)
@@ -180,8 +180,8 @@ def _exit_code(ended: Ended, console: Console) -> int:
 def _summary(ended: Ended) -> Summary:
     folder, status = ended.folder, ended.run.status
     result = read_trainer_result(folder.trainer_result)
-    reports = [report for report in read_reports(folder.metrics) if report.time >= ended.began]
-    events: list[Event] = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
+    reports = [report for report in read_metrics(folder.metrics) if report.time >= ended.began]
+    events: list[FleetEvent] = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
     outcome = "interrupted" if ended.run.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
     return Summary(
         job=ended.job.metadata.name,

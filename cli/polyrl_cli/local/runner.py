@@ -18,13 +18,23 @@ import signal
 from typing import Final, Protocol
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import Fleet, Observed, Phase, SpotMarket
-from polyrl.local.planner import ENGINE_ROLES, Action, End, Facts, Start, Stop, conditions, next_due, plan
+from polyrl.local.fleet import Fleet, ObservedWorker, SpotMarket, WorkerPhase
+from polyrl.local.planner import (
+    ENGINE_ROLES,
+    PlannedAction,
+    RunEnd,
+    RunObservation,
+    StartWorker,
+    StopWorker,
+    conditions,
+    next_due,
+    plan,
+)
 from polyrl.status import EngineState, ManagerStatus
 from polyrl.worker import Workers
-from polyrl_cli.chaos.faults import Infliction, Wish, aim
-from polyrl_cli.chaos.injector import Inflictor, Victims
-from polyrl_cli.chaos.schedule import FaultDrill, Strike
+from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
+from polyrl_cli.chaos.injector import FaultInjector, Victims
+from polyrl_cli.chaos.schedule import DueFault, FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
 
@@ -50,18 +60,18 @@ class LocalRun:
 
     def __init__(self, wanted: Workers, fleet: LocalFleet, client: LocalManager, timeline: Timeline) -> None:
         self.status = ManagerStatus(seq=-1, epoch=0)
-        self.observed: list[Observed] = []
+        self.observed: list[ObservedWorker] = []
         self.conditions: list[str] = []
         self.stopped_by: signal.Signals | None = None
         self._wanted, self._fleet, self._client, self._timeline = wanted, fleet, client, timeline
-        self._inflictor = Inflictor(fleet)
+        self._injector = FaultInjector(fleet)
         self._manager_ready = False
         self._served: set[str] = set()
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[bool]] = set()
 
-    async def run(self, drill: FaultDrill) -> End:
+    async def run(self, drill: FaultSchedule) -> RunEnd:
         """Returns when the planner says the end and every process is gone."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
@@ -71,29 +81,29 @@ class LocalRun:
             self._watcher.add_done_callback(lambda _: self._wake.set())
         try:
             end = await self._reconcile(drill)
-            await self._inflictor.close()
+            await self._injector.close()
             await self._stop_rest()
             return end
         finally:
             if self._watcher is not None:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, *self._telling, return_exceptions=True)
-            await self._inflictor.close()
+            await self._injector.close()
             await self._fleet.close()
             for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
 
-    async def inflict(self, wish: Wish) -> str:
+    async def inject_fault(self, wish: FaultRequest) -> str:
         """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
-        fault = aim(wish, self.observed, {engine.engine for engine in self.status.engines})
+        fault = choose_victim(wish, self.observed, {engine.engine for engine in self.status.engines})
         await self._strike(fault, f"chaos: {fault}")
         return str(fault)
 
-    async def _reconcile(self, drill: FaultDrill) -> End:
+    async def _reconcile(self, drill: FaultSchedule) -> RunEnd:
         while True:
             facts = await self._observe()
             for action in plan(self._wanted, facts, self._fleet.now()):
-                if isinstance(action, End):
+                if isinstance(action, RunEnd):
                     return action
                 await self._act(action)
             strike = drill.due(self.status, self.observed)
@@ -103,12 +113,12 @@ class LocalRun:
             if self._watcher is not None and self._watcher.done():
                 self._watcher.result()  # a refusal of the manager to its own runner ends the run
 
-    async def _observe(self) -> Facts:
+    async def _observe(self) -> RunObservation:
         before = {seen.name: seen for seen in self.observed}
         self.observed = await self._fleet.list()
         for seen in self.observed:
             self._note_exit(before.get(seen.name), seen)
-        facts = Facts(
+        facts = RunObservation(
             self.observed,
             self._manager_ready,
             frozenset(self._served),
@@ -123,7 +133,7 @@ class LocalRun:
         self.conditions = sentences
         return facts
 
-    def _note_exit(self, before: Observed | None, seen: Observed) -> None:
+    def _note_exit(self, before: ObservedWorker | None, seen: ObservedWorker) -> None:
         if seen.lives or (before is not None and not before.lives):
             return
         if seen.reclaim is not None:
@@ -142,28 +152,28 @@ class LocalRun:
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
 
-    async def _act(self, action: Action) -> None:
-        if isinstance(action, Start):
+    async def _act(self, action: PlannedAction) -> None:
+        if isinstance(action, StartWorker):
             self._timeline.note("started", action.worker.name, str(action))
             await self._fleet.start(action.worker)
-        elif isinstance(action, Stop):
+        elif isinstance(action, StopWorker):
             phases = {seen.name: seen.phase for seen in self.observed}
-            if phases[action.name] is not Phase.STOPPING:
+            if phases[action.name] is not WorkerPhase.STOPPING:
                 self._timeline.note("stopped", action.name, str(action))
             await self._fleet.stop(action.name, action.grace_s)
 
-    async def _drill(self, strike: Strike) -> None:
+    async def _drill(self, strike: DueFault) -> None:
         try:
             await self._strike(strike.infliction, str(strike))
         except UserError as error:
             self._timeline.note("condition", strike.victim, f"{strike}: not done: {error}")
 
-    async def _strike(self, fault: Infliction, text: str) -> None:
-        self._inflictor.check(fault)
+    async def _strike(self, fault: Fault, text: str) -> None:
+        self._injector.check(fault)
         self._timeline.note(RECLAIMED if fault.takes_capacity else FAULT, fault.victim, text)
-        await self._inflictor.inflict(fault)
+        await self._injector.inject(fault)
 
-    async def _next_event(self, facts: Facts) -> None:
+    async def _next_event(self, facts: RunObservation) -> None:
         now = self._fleet.now()
         due = next_due(self._wanted, facts, now)
         wait_s = LONGEST_SLEEP_S if due is None else min(LONGEST_SLEEP_S, max(0.0, due - now))

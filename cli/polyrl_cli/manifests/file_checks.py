@@ -19,7 +19,7 @@ from typing import Final
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import Mode, RecipeSpec
-from polyrl_cli.manifests.load import Fault, fault_lines, read_manifest
+from polyrl_cli.manifests.load import ManifestFault, fault_lines, read_manifest
 from polyrl_cli.manifests.yaml_source import FieldPath
 
 DATA_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
@@ -38,7 +38,7 @@ def check_files(job: PolyRLJob, manifest_path: Path, sets: Sequence[str] = (), *
     """
     base = manifest_path.parent
     checks = [named for named in _named(job.spec.recipe, base) if absolute or not Path(named[1]).is_absolute()]
-    faults = [Fault(path, said) for path, _, check in checks if (said := check())]
+    faults = [ManifestFault(path, said) for path, _, check in checks if (said := check())]
     if faults:
         raise InvalidManifest(fault_lines(read_manifest(manifest_path, sets), faults))
 

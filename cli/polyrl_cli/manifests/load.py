@@ -29,11 +29,11 @@ from polyrl.manifest.spec import JobSpec
 from polyrl_cli.manifests.fields import unknown_field
 from polyrl_cli.manifests.messages import sentence, shown
 from polyrl_cli.manifests.overrides import apply_overrides
-from polyrl_cli.manifests.yaml_source import FieldPath, Source, path_text, read_source
+from polyrl_cli.manifests.yaml_source import FieldPath, ManifestSource, path_text, read_source
 
 
 @dataclass(frozen=True)
-class Fault:
+class ManifestFault:
     """One thing that is wrong, at one field."""
 
     path: FieldPath
@@ -45,7 +45,7 @@ def load_manifest(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
     return job_of(read_manifest(path, sets))
 
 
-def read_manifest(path: Path, sets: Sequence[str] = ()) -> Source:
+def read_manifest(path: Path, sets: Sequence[str] = ()) -> ManifestSource:
     """The file's data and lines, with the overrides applied, not yet validated. Raises InvalidManifest."""
     source = read_source(path)
     if source.data is None:
@@ -59,7 +59,7 @@ def read_manifest(path: Path, sets: Sequence[str] = ()) -> Source:
     return source
 
 
-def job_of(source: Source) -> PolyRLJob:
+def job_of(source: ManifestSource) -> PolyRLJob:
     """The job that the source describes. Raises InvalidManifest with every fault found, in file order."""
     try:
         return _validated(source.data)
@@ -67,7 +67,7 @@ def job_of(source: Source) -> PolyRLJob:
         raise InvalidManifest(fault_lines(source, _faults(source.data, error))) from error
 
 
-def fault_lines(source: Source, faults: Sequence[Fault]) -> list[str]:
+def fault_lines(source: ManifestSource, faults: Sequence[ManifestFault]) -> list[str]:
     """Ready-to-print lines in file order."""
     ordered = sorted(faults, key=lambda fault: source.rank(fault.path))
     return [_one_line(f"{source.place(fault.path)}: {fault.sentence}") for fault in ordered]
@@ -102,18 +102,18 @@ def _validated(data: Any) -> PolyRLJob:
     return PolyRLJob.model_validate(data, by_alias=True, by_name=False)
 
 
-def _faults(data: dict[str, Any], error: ValidationError) -> list[Fault]:
+def _faults(data: dict[str, Any], error: ValidationError) -> list[ManifestFault]:
     details = error.errors(include_url=False)
     if _is_something_else(data):
         details = [detail for detail in details if detail["loc"] in (("apiVersion",), ("kind",))]
-    faults: list[Fault] = []
+    faults: list[ManifestFault] = []
     wrong: set[FieldPath] = set()
     for detail in details:
         path, said = detail["loc"], ""
         if detail["type"] == "extra_forbidden":
             said, meant = unknown_field(path)
             wrong |= {meant} if meant else set()
-        faults.append(Fault(path, said or sentence(detail, path)))
+        faults.append(ManifestFault(path, said or sentence(detail, path)))
         wrong.add(path[:-1] if detail["type"] == "missing" else path)
     if any(detail["type"] != RULE_ERROR for detail in details):
         faults += _faults_of_rules(data, wrong)
@@ -126,7 +126,7 @@ def _is_something_else(data: dict[str, Any]) -> bool:
     return not difflib.get_close_matches(kind.lower(), [KIND.lower()])
 
 
-def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Fault]:
+def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[ManifestFault]:
     """Broken rules that look at no wrong field; nothing when the rest is no spec without the wrong fields."""
     rest = deepcopy(data)
     for path in sorted(wrong, key=path_text, reverse=True):
@@ -136,7 +136,7 @@ def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Fault]
     except ValidationError:
         return []
     broken = ((rule, said) for rule, said in broken_rules(spec) if not _looks_at(rule, wrong))
-    return [Fault(("spec", *rule.field), said) for rule, said in broken]
+    return [ManifestFault(("spec", *rule.field), said) for rule, said in broken]
 
 
 def _looks_at(rule: Rule, wrong: set[FieldPath]) -> bool:

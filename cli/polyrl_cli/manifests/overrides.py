@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from polyrl.errors import InvalidManifest
 from polyrl_cli.manifests.fields import node_at, unknown_field
-from polyrl_cli.manifests.yaml_source import FieldPath, Source, parse, path_text
+from polyrl_cli.manifests.yaml_source import FieldPath, ManifestSource, parse, path_text
 
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
@@ -19,14 +19,14 @@ def own_overrides(seed: int | None, name: str | None) -> list[str]:
     return seeds if name is None else [*seeds, f"metadata.name={name}"]
 
 
-def apply_overrides(source: Source, sets: Sequence[str]) -> None:
+def apply_overrides(source: ManifestSource, sets: Sequence[str]) -> None:
     """Writes each override into the source's data, in order. Raises InvalidManifest with all that cannot be applied."""
     faults = [fault for text in sets if (fault := _apply(source, text)) is not None]
     if faults:
         raise InvalidManifest(faults)
 
 
-def _apply(source: Source, text: str) -> str | None:
+def _apply(source: ManifestSource, text: str) -> str | None:
     written, equals, given = text.partition("=")
     path = _path(written)
     if not equals or path is None:

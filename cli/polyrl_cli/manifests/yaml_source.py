@@ -68,7 +68,7 @@ for _name, _pattern, _first in _PLAIN:
 
 
 @dataclass
-class Source:
+class ManifestSource:
     """The plain data of one YAML text, and the line of each path."""
 
     name: str
@@ -98,7 +98,7 @@ def path_text(path: FieldPath) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
-def read_source(file: Path) -> Source:
+def read_source(file: Path) -> ManifestSource:
     """The file's one document. Raises InvalidManifest for whatever keeps it from being read."""
     try:
         content = file.read_bytes() if file.is_file() else None
@@ -115,7 +115,7 @@ def read_source(file: Path) -> Source:
     return parse(text, str(file))
 
 
-def parse(text: str, name: str) -> Source:
+def parse(text: str, name: str) -> ManifestSource:
     """The text's one document as plain data with lines. Raises InvalidManifest with every fault of form."""
     try:
         root = yaml.compose(text, Loader=_Reader)
@@ -129,7 +129,7 @@ def parse(text: str, name: str) -> Source:
         raise InvalidManifest([f"{name}: is nested too deeply"]) from error
     if walk.faults:
         raise InvalidManifest([f"{name}:{line} {sentence}" for line, sentence in sorted(walk.faults)])
-    return Source(name, data, walk.lines)
+    return ManifestSource(name, data, walk.lines)
 
 
 def _line(error: yaml.MarkedYAMLError) -> int:

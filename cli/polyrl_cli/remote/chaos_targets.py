@@ -13,10 +13,10 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
-from polyrl.local.fleet import Observed, Phase
+from polyrl.local.fleet import ObservedWorker, WorkerPhase
 from polyrl.worker import Role
-from polyrl_cli.chaos.faults import Infliction, Wish
-from polyrl_cli.chaos.kinds import Action, Target
+from polyrl_cli.chaos.faults import Fault, FaultRequest
+from polyrl_cli.chaos.kinds import ChaosAction, Target
 
 PROGRAM_WORDS: Final = 3
 """Of a worker's command line: interpreter, -m, module. The rest may hold variables that the kubelet fills in."""
@@ -33,7 +33,7 @@ _INSTEAD: Final = {
 class PodWorker:
     """A live worker and where it is."""
 
-    seen: Observed
+    seen: ObservedWorker
     pod: str
     uid: str
     container: str
@@ -46,16 +46,16 @@ def live_workers(pods: Sequence[Object]) -> list[PodWorker]:
     return [worker for pod in pods if "deletionTimestamp" not in pod["metadata"] for worker in _running(pod)]
 
 
-def check_in_pods(wish: Wish) -> None:
+def check_in_pods(wish: FaultRequest) -> None:
     """Raises UserError for what can be done to a process of this machine but to none in a pod."""
-    if wish.action in (Action.FREEZE, Action.SLOW) and wish.target is not Target.ENGINE:
+    if wish.action in (ChaosAction.FREEZE, ChaosAction.SLOW) and wish.target is not Target.ENGINE:
         init = _INIT.format(what="stop")
         raise UserError(f"--role {wish.target}: in a pod the {wish.target} {init}; {_INSTEAD[wish.target]}")
 
 
-def check_victim(fault: Infliction) -> None:
+def check_victim(fault: Fault) -> None:
     """Raises UserError when this one of its role cannot be hit so."""
-    if fault.role is Role.RESERVED and fault.action is Action.KILL and fault.target is Target.AGENT:
+    if fault.role is Role.RESERVED and fault.action is ChaosAction.KILL and fault.target is Target.AGENT:
         init = _INIT.format(what="kill")
         raise UserError(f"{fault.victim}: in a pod its agent {init}; kill its engine (--role engine), or the trainer")
 
@@ -69,6 +69,6 @@ def _running(pod: Object) -> Iterator[PodWorker]:
         name = container["name"]
         if name in running and name in (role, Role.RESERVED):
             called = name if name == Role.RESERVED else metadata["name"]
-            seen = Observed(called, Role(name), metadata["uid"], Phase.RUNNING, started_at=0.0)
+            seen = ObservedWorker(called, Role(name), metadata["uid"], WorkerPhase.RUNNING, started_at=0.0)
             argv = tuple(container["command"][:PROGRAM_WORDS])
             yield PodWorker(seen, metadata["name"], metadata["uid"], name, argv)

@@ -46,7 +46,7 @@ GONE: Final = "DELETED"
 
 
 @dataclass(frozen=True)
-class Where:
+class ClusterOptions:
     """Flags of the command line; None: as the kubeconfig says."""
 
     kubeconfig: Path | None = None
@@ -127,7 +127,7 @@ class UserCluster:
 
 
 @asynccontextmanager
-async def user_cluster(where: Where, namespace: str | None = None) -> AsyncIterator[UserCluster]:
+async def user_cluster(where: ClusterOptions, namespace: str | None = None) -> AsyncIterator[UserCluster]:
     """The cluster that the flags name; `namespace` is used where they name none. Raises UserError for what the cluster
     refuses, and when there is none."""
     configuration, own = await _configuration(where)
@@ -142,7 +142,7 @@ async def user_cluster(where: Where, namespace: str | None = None) -> AsyncItera
             raise UserError(f"no cluster answers at {configuration.host}: {error}") from None
 
 
-async def _configuration(where: Where) -> tuple[Configuration, str]:
+async def _configuration(where: ClusterOptions) -> tuple[Configuration, str]:
     configuration = Configuration()
     file = str(where.kubeconfig) if where.kubeconfig else None
     _require_kubeconfig(file)

@@ -15,7 +15,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
 from polyrl.worker import Role
-from polyrl_cli.remote.cluster import UserCluster, Where, user_cluster
+from polyrl_cli.remote.cluster import ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.status import ended
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import POD
@@ -31,7 +31,7 @@ class Printed(NamedTuple):
     restarts: int
 
 
-def print_logs(name: str, role: Role | None, follow: bool, where: Where, emit: Emit) -> None:
+def print_logs(name: str, role: Role | None, follow: bool, where: ClusterOptions, emit: Emit) -> None:
     """Prints what the job's pods have printed; `follow` goes on until the job is over and its pods have ended.
 
     Raises UserError when there is no such job, no pod yet (without `follow`) or no cluster.
@@ -47,7 +47,7 @@ def printing(pod: Object) -> Iterator[Printed]:
             yield Printed(pod["metadata"]["name"], one["name"], one.get("restartCount", 0))
 
 
-async def _print(name: str, role: Role | None, follow: bool, where: Where, emit: Emit) -> None:
+async def _print(name: str, role: Role | None, follow: bool, where: ClusterOptions, emit: Emit) -> None:
     selector = f"{names.LABEL_JOB}={name}" if role is None else names.selector(name, role)
     async with user_cluster(where) as cluster:
         job = await cluster.job(name)

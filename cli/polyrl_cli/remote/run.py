@@ -20,7 +20,7 @@ from polyrl.errors import RunFailed, UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.manifests.file_checks import check_files
 from polyrl_cli.manifests.load import job_of, read_manifest
-from polyrl_cli.remote.cluster import GONE, UserCluster, Where, user_cluster
+from polyrl_cli.remote.cluster import GONE, ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.code_config_map import code_config_map
 from polyrl_cli.remote.status import condition, ended, headline, story
 from polyrl_cli.report.progress import PLAIN_EVERY_S, clock_text
@@ -33,7 +33,7 @@ NOBODY_S: Final = 20.0
 Emit = Callable[[str], None]
 
 
-def run_on_kubernetes(file: Path, sets: list[str], where: Where, emit: Emit) -> int:
+def run_on_kubernetes(file: Path, sets: list[str], where: ClusterOptions, emit: Emit) -> int:
     """Applies the manifest and follows it. Returns the exit code: 0 complete, 1 failed.
 
     Raises UserError when the manifest or the cluster refuses; KeyboardInterrupt leaves the job as it is.
@@ -92,7 +92,7 @@ def _event(event: Object) -> str:
     return f"{event.get('reason', '')}: {event.get('note', '')}{times}"
 
 
-async def _run(data: dict[str, Any], job: PolyRLJob, file: Path, where: Where, emit: Emit) -> int:
+async def _run(data: dict[str, Any], job: PolyRLJob, file: Path, where: ClusterOptions, emit: Emit) -> int:
     name = job.metadata.name
     async with user_cluster(where, job.metadata.namespace) as cluster:
         before = await cluster.client.get(JOB, cluster.namespace, name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from polyrl.cluster.actions import Object
-from polyrl_cli.remote.cluster import Where, user_cluster
+from polyrl_cli.remote.cluster import ClusterOptions, user_cluster
 
 ENDS: Final = ("Complete", "Failed")
 """Conditions after which nothing more happens."""
@@ -32,7 +32,7 @@ MICROS: Final = 1_000_000
 SHOWN_DISRUPTIONS: Final = 3
 
 
-def status_lines(name: str, where: Where) -> list[str]:
+def status_lines(name: str, where: ClusterOptions) -> list[str]:
     """The story so far. Raises UserError when there is no such job or no cluster."""
 
     async def ask() -> list[str]:

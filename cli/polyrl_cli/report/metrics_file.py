@@ -14,7 +14,7 @@ import msgspec
 from polyrl.errors import UNDECODABLE
 
 
-class Report(msgspec.Struct, frozen=True):
+class MetricsRow(msgspec.Struct, frozen=True):
     """One line of metrics.jsonl."""
 
     time: float
@@ -25,7 +25,7 @@ class Report(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
 
-class ReportTail:
+class MetricsTail:
     """Follows a metrics.jsonl that another process appends to; starts at its present end. A trainer that goes back to a
     checkpoint puts another file in its place, with the rows that still hold: what is older than the newest row told is
     not told again."""
@@ -33,9 +33,9 @@ class ReportTail:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._inode, self._offset = (file.stat().st_ino, file.stat().st_size) if file.exists() else (0, 0)
-        self._told = max((report.time for report in read_reports(file)), default=0.0)
+        self._told = max((report.time for report in read_metrics(file)), default=0.0)
 
-    def read(self) -> list[Report]:
+    def read(self) -> list[MetricsRow]:
         """Every line that was finished since the last call."""
         if not self._file.exists():
             return []
@@ -45,17 +45,17 @@ class ReportTail:
             file.seek(0 if replaced else self._offset)
             whole, _, _ = file.read().rpartition(b"\n")
         self._offset = (0 if replaced else self._offset) + (len(whole) + 1 if whole else 0)
-        reports = [report for report in parse_reports(whole) if not replaced or report.time > self._told]
+        reports = [report for report in parse_metrics(whole) if not replaced or report.time > self._told]
         self._told = max([self._told, *(report.time for report in reports)])
         return reports
 
 
-def read_reports(file: Path) -> list[Report]:
+def read_metrics(file: Path) -> list[MetricsRow]:
     """All whole lines; none when there is no file."""
-    return parse_reports(file.read_bytes().rpartition(b"\n")[0]) if file.exists() else []
+    return parse_metrics(file.read_bytes().rpartition(b"\n")[0]) if file.exists() else []
 
 
-def parse_reports(text: bytes) -> list[Report]:
+def parse_metrics(text: bytes) -> list[MetricsRow]:
     """Lines to reports; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
     reports = []
     for line in text.split(b"\n"):
@@ -66,7 +66,7 @@ def parse_reports(text: bytes) -> list[Report]:
     return reports
 
 
-def _report(fields: dict[str, Any]) -> Report:
+def _report(fields: dict[str, Any]) -> MetricsRow:
     values = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
     time, step = values.pop("time"), int(values.pop("step"))
-    return Report(time, str(fields["phase"]), step, values)
+    return MetricsRow(time, str(fields["phase"]), step, values)

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import matplotlib
 
-from polyrl_cli.report.metrics_file import Report
+from polyrl_cli.report.metrics_file import MetricsRow
 from polyrl_cli.report.progress import EXACT_MATCH, REWARD
-from polyrl_cli.report.timeline import FLEET, RECLAIMED, Event
+from polyrl_cli.report.timeline import FLEET, RECLAIMED, FleetEvent
 
 matplotlib.use("Agg")  # before pyplot looks for a display
 
@@ -28,7 +28,7 @@ SMOOTHING: Final = 0.3
 """Weight of a new reward in the drawn average; the single steps stay visible behind it."""
 
 
-def draw_run(title: str, reports: Sequence[Report], events: Sequence[Event], file: Path) -> None:
+def draw_run(title: str, reports: Sequence[MetricsRow], events: Sequence[FleetEvent], file: Path) -> None:
     """Draws the picture into `file`."""
     began = min([report.time for report in reports[:1]] + [event.time for event in events[:1]], default=0.0)
     figure, (above, below) = pyplot.subplots(
@@ -48,7 +48,7 @@ def draw_run(title: str, reports: Sequence[Report], events: Sequence[Event], fil
     pyplot.close(figure)
 
 
-def _draw_learning(axes: Any, reports: Sequence[Report], began: float) -> None:
+def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> None:
     rewards = [(report.time - began, report.values[REWARD]) for report in reports if REWARD in report.values]
     exact = [(report.time - began, report.values[EXACT_MATCH]) for report in reports if EXACT_MATCH in report.values]
     if rewards:
@@ -67,7 +67,7 @@ def _draw_learning(axes: Any, reports: Sequence[Report], began: float) -> None:
     axes.set_ylabel("reward, exact match")
 
 
-def _draw_fleet(axes: Any, events: Sequence[Event], began: float, until: float) -> None:
+def _draw_fleet(axes: Any, events: Sequence[FleetEvent], began: float, until: float) -> None:
     sizes = [(event.time - began, event.engines) for event in events if event.event == FLEET]
     if sizes:
         times, counts = zip(*sizes, strict=True)
@@ -79,7 +79,7 @@ def _draw_fleet(axes: Any, events: Sequence[Event], began: float, until: float) 
     axes.set_xlabel("seconds since the start")
 
 
-def _mark_losses(above: Any, below: Any, events: Sequence[Event], began: float) -> None:
+def _mark_losses(above: Any, below: Any, events: Sequence[FleetEvent], began: float) -> None:
     for event in events:
         if event.event != RECLAIMED:
             continue

@@ -21,8 +21,8 @@ from rich.text import Text
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl_cli.report.metrics_file import Report
-from polyrl_cli.report.timeline import RECLAIMED, Event
+from polyrl_cli.report.metrics_file import MetricsRow
+from polyrl_cli.report.timeline import RECLAIMED, FleetEvent
 
 PLAIN_EVERY_S: Final = 5.0
 """Between two plain lines: often enough to see life, seldom enough for a log file."""
@@ -63,7 +63,7 @@ class Progress:
         self.exact_match: dict[str, float] = {}
         self.rewards: deque[float] = deque(maxlen=SPARK_WIDTH)
         self.loss: float | None = None
-        self.events: deque[Event] = deque(maxlen=SHOWN_EVENTS)
+        self.events: deque[FleetEvent] = deque(maxlen=SHOWN_EVENTS)
         self.phase = ""
         self.steps: dict[str, int] = {}
         self.news = 0
@@ -82,7 +82,7 @@ class Progress:
             self.status = status
             self._count_tokens(status.tokens.generated)
 
-    def take_report(self, report: Report) -> None:
+    def take_report(self, report: MetricsRow) -> None:
         """What the trainer says of one step or one evaluation."""
         self.phase, self.news = report.phase, self.news + 1
         if report.phase in self.totals:
@@ -121,7 +121,7 @@ class View(Protocol):
         """Something in it may have changed."""
         ...
 
-    def event(self, event: Event) -> None:
+    def event(self, event: FleetEvent) -> None:
         """Something happened to the fleet."""
         ...
 
@@ -143,7 +143,7 @@ class LiveView:
     def update(self) -> None:
         """The picture redraws itself."""
 
-    def event(self, event: Event) -> None:
+    def event(self, event: FleetEvent) -> None:
         self._progress.events.append(event)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class PlainView:
         self._last = (now, news)
         self._print(line(self._progress))
 
-    def event(self, event: Event) -> None:
+    def event(self, event: FleetEvent) -> None:
         self._print(f"{clock_text(event.t)}  {event.text}")
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ def _engines(engines: Sequence[EngineStatus]) -> Table:
     return table
 
 
-def _event_line(event: Event) -> Text:
+def _event_line(event: FleetEvent) -> Text:
     return Text.assemble(
         (f"{clock_text(event.t)}  ", "dim"),
         (event.text, EVENT_STYLES.get(event.event, "")),

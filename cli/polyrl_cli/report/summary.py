@@ -14,8 +14,8 @@ import msgspec
 
 from polyrl.errors import UNDECODABLE
 from polyrl.status import ManagerStatus, SampleCounts, TokenCounts
-from polyrl_cli.report.metrics_file import Report
-from polyrl_cli.report.timeline import RECLAIMED, Event
+from polyrl_cli.report.metrics_file import MetricsRow
+from polyrl_cli.report.timeline import RECLAIMED, FleetEvent
 
 STEP_PARTS: Final = {
     "generate": "timing_s/gen",
@@ -41,7 +41,7 @@ class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):
     first_failures: dict[str, str] = {}
 
 
-class Loss(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class RolloutLoss(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """One rollout that was taken away, and what it cost."""
 
     worker: str
@@ -77,7 +77,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     bytes_per_token: float | None
     """Agent to manager, per generated token."""
     preemptions: int
-    losses: list[Loss]
+    losses: list[RolloutLoss]
     generate_seconds: float
     train_seconds: float
     step_time_ratio: float | None
@@ -98,13 +98,13 @@ def read_trainer_result(file: Path) -> TrainerResult:
         return TrainerResult()
 
 
-def step_parts(reports: Sequence[Report]) -> dict[str, float]:
+def step_parts(reports: Sequence[MetricsRow]) -> dict[str, float]:
     """Seconds of all RL steps together, by part."""
     steps = [report.values for report in reports if report.phase == "rl"]
     return {part: round(sum(values.get(name, 0.0) for values in steps), 3) for part, name in STEP_PARTS.items()}
 
 
-def seconds_by_stage(reports: Sequence[Report], began: float, wall_seconds: float) -> dict[str, float]:
+def seconds_by_stage(reports: Sequence[MetricsRow], began: float, wall_seconds: float) -> dict[str, float]:
     """Wall seconds: `start` until the first report, steps by stage, and the rest (evaluation, checkpoints, the end)."""
     if not reports:
         return {"start": round(wall_seconds, 3)}
@@ -115,12 +115,12 @@ def seconds_by_stage(reports: Sequence[Report], began: float, wall_seconds: floa
     return {stage: round(seconds, 3) for stage, seconds in took.items() if seconds > 0}
 
 
-def losses(events: Sequence[Event], reports: Sequence[Report]) -> list[Loss]:
+def losses(events: Sequence[FleetEvent], reports: Sequence[MetricsRow]) -> list[RolloutLoss]:
     """Every reclaimed rollout with the time until another one served, and its step's time beside the median."""
     steps = [report for report in reports if report.phase == "rl" and "timing_s/step" in report.values]
     median = statistics.median([step.values["timing_s/step"] for step in steps]) if steps else None
     return [
-        Loss(
+        RolloutLoss(
             worker=event.worker,
             at_seconds=event.t,
             text=event.text,
@@ -139,6 +139,6 @@ def bytes_per_token(status: ManagerStatus) -> float | None:
     return round(status.delta_bytes / generated, 2) if generated else None
 
 
-def _seconds_to_next_serving(lost: Event, events: Sequence[Event]) -> float | None:
+def _seconds_to_next_serving(lost: FleetEvent, events: Sequence[FleetEvent]) -> float | None:
     later = (event for event in events if event.event == "serving" and event.time >= lost.time)
     return next((round(event.time - lost.time, 3) for event in later if event.worker != lost.worker), None)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyrl_cli.report.progress import WIDTH, clock_text
-from polyrl_cli.report.summary import Loss, Summary
+from polyrl_cli.report.summary import RolloutLoss, Summary
 
 MOMENTS: Final = {"base": "before", "afterSft": "after SFT", "afterRl": "after RL"}
 OUTCOME_STYLES: Final = {"succeeded": "green", "interrupted": "yellow", "failed": "red"}
@@ -111,7 +111,7 @@ def _losses(summary: Summary) -> Table:
     return table
 
 
-def _loss_cost(loss: Loss) -> str:
+def _loss_cost(loss: RolloutLoss) -> str:
     again = loss.replaced_after_seconds
     words = "not replaced before the end" if again is None else f"replaced after {again:.1f} s"
     if loss.step_seconds is not None and loss.median_step_seconds is not None:

@@ -19,7 +19,7 @@ from polyrl.sample import Pool
 from polyrl.status import EngineState, ManagerStatus
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line."""
 
     time: float
@@ -44,7 +44,7 @@ FLEET: Final = "fleet"
 class Timeline:
     """Appends events; `listener` hears those that a person wants to see."""
 
-    def __init__(self, file: Path, clock: Callable[[], float], listener: Callable[[Event], None]) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float], listener: Callable[[FleetEvent], None]) -> None:
         self._file: IO[bytes] = file.open("ab", buffering=0)
         self._clock, self._listener = clock, listener
         self._began = clock()
@@ -72,9 +72,9 @@ class Timeline:
         """No more events."""
         self._file.close()
 
-    def _write(self, event: str, worker: str = "", text: str = "", engines: int = -1) -> Event:
+    def _write(self, event: str, worker: str = "", text: str = "", engines: int = -1) -> FleetEvent:
         now = round(time.time(), 3)
-        line = Event(time=now, t=round(self.elapsed, 3), event=event, worker=worker, text=text, engines=engines)
+        line = FleetEvent(time=now, t=round(self.elapsed, 3), event=event, worker=worker, text=text, engines=engines)
         self._file.write(msgspec.json.encode(line) + b"\n")
         return line
 
@@ -85,7 +85,7 @@ def num_serving(status: ManagerStatus) -> int:
     return sum(engine.state is EngineState.SERVING for engine in engines)
 
 
-def read_timeline(file: Path) -> list[Event]:
+def read_timeline(file: Path) -> list[FleetEvent]:
     """All whole lines of a timeline; the last one may be cut off by a crash and is left out then."""
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-    return [msgspec.json.decode(line, type=Event) for line in lines if line]
+    return [msgspec.json.decode(line, type=FleetEvent) for line in lines if line]

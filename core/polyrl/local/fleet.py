@@ -15,7 +15,7 @@ from typing import Protocol
 from polyrl.worker import Role, Worker
 
 
-class Phase(StrEnum):
+class WorkerPhase(StrEnum):
     """Where a worker is in its life. A worker never goes back; it may skip a phase."""
 
     STARTING = "Starting"
@@ -35,14 +35,14 @@ class Reclaim:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedWorker:
     """One worker as the fleet sees it."""
 
     name: str
     role: Role
     uid: str
     """Never reused, unlike a process id."""
-    phase: Phase
+    phase: WorkerPhase
     started_at: float
     exit_code: int | None = None
     """Known when EXITED; negative is the signal that ended it."""
@@ -53,12 +53,12 @@ class Observed:
     @property
     def lives(self) -> bool:
         """True while a process or pod is, or may be, there."""
-        return self.phase is not Phase.EXITED
+        return self.phase is not WorkerPhase.EXITED
 
     @property
     def counts(self) -> bool:
         """True when it stands for one of the wanted workers: it lives, and nobody is ending it."""
-        return self.phase in (Phase.STARTING, Phase.RUNNING) and self.reclaim is None
+        return self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING) and self.reclaim is None
 
 
 class Fleet(Protocol):
@@ -68,7 +68,7 @@ class Fleet(Protocol):
         """Seconds on the clock of every time this fleet reports."""
         ...
 
-    async def list(self) -> list[Observed]:
+    async def list(self) -> list[ObservedWorker]:
         """Every worker ever started, oldest first."""
         ...
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from polyrl.local.fleet import Observed
+from polyrl.local.fleet import ObservedWorker
 from polyrl.worker import Role, Worker, Workers
 
 FAILED_STARTS_LIMIT: Final = 3
@@ -45,10 +45,10 @@ SAID_WHY_EXITS: Final = (1, USER_ERROR_EXIT)
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunObservation:
     """What is seen at one moment."""
 
-    observed: Sequence[Observed]
+    observed: Sequence[ObservedWorker]
     manager_ready: bool
     """Its endpoints are known, so that the others can dial it."""
     served: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartWorker:
     """Start a worker."""
 
     worker: Worker
@@ -73,7 +73,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopWorker:
     """Ask a worker to end."""
 
     name: str
@@ -85,7 +85,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """Nothing is left to do."""
 
     ok: bool
@@ -99,10 +99,10 @@ class End:
         return f"end: {self.why}"
 
 
-Action: TypeAlias = Start | Stop | End
+PlannedAction: TypeAlias = StartWorker | StopWorker | RunEnd
 
 
-def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
+def plan(wanted: Workers, facts: RunObservation, now: float) -> list[PlannedAction]:
     """What to do at fleet time `now`. Repeating it on the same facts is harmless: starts are idempotent by name."""
     ended = _ending(wanted, facts, now)
     if ended is not None:
@@ -112,9 +112,9 @@ def plan(wanted: Workers, facts: Facts, now: float) -> list[Action]:
     return list(_start_missing(wanted, facts, now))
 
 
-def failed_starts(facts: Facts, role: Role = Role.ROLLOUT) -> list[Observed]:
+def failed_starts(facts: RunObservation, role: Role = Role.ROLLOUT) -> list[ObservedWorker]:
     """The newest of a role that ended before they were of use, and that nobody took away, oldest first."""
-    failures: list[Observed] = []
+    failures: list[ObservedWorker] = []
     for worker in sorted(_of_role(facts.observed, role), key=lambda seen: seen.started_at):
         if _was_of_use(facts, worker):
             failures.clear()
@@ -123,17 +123,17 @@ def failed_starts(facts: Facts, role: Role = Role.ROLLOUT) -> list[Observed]:
     return failures
 
 
-def _was_of_use(facts: Facts, worker: Observed) -> bool:
+def _was_of_use(facts: RunObservation, worker: ObservedWorker) -> bool:
     if worker.role is not Role.MANAGER:
         return worker.name in facts.served
     return worker.exited_at is not None and worker.exited_at - worker.started_at >= MANAGER_PROVED_S
 
 
-def _given_up(facts: Facts, role: Role) -> bool:
+def _given_up(facts: RunObservation, role: Role) -> bool:
     return len(failed_starts(facts, role)) >= FAILED_STARTS_LIMIT
 
 
-def conditions(wanted: Workers, facts: Facts) -> list[str]:
+def conditions(wanted: Workers, facts: RunObservation) -> list[str]:
     """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
     if facts.stopping or facts.finishing:
         return []
@@ -149,7 +149,7 @@ def conditions(wanted: Workers, facts: Facts) -> list[str]:
     return sentences
 
 
-def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
+def next_due(wanted: Workers, facts: RunObservation, now: float) -> float | None:
     """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
     missing = {Role.ROLLOUT: _missing_rollouts(wanted, facts)}
     for role in SINGLE_ROLES:
@@ -162,48 +162,48 @@ def next_due(wanted: Workers, facts: Facts, now: float) -> float | None:
     return min((due for due in dues if due is not None and due > now), default=None)
 
 
-def _ending(wanted: Workers, facts: Facts, now: float) -> End | None:
+def _ending(wanted: Workers, facts: RunObservation, now: float) -> RunEnd | None:
     if facts.stopping:
-        return None if any(seen.lives for seen in facts.observed) else End(ok=False, why="the run was asked to stop")
+        return None if any(seen.lives for seen in facts.observed) else RunEnd(ok=False, why="the run was asked to stop")
     trainer_ended = _trainer_ended(wanted, facts)
     if trainer_ended is not None or facts.finishing:
         return trainer_ended
     return _manager_ended(facts, now) or _without_engines(wanted, facts)
 
 
-def _manager_ended(facts: Facts, now: float) -> End | None:
+def _manager_ended(facts: RunObservation, now: float) -> RunEnd | None:
     for manager in _of_role(facts.observed, Role.MANAGER)[-1:]:
         useless = manager.exit_code == USER_ERROR_EXIT or _given_up(facts, Role.MANAGER)
         if not manager.lives and useless:
             why = f"the manager ended with exit code {manager.exit_code} before the trainer was done"
-            return End(ok=False, why=why, worker=manager.name)
+            return RunEnd(ok=False, why=why, worker=manager.name)
         if manager.lives and not facts.manager_ready and now - manager.started_at > MANAGER_START_S:
             why = f"the manager did not say where it listens within {MANAGER_START_S:g} s"
-            return End(ok=False, why=why, worker=manager.name)
+            return RunEnd(ok=False, why=why, worker=manager.name)
     return None
 
 
-def _trainer_ended(wanted: Workers, facts: Facts) -> End | None:
+def _trainer_ended(wanted: Workers, facts: RunObservation) -> RunEnd | None:
     """None as well when another trainer takes its place."""
     trainers = _of_role(facts.observed, Role.TRAINER)
     if not trainers or trainers[-1].lives:
         return None
     last, restarts = trainers[-1], len(trainers) - 1
     if last.exit_code == 0 or (facts.went_well and last.exit_code not in SAID_WHY_EXITS):
-        return End(ok=True, why="the trainer is done", worker=last.name)
+        return RunEnd(ok=True, why="the trainer is done", worker=last.name)
     said_why = facts.finishing or last.exit_code in SAID_WHY_EXITS
     if not said_why and _own_faults(trainers) <= wanted.trainer_restarts:
         return None
     why = f"the trainer ended with exit code {last.exit_code}" + (f", after {restarts} restarts" if restarts else "")
-    return End(ok=False, why=why, worker=last.name, user_error=last.exit_code == USER_ERROR_EXIT)
+    return RunEnd(ok=False, why=why, worker=last.name, user_error=last.exit_code == USER_ERROR_EXIT)
 
 
-def _own_faults(trainers: Sequence[Observed]) -> int:
+def _own_faults(trainers: Sequence[ObservedWorker]) -> int:
     """Those that ended although nobody took them away."""
     return sum(not trainer.lives and trainer.reclaim is None for trainer in trainers)
 
 
-def _without_engines(wanted: Workers, facts: Facts) -> End | None:
+def _without_engines(wanted: Workers, facts: RunObservation) -> RunEnd | None:
     """With rollouts given up and no reserved engine nothing will ever generate; waiting would be for ever."""
     if wanted.manager is None or any(seen.lives for role in ENGINE_ROLES for seen in _of_role(facts.observed, role)):
         return None
@@ -213,23 +213,25 @@ def _without_engines(wanted: Workers, facts: Facts) -> End | None:
     if not (reserved_gone and rollouts_gone):
         return None
     last = failures[-1] if failures else _of_role(facts.observed, Role.RESERVED)[-1]
-    return End(ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name)
+    return RunEnd(
+        ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name
+    )
 
 
-def _stop_all(wanted: Workers, observed: Sequence[Observed]) -> Iterable[Action]:
+def _stop_all(wanted: Workers, observed: Sequence[ObservedWorker]) -> Iterable[PlannedAction]:
     why = "the run was asked to stop"
     trainers = [seen for seen in _of_role(observed, Role.TRAINER) if seen.lives]
     for trainer in trainers:
-        yield Stop(trainer.name, wanted.trainer.grace_s, why)
+        yield StopWorker(trainer.name, wanted.trainer.grace_s, why)
     if trainers:
         return
     templates = {w.role: w for w in (wanted.manager, wanted.reserved, wanted.rollout) if w is not None}
     for seen in observed:
         if seen.lives:
-            yield Stop(seen.name, templates[seen.role].grace_s, why)
+            yield StopWorker(seen.name, templates[seen.role].grace_s, why)
 
 
-def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
+def _start_missing(wanted: Workers, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
     if facts.finishing:
         return
     if wanted.manager is not None:
@@ -242,33 +244,33 @@ def _start_missing(wanted: Workers, facts: Facts, now: float) -> Iterable[Action
     yield from _start_rollouts(wanted, facts, now)
 
 
-def _start_trainer(template: Worker, facts: Facts, now: float) -> Iterable[Action]:
+def _start_trainer(template: Worker, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
     seen = _of_role(facts.observed, Role.TRAINER)
     if not seen:
-        yield Start(template, "the run begins")
+        yield StartWorker(template, "the run begins")
     elif not seen[-1].lives and now >= _trainer_due(seen):
         why = f"{seen[-1].name} is gone; this one goes on from the newest checkpoint"
-        yield Start(template.named(f"{template.name}-{len(seen)}"), why)
+        yield StartWorker(template.named(f"{template.name}-{len(seen)}"), why)
 
 
-def _trainer_due(trainers: Sequence[Observed]) -> float:
+def _trainer_due(trainers: Sequence[ObservedWorker]) -> float:
     """When another may follow the newest one, which has ended."""
     faults = _own_faults(trainers)
     return (trainers[-1].exited_at or 0.0) + (FIRST_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
 
 
-def _start_single(template: Worker, facts: Facts, now: float) -> Iterable[Action]:
+def _start_single(template: Worker, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
     seen = _of_role(facts.observed, template.role)
     if not seen:
-        yield Start(template.named(template.name), "the run begins")
+        yield StartWorker(template.named(template.name), "the run begins")
         return
     due = _may_start_at(facts, template.role)
     if any(one.lives for one in seen) or _given_up(facts, template.role) or (due is not None and now < due):
         return
-    yield Start(template.named(f"{template.name}-{len(seen)}"), f"{seen[-1].name} is gone")
+    yield StartWorker(template.named(f"{template.name}-{len(seen)}"), f"{seen[-1].name} is gone")
 
 
-def _start_rollouts(wanted: Workers, facts: Facts, now: float) -> Iterable[Action]:
+def _start_rollouts(wanted: Workers, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
     may_start_at = _may_start_at(facts, Role.ROLLOUT)
     if wanted.rollout is None or _given_up(facts, Role.ROLLOUT):
         return
@@ -277,14 +279,14 @@ def _start_rollouts(wanted: Workers, facts: Facts, now: float) -> Iterable[Actio
     first = len(_of_role(facts.observed, Role.ROLLOUT))
     for number in range(first, first + _missing_rollouts(wanted, facts)):
         why = "the run begins" if number < wanted.rollouts else "another one is gone or going"
-        yield Start(wanted.rollout.named(f"{wanted.rollout.name}-{number}"), why)
+        yield StartWorker(wanted.rollout.named(f"{wanted.rollout.name}-{number}"), why)
 
 
-def _missing_rollouts(wanted: Workers, facts: Facts) -> int:
+def _missing_rollouts(wanted: Workers, facts: RunObservation) -> int:
     return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(facts.observed, Role.ROLLOUT)))
 
 
-def _may_start_at(facts: Facts, role: Role) -> float | None:
+def _may_start_at(facts: RunObservation, role: Role) -> float | None:
     """When the back-off of the newest exit that nobody asked for is over; None when there was none."""
     those = _of_role(facts.observed, role)
     exits = [seen.exited_at for seen in those if seen.exited_at is not None and seen.reclaim is None]
@@ -294,5 +296,5 @@ def _may_start_at(facts: Facts, role: Role) -> float | None:
     return max(exits) + (FIRST_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
 
 
-def _of_role(observed: Sequence[Observed], role: Role) -> list[Observed]:
+def _of_role(observed: Sequence[ObservedWorker], role: Role) -> list[ObservedWorker]:
     return [seen for seen in observed if seen.role is role]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 from dataclasses import dataclass, replace
 
-from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Worker
 
 SIGKILL = -9
@@ -22,7 +22,7 @@ SIGTERM = -15
 class _Life:
     """One worker's present and its next event, if it has one."""
 
-    seen: Observed
+    seen: ObservedWorker
     due: float | None
     exit_code: int = SIGTERM
     """With what it exits when `due` comes while it is stopping."""
@@ -42,7 +42,7 @@ class FakeFleet:
     def now(self) -> float:
         return self._now
 
-    async def list(self) -> builtins.list[Observed]:
+    async def list(self) -> builtins.list[ObservedWorker]:
         self._dirty = False
         return [life.seen for life in self._lives.values()]
 
@@ -50,7 +50,7 @@ class FakeFleet:
         if worker.name in self._lives:
             return
         self.started.append(worker)
-        seen = Observed(worker.name, worker.role, f"fake-{len(self._lives)}", Phase.STARTING, self._now)
+        seen = ObservedWorker(worker.name, worker.role, f"fake-{len(self._lives)}", WorkerPhase.STARTING, self._now)
         self._lives[worker.name] = _Life(seen, due=self._now + self.boot_s)
         self._dirty = True
 
@@ -60,9 +60,9 @@ class FakeFleet:
             return
         obeys = grace_s >= self.exit_s
         due = self._now + min(self.exit_s, grace_s)
-        if life.seen.phase is Phase.STOPPING and life.due is not None and life.due <= due:
+        if life.seen.phase is WorkerPhase.STOPPING and life.due is not None and life.due <= due:
             return
-        self._become(life, Phase.STOPPING)
+        self._become(life, WorkerPhase.STOPPING)
         life.due, life.exit_code = due, SIGTERM if obeys else SIGKILL
 
     async def kill(self, name: str) -> None:
@@ -100,16 +100,16 @@ class FakeFleet:
             if life.due is None or life.due > self._now:
                 continue
             life.due = None
-            if life.seen.phase is Phase.STARTING:
-                self._become(life, Phase.RUNNING)
+            if life.seen.phase is WorkerPhase.STARTING:
+                self._become(life, WorkerPhase.RUNNING)
             else:
                 self._exit(life, life.exit_code)
 
-    def _become(self, life: _Life, phase: Phase) -> None:
+    def _become(self, life: _Life, phase: WorkerPhase) -> None:
         life.seen = replace(life.seen, phase=phase)
         self._dirty = True
 
     def _exit(self, life: _Life, exit_code: int) -> None:
-        life.seen = replace(life.seen, phase=Phase.EXITED, exit_code=exit_code, exited_at=self._now)
+        life.seen = replace(life.seen, phase=WorkerPhase.EXITED, exit_code=exit_code, exited_at=self._now)
         life.due = None
         self._dirty = True

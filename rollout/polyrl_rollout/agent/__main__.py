@@ -27,7 +27,7 @@ from polyrl.errors import InvalidData, UserError
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rollout import EngineSpec
-from polyrl.partition_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
+from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Pool
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
@@ -93,10 +93,10 @@ async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: 
         loop = asyncio.get_running_loop()
         for number in NOTICE_SIGNALS:
             loop.add_signal_handler(number, _on_notice, agent)
-        loop.add_signal_handler(CUT_OFF, agent.cut_off)
-        loop.add_signal_handler(CUT_IN, agent.cut_off, True, False)
-        loop.add_signal_handler(CUT_OUT, agent.cut_off, False, True)
-        loop.add_signal_handler(LET_BACK, agent.let_back)
+        loop.add_signal_handler(PARTITION, agent.cut_off)
+        loop.add_signal_handler(PARTITION_IN, agent.cut_off, True, False)
+        loop.add_signal_handler(PARTITION_OUT, agent.cut_off, False, True)
+        loop.add_signal_handler(HEAL, agent.let_back)
         return await agent.run()
     finally:
         staging.close()

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from aiohttp import WSMsgType, web
 
-from polyrl.partition_signals import CUT_OFF, LET_BACK
+from polyrl.partition_signals import HEAL, PARTITION
 from polyrl_operator.certificate import make_certificate
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits"
@@ -39,7 +39,7 @@ LOOK_AT_PODS = {"polyrl.dev": ("polyrljobs", ["get"]), "": ("pods", ["list"])}
 WORKER = f"""
 import signal, subprocess, sys
 def obey(number, _): print("got", number, flush=True)
-for number in ({CUT_OFF:d}, {LET_BACK:d}): signal.signal(number, obey)
+for number in ({PARTITION:d}, {HEAL:d}): signal.signal(number, obey)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 while True: signal.pause()
@@ -257,7 +257,7 @@ async def test_an_engine_is_killed_and_its_agent_lives(bed: Bed) -> None:
 async def test_an_agent_is_cut_off_and_let_back(bed: Bed) -> None:
     code, said = await bed.chaos("partition", "job", "--for", "0.5")
     assert code == 0, said
-    assert [await bed.said("job-r-1"), await bed.said("job-r-1")] == [f"got {CUT_OFF:d}", f"got {LET_BACK:d}"]
+    assert [await bed.said("job-r-1"), await bed.said("job-r-1")] == [f"got {PARTITION:d}", f"got {HEAL:d}"]
     heard = await bed.refused("partition", "job", "--direction", "in")
     assert "has not greeted the manager yet" in heard, "its stand-in has no handler for that signal"
 
@@ -279,7 +279,7 @@ async def test_a_pod_is_deleted(bed: Bed, flags: tuple[str, ...], victim: str, g
     assert pod["metadata"]["deletionGracePeriodSeconds"] == grace
     assert bed.kubelet.asked == ([(victim, "rollout")] if cut else [])
     if cut:
-        assert await bed.said(victim) == f"got {CUT_OFF:d}"
+        assert await bed.said(victim) == f"got {PARTITION:d}"
     role = flags[-1] if "--role" in flags else "rollout"
     assert f"does not have a live {role} now" in await bed.refused(*flags)
 

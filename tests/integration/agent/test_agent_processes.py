@@ -20,7 +20,7 @@ from aiohttp import web
 from polyrl import parent_death_signal
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
-from polyrl.partition_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
+from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Group, Purpose, SamplingParams, Scored
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_operator.keygen import write_run_keys
@@ -170,7 +170,7 @@ async def test_agents_killed_and_preempted_mid_stream_cost_no_token(site: Site) 
     await site.until_only("stays")
 
 
-@pytest.mark.parametrize("cut", [CUT_OFF, CUT_IN, CUT_OUT], ids=["both", "in", "out"])
+@pytest.mark.parametrize("cut", [PARTITION, PARTITION_IN, PARTITION_OUT], ids=["both", "in", "out"])
 async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(site: Site, cut: int) -> None:
     """Whatever is lost, its lease ends; work that it never heard of, or whose tokens never came, goes on elsewhere."""
     await site.publish(0)
@@ -181,16 +181,16 @@ async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(sit
     check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
     await site.until_only("stays")
     assert site.manager.status().engines_lost == 1
-    site.agents["cut"].send_signal(LET_BACK)
+    site.agents["cut"].send_signal(HEAL)
     await site.until_serving(2)
 
 
-@pytest.mark.parametrize("cut", [CUT_OFF, CUT_IN, CUT_OUT], ids=["both", "in", "out"])
+@pytest.mark.parametrize("cut", [PARTITION, PARTITION_IN, PARTITION_OUT], ids=["both", "in", "out"])
 async def test_a_cut_that_an_agent_slept_through_is_over_when_it_wakes(site: Site, cut: int) -> None:
     await site.publish(0)
     await site.start_agent("alone")
     await site.until_serving(1)
-    for number in (signal.SIGSTOP, cut, LET_BACK, signal.SIGCONT):
+    for number in (signal.SIGSTOP, cut, HEAL, signal.SIGCONT):
         site.agents["alone"].send_signal(number)
     check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
 

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import Phase
-from polyrl.partition_signals import CUT_IN, CUT_OFF, CUT_OUT, LET_BACK
+from polyrl.local.fleet import WorkerPhase
+from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.worker import Role, Worker
-from polyrl_cli.chaos.faults import Infliction, Wish
-from polyrl_cli.chaos.injector import Inflictor
-from polyrl_cli.chaos.kinds import Action, Direction, Target
+from polyrl_cli.chaos.faults import Fault, FaultRequest
+from polyrl_cli.chaos.injector import FaultInjector
+from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 from polyrl_cli.local.control_socket import ask_runner, listening
 from polyrl_cli.local.process_fleet import ProcessFleet
 
@@ -36,8 +36,8 @@ TURNS = 10
 AGENT = f"""
 import signal, subprocess, sys
 def obey(number, _): print("got", number, flush=True)
-for number in ({CUT_OFF:d}, {CUT_IN:d}, {CUT_OUT:d}): signal.signal(number, obey)
-signal.signal({LET_BACK:d}, obey)
+for number in ({PARTITION:d}, {PARTITION_IN:d}, {PARTITION_OUT:d}): signal.signal(number, obey)
+signal.signal({HEAL:d}, obey)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LONG_S})"])
 print(child.pid, flush=True)
 while True: signal.pause()
@@ -50,7 +50,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.log = folder / "rollout-0.log"
         self.fleet = ProcessFleet(folder)
-        self.inflictor = Inflictor(self.fleet)
+        self.injector = FaultInjector(self.fleet)
 
     async def start(self) -> None:
         await self.fleet.start(Worker("rollout-0", Role.ROLLOUT, (sys.executable, "-c", AGENT)))
@@ -58,11 +58,11 @@ class Rig:
         self.engine = psutil.Process(int(self.log.read_text().splitlines()[0]))
         self.agent = psutil.Process(self.engine.ppid())
 
-    async def inflict(self, action: Action, target: Target = Target.AGENT, **more: Any) -> None:
+    async def inject(self, action: ChaosAction, target: Target = Target.AGENT, **more: Any) -> None:
         numbers: dict[str, Any] = {"seconds": FAULT_S, "speed": 0.2} | more
-        fault = Infliction(action=action, target=target, victim="rollout-0", role=Role.ROLLOUT, **numbers)
-        self.inflictor.check(fault)
-        await self.inflictor.inflict(fault)
+        fault = Fault(action=action, target=target, victim="rollout-0", role=Role.ROLLOUT, **numbers)
+        self.injector.check(fault)
+        await self.injector.inject(fault)
 
     def stopped(self) -> tuple[bool, bool]:
         """Whether the agent is, and its engine."""
@@ -75,9 +75,9 @@ class Rig:
             assert self.fleet.now() < end, f"no {what}"
             await asyncio.sleep(LOOK_S)
 
-    def may(self, action: Action) -> bool:
+    def may(self, action: ChaosAction) -> bool:
         try:
-            self.inflictor.check(Infliction(action=action, target=Target.AGENT, victim="rollout-0", role=Role.ROLLOUT))
+            self.injector.check(Fault(action=action, target=Target.AGENT, victim="rollout-0", role=Role.ROLLOUT))
         except UserError:
             return False
         return True
@@ -85,7 +85,7 @@ class Rig:
     async def gone(self) -> int | None:
         while True:
             (seen,) = await self.fleet.list()
-            if seen.phase is Phase.EXITED:
+            if seen.phase is WorkerPhase.EXITED:
                 return seen.exit_code
             assert await self.fleet.changed(DEADLINE_S)
 
@@ -95,20 +95,20 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     rig = Rig(tmp_path)
     await rig.start()
     yield rig
-    await rig.inflictor.close()
+    await rig.injector.close()
     await rig.fleet.close()
 
 
 @pytest.mark.parametrize(("target", "stopped"), [(Target.AGENT, (True, True)), (Target.ENGINE, (False, True))])
 async def test_frozen_and_awake_again(rig: Rig, target: Target, stopped: tuple[bool, bool]) -> None:
-    await rig.inflict(Action.FREEZE, target)
+    await rig.inject(ChaosAction.FREEZE, target)
     await rig.until(lambda: rig.stopped() == stopped, "the frost")
     await rig.until(lambda: rig.stopped() == (False, False), "the thaw")
-    await rig.until(lambda: rig.may(Action.FREEZE), "leave for another fault")
+    await rig.until(lambda: rig.may(ChaosAction.FREEZE), "leave for another fault")
 
 
 async def test_slow_is_stopped_for_its_share_of_the_time(rig: Rig) -> None:
-    await rig.inflict(Action.SLOW, seconds=LONG_S, speed=0.3)
+    await rig.inject(ChaosAction.SLOW, seconds=LONG_S, speed=0.3)
     looks: list[bool] = []
 
     def has_turned() -> bool:
@@ -117,55 +117,60 @@ async def test_slow_is_stopped_for_its_share_of_the_time(rig: Rig) -> None:
 
     await rig.until(has_turned, "stopping and continuing in turn")
     assert 0.3 < sum(looks) / len(looks) < 0.95
-    await rig.inflictor.close()
+    await rig.injector.close()
     await rig.until(lambda: rig.stopped() == (False, False), "the end")
 
 
 async def test_a_killed_engine_leaves_its_agent(rig: Rig) -> None:
-    await rig.inflict(Action.KILL, Target.ENGINE)
+    await rig.inject(ChaosAction.KILL, Target.ENGINE)
     await rig.until(lambda: rig.engine.status() == psutil.STATUS_ZOMBIE, "the engine's end")
     assert rig.agent.is_running()
     assert not rig.stopped()[0]
 
 
 async def test_a_killed_agent_takes_its_engine_along(rig: Rig) -> None:
-    await rig.inflict(Action.KILL)
+    await rig.inject(ChaosAction.KILL)
     assert await rig.gone() == -9
     psutil.wait_procs([rig.engine], timeout=DEADLINE_S)
     assert not rig.engine.is_running() or rig.engine.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_a_preempted_agent_gets_its_notice(rig: Rig) -> None:
-    await rig.inflict(Action.PREEMPT, seconds=LONG_S)
+    await rig.inject(ChaosAction.PREEMPT, seconds=LONG_S)
     (seen,) = await rig.fleet.list()
     assert seen.reclaim is not None
     assert await rig.gone() == -15
 
 
 @pytest.mark.parametrize(
-    ("direction", "number"), [(Direction.BOTH, CUT_OFF), (Direction.IN, CUT_IN), (Direction.OUT, CUT_OUT)]
+    ("direction", "number"),
+    [
+        (Direction.BOTH, PARTITION),
+        (Direction.IN, PARTITION_IN),
+        (Direction.OUT, PARTITION_OUT),
+    ],
 )
 async def test_a_partition_tells_the_agent_and_nobody_below(rig: Rig, direction: Direction, number: int) -> None:
-    await rig.inflict(Action.PARTITION, direction=direction)
-    await rig.until(lambda: rig.may(Action.PARTITION), "its end")
+    await rig.inject(ChaosAction.PARTITION, direction=direction)
+    await rig.until(lambda: rig.may(ChaosAction.PARTITION), "its end")
     await rig.until(lambda: rig.log.read_text().count("\n") >= 3, "both signals")
-    assert rig.log.read_text().splitlines()[1:] == [f"got {number:d}", f"got {LET_BACK:d}"]
+    assert rig.log.read_text().splitlines()[1:] == [f"got {number:d}", f"got {HEAL:d}"]
     assert rig.engine.is_running()
 
 
 async def test_a_frozen_one_cannot_be_slowed_too_but_killed(rig: Rig) -> None:
-    await rig.inflict(Action.FREEZE, seconds=LONG_S)
+    await rig.inject(ChaosAction.FREEZE, seconds=LONG_S)
     await rig.until(lambda: rig.stopped() == (True, True), "the frost")
     with pytest.raises(UserError, match="another fault lasts there"):
-        await rig.inflict(Action.SLOW)
-    await rig.inflict(Action.KILL)
+        await rig.inject(ChaosAction.SLOW)
+    await rig.inject(ChaosAction.KILL)
     assert await rig.gone() == -9
 
 
 async def test_what_lasts_is_undone_when_the_run_ends(rig: Rig) -> None:
-    await rig.inflict(Action.FREEZE, seconds=LONG_S)
+    await rig.inject(ChaosAction.FREEZE, seconds=LONG_S)
     await rig.until(lambda: rig.stopped() == (True, True), "the frost")
-    await rig.inflictor.close()
+    await rig.injector.close()
     await rig.until(lambda: rig.stopped() == (False, False), "the thaw")
 
 
@@ -176,15 +181,15 @@ async def test_where_no_process_lives_nothing_is_hit(rig: Rig) -> None:
     await rig.gone()
     for target in (Target.AGENT, Target.ENGINE):
         with pytest.raises(UserError, match=f"rollout-0: no {target} process lives there"):
-            await rig.inflict(Action.KILL, target)
+            await rig.inject(ChaosAction.KILL, target)
 
 
 # --- the runner's ear -------------------------------------------------------------------------------------------------
 
-WISH = Wish(action=Action.KILL)
+WISH = FaultRequest(action=ChaosAction.KILL)
 
 
-async def obey(wish: Wish) -> str:
+async def obey(wish: FaultRequest) -> str:
     if wish.worker:
         raise UserError(f"nobody is called {wish.worker}")
     return f"{wish.action} with seed {wish.seed}"
@@ -201,9 +206,9 @@ def socket_path(tmp_path: Path) -> Path:
 async def test_the_runner_is_asked_and_answers(socket_path: Path) -> None:
     async with listening(socket_path, obey):
         assert stat.S_IMODE(os.lstat(socket_path).st_mode) == 0o600
-        assert await ask_runner(socket_path, Wish(action=Action.KILL, seed=7)) == "kill with seed 7"
+        assert await ask_runner(socket_path, FaultRequest(action=ChaosAction.KILL, seed=7)) == "kill with seed 7"
         with pytest.raises(UserError, match="nobody is called x"):
-            await ask_runner(socket_path, Wish(action=Action.KILL, worker="x"))
+            await ask_runner(socket_path, FaultRequest(action=ChaosAction.KILL, worker="x"))
     assert socket_path.name not in os.listdir(socket_path.parent)
 
 

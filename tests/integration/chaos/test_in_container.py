@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from polyrl.local.fleet import Observed, Phase
-from polyrl.partition_signals import CUT_IN, CUT_OFF, LET_BACK
+from polyrl.local.fleet import ObservedWorker, WorkerPhase
+from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN
 from polyrl.worker import Role
 from polyrl_cli.chaos import in_container
-from polyrl_cli.chaos.faults import Infliction
-from polyrl_cli.chaos.kinds import Action, Direction, Target
+from polyrl_cli.chaos.faults import Fault
+from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 from polyrl_cli.chaos.signals import SLOW_PERIOD_S
-from polyrl_cli.remote.chaos import drill_command
+from polyrl_cli.remote.chaos import injection_command
 from polyrl_cli.remote.chaos_targets import PodWorker
 
 DEADLINE_S = 60.0
@@ -38,7 +38,7 @@ WORKER = f"""
 import ctypes, signal, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 def obey(number, _): print("got", number, flush=True)
-for number in ({CUT_OFF:d}, {LET_BACK:d}): signal.signal(number, obey)
+for number in ({PARTITION:d}, {HEAL:d}): signal.signal(number, obey)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LONG_S})"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 while True: signal.pause()
@@ -55,15 +55,15 @@ class Rig:
     folder: Path
     drills: list[asyncio.subprocess.Process] = field(default_factory=list)
 
-    def fault(self, action: Action, target: Target = Target.ENGINE, **more: Any) -> Infliction:
+    def fault(self, action: ChaosAction, target: Target = Target.ENGINE, **more: Any) -> Fault:
         numbers: dict[str, Any] = {"seconds": FAULT_S, "speed": 0.2} | more
-        return Infliction(action=action, target=target, victim="job-r-1", role=Role.ROLLOUT, **numbers)
+        return Fault(action=action, target=target, victim="job-r-1", role=Role.ROLLOUT, **numbers)
 
-    async def begin(self, action: Action, target: Target = Target.ENGINE, **more: Any) -> str:
+    async def begin(self, action: ChaosAction, target: Target = Target.ENGINE, **more: Any) -> str:
         """Runs a drill, and returns its answer; it may go on."""
-        seen = Observed("job-r-1", Role.ROLLOUT, "uid", Phase.RUNNING, started_at=0.0)
+        seen = ObservedWorker("job-r-1", Role.ROLLOUT, "uid", WorkerPhase.RUNNING, started_at=0.0)
         worker = PodWorker(seen, "job-r-1", "uid", "rollout", self.argv)
-        command = drill_command(worker, self.fault(action, target, **more))
+        command = injection_command(worker, self.fault(action, target, **more))
         environment = os.environ | {"TMPDIR": str(self.folder)}
         drill = await asyncio.create_subprocess_exec(
             *command, env=environment, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -127,7 +127,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
-    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
     await rig.until(rig.stopped, "frost")
     assert psutil.Process(rig.process.pid).status() != psutil.STATUS_STOPPED
     await rig.until(lambda: not rig.stopped(), "thaw")
@@ -138,7 +138,7 @@ async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 async def test_the_thaw_comes_whoever_ends_the_drill(rig: Rig, how: signal.Signals) -> None:
     """As a runtime may, when the connection through which it was asked is gone."""
-    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
     rig.drills[0].send_signal(how)
     await asyncio.wait_for(rig.drills[0].wait(), DEADLINE_S)
     await rig.until(rig.stopped, "frost")
@@ -146,7 +146,7 @@ async def test_the_thaw_comes_whoever_ends_the_drill(rig: Rig, how: signal.Signa
 
 
 async def test_the_thaw_comes_when_nobody_hears_any_more(rig: Rig) -> None:
-    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
     drill = rig.drills[0]
     assert drill.stdin is not None
     drill.stdin.close()
@@ -157,7 +157,7 @@ async def test_the_thaw_comes_when_nobody_hears_any_more(rig: Rig) -> None:
 
 
 async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
-    assert await rig.begin(Action.FREEZE) == in_container.DONE
+    assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
     (keeper,) = rig.keepers()
     for number in in_container.UNASKED:
         keeper.send_signal(number)
@@ -166,7 +166,7 @@ async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
 
 
 async def test_slow_stops_and_continues_in_turn_and_not_its_own_keeper(rig: Rig) -> None:
-    assert await rig.begin(Action.SLOW, seconds=16 * SLOW_PERIOD_S) == in_container.DONE
+    assert await rig.begin(ChaosAction.SLOW, seconds=16 * SLOW_PERIOD_S) == in_container.DONE
     rig.drills[0].kill()
     for _ in range(3):
         await rig.until(rig.stopped, "stop")
@@ -176,29 +176,29 @@ async def test_slow_stops_and_continues_in_turn_and_not_its_own_keeper(rig: Rig)
 
 
 async def test_one_fault_lasts_at_a_time_and_a_frozen_engine_can_be_killed(rig: Rig) -> None:
-    assert await rig.begin(Action.FREEZE, seconds=LONG_S) == in_container.DONE
-    assert await rig.begin(Action.SLOW) == in_container.BUSY
-    assert await rig.begin(Action.PARTITION, Target.AGENT) == in_container.BUSY
-    assert await rig.begin(Action.KILL) == in_container.DONE
+    assert await rig.begin(ChaosAction.FREEZE, seconds=LONG_S) == in_container.DONE
+    assert await rig.begin(ChaosAction.SLOW) == in_container.BUSY
+    assert await rig.begin(ChaosAction.PARTITION, Target.AGENT) == in_container.BUSY
+    assert await rig.begin(ChaosAction.KILL) == in_container.DONE
     await rig.until(lambda: rig.engine.status() == psutil.STATUS_ZOMBIE, "end of the engine")
     assert rig.process.returncode is None
-    assert await rig.begin(Action.KILL) == in_container.GONE
+    assert await rig.begin(ChaosAction.KILL) == in_container.GONE
 
 
 async def test_a_partition_tells_the_worker_and_nobody_below(rig: Rig) -> None:
-    assert await rig.begin(Action.PARTITION, Target.AGENT) == in_container.DONE
-    assert [await rig.line(), await rig.line()] == [f"got {CUT_OFF:d}", f"got {LET_BACK:d}"]
+    assert await rig.begin(ChaosAction.PARTITION, Target.AGENT) == in_container.DONE
+    assert [await rig.line(), await rig.line()] == [f"got {PARTITION:d}", f"got {HEAL:d}"]
     assert rig.engine.is_running()
 
 
 async def test_a_worker_that_does_not_listen_is_left_alone(rig: Rig) -> None:
-    answer = await rig.begin(Action.PARTITION, Target.AGENT, direction=Direction.IN)
-    assert answer == in_container.DEAF, f"it has no handler for {CUT_IN}"
+    answer = await rig.begin(ChaosAction.PARTITION, Target.AGENT, direction=Direction.IN)
+    assert answer == in_container.DEAF, f"it has no handler for {PARTITION_IN}"
     assert rig.process.returncode is None
 
 
 async def test_nobody_is_hit_where_no_worker_is(rig: Rig) -> None:
     rig.process.kill()
     await rig.process.wait()
-    assert await rig.begin(Action.FREEZE) == in_container.GONE
+    assert await rig.begin(ChaosAction.FREEZE) == in_container.GONE
     assert not rig.stopped()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl.worker import NAME_SLOT, Place, Role, Worker, workers_of
+from polyrl.worker import NAME_SLOT, Role, RunLocation, Worker, workers_of
 from polyrl_cli.local.run import execute
 from polyrl_cli.local.run_folder import RunFolder, held, prepare
 
@@ -42,7 +42,7 @@ def main() -> int:
     job, folder = PolyRLJob.model_validate(MANIFEST), RunFolder(root)
     with held(folder):
         epoch = prepare(folder, job)
-        wanted = workers_of(job.spec, Place(str(root), str(root), sys.executable, epoch, cpus=2))
+        wanted = workers_of(job.spec, RunLocation(str(root), str(root), sys.executable, epoch, cpus=2))
         assert wanted.reserved is not None
         assert wanted.rollout is not None
         wanted = dataclasses.replace(

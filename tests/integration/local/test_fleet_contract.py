@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyrl.local.fleet import Observed, Phase
+from polyrl.local.fleet import ObservedWorker, WorkerPhase
 from polyrl.testing.fake_fleet import FakeFleet
 from polyrl.worker import Role, Worker
 from polyrl_cli.local.process_fleet import ProcessFleet
@@ -44,9 +44,9 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await processes.close()
 
 
-async def until(fleet: Fleet, name: str, holds: Callable[[Observed], bool]) -> list[Observed]:
+async def until(fleet: Fleet, name: str, holds: Callable[[ObservedWorker], bool]) -> list[ObservedWorker]:
     """Every distinct fact about `name` up to the first that `holds`."""
-    seen: list[Observed] = []
+    seen: list[ObservedWorker] = []
     deadline = fleet.now() + DEADLINE_S
     while fleet.now() < deadline:
         now = next(one for one in await fleet.list() if one.name == name)
@@ -58,12 +58,12 @@ async def until(fleet: Fleet, name: str, holds: Callable[[Observed], bool]) -> l
     raise AssertionError(f"{name} never came to it: {seen}")
 
 
-def runs(seen: Observed) -> bool:
-    return seen.phase is Phase.RUNNING
+def runs(seen: ObservedWorker) -> bool:
+    return seen.phase is WorkerPhase.RUNNING
 
 
-def has_exited(seen: Observed) -> bool:
-    return seen.phase is Phase.EXITED
+def has_exited(seen: ObservedWorker) -> bool:
+    return seen.phase is WorkerPhase.EXITED
 
 
 async def test_phases_come_in_order(fleet: Fleet) -> None:
@@ -71,7 +71,7 @@ async def test_phases_come_in_order(fleet: Fleet) -> None:
     seen = await until(fleet, "rollout-0", runs)
     await fleet.stop("rollout-0", GRACE_S)
     seen += await until(fleet, "rollout-0", has_exited)
-    order = [Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.EXITED]
+    order = [WorkerPhase.STARTING, WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.EXITED]
     positions = [order.index(one.phase) for one in seen]
     assert positions == sorted(positions)
     assert len({one.uid for one in seen}) == 1
@@ -175,7 +175,7 @@ async def test_a_deaf_worker_is_ended_when_its_grace_is_over(processes: ProcessF
     log = tmp_path / "rollout-0.log"
     await log_line(log.read_text, processes)
     await processes.stop("rollout-0", 600)
-    assert (await until(processes, "rollout-0", lambda seen: seen.phase is Phase.STOPPING))[-1].lives
+    assert (await until(processes, "rollout-0", lambda seen: seen.phase is WorkerPhase.STOPPING))[-1].lives
     await processes.stop("rollout-0", 0.2)
     assert (await until(processes, "rollout-0", has_exited))[-1].exit_code == -9
 
@@ -203,7 +203,7 @@ async def crash(process: psutil.Process | None) -> None:
 async def test_a_program_that_is_not_there_is_an_exit_with_a_log(processes: ProcessFleet, tmp_path: Path) -> None:
     await processes.start(Worker("rollout-0", Role.ROLLOUT, ("/nowhere/python",)))
     (seen,) = await processes.list()
-    assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
+    assert (seen.phase, seen.exit_code) == (WorkerPhase.EXITED, 127)
     assert "/nowhere/python" in (tmp_path / "rollout-0.log").read_text()
 
 

@@ -37,7 +37,7 @@ from polyrl.status import ManagerStatus
 from polyrl.worker import HANDED_OVER_EXIT
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.manifests.load import load_manifest
-from polyrl_cli.report.metrics_file import read_reports
+from polyrl_cli.report.metrics_file import read_metrics
 from polyrl_operator.secret import access, keys_secret
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
@@ -115,7 +115,7 @@ class Kubelet:
 
     def steps(self) -> list[int]:
         metrics = self.path(f"{names.RUN_DIR}/metrics.jsonl")
-        return [report.step for report in read_reports(metrics) if report.phase == "rl"]
+        return [report.step for report in read_metrics(metrics) if report.phase == "rl"]
 
     async def status(self) -> ManagerStatus:
         """As the operator asks for it: by the Service's name, with the token, and the authority pinned."""

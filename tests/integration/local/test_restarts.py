@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from polyrl_cli.inspection.check import check_lines
-from polyrl_cli.report.metrics_file import read_reports
+from polyrl_cli.report.metrics_file import read_metrics
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
@@ -57,7 +57,7 @@ class Run:
     def steps(self) -> list[int]:
         """RL steps, in the order in which they became whole."""
         metrics = self.root / "metrics.jsonl"
-        return [report.step for report in read_reports(metrics) if report.phase == "rl"]
+        return [report.step for report in read_metrics(metrics) if report.phase == "rl"]
 
     def kill(self, worker: str, before: Callable[[], object] = lambda: None) -> None:
         """SIGKILL to the newest process of `worker` (a module's name), once there is one. It is stopped while `before`

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrl_cli.report.metrics_file import read_reports
+from polyrl_cli.report.metrics_file import read_metrics
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
@@ -48,7 +48,7 @@ def summary_of(out: Path) -> dict:
 
 
 def steps_of(out: Path, phase: str) -> list[int]:
-    return [report.step for report in read_reports(out / "metrics.jsonl") if report.phase == phase]
+    return [report.step for report in read_metrics(out / "metrics.jsonl") if report.phase == phase]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from polyrl_cli.app import USER_ERROR, app
-from polyrl_cli.report.metrics_file import read_reports
+from polyrl_cli.report.metrics_file import read_metrics
 
 JOB = Path(__file__).parents[3] / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240
@@ -65,7 +65,7 @@ class LiveRun:
 
     def steps(self) -> int:
         file = self.out / "metrics.jsonl"
-        return sum(report.phase == "rl" for report in read_reports(file))
+        return sum(report.phase == "rl" for report in read_metrics(file))
 
     def wait(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrl_cli.report.metrics_file import ReportTail, read_reports
+from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
 from polyrl_trainer.metrics.loggers import METRICS, open_metrics
 from polyrl_trainer.metrics.rewind import go_back_to
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -27,7 +27,7 @@ def write(run: Path, *steps: int) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_restarted_trainer_writes_each_step_once_and_followers_see_each_row_once(tmp_path: Path) -> None:
-    tail = ReportTail(tmp_path / METRICS)
+    tail = MetricsTail(tmp_path / METRICS)
     write(tmp_path, 1, 2, 3)
     assert [report.step for report in tail.read()] == [1, 2, 3]
     with (tmp_path / METRICS).open("a") as file:
@@ -36,7 +36,7 @@ def test_a_restarted_trainer_writes_each_step_once_and_followers_see_each_row_on
     assert tail.read() == []
     write(tmp_path, 3, 4)
     assert [report.step for report in tail.read()] == [3, 4]
-    assert [report.step for report in read_reports(tmp_path / METRICS)] == [1, 2, 3, 4]
+    assert [report.step for report in read_metrics(tmp_path / METRICS)] == [1, 2, 3, 4]
     assert tail.read() == []
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
@@ -44,7 +44,7 @@ def test_a_restarted_trainer_writes_each_step_once_and_followers_see_each_row_on
 @pytest.mark.usefixtures("clock")
 def test_a_follower_that_comes_late_tells_only_what_is_new(tmp_path: Path) -> None:
     write(tmp_path, 1, 2)
-    tail = ReportTail(tmp_path / METRICS)
+    tail = MetricsTail(tmp_path / METRICS)
     go_back_to(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, 1))
     write(tmp_path, 2)
     assert [report.step for report in tail.read()] == [2]

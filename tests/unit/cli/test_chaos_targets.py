@@ -17,13 +17,13 @@ from polyrl.cluster.resources.trainer import trainer_job
 from polyrl.cluster.settings import Settings
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl.partition_signals import CUT_IN, LET_BACK
+from polyrl.partition_signals import HEAL, PARTITION_IN
 from polyrl.sample import Pool
 from polyrl.worker import Role
-from polyrl_cli.chaos.faults import Infliction, Wish, aim
-from polyrl_cli.chaos.kinds import Action, Direction, Target
+from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
+from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 from polyrl_cli.chaos.signals import SLOW_PERIOD_S
-from polyrl_cli.remote.chaos import drill_command
+from polyrl_cli.remote.chaos import injection_command
 from polyrl_cli.remote.chaos_targets import PodWorker, check_in_pods, check_victim, live_workers
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits/job.yaml"
@@ -66,10 +66,10 @@ PODS = [
 WORKERS = {worker.seen.name: worker for worker in live_workers(PODS)}
 
 
-def hit(**wish: Any) -> Infliction:
-    made = Wish(**({"action": Action.KILL} | wish))
+def hit(**wish: Any) -> Fault:
+    made = FaultRequest(**({"action": ChaosAction.KILL} | wish))
     check_in_pods(made)
-    fault = aim(made, [worker.seen for worker in WORKERS.values()], WORKERS)
+    fault = choose_victim(made, [worker.seen for worker in WORKERS.values()], WORKERS)
     check_victim(fault)
     return fault
 
@@ -108,9 +108,9 @@ def test_the_same_rule_draws_as_on_one_machine(target: Target, victims: set[str]
     assert {hit(target=target, seed=seed).victim for seed in range(SEEDS)} == victims
 
 
-@pytest.mark.parametrize("action", [Action.FREEZE, Action.SLOW])
+@pytest.mark.parametrize("action", [ChaosAction.FREEZE, ChaosAction.SLOW])
 @pytest.mark.parametrize("target", [Target.AGENT, Target.MANAGER, Target.TRAINER])
-def test_process_1_cannot_be_stopped_and_it_is_said_what_can(action: Action, target: Target) -> None:
+def test_process_1_cannot_be_stopped_and_it_is_said_what_can(action: ChaosAction, target: Target) -> None:
     with pytest.raises(
         UserError, match=f"--role {target}: .* process 1 of its container, which nothing inside can stop"
     ):
@@ -120,16 +120,16 @@ def test_process_1_cannot_be_stopped_and_it_is_said_what_can(action: Action, tar
 
 def test_the_reserved_engine_is_hit_by_its_name_but_its_agent_cannot_be_killed() -> None:
     assert hit(worker="reserved", target=Target.ENGINE).role is Role.RESERVED
-    assert hit(worker="reserved", action=Action.PARTITION).role is Role.RESERVED
+    assert hit(worker="reserved", action=ChaosAction.PARTITION).role is Role.RESERVED
     with pytest.raises(UserError, match=r"kill its engine .*, or the trainer"):
         hit(worker="reserved")
     with pytest.raises(UserError, match="a live rollout called reserved"):
-        hit(worker="reserved", action=Action.PREEMPT)
+        hit(worker="reserved", action=ChaosAction.PREEMPT)
 
 
 def order(**wish: Any) -> dict[str, Any]:
     fault = hit(**wish)
-    *_, given = drill_command(WORKERS[fault.victim], fault)
+    *_, given = injection_command(WORKERS[fault.victim], fault)
     asked: dict[str, Any] = json.loads(given)
     assert asked.pop("argv") == list(WORKERS[fault.victim].argv)
     return asked
@@ -138,19 +138,19 @@ def order(**wish: Any) -> dict[str, Any]:
 def test_what_is_asked_for_inside() -> None:
     stop = {"begin": signal.SIGSTOP, "undo": signal.SIGCONT, "below": True, "listens": False}
     engine = {"target": Target.ENGINE, "seconds": 9.0}
-    assert order(action=Action.FREEZE, **engine) == {**stop, "on": 9.0, "off": 0.0, "seconds": 9.0}
-    slow = order(action=Action.SLOW, speed=0.25, **engine)
+    assert order(action=ChaosAction.FREEZE, **engine) == {**stop, "on": 9.0, "off": 0.0, "seconds": 9.0}
+    slow = order(action=ChaosAction.SLOW, speed=0.25, **engine)
     assert slow == {**stop, "on": SLOW_PERIOD_S * 0.75, "off": SLOW_PERIOD_S * 0.25, "seconds": 9.0}
-    kill = order(action=Action.KILL, **engine)
+    kill = order(action=ChaosAction.KILL, **engine)
     assert (kill["begin"], kill["undo"], kill["below"]) == (signal.SIGKILL, 0, True)
-    cut = order(action=Action.PARTITION, direction=Direction.IN)
-    assert (cut["begin"], cut["undo"], cut["below"], cut["listens"]) == (CUT_IN, LET_BACK, False, True)
+    cut = order(action=ChaosAction.PARTITION, direction=Direction.IN)
+    assert (cut["begin"], cut["undo"], cut["below"], cut["listens"]) == (PARTITION_IN, HEAL, False, True)
 
 
 def test_the_text_is_run_by_the_containers_own_python() -> None:
     worker = WORKERS["job-r-1"]
     assert isinstance(worker, PodWorker)
-    python, flag, text, _ = drill_command(worker, hit(target=Target.ENGINE))
+    python, flag, text, _ = injection_command(worker, hit(target=Target.ENGINE))
     assert (python, flag) == (worker.argv[0], "-c")
     imported = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
     assert "polyrl" not in imported

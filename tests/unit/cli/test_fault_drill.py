@@ -2,22 +2,22 @@
 
 import pytest
 
-from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.manifest.rollout import FaultSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role
-from polyrl_cli.chaos.schedule import FaultDrill, Strike
+from polyrl_cli.chaos.schedule import DueFault, FaultSchedule
 
 KILL = {"atStep": 5, "action": "Kill"}
 PREEMPT = {"atStep": 5, "action": "Preempt", "noticeSeconds": 3}
 
 
-def a_rollout(number: int, **facts: object) -> Observed:
-    return Observed(f"rollout-{number}", Role.ROLLOUT, str(number), Phase.RUNNING, float(number), **facts)  # type: ignore[arg-type]
+def a_rollout(number: int, **facts: object) -> ObservedWorker:
+    return ObservedWorker(f"rollout-{number}", Role.ROLLOUT, str(number), WorkerPhase.RUNNING, float(number), **facts)  # type: ignore[arg-type]
 
 
-FLEET = [a_rollout(1), a_rollout(0), Observed("reserved", Role.RESERVED, "r", Phase.RUNNING, -1.0)]
+FLEET = [a_rollout(1), a_rollout(0), ObservedWorker("reserved", Role.RESERVED, "r", WorkerPhase.RUNNING, -1.0)]
 
 
 def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:
@@ -36,8 +36,8 @@ def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:
     return ManagerStatus(seq=1, epoch=1, phase=phase, step=step, engines=engines)
 
 
-def struck(fault: dict[str, object], now: ManagerStatus, fleet: list[Observed] = FLEET) -> Strike | None:
-    return FaultDrill([FaultSpec.model_validate(fault)]).due(now, fleet)
+def struck(fault: dict[str, object], now: ManagerStatus, fleet: list[ObservedWorker] = FLEET) -> DueFault | None:
+    return FaultSchedule([FaultSpec.model_validate(fault)]).due(now, fleet)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_one_that_is_going_or_unknown_to_the_manager_is_spared() -> None:
 
 
 def test_each_strikes_once_in_the_order_of_steps() -> None:
-    drill = FaultDrill([FaultSpec.model_validate({**PREEMPT, "atStep": 7}), FaultSpec.model_validate(KILL)])
+    drill = FaultSchedule([FaultSpec.model_validate({**PREEMPT, "atStep": 7}), FaultSpec.model_validate(KILL)])
     strikes = [drill.due(status(step), FLEET) for step in (5, 5, 6, 9)]
     assert [strike and strike.infliction.seconds for strike in strikes] == [0.0, None, 3.0, None]
     assert str(strikes[2]) == "drill: rollout-0 preempted with 3 s notice at step 7"
@@ -77,5 +77,5 @@ def test_each_strikes_once_in_the_order_of_steps() -> None:
 
 @pytest.mark.parametrize(("done_steps", "strikes"), [(4, True), (5, False), (9, False)])
 def test_a_resumed_run_repeats_no_fault_of_the_steps_it_has(done_steps: int, strikes: bool) -> None:
-    drill = FaultDrill([FaultSpec.model_validate(KILL)], done_steps)
+    drill = FaultSchedule([FaultSpec.model_validate(KILL)], done_steps)
     assert (drill.due(status(max(5, done_steps + 1)), FLEET) is not None) == strikes

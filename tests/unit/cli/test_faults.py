@@ -8,22 +8,22 @@ import msgspec
 import pytest
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Role
-from polyrl_cli.chaos.faults import Infliction, Wish, aim
-from polyrl_cli.chaos.kinds import Action, Direction, Target
+from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
+from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 
 
-def seen(name: str, role: Role = Role.ROLLOUT, **facts: Any) -> Observed:
-    return Observed(name, role, name, **({"phase": Phase.RUNNING, "started_at": 0.0} | facts))
+def seen(name: str, role: Role = Role.ROLLOUT, **facts: Any) -> ObservedWorker:
+    return ObservedWorker(name, role, name, **({"phase": WorkerPhase.RUNNING, "started_at": 0.0} | facts))
 
 
 FLEET = [
     seen("manager", Role.MANAGER),
-    seen("trainer", Role.TRAINER, phase=Phase.EXITED, exit_code=-9),
+    seen("trainer", Role.TRAINER, phase=WorkerPhase.EXITED, exit_code=-9),
     seen("trainer-1", Role.TRAINER),
     seen("reserved", Role.RESERVED),
-    seen("rollout-0", phase=Phase.EXITED, exit_code=-9),
+    seen("rollout-0", phase=WorkerPhase.EXITED, exit_code=-9),
     seen("rollout-1", reclaim=Reclaim(9.0)),
     seen("rollout-2"),
     seen("rollout-3"),
@@ -35,11 +35,11 @@ LIVE_ROLLOUTS = {"rollout-2", "rollout-3", "rollout-4"}
 GREETED = {"rollout-3", "reserved"}
 
 
-def hit(fleet: list[Observed] = FLEET, **wish: Any) -> Infliction:
-    return aim(Wish(**({"action": Action.KILL} | wish)), fleet, GREETED)
+def hit(fleet: list[ObservedWorker] = FLEET, **wish: Any) -> Fault:
+    return choose_victim(FaultRequest(**({"action": ChaosAction.KILL} | wish)), fleet, GREETED)
 
 
-def refusal(fleet: list[Observed] = FLEET, **wish: Any) -> str:
+def refusal(fleet: list[ObservedWorker] = FLEET, **wish: Any) -> str:
     with pytest.raises(UserError) as raised:
         hit(fleet, **wish)
     return str(raised.value)
@@ -70,15 +70,15 @@ def test_a_named_one_is_hit_even_the_reserved_engine() -> None:
 
 def test_only_a_rollout_is_taken_away_as_capacity_is() -> None:
     assert hit().takes_capacity
-    assert hit(action=Action.PREEMPT).takes_capacity
+    assert hit(action=ChaosAction.PREEMPT).takes_capacity
     for other in (hit(worker="reserved"), hit(target=Target.ENGINE), hit(target=Target.MANAGER)):
         assert not other.takes_capacity
-    assert not hit(action=Action.FREEZE).takes_capacity
+    assert not hit(action=ChaosAction.FREEZE).takes_capacity
 
 
 def test_a_partition_wants_an_agent_that_has_greeted() -> None:
-    assert {hit(action=Action.PARTITION, seed=seed).victim for seed in range(20)} == {"rollout-3"}
-    assert "that has greeted the manager" in refusal(action=Action.PARTITION, worker="rollout-2")
+    assert {hit(action=ChaosAction.PARTITION, seed=seed).victim for seed in range(20)} == {"rollout-3"}
+    assert "that has greeted the manager" in refusal(action=ChaosAction.PARTITION, worker="rollout-2")
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,20 @@ def test_a_partition_wants_an_agent_that_has_greeted() -> None:
     [
         ({"worker": "rollout-0"}, "a live rollout called rollout-0 now; alive: reserved, rollout-2"),
         ({"worker": "manager"}, "a live rollout called manager"),
-        ({"worker": "reserved", "action": Action.PREEMPT}, "a live rollout called reserved"),
-        ({"target": Target.TRAINER, "action": Action.PREEMPT}, "--role trainer: only an agent gets a notice"),
-        ({"target": Target.MANAGER, "action": Action.PARTITION}, "--role manager: only an agent can be cut off"),
-        ({"action": Action.FREEZE, "direction": Direction.IN}, "--direction in: only a partition has one, not freeze"),
-        ({"target": Target.ENGINE, "action": Action.PARTITION}, "--role engine: only an agent can be cut off"),
+        ({"worker": "reserved", "action": ChaosAction.PREEMPT}, "a live rollout called reserved"),
+        ({"target": Target.TRAINER, "action": ChaosAction.PREEMPT}, "--role trainer: only an agent gets a notice"),
+        (
+            {"target": Target.MANAGER, "action": ChaosAction.PARTITION},
+            "--role manager: only an agent can be cut off",
+        ),
+        (
+            {"action": ChaosAction.FREEZE, "direction": Direction.IN},
+            "--direction in: only a partition has one, not freeze",
+        ),
+        (
+            {"target": Target.ENGINE, "action": ChaosAction.PARTITION},
+            "--role engine: only an agent can be cut off",
+        ),
     ],
 )
 def test_refused_in_a_sentence(wish: dict[str, Any], words: str) -> None:
@@ -105,13 +114,13 @@ def test_nobody_of_a_role_is_a_sentence(target: Target) -> None:
 
 @pytest.mark.parametrize("change", [{"seconds": -1.0}, {"seconds": 1e9}, {"speed": 0.0}, {"speed": 1.0}, {"more": 1}])
 def test_a_wish_out_of_bounds_is_not_understood(change: dict[str, float]) -> None:
-    sent = msgspec.to_builtins(Wish(action=Action.SLOW)) | change
+    sent = msgspec.to_builtins(FaultRequest(action=ChaosAction.SLOW)) | change
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(sent, Wish)
+        msgspec.convert(sent, FaultRequest)
 
 
 def test_every_fault_has_its_words() -> None:
-    words = {str(hit(action=action, worker="rollout-3")) for action in Action}
-    assert len(words) == len(Action)
+    words = {str(hit(action=action, worker="rollout-3")) for action in ChaosAction}
+    assert len(words) == len(ChaosAction)
     assert all(text.startswith("rollout-3 ") for text in words)
     assert str(hit(target=Target.ENGINE, worker="rollout-3")) == "the engine of rollout-3 killed without notice"

@@ -7,30 +7,30 @@ from rich.console import Console
 
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
-from polyrl_cli.report.metrics_file import Report, parse_reports
+from polyrl_cli.report.metrics_file import MetricsRow, parse_metrics
 from polyrl_cli.report.progress import clock_text, sparkline
 from polyrl_cli.report.summary import Summary, bytes_per_token, losses, seconds_by_stage, step_parts
 from polyrl_cli.report.summary_panel import print_summary
-from polyrl_cli.report.timeline import Event, num_serving
+from polyrl_cli.report.timeline import FleetEvent, num_serving
 
 
-def rl_step(time: float, seconds: float, step: int = 1) -> Report:
-    return Report(time, "rl", step, {"timing_s/step": seconds, "timing_s/gen": seconds / 2, "timing_s/train": 0.25})
+def rl_step(time: float, seconds: float, step: int = 1) -> MetricsRow:
+    return MetricsRow(time, "rl", step, {"timing_s/step": seconds, "timing_s/gen": seconds / 2, "timing_s/train": 0.25})
 
 
-def an_event(event: str, time: float, worker: str = "rollout-0") -> Event:
-    return Event(time=time, t=time - 100, event=event, worker=worker, text=f"{worker} {event}")
+def an_event(event: str, time: float, worker: str = "rollout-0") -> FleetEvent:
+    return FleetEvent(time=time, t=time - 100, event=event, worker=worker, text=f"{worker} {event}")
 
 
 def test_lines_that_are_no_reports_are_left_out() -> None:
     text = b'{"time": 1.5, "phase": "rl", "step": 2, "reward/mean": 0.5}\nnot json\n{"phase": "rl"}\n[1]\n'
-    assert parse_reports(text) == [Report(1.5, "rl", 2, {"reward/mean": 0.5})]
+    assert parse_metrics(text) == [MetricsRow(1.5, "rl", 2, {"reward/mean": 0.5})]
 
 
 def test_every_second_of_the_wall_has_its_place() -> None:
     reports = [
-        Report(110.0, "eval", 0, {}),
-        Report(112.0, "sft", 1, {"timing_s/step": 2.0}),
+        MetricsRow(110.0, "eval", 0, {}),
+        MetricsRow(112.0, "sft", 1, {"timing_s/step": 2.0}),
         rl_step(120.0, 4.0),
         rl_step(125.0, 5.0),
     ]
@@ -44,7 +44,7 @@ def test_a_run_that_never_reported_was_all_start() -> None:
 
 
 def test_step_parts_are_summed_over_rl_steps_only() -> None:
-    parts = step_parts([Report(1.0, "sft", 1, {"timing_s/train": 99.0}), rl_step(2.0, 4.0), rl_step(3.0, 2.0)])
+    parts = step_parts([MetricsRow(1.0, "sft", 1, {"timing_s/train": 99.0}), rl_step(2.0, 4.0), rl_step(3.0, 2.0)])
     assert parts["generate"] == 3.0
     assert parts["train"] == 0.5
     assert parts["other"] == 0.0

@@ -2,13 +2,13 @@
 
 import pytest
 
-from polyrl.local.fleet import Observed, Phase, Reclaim
+from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.local.planner import (
     FAILED_STARTS_LIMIT,
     FIRST_BACKOFF_S,
     MANAGER_START_S,
-    End,
-    Facts,
+    RunEnd,
+    RunObservation,
     conditions,
     next_due,
     plan,
@@ -24,12 +24,12 @@ WANTED = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2)
 RESTARTING = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2, trainer_restarts=2)
 
 
-def seen(worker: Worker, phase: Phase = Phase.RUNNING, **facts: object) -> Observed:
-    return Observed(worker.name, worker.role, worker.name, phase, **{"started_at": NOW - 50, **facts})  # type: ignore[arg-type]
+def seen(worker: Worker, phase: WorkerPhase = WorkerPhase.RUNNING, **facts: object) -> ObservedWorker:
+    return ObservedWorker(worker.name, worker.role, worker.name, phase, **{"started_at": NOW - 50, **facts})  # type: ignore[arg-type]
 
 
-def exited(worker: Worker, exit_code: int = 1, ago: float = 10.0, **facts: object) -> Observed:
-    return seen(worker, Phase.EXITED, exit_code=exit_code, exited_at=NOW - ago, **facts)
+def exited(worker: Worker, exit_code: int = 1, ago: float = 10.0, **facts: object) -> ObservedWorker:
+    return seen(worker, WorkerPhase.EXITED, exit_code=exit_code, exited_at=NOW - ago, **facts)
 
 
 def rollout(number: int) -> Worker:
@@ -44,20 +44,20 @@ def trainer(number: int) -> Worker:
     return TRAINER.named(f"trainer-{number}")
 
 
-def reserved_failures() -> list[Observed]:
+def reserved_failures() -> list[ObservedWorker]:
     return [exited(RESERVED.named(f"reserved-{n}"), started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT)]
 
 
 ALL = [seen(worker) for worker in (MANAGER, TRAINER, RESERVED, rollout(0), rollout(1))]
 
 
-def without(*names: str) -> list[Observed]:
+def without(*names: str) -> list[ObservedWorker]:
     return [one for one in ALL if one.name not in names]
 
 
-def said(observed: list[Observed], wanted: Workers = WANTED, ready: bool = True, **facts: object) -> list[str]:
+def said(observed: list[ObservedWorker], wanted: Workers = WANTED, ready: bool = True, **facts: object) -> list[str]:
     served = facts.pop("served", frozenset({"rollout-0", "rollout-1"}))
-    return [str(action) for action in plan(wanted, Facts(observed, ready, served, **facts), NOW)]  # type: ignore[arg-type]
+    return [str(action) for action in plan(wanted, RunObservation(observed, ready, served, **facts), NOW)]  # type: ignore[arg-type]
 
 
 ROWS = [
@@ -239,23 +239,23 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("observed", "facts", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_plan(observed: list[Observed], facts: dict[str, object], expected: list[str]) -> None:
+def test_plan(observed: list[ObservedWorker], facts: dict[str, object], expected: list[str]) -> None:
     assert said(observed, **facts) == expected  # type: ignore[arg-type]
 
 
-def failed(number: int, ago: float = 60.0) -> Observed:
+def failed(number: int, ago: float = 60.0) -> ObservedWorker:
     return exited(rollout(number), ago=ago, started_at=NOW - 70 + number)
 
 
 def test_a_rollout_that_fails_at_start_again_and_again_is_given_up_and_the_run_goes_on() -> None:
-    facts = Facts([*ALL[:3], *(failed(n) for n in range(FAILED_STARTS_LIMIT))], True)
+    facts = RunObservation([*ALL[:3], *(failed(n) for n in range(FAILED_STARTS_LIMIT))], True)
     assert plan(WANTED, facts, NOW) == []
     (sentence,) = conditions(WANTED, facts)
     assert sentence == "rollouts given up: the last 3 ended before they served (newest rollout-2, exit code 1)"
 
 
 def test_one_that_served_in_between_starts_the_count_anew() -> None:
-    facts = Facts([*ALL[:3], *(failed(n) for n in range(4))], True, frozenset({"rollout-1"}))
+    facts = RunObservation([*ALL[:3], *(failed(n) for n in range(4))], True, frozenset({"rollout-1"}))
     assert [str(action) for action in plan(WANTED, facts, NOW)] == [
         "start rollout-4: another one is gone or going",
         "start rollout-5: another one is gone or going",
@@ -270,26 +270,26 @@ def test_a_reclaimed_one_is_no_failure() -> None:
 
 def test_the_back_off_doubles() -> None:
     observed = [*ALL[:3], failed(0, ago=50), failed(1, ago=0)]
-    assert next_due(WANTED, Facts(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
-    assert next_due(WANTED, Facts(ALL, True), NOW) is None
+    assert next_due(WANTED, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
+    assert next_due(WANTED, RunObservation(ALL, True), NOW) is None
 
 
 def test_the_trainers_back_off_doubles_too() -> None:
     observed = [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -11, ago=0)]
-    assert next_due(RESTARTING, Facts(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
+    assert next_due(RESTARTING, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
 
 
 def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:
     gone = [failed(n) for n in range(FAILED_STARTS_LIMIT)]
-    (end,) = plan(WANTED, Facts([*ALL[:2], *reserved_failures(), *gone], True), NOW)
-    assert isinstance(end, End)
+    (end,) = plan(WANTED, RunObservation([*ALL[:2], *reserved_failures(), *gone], True), NOW)
+    assert isinstance(end, RunEnd)
     assert (end.ok, end.worker) == (False, "rollout-2")
     assert str(end) == "end: no engine is left: rollout-2 ended with exit code 1"
 
 
 def test_a_wrong_input_is_told_apart() -> None:
-    (end,) = plan(WANTED, Facts([*without("trainer"), exited(TRAINER, 2)], True), NOW)
-    assert isinstance(end, End)
+    (end,) = plan(WANTED, RunObservation([*without("trainer"), exited(TRAINER, 2)], True), NOW)
+    assert isinstance(end, RunEnd)
     assert end.user_error
 
 

@@ -12,7 +12,7 @@ from polyrl.cluster import names
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.pods.template import Fields
 from polyrl.sample import Pool
-from polyrl.worker import Place, Pods, Workers, workers_of
+from polyrl.worker import Pods, RunLocation, Workers, workers_of
 
 ADVERTISE_ENV: Final = "POLYRL_ADVERTISE_HOST"
 """The pod's own address, from the downward API."""
@@ -36,7 +36,7 @@ def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
         weights_port=names.PUBLISHER_PORT,
         advertise=f"$({ADVERTISE_ENV})",
     )
-    place = Place(names.RUN_DIR, names.MANIFEST_DIR, PYTHON, names.EPOCH, cpus, pods=pods)
+    place = RunLocation(names.RUN_DIR, names.MANIFEST_DIR, PYTHON, names.EPOCH, cpus, pods=pods)
     return workers_of(owner.job.spec, place, pool)
 
 
