@@ -25,7 +25,7 @@ DELTA_S = 0.03
 
 def fleet(engines: int, samples: int) -> Ledger:
     """A ledger whose engines serve version 0 and have room for all samples."""
-    ledger = Ledger(LedgerConfig(epoch=1))
+    ledger = Ledger(LedgerConfig(run_epoch=1))
     ledger.from_trainer(TrainerHello(1, -1), 0.0)
     ledger.from_trainer(PublishVersion(1, 0, "tcp://publisher", "key", b"hash"), 0.0)
     for index in range(engines):

@@ -150,9 +150,9 @@ def reward_of(ids: Sequence[int]) -> float:
     return float(sum(ids) % 7)
 
 
-async def main(run: Path, keys: Path, endpoints: Path, epoch: int) -> None:
+async def main(run: Path, keys: Path, endpoints: Path, run_epoch: int) -> None:
     """The whole life."""
-    async with publishing(keys) as publisher, RolloutClient.connect(endpoints, keys, epoch) as client:
+    async with publishing(keys) as publisher, RolloutClient.connect(endpoints, keys, run_epoch) as client:
         trainer = HashTrainer(run, client, publisher)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(trainer.judge())

@@ -64,9 +64,9 @@ class JobKind:
         kind = {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": f"faults-{self.name}"}}
         return PolyRLJob.model_validate({**kind, "spec": self.spec()})
 
-    def workers(self, folder: RunFolder, epoch: int) -> Workers:
+    def workers(self, folder: RunFolder, run_epoch: int) -> Workers:
         """The job's own, with the two scripts in their places, all of them marked."""
-        place = RunLocation(str(folder.root), str(folder.root), sys.executable, epoch, len(os.sched_getaffinity(0)))
+        place = RunLocation(str(folder.root), str(folder.root), sys.executable, run_epoch, len(os.sched_getaffinity(0)))
         wanted = workers_of(self.manifest().spec, place)
         assert wanted.manager is not None
         assert wanted.rollout is not None

@@ -59,8 +59,8 @@ def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: O
     folder = RunFolder(root)
     began = time.monotonic()
     with held(folder):
-        epoch = prepare(folder, kind.manifest())
-        struck, violations = asyncio.run(_run(folder, epoch, kind, strikes, undisturbed))
+        run_epoch = prepare(folder, kind.manifest())
+        struck, violations = asyncio.run(_run(folder, run_epoch, kind, strikes, undisturbed))
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, undisturbed)
     violations += [*broken, *orphans(str(root)), *_broken_invariants(root), *_dropped(root)]
@@ -68,11 +68,11 @@ def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: O
 
 
 async def _run(
-    folder: RunFolder, epoch: int, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None
+    folder: RunFolder, run_epoch: int, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None
 ) -> tuple[Sequence[Strike], list[str]]:
-    client = LocalManager(folder.endpoints, folder.keys / "operator.key", epoch)
+    client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
-    local = LocalRun(kind.workers(folder, epoch), ProcessFleet(folder.logs), client, timeline)
+    local = LocalRun(kind.workers(folder, run_epoch), ProcessFleet(folder.logs), client, timeline)
     striker = Striker(local, strikes, 0 if undisturbed is None else undisturbed.tokens)
     striking = asyncio.create_task(striker.strike())
     violations: list[str] = []

@@ -46,9 +46,9 @@ ENDING_S: Final = 120.0
 """For what is in flight after the last kill."""
 
 
-def workers(plan: Plan, folder: RunFolder, epoch: int) -> Workers:
+def workers(plan: Plan, folder: RunFolder, run_epoch: int) -> Workers:
     """The job's own workers; the trainer is the stand-in, the rollouts count their tokens."""
-    place = RunLocation(str(folder.root), str(folder.root), sys.executable, epoch, len(os.sched_getaffinity(0)))
+    place = RunLocation(str(folder.root), str(folder.root), sys.executable, run_epoch, len(os.sched_getaffinity(0)))
     wanted = workers_of(plan.job().spec, place)
     assert wanted.rollout is not None
     counters = folder.root / "counters"
@@ -67,13 +67,13 @@ def started_by(worker: Worker, *script: str) -> Worker:
     return dataclasses.replace(worker, argv=(python, *script, *rest))
 
 
-async def run(folder: RunFolder, epoch: int, plan: Plan) -> list[Kill]:
+async def run(folder: RunFolder, run_epoch: int, plan: Plan) -> list[Kill]:
     """The whole run. Raises RuntimeError when it does not end well, TimeoutError when it does not end."""
     client_class = LocalManager if plan.told else LeaseOnly
-    client = client_class(folder.endpoints, folder.keys / "operator.key", epoch)
+    client = client_class(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
     fleet = ProcessFleet(folder.logs)
-    local = LocalRun(workers(plan, folder, epoch), fleet, client, timeline)
+    local = LocalRun(workers(plan, folder, run_epoch), fleet, client, timeline)
     killer = Killer(local, fleet, plan)
     killing = asyncio.create_task(killer.kill())
     killing.add_done_callback(lambda _: (folder.root / "enough").touch())

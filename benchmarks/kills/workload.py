@@ -108,11 +108,11 @@ def told(batch: Batch, waited_s: float) -> dict[str, Any]:
     return {"batch": batch.number, "waitedSeconds": waited_s, "samples": samples}
 
 
-async def main(run: Path, keys: Path, endpoints: Path, epoch: int) -> None:
+async def main(run: Path, keys: Path, endpoints: Path, run_epoch: int) -> None:
     """Publishes, works, finishes."""
     publisher = WeightPublisher(keys)
     try:
-        async with RolloutClient.connect(endpoints, keys, epoch) as client:
+        async with RolloutClient.connect(endpoints, keys, run_epoch) as client:
             workload = Workload(client, run)
             await workload.publish(publisher)
             judge = asyncio.create_task(workload.judge())

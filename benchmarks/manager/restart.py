@@ -65,7 +65,7 @@ class Bench:
         (folder / "job.json").write_text(json.dumps(JOB))
         self.folder = folder
         self.file = folder / "manager.json"
-        self.status = ManagerStatus(seq=-1, epoch=EPOCH)
+        self.status = ManagerStatus(seq=-1, run_epoch=EPOCH)
         self.process: asyncio.subprocess.Process | None = None
 
     async def start_manager(self) -> None:

@@ -53,7 +53,7 @@ class Endpoints(_Body, frozen=True):
     """Base URL of the HTTP API, `http://host:port`; https in pods."""
     pid: int
     """0 in pods, where it says nothing."""
-    epoch: int
+    run_epoch: int = msgspec.field(name="epoch")
     public_key: str
     """CURVE server key of both ZeroMQ sockets, Z85; empty in pods. Peers believe their key file, not this."""
 
@@ -83,7 +83,7 @@ class Waits(_Body, frozen=True):
 class Health(_Body, frozen=True):
     """The manager's loop is alive: it wrote this."""
 
-    epoch: int
+    run_epoch: int = msgspec.field(name="epoch")
     uptime_seconds: float
 
 

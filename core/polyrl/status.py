@@ -88,7 +88,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     seq: int
     """Grows with every change."""
-    epoch: int
+    run_epoch: int = msgspec.field(name="epoch")
     phase: str = ""
     """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before it spoke."""
     step: int = 0

@@ -96,7 +96,7 @@ class RunLocation:
     """Folder that the manifest's relative paths start from."""
     python: str
     """Interpreter that has the components installed."""
-    epoch: int
+    run_epoch: int
     """Fences what earlier starts of the same run left behind."""
     cpus: int
     """Cores that the run may use."""
@@ -205,7 +205,7 @@ def _module(place: RunLocation, module: str, keys: str, endpoints_flag: str | No
     argv += ("--job", place.job_file, "--keys", f"{place.keys_dir}/{keys}.key")
     if endpoints_flag is not None:
         argv += (endpoints_flag, place.endpoints_file)
-    return (*argv, "--epoch", str(place.epoch))
+    return (*argv, "--epoch", str(place.run_epoch))
 
 
 def _trainer_threads(spec: JobSpec, place: RunLocation) -> int:

@@ -135,7 +135,7 @@ def test_a_newcomer_is_told_what_is_held_and_is_asked_for_every_open_verdict() -
 def test_a_replaced_trainer_is_fenced_for_good_also_by_a_restarted_manager() -> None:
     stage = at_work()
     stage.trainer(hello("second"))
-    stage.ledger = Ledger(LedgerConfig(epoch=1), decode_state(encode_state(stage.ledger.state)))
+    stage.ledger = Ledger(LedgerConfig(run_epoch=1), decode_state(encode_state(stage.ledger.state)))
     outcome = stage.trainer(hello("first"))
     assert [fenced.reason for fenced in said(outcome, Fenced)] == ["another trainer has taken this one's place"]
     assert stage.ledger.state.trainer == "second"
@@ -200,7 +200,7 @@ def test_a_live_number_is_not_given_to_another_prompt() -> None:
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_verdict_that_never_comes_has_a_deadline_as_long_as_the_trainer_lives(listens: bool) -> None:
-    stage = Stage(LedgerConfig(epoch=1, verdict_deadline_s=100.0))
+    stage = Stage(LedgerConfig(run_epoch=1, verdict_deadline_s=100.0))
     stage.engine("a")
     stage.trainer(hello("first"))
     stage.submit(n=2)

@@ -30,7 +30,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     manifest_dir: Annotated[Path, typer.Option(help="Folder that the manifest's relative paths start from.")],
     run: Annotated[Path, typer.Option(help="The run's folder.")],
     keys: Annotated[Path, typer.Option(help="The trainer's key file.")],
-    epoch: Annotated[int, typer.Option(help="Start of the run; the manager must be of the same.")],
+    run_epoch: Annotated[int, typer.Option("--epoch", help="Start of the run; the manager must be of the same.")],
     manager_endpoints: Annotated[Path | None, typer.Option(help="The manager's endpoints file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="A run's folder or a checkpoint to go on from.")] = None,
     weights_port: Annotated[int, typer.Option(help="Where agents get weights; 0: the system chooses.")] = 0,
@@ -49,7 +49,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     from polyrl_trainer.app import Arguments, run_trainer
 
     connection = (weights_port, advertise, max_manager_outage, hand_over)
-    arguments = Arguments(job, manifest_dir, run, keys, epoch, manager_endpoints, resume, *connection)
+    arguments = Arguments(job, manifest_dir, run, keys, run_epoch, manager_endpoints, resume, *connection)
     try:
         done = asyncio.run(run_trainer(arguments))
     except PolyRLError as error:

@@ -77,7 +77,7 @@ class Arguments:
     manifest_dir: Path
     run: Path
     keys: Path
-    epoch: int
+    run_epoch: int
     manager_endpoints: Path | None = None
     """None: a mode without engines; nothing is evaluated."""
     resume: Path | None = None
@@ -208,7 +208,7 @@ def _client(arguments: Arguments) -> AbstractAsyncContextManager[RolloutClient]:
     connect_s = max_manager_outage_s if arguments.hand_over else CONNECT_TIMEOUT_S
     manager, keys = arguments.manager_endpoints, arguments.keys
     return RolloutClient.connect(
-        manager, keys, arguments.epoch, connect_timeout_s=connect_s, max_manager_outage_s=max_manager_outage_s
+        manager, keys, arguments.run_epoch, connect_timeout_s=connect_s, max_manager_outage_s=max_manager_outage_s
     )
 
 

@@ -38,7 +38,7 @@ async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
     """The manager's answer; or why there is none."""
     try:
         endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
-        client = LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.epoch)
+        client = LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch)
         async with asyncio.timeout(ANSWER_S), client:
             await client.find()
             waits = await client.waits()

@@ -34,8 +34,8 @@ RETRY_S: Final = 0.5
 class LocalManager:
     """One run's manager. Use as an async context manager, and `find` it before anything else."""
 
-    def __init__(self, endpoints_file: Path, operator_key: Path, epoch: int) -> None:
-        self._file, self._epoch = endpoints_file, epoch
+    def __init__(self, endpoints_file: Path, operator_key: Path, run_epoch: int) -> None:
+        self._file, self._run_epoch = endpoints_file, run_epoch
         self._credentials = ManagerCredentials(read_keys(OperatorKeys, operator_key).http_token, authority="")
         self._client: ManagerClient
         self._address: Address
@@ -53,7 +53,7 @@ class LocalManager:
         while True:
             if self._file.exists():
                 endpoints = parse_endpoints(self._file.read_bytes(), str(self._file))
-                if endpoints.epoch == self._epoch:
+                if endpoints.run_epoch == self._run_epoch:
                     url = urlsplit(endpoints.http)
                     self._address = Address(url.hostname or "", url.port or 80)
                     return endpoints

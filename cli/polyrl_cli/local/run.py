@@ -70,7 +70,7 @@ class Ended:
 
     job: PolyRLJob
     folder: RunFolder
-    epoch: int
+    run_epoch: int
     end: RunEnd
     run: LocalRun
     began: float
@@ -91,25 +91,25 @@ def run_command(
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
     folder = old_folder(resume) if resume is not None else new_folder(out, job.metadata.name, datetime.now(UTC))
     with held(folder):
-        epoch = prepare(folder, job)
+        run_epoch = prepare(folder, job)
         place = RunLocation(
             run=str(folder.root),
             manifest_dir=str(file.resolve().parent),
             python=sys.executable,
-            epoch=epoch,
+            run_epoch=run_epoch,
             cpus=len(os.sched_getaffinity(0)),
             resume=str(folder.root) if resume is not None else None,
         )
         console.print(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
-        return execute(job, workers_of(job.spec, place), folder, epoch, console)
+        return execute(job, workers_of(job.spec, place), folder, run_epoch, console)
 
 
-def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, console: Console) -> int:
+def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> int:
     """Runs the workers in a prepared folder to the end, writes and prints the summary. Returns the exit code; raises
     UserError when the trainer says that the input is wrong."""
-    return _conclude(asyncio.run(_run(job, wanted, folder, epoch, console)), console)
+    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console)), console)
 
 
 def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> PolyRLJob:
@@ -119,12 +119,12 @@ def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> Po
     return job
 
 
-async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, console: Console) -> Ended:
+async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> Ended:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
     view = open_view(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
-    client = LocalManager(folder.endpoints, folder.keys / "operator.key", epoch)
+    client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
     showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics)))
     try:
@@ -135,7 +135,7 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, epoch: int, c
         await asyncio.gather(showing, return_exceptions=True)
         view.close()
         timeline.close()
-    return Ended(job, folder, epoch, end, run, began, time.time() - began, timeline.preemptions)
+    return Ended(job, folder, run_epoch, end, run, began, time.time() - began, timeline.preemptions)
 
 
 SHOW_EVERY_S: Final = 0.25
@@ -188,7 +188,7 @@ def _summary(ended: Ended) -> Summary:
         outcome=outcome,
         why=ended.end.why,
         seed=ended.job.spec.recipe.seed,
-        epoch=ended.epoch,
+        run_epoch=ended.run_epoch,
         exact_match=result.exact_match,
         steps=result.steps,
         wall_seconds=round(ended.wall_seconds, 3),

@@ -59,7 +59,7 @@ class LocalRun:
     """One run: its wanted workers, its fleet, and what is known of it at this moment."""
 
     def __init__(self, wanted: Workers, fleet: LocalFleet, client: LocalManager, timeline: Timeline) -> None:
-        self.status = ManagerStatus(seq=-1, epoch=0)
+        self.status = ManagerStatus(seq=-1, run_epoch=0)
         self.observed: list[ObservedWorker] = []
         self.conditions: list[str] = []
         self.stopped_by: signal.Signals | None = None

@@ -58,7 +58,7 @@ class Progress:
 
     def __init__(self, name: str, spec: JobSpec, clock: Callable[[], float]) -> None:
         self.name = name
-        self.status = ManagerStatus(seq=-1, epoch=0)
+        self.status = ManagerStatus(seq=-1, run_epoch=0)
         self.conditions: Sequence[str] = ()
         self.exact_match: dict[str, float] = {}
         self.rewards: deque[float] = deque(maxlen=SPARK_WIDTH)

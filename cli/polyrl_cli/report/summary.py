@@ -63,7 +63,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """succeeded, failed or interrupted."""
     why: str
     seed: int
-    epoch: int
+    run_epoch: int = msgspec.field(name="epoch")
     exact_match: dict[str, float]
     """base, afterSft, afterRl: those that were measured."""
     steps: dict[str, int]

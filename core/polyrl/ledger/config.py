@@ -8,7 +8,7 @@ import msgspec
 class LedgerConfig(msgspec.Struct, frozen=True):
     """Constant for a run epoch."""
 
-    epoch: int
+    run_epoch: int
     """Peers that greet with another one are fenced."""
     journal: str = ""
     """Names the journal that keeps this ledger: trainers learn by it that an earlier one is lost."""

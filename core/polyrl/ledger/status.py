@@ -69,7 +69,7 @@ class StepProgress(msgspec.Struct, frozen=True):
 class LedgerStatus(msgspec.Struct, frozen=True):
     """Everything at one moment."""
 
-    epoch: int
+    run_epoch: int
     samples: SampleTally
     tokens: TokenTally
     delta_bytes: int
@@ -102,7 +102,7 @@ def status_of(state: LedgerState, now: float) -> LedgerStatus:
     counters = state.counters
     live = Counter(sample.phase.value for sample in state.samples.values())
     return LedgerStatus(
-        epoch=state.config.epoch,
+        run_epoch=state.config.run_epoch,
         samples=SampleTally(
             submitted=counters.submitted,
             live={phase.value: live[phase.value] for phase in SamplePhase},

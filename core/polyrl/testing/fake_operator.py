@@ -100,7 +100,12 @@ class FakeOperator:
         alive = [pod for pod in self.cluster.pods(Role.MANAGER) if self.cluster.serves(pod)]
         engines = tuple(_engine(pod) for pod in self.cluster.pods(Role.ROLLOUT) if self.cluster.serves(pod))
         status = ManagerStatus(
-            seq=1, epoch=1, step=self.step, values=self.values, trainer_connected=True, engines=engines if alive else ()
+            seq=1,
+            run_epoch=1,
+            step=self.step,
+            values=self.values,
+            trainer_connected=True,
+            engines=engines if alive else (),
         )
         return ManagerFacts(status, self.now, 0 if alive else 3)
 

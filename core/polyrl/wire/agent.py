@@ -24,7 +24,7 @@ class HeldAssignment(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Message, frozen=True, tag="hello"):
     """First words of an agent, repeated after each reconnect; the manager answers Welcome or Fenced."""
 
-    epoch: int
+    run_epoch: int
     engine: str
     """Unique for the life of this engine process (a pod UID, or a fresh random name on a laptop); never reused."""
     pool: Pool
@@ -113,7 +113,7 @@ class Deregister(Message, frozen=True, tag="bye"):
 class Welcome(Message, frozen=True, tag="welcome"):
     """The agent is in; its lease runs from its last message. What it holds was answered before, by Resend or Cancel."""
 
-    epoch: int
+    run_epoch: int
     lease_s: float
     beat_s: float
     delta_s: float

@@ -14,7 +14,7 @@ from polyrl.wire.message import Message
 class TrainerHello(Message, frozen=True, tag="thello"):
     """First words of the trainer, repeated after each reconnect."""
 
-    epoch: int
+    run_epoch: int
     acknowledged: int
     """Newest batch number that the trainer's state contains; -1 for none."""
     trainer: str = ""
@@ -148,7 +148,7 @@ class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
 class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     """The trainer is in; requests it still holds unanswered must be sent again."""
 
-    epoch: int
+    run_epoch: int
     lease_s: float
     beat_s: float
     journal: str = ""

@@ -186,7 +186,7 @@ def _news(status: ManagerStatus) -> tuple[object, ...]:
     """What a job is woken for; token counts are not."""
     engines = tuple((engine.engine, engine.state) for engine in status.engines)
     return (
-        status.epoch,
+        status.run_epoch,
         status.phase,
         status.step,
         status.weight_version,

@@ -47,7 +47,7 @@ NOTICE_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def main(
     job: Annotated[Path, typer.Option(help="The run's job.json.")],
     keys: Annotated[Path, typer.Option(help="The agent's key file, mode 0600.")],
-    epoch: Annotated[int, typer.Option(help="Run epoch; the manager refuses any other.")],
+    run_epoch: Annotated[int, typer.Option("--epoch", help="Run epoch; the manager refuses any other.")],
     engine_name: Annotated[str, typer.Option(help="Unique among all engines of the run, also over time.")],
     pool: Annotated[Pool, typer.Option(help="Kind of capacity this engine runs on.")],
     manager_endpoints: Annotated[Path | None, typer.Option(help="File in which the manager says where it is.")] = None,
@@ -69,9 +69,9 @@ def main(
     def address() -> ManagerAddress | None:
         if manager is not None:
             return ManagerAddress(manager, agent_keys.manager_public_key)
-        return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys, epoch)
+        return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys, run_epoch)
 
-    settings = AgentSettings(address, agent_keys, epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
+    settings = AgentSettings(address, agent_keys, run_epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
     engine_spec = spec.spec.rollout.engine
     engine = choose_engine(engine_spec, spec.spec.recipe.seed)
     cloud = CLOUDS.get(spec.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
@@ -118,13 +118,13 @@ def read_job(path: Path) -> PolyRLJob:
         raise InvalidData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def read_address(path: Path, keys: AgentKeys, epoch: int) -> ManagerAddress | None:
+def read_address(path: Path, keys: AgentKeys, run_epoch: int) -> ManagerAddress | None:
     """Where this epoch's manager listens; None as long as it has not said so. Only the key file's key counts."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except (OSError, ValueError):
         return None
-    return ManagerAddress(endpoints.agents, keys.manager_public_key) if endpoints.epoch == epoch else None
+    return ManagerAddress(endpoints.agents, keys.manager_public_key) if endpoints.run_epoch == run_epoch else None
 
 
 def _on_notice(agent: Agent) -> None:

@@ -129,7 +129,7 @@ class Agent:
     def _hello(self) -> Hello:
         info, settings = self._info, self._settings
         room = (info.max_running, info.kv_tokens, info.max_context)
-        return Hello(settings.epoch, settings.engine, settings.pool, *room, self._engine.version, self.book.held())
+        return Hello(settings.run_epoch, settings.engine, settings.pool, *room, self._engine.version, self.book.held())
 
     def _entered(self) -> None:
         self.book.reconnect(self._loop.time())

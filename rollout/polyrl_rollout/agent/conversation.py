@@ -44,7 +44,7 @@ class AgentSettings:
     manager: Callable[[], ManagerAddress | None]
     """Asked before every connection, since a restarted manager listens elsewhere; None: not known yet."""
     keys: AgentKeys
-    epoch: int
+    run_epoch: int
     engine: str
     pool: Pool
     drain_s: float

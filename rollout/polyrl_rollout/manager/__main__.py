@@ -39,7 +39,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
     keys: Annotated[Path, typer.Option(help="The manager's key file.")],
     journal: Annotated[Path, typer.Option(help="Kept here; an existing one of this epoch is gone on with.")],
-    epoch: Annotated[int, typer.Option(help="Peers of another epoch are fenced.")],
+    run_epoch: Annotated[int, typer.Option("--epoch", help="Peers of another epoch are fenced.")],
     endpoints: Annotated[Path | None, typer.Option(help="Written once everything is bound.")] = None,
     bind: Annotated[str, typer.Option(help="Address to listen on; * for all.")] = "127.0.0.1",
     agents_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
@@ -54,13 +54,13 @@ def main(  # noqa: PLR0913 - one argument per flag
     _log_json()
     _allow_many_connections()
     try:
-        config = _ledger_config(job, epoch)
-        kept = Journal(journal, epoch)
+        config = _ledger_config(job, run_epoch)
+        kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()
         tls = https_of(bind, tls_cert, tls_key)
         listen = Listen(bind, agents_port, trainer_port, http_port, tls)
         own = read_keys(ManagerKeys, keys)
-        manager = Manager(Ledger(config, state), own, epoch, listen, kept, clock_s, stays=stay)
+        manager = Manager(Ledger(config, state), own, run_epoch, listen, kept, clock_s, stays=stay)
         asyncio.run(_serve(manager, endpoints))
     except PolyRLError as error:
         log.error("manager failed", error=str(error))
@@ -85,7 +85,7 @@ def write_endpoints(endpoints: Endpoints, path: Path) -> None:
     fresh.replace(path)
 
 
-def _ledger_config(path: Path, epoch: int) -> LedgerConfig:
+def _ledger_config(path: Path, run_epoch: int) -> LedgerConfig:
     try:
         job = PolyRLJob.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -93,7 +93,7 @@ def _ledger_config(path: Path, epoch: int) -> LedgerConfig:
     except ValueError as error:
         raise InvalidData(f"{path}: not a PolyRLJob: {error}") from None
     group_filter = job.spec.recipe.algorithm.group_filter.value
-    return LedgerConfig(epoch=epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter)
+    return LedgerConfig(run_epoch=run_epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter)
 
 
 def _log_json() -> None:

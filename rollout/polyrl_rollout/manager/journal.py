@@ -52,11 +52,11 @@ LOCK_LOOK_S: Final = 0.05
 class Journal:
     """One open journal file. Raises RunFailed when it cannot be written: what is not safe must not be told."""
 
-    def __init__(self, path: Path, epoch: int) -> None:
+    def __init__(self, path: Path, run_epoch: int) -> None:
         """Opens or creates. Raises InvalidData naming what is wrong with a file that is not ours, or is damaged, and
         RunFailed when the folder takes no file or another process writes the journal."""
         self._path = path
-        self._epoch = epoch
+        self._run_epoch = run_epoch
         self._pending: list[Event] = []
         self._records: list[Record] = []
         self._historian: Historian | None = None
@@ -85,8 +85,8 @@ class Journal:
         """
         try:
             kept = self._db.execute(form.SELECT_EPOCH).fetchone()
-            if kept is None or int(kept[0]) != self._epoch:
-                raise InvalidData(f"{self._path}: holds run epoch {kept and kept[0]}, this is epoch {self._epoch}")
+            if kept is None or int(kept[0]) != self._run_epoch:
+                raise InvalidData(f"{self._path}: holds run epoch {kept and kept[0]}, this is epoch {self._run_epoch}")
             snapshot = self._db.execute(form.SELECT_SNAPSHOT).fetchone()
             events, pages = (self._db.execute(query) for query in (form.SELECT_FACTS, form.SELECT_PAGES))
             replayed = form.replay(snapshot, events, pages)
@@ -183,7 +183,7 @@ class Journal:
         if tables:
             self._check_ours()
         else:
-            self._db.executescript(form.create_script(self._epoch, JOURNAL_SCHEMA))
+            self._db.executescript(form.create_script(self._run_epoch, JOURNAL_SCHEMA))
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.

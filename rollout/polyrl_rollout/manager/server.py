@@ -79,7 +79,7 @@ class Manager:
         self,
         ledger: Ledger,
         keys: ManagerKeys,
-        epoch: int,
+        run_epoch: int,
         listen: Listen,
         journal: Journal | None = None,
         clock_s: float = 0.0,
@@ -89,7 +89,7 @@ class Manager:
         One that `stays` shows the final status until it is stopped."""
         self._ledger = ledger
         self._keys = keys
-        self._epoch = epoch
+        self._run_epoch = run_epoch
         self._listen = listen
         self._journal = journal
         self._clock_s = clock_s
@@ -117,7 +117,7 @@ class Manager:
         self._trainer_router = self._bind("trainer", self._listen.trainer_port)
         self._agents = AgentsDesk(self._agents_router, self._from_agent)
         self._trainer = TrainerDesk(self._trainer_router, self._from_trainer)
-        self._control = ControlDesk(self._ledger, self._epoch, self._deliver_and_settle, self._complete, self._now)
+        self._control = ControlDesk(self._ledger, self._run_epoch, self._deliver_and_settle, self._complete, self._now)
         await self._open_http()
         return self
 
@@ -146,7 +146,7 @@ class Manager:
             trainer=self._trainer_router.endpoint,
             http=f"{'http' if self._listen.tls is None else 'https'}://{bracketed(host)}:{port}",
             public_key=self._keys.public_key,
-            epoch=self._epoch,
+            run_epoch=self._run_epoch,
             pid=os.getpid(),
         )
 

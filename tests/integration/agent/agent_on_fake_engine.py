@@ -23,10 +23,10 @@ from polyrl_rollout.testing.fake_engine import FakeEngine
 
 if __name__ == "__main__":
     parent_death_signal.hold()
-    key_file, endpoint, epoch, name, speed, *cloud = sys.argv[1:]
+    key_file, endpoint, run_epoch, name, speed, *cloud = sys.argv[1:]
     keys = read_keys(AgentKeys, Path(key_file))
     address = ManagerAddress(endpoint, keys.manager_public_key)
-    settings = AgentSettings(lambda: address, keys, int(epoch), name, Pool.SPOT, 3.0)
+    settings = AgentSettings(lambda: address, keys, int(run_epoch), name, Pool.SPOT, 3.0)
     engine = FakeEngine(tokens_per_second=float(speed))
     watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
     sys.exit(asyncio.run(serve(settings, engine, engine.info, "agent-processes", watch)))

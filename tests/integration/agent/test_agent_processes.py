@@ -103,11 +103,11 @@ class Site:
 async def open_site(folder: Path) -> AsyncIterator[Site]:
     keys = folder / "keys"
     write_run_keys(keys)
-    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=LEASE_S))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=LEASE_S))
     publisher = WeightPublisher(keys / "trainer.key")
     async with Manager(ledger, read_keys(ManagerKeys, keys / "manager.key"), EPOCH, Listen()) as manager:
         running = asyncio.create_task(manager.run())
-        async with RolloutClient.connect(manager.endpoints.trainer, keys / "trainer.key", epoch=EPOCH) as client:
+        async with RolloutClient.connect(manager.endpoints.trainer, keys / "trainer.key", run_epoch=EPOCH) as client:
             site = Site(keys, manager, client, publisher)
             try:
                 yield site

@@ -236,7 +236,7 @@ class Manager:
 
     def __init__(self, folder: Path, certificate: Certificate, token: str) -> None:
         self.certificate, self.token = certificate, token
-        self.status = ManagerStatus(seq=0, epoch=1)
+        self.status = ManagerStatus(seq=0, run_epoch=1)
         self.drains: list[DrainRequest] = []
         self.polls = 0
         self._changed = asyncio.Condition()

@@ -41,8 +41,8 @@ def main() -> int:
     root, trainer, agent = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     job, folder = PolyRLJob.model_validate(MANIFEST), RunFolder(root)
     with held(folder):
-        epoch = prepare(folder, job)
-        wanted = workers_of(job.spec, RunLocation(str(root), str(root), sys.executable, epoch, cpus=2))
+        run_epoch = prepare(folder, job)
+        wanted = workers_of(job.spec, RunLocation(str(root), str(root), sys.executable, run_epoch, cpus=2))
         assert wanted.reserved is not None
         assert wanted.rollout is not None
         wanted = dataclasses.replace(
@@ -52,7 +52,7 @@ def main() -> int:
             rollout=stand_in(wanted.rollout, agent, root),
         )
         try:
-            return execute(job, wanted, folder, epoch, Console(width=120))
+            return execute(job, wanted, folder, run_epoch, Console(width=120))
         except UserError as error:
             print(error, file=sys.stderr)
             return 2

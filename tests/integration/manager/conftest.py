@@ -58,7 +58,7 @@ class Site:
     running: asyncio.Task[None]
 
     def hello(self, name: str, **fields: Any) -> Hello:
-        own = {"epoch": EPOCH, "engine": name, "pool": Pool.SPOT, "max_running": 16, "kv_tokens": 100_000}
+        own = {"run_epoch": EPOCH, "engine": name, "pool": Pool.SPOT, "max_running": 16, "kv_tokens": 100_000}
         return Hello(**{**own, "max_context": 10_000, "weight_version": -1, **fields})
 
     def agent(self, name: str) -> FakeAgent:
@@ -66,7 +66,7 @@ class Site:
         return FakeAgent(self.context, self.manager.endpoints.agents, keys, self.hello(name))
 
     def client(self, **options: Any) -> AbstractAsyncContextManager[RolloutClient]:
-        options = {"epoch": EPOCH, "connect_timeout_s": 5.0, **options}
+        options = {"run_epoch": EPOCH, "connect_timeout_s": 5.0, **options}
         return RolloutClient.connect(self.manager.endpoints.trainer, self.keys / "trainer.key", **options)
 
     def agent_socket(self, identity: bytes) -> zmq.asyncio.Socket:
@@ -122,7 +122,7 @@ class Site:
 @asynccontextmanager
 async def _open_site(folder: Path, lease_s: float) -> AsyncIterator[Site]:
     write_run_keys(folder)
-    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
     context = zmq.asyncio.Context()
     try:
         async with Manager(ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen()) as manager:

@@ -63,7 +63,7 @@ async def test_wrong_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
 
 async def test_another_epoch_is_refused(site: Any) -> None:
     with pytest.raises(RunFailed, match="refuses this trainer: this is epoch 3, not 4"):
-        async with site.client(epoch=EPOCH + 1):
+        async with site.client(run_epoch=EPOCH + 1):
             pass
     assert not site.manager.status().trainer_connected
 
@@ -121,7 +121,7 @@ async def test_report_and_window_reach_the_status(site: Any) -> None:
 
 
 def _manager(folder: Path) -> Manager:
-    ledger = Ledger(LedgerConfig(epoch=EPOCH, lease_s=0.5, beat_s=0.1))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=0.5, beat_s=0.1))
     return Manager(ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen())
 
 

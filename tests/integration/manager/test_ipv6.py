@@ -43,7 +43,7 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
     write_run_keys(keys := tmp_path / "keys")
     publisher = WeightPublisher(keys / "trainer.key", f"tcp://[{LOOPBACK}]:*", advertise=LOOPBACK)
     assert publisher.endpoint.startswith("tcp://[::1]:")
-    ledger = Ledger(LedgerConfig(epoch=EPOCH))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH))
     async with Manager(ledger, read_keys(ManagerKeys, keys / "manager.key"), EPOCH, Listen(LOOPBACK)) as manager:
         assert manager.endpoints.http.startswith("http://[::1]:")
         running = asyncio.create_task(manager.run())

@@ -60,9 +60,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.sqlite"
 
 
-def restored(path: Path, epoch: int = EPOCH) -> bytes:
+def restored(path: Path, run_epoch: int = EPOCH) -> bytes:
     """The state that a manager would go on with."""
-    journal = Journal(path, epoch)
+    journal = Journal(path, run_epoch)
     try:
         state, _ = journal.restore()
         return b"" if state is None else encode_state(state)

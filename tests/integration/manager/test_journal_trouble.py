@@ -156,7 +156,7 @@ def group(number: int, prompt: bytes = PROMPT, n: int = 1) -> Group:
 
 def test_after_a_commit_that_failed_there_is_none(tmp_path: Path) -> None:
     """What waits to be said would otherwise leave with the next commit, an empty one, and be believed."""
-    ledger = Ledger(LedgerConfig(epoch=EPOCH))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH))
     with closing(Journal(tmp_path / "journal.sqlite", EPOCH)) as journal:
         journal.begin(ledger.state, 0.0)
         journal.append(ledger.from_trainer(TrainerHello(EPOCH, -1), 0.5).events)

@@ -19,8 +19,8 @@ LONG = 2000
 """Tokens of a response that an engine is still busy with when it is cut short."""
 
 
-def hello(name: str, epoch: int = EPOCH) -> Hello:
-    return Hello(epoch, name, Pool.SPOT, 4, 1000, 1000, -1)
+def hello(name: str, run_epoch: int = EPOCH) -> Hello:
+    return Hello(run_epoch, name, Pool.SPOT, 4, 1000, 1000, -1)
 
 
 async def test_work_goes_through_whole_and_the_end_is_orderly(site: Any) -> None:
@@ -99,7 +99,7 @@ async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, f
 async def test_who_has_not_greeted_is_fenced(site: Any) -> None:
     socket = site.agent_socket(b"engine-1")
     await socket.send(encode(Heartbeat(0, 0, 0)))
-    await socket.send(encode(hello("engine-1", epoch=EPOCH + 1)))
+    await socket.send(encode(hello("engine-1", run_epoch=EPOCH + 1)))
     await socket.send(encode(hello("engine-1")))
     async with asyncio.timeout(DEADLINE_S):
         answers = [decode_to_agent(await socket.recv()) for _ in range(3)]

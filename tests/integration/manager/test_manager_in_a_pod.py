@@ -119,7 +119,7 @@ def pod(run: Path) -> Iterator[Pod]:
 async def test_its_api_is_encrypted_and_its_certificate_can_be_pinned(pod: Pod) -> None:
     url = (await pod.start()).http
     assert url.startswith("https://127.0.0.1:")
-    assert (await pod.status(url)).epoch == EPOCH
+    assert (await pod.status(url)).run_epoch == EPOCH
     write_certificate(pod.run, "other")
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await pod.status(url, "other.ca")

@@ -66,7 +66,7 @@ def wait_for(path: Path) -> Endpoints:
 
 def test_it_says_where_it_listens_and_ends_on_sigterm(run: Path, process: subprocess.Popen[bytes]) -> None:
     ends = wait_for(run / "run/manager.json")
-    assert (ends.pid, ends.epoch) == (process.pid, 3)
+    assert (ends.pid, ends.run_epoch) == (process.pid, 3)
     bound = {f"tcp://{c.laddr.ip}:{c.laddr.port}" for c in psutil.Process(process.pid).net_connections("tcp")}
     assert {ends.agents, ends.trainer, ends.http.replace("http", "tcp")} == bound
     process.send_signal(signal.SIGTERM)

@@ -108,7 +108,7 @@ class World:
         (root / "job.json").write_text(json.dumps(JOB))
         self.file = root / "manager.json"
         self.engines = [engine(EngineInfo(16, 1 << 16, 4096), SPEED) for _ in range(2)]
-        self.status = ManagerStatus(seq=-1, epoch=EPOCH)
+        self.status = ManagerStatus(seq=-1, run_epoch=EPOCH)
         self._manager: asyncio.subprocess.Process | None = None
 
     @property
@@ -232,11 +232,13 @@ def is_sound(journal: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("epoch", "found"), [(EPOCH, True), (EPOCH - 1, False), (EPOCH + 1, False)])
-def test_the_endpoints_of_another_epochs_manager_are_no_address(tmp_path: Path, epoch: int, found: bool) -> None:
+@pytest.mark.parametrize(("run_epoch", "found"), [(EPOCH, True), (EPOCH - 1, False), (EPOCH + 1, False)])
+def test_the_endpoints_of_another_epochs_manager_are_no_address(tmp_path: Path, run_epoch: int, found: bool) -> None:
     write_run_keys(tmp_path / "keys")
     keys = read_keys(AgentKeys, tmp_path / "keys/agent.key")
-    ends = Endpoints("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "http://127.0.0.1:3", 1, epoch, keys.manager_public_key)
+    ends = Endpoints(
+        "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "http://127.0.0.1:3", 1, run_epoch, keys.manager_public_key
+    )
     write_endpoints(ends, tmp_path / "manager.json")
     assert (read_address(tmp_path / "manager.json", keys, EPOCH) is not None) is found
 

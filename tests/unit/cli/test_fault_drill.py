@@ -33,7 +33,7 @@ def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:
         )
         for seen in FLEET
     )
-    return ManagerStatus(seq=1, epoch=1, phase=phase, step=step, engines=engines)
+    return ManagerStatus(seq=1, run_epoch=1, phase=phase, step=step, engines=engines)
 
 
 def struck(fault: dict[str, object], now: ManagerStatus, fleet: list[ObservedWorker] = FLEET) -> DueFault | None:

@@ -71,7 +71,7 @@ def test_a_loss_near_the_end_has_no_replacement() -> None:
 
 @pytest.mark.parametrize(("generated", "expected"), [(0, None), (1000, 9.5)])
 def test_bytes_per_token(generated: int, expected: float | None) -> None:
-    status = ManagerStatus(seq=1, epoch=1, delta_bytes=9500, tokens=TokenCounts(generated=generated))
+    status = ManagerStatus(seq=1, run_epoch=1, delta_bytes=9500, tokens=TokenCounts(generated=generated))
     assert bytes_per_token(status) == expected
 
 
@@ -87,7 +87,7 @@ def test_the_reserved_engine_and_joining_ones_do_not_count_as_serving_rollouts()
         EngineStatus(engine=str(n), pool=pool, state=state, weight_version=0, running=0, max_running=1, tokens=0)
         for n, (pool, state) in enumerate(kinds)
     )
-    assert num_serving(ManagerStatus(seq=1, epoch=1, engines=engines)) == 2
+    assert num_serving(ManagerStatus(seq=1, run_epoch=1, engines=engines)) == 2
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "00:00"), (59.9, "00:59"), (61, "01:01"), (3661, "1:01:01")])
@@ -107,7 +107,7 @@ def a_summary(**facts: object) -> Summary:
         "outcome": "succeeded",
         "why": "the trainer is done",
         "seed": 7,
-        "epoch": 1,
+        "run_epoch": 1,
         "exact_match": {"base": 0.0, "afterSft": 0.5, "afterRl": 0.9},
         "steps": {"sft": 40, "rl": 100},
         "wall_seconds": 125.0,

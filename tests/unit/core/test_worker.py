@@ -5,7 +5,7 @@ import pytest
 from polyrl.manifest.job import JobSpec
 from polyrl.worker import Role, RunLocation, Worker, Workers, workers_of
 
-PLACE = RunLocation(run="/run", manifest_dir="/job", python="python", epoch=3, cpus=8)
+PLACE = RunLocation(run="/run", manifest_dir="/job", python="python", run_epoch=3, cpus=8)
 REWARD = {"function": "reward:score"}
 EVAL = {"eval": [{"path": "eval.jsonl"}]}
 

@@ -13,7 +13,7 @@ from polyrl.wire import FINISH_CODES, Assign, Deltas, check_deltas, delta_rows, 
 from polyrl_rollout.agent.tokens import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
 from polyrl_rollout.engines.port import TokenChunk
 
-DELTA_S = LedgerConfig(epoch=1).delta_s
+DELTA_S = LedgerConfig(run_epoch=1).delta_s
 SAMPLING = SamplingParams(max_new_tokens=1 << 20)
 
 
@@ -142,7 +142,7 @@ def test_a_lone_token_waits_for_company_but_not_for_long() -> None:
     assert book.has_unsent()
     longest = GATHER_PERIODS * DELTA_S
     assert len(book.pack(longest, DELTA_S)) == 1
-    assert longest < LedgerConfig(epoch=1).beat_s, "or waiting would look like silence"
+    assert longest < LedgerConfig(run_epoch=1).beat_s, "or waiting would look like silence"
     book.add(1, chunk([11], finish=Finish.STOP), longest)
     assert len(book.pack(longest, DELTA_S)) == 1, "an end does not wait"
 

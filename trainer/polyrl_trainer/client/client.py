@@ -75,11 +75,11 @@ class RolloutClient:
     """One connection to the rollout side of one run; made by `connect`, used on one event loop."""
 
     def __init__(
-        self, manager: str, keys: TrainerKeys, epoch: int, acknowledged: int, max_manager_outage_s: float
+        self, manager: str, keys: TrainerKeys, run_epoch: int, acknowledged: int, max_manager_outage_s: float
     ) -> None:
         self._manager = manager
         self._max_manager_outage_s = max_manager_outage_s
-        self._epoch = epoch
+        self._run_epoch = run_epoch
         self._name = secrets.token_hex(8)
         self._cursor = Cursor(acknowledged)
         self._turns = TurnStream()
@@ -94,7 +94,7 @@ class RolloutClient:
         cls,
         manager: str | Path,
         key_file: str | Path,
-        epoch: int,
+        run_epoch: int,
         acknowledged: int = -1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         max_manager_outage_s: float = MAX_MANAGER_OUTAGE_S,
@@ -107,7 +107,9 @@ class RolloutClient:
         a wrong key file, RunFailed when the manager refuses it (another epoch), Superseded when another trainer has
         come.
         """
-        client = cls(str(manager), read_keys(TrainerKeys, Path(key_file)), epoch, acknowledged, max_manager_outage_s)
+        client = cls(
+            str(manager), read_keys(TrainerKeys, Path(key_file)), run_epoch, acknowledged, max_manager_outage_s
+        )
         link = asyncio.create_task(client._hold_link())
         try:
             await client._wait_for_welcome(link, connect_timeout_s)
@@ -257,7 +259,9 @@ class RolloutClient:
 
     def _hello(self) -> TrainerHello:
         cursor, fresh = self._cursor, not self._first_welcome.done()
-        return TrainerHello(self._epoch, cursor.acknowledged, self._name, cursor.next_group, cursor.next_batch, fresh)
+        return TrainerHello(
+            self._run_epoch, cursor.acknowledged, self._name, cursor.next_group, cursor.next_batch, fresh
+        )
 
     async def _locate(self) -> str:
         """The manager's endpoint; waits for the file of this epoch's manager, as long as its absence is borne."""
@@ -266,7 +270,7 @@ class RolloutClient:
         try:
             async with asyncio.timeout(self._max_manager_outage_s):
                 path = Path(self._manager)
-                while (endpoint := _read_endpoint(path, self._epoch)) is None:  # noqa: ASYNC110 - files have no event
+                while (endpoint := _read_endpoint(path, self._run_epoch)) is None:  # noqa: ASYNC110 - files have no event
                     await asyncio.sleep(ENDPOINTS_LOOK_S)
         except TimeoutError:
             raise DeadlineExceeded(
@@ -275,7 +279,7 @@ class RolloutClient:
         return endpoint
 
 
-def _read_endpoint(path: Path, epoch: int) -> str | None:
+def _read_endpoint(path: Path, run_epoch: int) -> str | None:
     """The trainer's endpoint in the file at `path`; None while there is no file, or one of another epoch's manager."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
@@ -283,4 +287,4 @@ def _read_endpoint(path: Path, epoch: int) -> str | None:
         return None
     except ValueError as error:
         raise InvalidData(str(error)) from None
-    return endpoints.trainer if endpoints.epoch == epoch else None
+    return endpoints.trainer if endpoints.run_epoch == run_epoch else None

@@ -56,7 +56,7 @@ def _endpoints(owner: Owner) -> str:
         trainer=f"tcp://{whole}:{names.TRAINER_PORT}",
         http=f"https://{host}:{owner.job.spec.manager.port}",
         pid=0,
-        epoch=names.EPOCH,
+        run_epoch=names.EPOCH,
         public_key="",
     )
     return msgspec.json.format(msgspec.json.encode(endpoints)).decode() + "\n"

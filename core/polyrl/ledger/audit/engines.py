@@ -45,7 +45,7 @@ class EngineBooks:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self.config = LedgerConfig(epoch=0)
+        self.config = LedgerConfig(run_epoch=0)
         self.live: dict[str, EngineBook] = {}
 
     def greeted(self, record: r.Greeted) -> None:

@@ -80,11 +80,11 @@ class Replayed(NamedTuple):
     pages: PageBook
 
 
-def create_script(epoch: int, schema: int) -> str:
+def create_script(run_epoch: int, schema: int) -> str:
     """Everything a new file needs, in one transaction."""
     return (
         f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={schema}; {CREATE}"
-        f"INSERT INTO meta VALUES ('epoch', '{epoch}'); COMMIT;"
+        f"INSERT INTO meta VALUES ('epoch', '{run_epoch}'); COMMIT;"
     )
 
 

@@ -62,9 +62,9 @@ def handle_agent(transition: Transition, name: str, message: FromAgent) -> None:
 
 
 def _greet(transition: Transition, name: str, hello: Hello) -> None:
-    if hello.engine != name or hello.epoch != transition.config.epoch:
+    if hello.engine != name or hello.run_epoch != transition.config.run_epoch:
         transition.ignore("fencedHello")
-        transition.send(name, Fenced(f"this is epoch {transition.config.epoch} and the connection of {name}"))
+        transition.send(name, Fenced(f"this is epoch {transition.config.run_epoch} and the connection of {name}"))
         return
     if min(hello.max_running, hello.kv_tokens, hello.max_context) < 1:
         transition.ignore("impossibleHello")
@@ -82,7 +82,7 @@ def _greet(transition: Transition, name: str, hello: Hello) -> None:
         transition.record(NumbersTaken(0, 0, taken, transition.now))
     _reconcile_held(transition, engine, hello)
     # Only now: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
-    transition.send(name, Welcome(config.epoch, config.lease_s, config.beat_s, config.delta_s))
+    transition.send(name, Welcome(config.run_epoch, config.lease_s, config.beat_s, config.delta_s))
     if engine.draining:
         transition.send(name, StartDrain(max(0.0, engine.drain_at - transition.now), engine.draining))
     elif transition.state.finished:

@@ -49,8 +49,8 @@ def greet_trainer(transition: Transition, hello: TrainerHello) -> None:
 
 
 def _refusal(state: LedgerState, hello: TrainerHello) -> str:
-    if hello.epoch != state.config.epoch:
-        return f"this is epoch {state.config.epoch}, not {hello.epoch}"
+    if hello.run_epoch != state.config.run_epoch:
+        return f"this is epoch {state.config.run_epoch}, not {hello.run_epoch}"
     return SUPERSEDED if hello.trainer in state.replaced else ""
 
 
@@ -67,7 +67,7 @@ def _welcome(state: LedgerState, *, with_held: bool) -> TrainerWelcome:
     held = tuple(_held(state, entry) for entry in state.groups.values()) if with_held else ()
     newest = (version.version, version.manifest_hash)
     return TrainerWelcome(
-        config.epoch, config.lease_s, config.beat_s, config.journal, next_number(state), *newest, held
+        config.run_epoch, config.lease_s, config.beat_s, config.journal, next_number(state), *newest, held
     )
 
 

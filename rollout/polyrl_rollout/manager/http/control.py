@@ -25,7 +25,7 @@ class ControlDesk:
     def __init__(
         self,
         ledger: Ledger,
-        epoch: int,
+        run_epoch: int,
         deliver: Callable[[Effects], None],
         complete: Callable[[ManagerStatus], ManagerStatus],
         now: Callable[[], float],
@@ -33,7 +33,7 @@ class ControlDesk:
         """`complete` adds to a status what only the shell knows; `now` is the ledger's clock."""
         self.feed = StatusFeed()
         self._ledger = ledger
-        self._epoch = epoch
+        self._run_epoch = run_epoch
         self._deliver = deliver
         self._complete = complete
         self._now = now
@@ -67,7 +67,7 @@ class ControlDesk:
 
     def health(self) -> Health:
         """Written by the live loop."""
-        return Health(epoch=self._epoch, uptime_seconds=self._loop.time() - self._started)
+        return Health(run_epoch=self._run_epoch, uptime_seconds=self._loop.time() - self._started)
 
     async def see_off(self, deadline_s: float) -> bool:
         """Waits until all engines are gone and the final status was read; False when `deadline_s` came first."""

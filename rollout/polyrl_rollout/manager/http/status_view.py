@@ -14,7 +14,7 @@ def view_of(status: LedgerStatus, seq: int) -> ManagerStatus:
     """The same moment in the API's words."""
     return ManagerStatus(
         seq=seq,
-        epoch=status.epoch,
+        run_epoch=status.run_epoch,
         phase=status.phase,
         step=status.step,
         values=status.values,

@@ -47,7 +47,7 @@ from polyrl_rollout.testing.simulation.restarts import lost_by_restart
 from polyrl_rollout.testing.simulation.small_peers import EPOCH, LENGTH, PROMPT, STOP, SmallAgent, SmallTrainer, text
 
 CONFIG: Final = LedgerConfig(
-    epoch=EPOCH, lease_s=3.0, return_s=3.0, progress_deadline_s=6.0, turn_resend_s=6.0, gap_resend_s=0.0
+    run_epoch=EPOCH, lease_s=3.0, return_s=3.0, progress_deadline_s=6.0, turn_resend_s=6.0, gap_resend_s=0.0
 )
 """A lease passes with one deadline, everything else with two."""
 

@@ -47,7 +47,7 @@ class Stage:
     """Greets as the trainer and publishes version 0 at once."""
 
     def __init__(self, config: LedgerConfig | None = None) -> None:
-        self.ledger = Ledger(config or LedgerConfig(epoch=1))
+        self.ledger = Ledger(config or LedgerConfig(run_epoch=1))
         self.now = 0.0
         self.events: list[Event] = []
         self._request = 0

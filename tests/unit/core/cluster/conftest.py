@@ -77,7 +77,7 @@ class Build:
         )
 
     def manager(self, engines: Sequence[str] = (), *, ago: float = 0.0, missed: int = 0, **more: Any) -> ManagerFacts:
-        status = ManagerStatus(seq=1, epoch=1, engines=tuple(self.engine(name) for name in engines), **more)
+        status = ManagerStatus(seq=1, run_epoch=1, engines=tuple(self.engine(name) for name in engines), **more)
         return ManagerFacts(status, NOW - ago, missed)
 
     def trainer(self, **more: Any) -> TrainerFacts:

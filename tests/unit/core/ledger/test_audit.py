@@ -63,7 +63,7 @@ def a_run() -> tuple[Records, LedgerState]:
     stage.reject("1.0")
     stage.submit(n=1)
     stage.tokens("c" if stage.placed()["c"] else "b", stage.number("2.0"), [5])
-    historian = Historian(Ledger(LedgerConfig(epoch=1)).state)
+    historian = Historian(Ledger(LedgerConfig(run_epoch=1)).state)
     told: Records = [r.Began(0.0, 0.0, stage.ledger.state.config)]
     for event in stage.events:
         told.extend(historian.tell(event))
@@ -90,7 +90,7 @@ def a_windowed_run() -> tuple[Records, LedgerState]:
     stage.trainer(ReservedWindow(stage.request(), False))
     stage.now += 0.5
     stage.finish_all()
-    historian = Historian(Ledger(LedgerConfig(epoch=1)).state)
+    historian = Historian(Ledger(LedgerConfig(run_epoch=1)).state)
     told: Records = [r.Began(0.0, 0.0, stage.ledger.state.config)]
     for event in stage.events:
         told.extend(historian.tell(event))
@@ -309,7 +309,7 @@ class Recorder:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.records: Records = []
-        self.ledger = Ledger(LedgerConfig(epoch=1))
+        self.ledger = Ledger(LedgerConfig(run_epoch=1))
         keep, restart = SimulatedManager.keep, SimulatedManager.restart
 
         def keeping(manager: SimulatedManager, events: Any, now: float) -> None:

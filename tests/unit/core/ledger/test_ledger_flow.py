@@ -428,7 +428,7 @@ def test_prompts_up_to_32k_and_responses_up_to_64k_share_a_fleet_with_flat_memor
 @pytest.mark.parametrize(("bound", "flat"), [(20_000, True), (10**9, False)])
 def test_a_slow_trainer_holds_engines_back_and_memory_stays_flat(bound: int, flat: bool) -> None:
     """Twenty steps are submitted at once; one is trained in the time in which engines could generate ten."""
-    flow = Flow(four(), lambda sample, turn: 200, LedgerConfig(epoch=1, backlog_tokens=bound))
+    flow = Flow(four(), lambda sample, turn: 200, LedgerConfig(run_epoch=1, backlog_tokens=bound))
     for step in range(20):
         flow.submit(8, n=4, step=step, max_new_tokens=200)
     largest, tokens_of_a_step = 0, 8 * 4 * 210

@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.ledger = Ledger(LedgerConfig(epoch=1))
+        self.ledger = Ledger(LedgerConfig(run_epoch=1))
         self.book = PageBook()
         self.pages: dict[int, PageRow] = {}
         self.snapshot = encode_state(self.ledger.state)

@@ -182,7 +182,7 @@ def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:
     stage.score("0.0")
     stage.tokens("a", 2, [7], offset=4)
     stage.pass_time(3.5)
-    assert msgspec.msgpack.encode(replay(LedgerConfig(epoch=1), stage.events)) == snapshot(stage.ledger)
+    assert msgspec.msgpack.encode(replay(LedgerConfig(run_epoch=1), stage.events)) == snapshot(stage.ledger)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from polyrl_rollout.testing.simulation.stage import Stage, said
 
 
 def ready(count: int = 1, n: int = 1, group_filter: str = "none", **fields: object) -> Stage:
-    stage = Stage(LedgerConfig(epoch=1, group_filter=group_filter))
+    stage = Stage(LedgerConfig(run_epoch=1, group_filter=group_filter))
     stage.engine("a", max_running=64)
     stage.submit(count, n, **fields)
     return stage

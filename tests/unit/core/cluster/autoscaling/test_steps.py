@@ -26,7 +26,7 @@ def engine(number: int, state: EngineState = EngineState.SERVING, pool: Pool = P
 
 def status(step: int, engines: int = 2, **more: Any) -> ManagerStatus:
     fleet = tuple(engine(number) for number in range(engines))
-    plain = ManagerStatus(seq=1, epoch=1, step=step, trainer_connected=True, engines=fleet, values=dict(TIMES))
+    plain = ManagerStatus(seq=1, run_epoch=1, step=step, trainer_connected=True, engines=fleet, values=dict(TIMES))
     return but(plain, **more)
 
 
@@ -59,8 +59,8 @@ RESERVED = (engine(0), engine(1), engine(9, pool=Pool.RESERVED))
         (status(5, engines=3), status(6), False),  # one came and went
         (status(5), status(6, engines=1), False),
         (status(5, engines=2), status(6, values=TIMES | {StepValue.POLLUTED_STEP: 1.0}), False),
-        (ManagerStatus(seq=1, epoch=1, step=5, engines=JOINING), status(6), True),
-        (ManagerStatus(seq=1, epoch=1, step=5, engines=RESERVED), status(6), True),
+        (ManagerStatus(seq=1, run_epoch=1, step=5, engines=JOINING), status(6), True),
+        (ManagerStatus(seq=1, run_epoch=1, step=5, engines=RESERVED), status(6), True),
     ],
 )
 def test_what_makes_a_step_no_measure(build: Any, during: ManagerStatus, end: ManagerStatus, steady: bool) -> None:

@@ -97,7 +97,7 @@ def test_startup_timeout(build: Any, placed: float, watched_s: float, standing: 
 
 def test_agent_that_hands_over_by_itself_was_told_by_its_machine(build: Any) -> None:
     draining = (replace(build.engine(NAME), state=EngineState.DRAINING),)
-    status = ManagerStatus(seq=1, epoch=1, engines=draining)
+    status = ManagerStatus(seq=1, run_epoch=1, engines=draining)
     one = stands(build, {}, manager=ManagerFacts(status, build.now))
     assert one.standing is Standing.TAKEN
     assert one.notice.kind == "Unknown"

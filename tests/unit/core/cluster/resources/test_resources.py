@@ -283,7 +283,7 @@ def test_workers_read_the_job_again() -> None:
     ends = parse_endpoints(data["manager.json"], "manager.json")
     whole = f"{NAME}-manager.ns.svc.cluster.local."
     assert (ends.agents, ends.trainer) == (f"tcp://{whole}:5001", f"tcp://{whole}:5002")
-    assert (ends.http, ends.epoch) == (f"https://{NAME}-manager:5000", names.EPOCH)
+    assert (ends.http, ends.run_epoch) == (f"https://{NAME}-manager:5000", names.EPOCH)
 
 
 def test_every_manifest_that_is_right_is_right_for_its_workers() -> None:
