@@ -6,32 +6,38 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.actions import Create, Decision, Delete, Drain
-from polyrl.cluster.fleet.capacity_split import Mix
-from polyrl.cluster.fleet.plan import AT_ONCE, GO_AT_ONCE, REST_S, at_once
+from polyrl.cluster.actions import Create, Delete, DrainEngine, ReconcileResult
+from polyrl.cluster.fleet.capacity_split import CapacitySplit
+from polyrl.cluster.fleet.plan import CONTINUE_AFTER_S, MAX_CREATIONS, MAX_RELEASES, limited
 from polyrl.testing.fake_cluster import FakeCluster
 from polyrl.testing.fake_operator import FakeOperator
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
-FLEET = 3 * AT_ONCE
+FLEET = 3 * MAX_CREATIONS
 LOOKS = 3
 
 
 @pytest.mark.parametrize(
     ("wanted", "made"),
     [
-        (Mix(spot=3, on_demand=2, standing_in=1), Mix(spot=3, on_demand=2, standing_in=1)),
-        (Mix(spot=AT_ONCE), Mix(spot=AT_ONCE)),
-        (Mix(spot=AT_ONCE + 1), Mix(spot=AT_ONCE)),
-        (Mix(spot=9, on_demand=AT_ONCE - 4), Mix(spot=4, on_demand=AT_ONCE - 4)),
-        (Mix(spot=9, on_demand=AT_ONCE + 7, standing_in=9), Mix(on_demand=AT_ONCE, standing_in=2)),
-        (Mix(spot=9, on_demand=AT_ONCE + 7, standing_in=5), Mix(on_demand=AT_ONCE)),
-        (Mix(spot=AT_ONCE * 2, excess=3, due=5.0), Mix(spot=AT_ONCE, excess=3, due=5.0)),
+        (CapacitySplit(spot=3, on_demand=2, standing_in=1), CapacitySplit(spot=3, on_demand=2, standing_in=1)),
+        (CapacitySplit(spot=MAX_CREATIONS), CapacitySplit(spot=MAX_CREATIONS)),
+        (CapacitySplit(spot=MAX_CREATIONS + 1), CapacitySplit(spot=MAX_CREATIONS)),
+        (CapacitySplit(spot=9, on_demand=MAX_CREATIONS - 4), CapacitySplit(spot=4, on_demand=MAX_CREATIONS - 4)),
+        (
+            CapacitySplit(spot=9, on_demand=MAX_CREATIONS + 7, standing_in=9),
+            CapacitySplit(on_demand=MAX_CREATIONS, standing_in=2),
+        ),
+        (CapacitySplit(spot=9, on_demand=MAX_CREATIONS + 7, standing_in=5), CapacitySplit(on_demand=MAX_CREATIONS)),
+        (
+            CapacitySplit(spot=MAX_CREATIONS * 2, excess=3, due=5.0),
+            CapacitySplit(spot=MAX_CREATIONS, excess=3, due=5.0),
+        ),
     ],
 )
-def test_what_is_made_at_once(wanted: Mix, made: Mix) -> None:
-    assert at_once(wanted) == made
+def test_what_is_made_at_once(wanted: CapacitySplit, made: CapacitySplit) -> None:
+    assert limited(wanted) == made
 
 
 class Large:
@@ -41,14 +47,14 @@ class Large:
         self.cluster = FakeCluster(job)
         self.operator = FakeOperator(self.cluster)
         for _ in range(10):
-            self.look()
+            self.ctx()
             self.cluster.pass_time(1)
 
-    def look(self) -> Decision:
+    def ctx(self) -> ReconcileResult:
         self.operator.catch_up()
         return self.operator.turn()
 
-    def wish(self, replicas: int) -> None:
+    def scale(self, replicas: int) -> None:
         job = self.cluster.objects["PolyRLJob", "j"]
         metadata = job["metadata"] | {"generation": job["metadata"]["generation"] + 1}
         spec = job["spec"] | {"rollout": job["spec"]["rollout"] | {"replicas": replicas}}
@@ -67,39 +73,39 @@ def large() -> Large:
 
 def test_a_notice_amid_many_creations_is_told_in_the_next_look(large: Large) -> None:
     (serving,) = large.rollouts()
-    large.wish(FLEET + 1)
+    large.scale(FLEET + 1)
     sizes = []
     for number in range(LOOKS):
-        decision = large.look()
+        decision = large.ctx()
         sizes.append(sum(isinstance(action, Create) for action in decision.actions))
         if number == 1:
             large.cluster.delete("Pod", serving, large.cluster.objects["Pod", serving]["metadata"]["uid"])
         if number == 2:
-            first = next(action for action in decision.actions if isinstance(action, Create | Drain))
-            assert isinstance(first, Drain)
+            first = next(action for action in decision.actions if isinstance(action, Create | DrainEngine))
+            assert isinstance(first, DrainEngine)
             assert first.pod == serving
         if number < LOOKS - 1:
             assert decision.wake_at is not None
-            assert decision.wake_at <= large.operator.now + REST_S
-    assert max(sizes) == AT_ONCE
-    large.look()
+            assert decision.wake_at <= large.operator.now + CONTINUE_AFTER_S
+    assert max(sizes) == MAX_CREATIONS
+    large.ctx()
     assert len(large.rollouts() - {serving}) == FLEET + 1
-    assert not [action for action in large.look().actions if isinstance(action, Create)]
+    assert not [action for action in large.ctx().actions if isinstance(action, Create)]
 
 
 def test_many_are_let_go_in_several_looks_and_each_once(large: Large) -> None:
-    large.wish(FLEET)
+    large.scale(FLEET)
     for _ in range(2 * LOOKS):
-        large.look()
+        large.ctx()
         large.cluster.pass_time(1)
     large.cluster.pass_time(10)
-    large.look()
+    large.ctx()
     assert len(large.rollouts()) == FLEET
-    large.wish(0)
+    large.scale(0)
     gone: list[str] = []
-    for _ in range(FLEET // GO_AT_ONCE):
-        now = [action.name for action in large.look().actions if isinstance(action, Delete)]
-        assert len(now) == GO_AT_ONCE
+    for _ in range(FLEET // MAX_RELEASES):
+        now = [action.name for action in large.ctx().actions if isinstance(action, Delete)]
+        assert len(now) == MAX_RELEASES
         gone += now
     assert len(set(gone)) == len(gone) == FLEET
     assert not large.rollouts()

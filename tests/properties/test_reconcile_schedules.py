@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Create, Decision, Delete, Object
+from polyrl.cluster.actions import Create, Delete, Object, ReconcileResult
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
@@ -48,7 +48,7 @@ class World:
     def job(self) -> Object:
         return self.cluster.objects["PolyRLJob", "j"]
 
-    def turn(self) -> Decision | None:
+    def turn(self) -> ReconcileResult | None:
         """The operator's turn; None when it died in it and another took over."""
         spec, done = json.dumps(self.job["spec"]), len(self.operator.done)
         suspended, running = self.operator.facts().job, self.cluster.trainer()

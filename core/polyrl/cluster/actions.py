@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from polyrl.cluster.state import Memory as Memory
+from polyrl.cluster.state import ReconcileState as ReconcileState
 from polyrl.manifest.status import JobStatus
 
 Object: TypeAlias = dict[str, Any]
@@ -67,7 +67,7 @@ class Delete:
 
 
 @dataclass(frozen=True)
-class Drain:
+class DrainEngine:
     """Tell the manager that a pod's engine ends within `deadline_s`."""
 
     pod: str
@@ -116,7 +116,7 @@ class DryRun:
 
 
 @dataclass(frozen=True)
-class Say:
+class RecordEvent:
     """An Event on the job."""
 
     reason: str
@@ -129,17 +129,17 @@ class Say:
         return f"say {self.reason}: {self.message}"
 
 
-Action: TypeAlias = MakeKeys | Create | Apply | Delete | Drain | Annotate | SuspendTrainer | DryRun | Say
+Action: TypeAlias = MakeKeys | Create | Apply | Delete | DrainEngine | Annotate | SuspendTrainer | DryRun | RecordEvent
 
 
 @dataclass(frozen=True)
-class Decision:
+class ReconcileResult:
     """The outcome of one look."""
 
     actions: tuple[Action, ...]
     """In order."""
     status: JobStatus
     """To be written when it differs from the stored one."""
-    memory: Memory = field(default_factory=Memory)
+    state: ReconcileState = field(default_factory=ReconcileState)
     wake_at: float | None = None
     """Unix seconds at which to look again even if nothing happens; None: only on events."""

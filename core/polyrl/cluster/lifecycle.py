@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Final
 
 from polyrl.cluster.actions import Delete
-from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import PodFacts, PodPhase, TrainerFacts
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import KIND
@@ -26,21 +26,21 @@ MESSAGE_LENGTH: Final = 1024
 """Characters of the trainer's last words that are kept."""
 
 
-class Stage(Enum):
+class LifecycleStage(Enum):
     RUNS = auto()
     SUSPENDED = auto()
     COMPLETE = auto()
     FAILED = auto()
 
 
-ENDED = (Stage.COMPLETE, Stage.FAILED)
+ENDED = (LifecycleStage.COMPLETE, LifecycleStage.FAILED)
 
 
 @dataclass(frozen=True)
-class Life:
+class Lifecycle:
     """The stage, and when time alone may change it."""
 
-    stage: Stage
+    stage: LifecycleStage
     ended_at: float | None = None
     failure: Failure | None = None
     due: float | None = None
@@ -50,68 +50,68 @@ class Life:
         return self.stage in ENDED
 
 
-def life(look: Look) -> Life:
+def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     """Of the job at this look."""
-    told = {known.type for known in look.status.conditions if known.status == "True"}
-    ended_at = unix(look.status.completion_time) or look.now
-    if "Complete" in told:
-        return Life(Stage.COMPLETE, ended_at)
-    if "Failed" in told:
-        return Life(Stage.FAILED, ended_at, look.status.failure)
-    trainer = look.facts.trainer
+    reported = {known.type for known in ctx.status.conditions if known.status == "True"}
+    ended_at = unix(ctx.status.completion_time) or ctx.now
+    if "Complete" in reported:
+        return Lifecycle(LifecycleStage.COMPLETE, ended_at)
+    if "Failed" in reported:
+        return Lifecycle(LifecycleStage.FAILED, ended_at, ctx.status.failure)
+    trainer = ctx.facts.trainer
     if trainer is not None and trainer.complete_at is not None:
-        return Life(Stage.COMPLETE, trainer.complete_at)
+        return Lifecycle(LifecycleStage.COMPLETE, trainer.complete_at)
     if trainer is not None and trainer.failed_at is not None:
-        return Life(Stage.FAILED, trainer.failed_at, _failure(look, trainer))
-    due = _deadline(look)
-    if due is not None and look.now >= due:
-        limit = look.spec.active_deadline_seconds
-        said = f"the job ran longer than its activeDeadlineSeconds ({limit})"
-        return Life(Stage.FAILED, look.now, Failure(reason="DeadlineExceeded", message=said))
-    if look.spec.suspend:
-        return Life(Stage.SUSPENDED)
-    return Life(Stage.RUNS, due=due)
+        return Lifecycle(LifecycleStage.FAILED, trainer.failed_at, _failure(ctx, trainer))
+    due = _deadline(ctx)
+    if due is not None and ctx.now >= due:
+        limit = ctx.spec.active_deadline_seconds
+        message = f"the job ran longer than its activeDeadlineSeconds ({limit})"
+        return Lifecycle(LifecycleStage.FAILED, ctx.now, Failure(reason="DeadlineExceeded", message=message))
+    if ctx.spec.suspend:
+        return Lifecycle(LifecycleStage.SUSPENDED)
+    return Lifecycle(LifecycleStage.RUNS, due=due)
 
 
-def active_s(look: Look) -> float:
+def active_s(ctx: ReconcileContext) -> float:
     """Seconds that the job has run, time suspended left out."""
-    resumed_at = unix(look.status.last_resume_time)
-    return look.status.active_millis / 1000 + (0.0 if resumed_at is None else max(0.0, look.now - resumed_at))
+    resumed_at = unix(ctx.status.last_resume_time)
+    return ctx.status.active_millis / 1000 + (0.0 if resumed_at is None else max(0.0, ctx.now - resumed_at))
 
 
-def farewell(look: Look, now: Life) -> tuple[list[Delete], float | None]:
+def delete_after_ttl(ctx: ReconcileContext, now: Lifecycle) -> tuple[list[Delete], float | None]:
     """The deletion of the finished job itself when it is due, or when it will be."""
-    ttl = look.spec.ttl_seconds_after_finished
+    ttl = ctx.spec.ttl_seconds_after_finished
     if ttl is None or now.ended_at is None:
         return [], None
     due = now.ended_at + ttl
-    if look.now < due:
+    if ctx.now < due:
         return [], due
-    return [Delete(KIND, look.facts.name, look.facts.uid, f"it ended more than {ttl} s ago")], None
+    return [Delete(KIND, ctx.facts.name, ctx.facts.uid, f"it ended more than {ttl} s ago")], None
 
 
-def _deadline(look: Look) -> float | None:
+def _deadline(ctx: ReconcileContext) -> float | None:
     """When the running time is used up, if it goes on; of a suspended job only whether it is."""
-    limit = look.spec.active_deadline_seconds
-    if limit is None or look.status.start_time is None:
+    limit = ctx.spec.active_deadline_seconds
+    if limit is None or ctx.status.start_time is None:
         return None
-    left = limit - active_s(look)
-    return look.now + left if left <= 0 or look.status.last_resume_time is not None else None
+    left = limit - active_s(ctx)
+    return ctx.now + left if left <= 0 or ctx.status.last_resume_time is not None else None
 
 
-def _failure(look: Look, trainer: TrainerFacts) -> Failure:
-    pod = _culprit(look)
+def _failure(ctx: ReconcileContext, trainer: TrainerFacts) -> Failure:
+    pod = _culprit(ctx)
     code = next((end.code for end in pod.exits if end.code != 0), None) if pod is not None else None
-    said = trainer.failed_message or "the trainer's Job failed"
+    message = trainer.failed_message or "the trainer's Job failed"
     return Failure(
         reason=trainer.failed_reason or "TrainerFailed",
-        message=(said if code is None else f"the trainer ended with status {code}: {said}")[:MESSAGE_LENGTH],
+        message=(message if code is None else f"the trainer ended with status {code}: {message}")[:MESSAGE_LENGTH],
         exit_code=code if code is None or 0 <= code <= 255 else None,
         pod_name=pod.name if pod is not None else "",
     )
 
 
-def _culprit(look: Look) -> PodFacts | None:
+def _culprit(ctx: ReconcileContext) -> PodFacts | None:
     """The newest trainer pod that failed by itself."""
-    failed = [pod for pod in look.facts.of_role(Role.TRAINER) if pod.phase is PodPhase.FAILED]
+    failed = [pod for pod in ctx.facts.of_role(Role.TRAINER) if pod.phase is PodPhase.FAILED]
     return next((pod for pod in reversed(failed) if not pod.disruption), failed[-1] if failed else None)

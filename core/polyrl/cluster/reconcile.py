@@ -17,119 +17,123 @@ from dataclasses import replace
 
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
-from polyrl.cluster.actions import Action, Annotate, Create, Decision, Delete
-from polyrl.cluster.autoscaling.scale_decision import Wish, stale_at, wish
-from polyrl.cluster.autoscaling.steps import step_news
-from polyrl.cluster.fleet.plan import Plan, fleet_plan, let_go, vanished
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, ReconcileResult
+from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, scale_decision, stale_at
+from polyrl.cluster.autoscaling.steps import observe_step
+from polyrl.cluster.fleet.plan import FleetPlan, fleet_plan, release_rollouts, vanished
 from polyrl.cluster.fleet.pools import pool_views
-from polyrl.cluster.fleet.removal import forced
-from polyrl.cluster.fleet.singletons import children, dismiss, disrupted, manager, trainer, trainer_numbers
-from polyrl.cluster.lifecycle import Life, Stage, farewell, life
-from polyrl.cluster.observation.context import Look
-from polyrl.cluster.observation.exactly_once import Tally, counted, newly_counted
+from polyrl.cluster.fleet.removal import forced_deletions
+from polyrl.cluster.fleet.singletons import children, disrupted, manager, stop_manager, trainer, trainer_numbers
+from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, delete_after_ttl, lifecycle
+from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.exactly_once import LossCounter, loss_number_of, newly_counted
 from polyrl.cluster.observation.facts import JobFacts, PodFacts
-from polyrl.cluster.observation.rollouts import Standing, rollouts
-from polyrl.cluster.reporting.announce import fleet_news, flips
-from polyrl.cluster.reporting.assessment import Judged
+from polyrl.cluster.observation.rollouts import PodState, rollouts
+from polyrl.cluster.reporting.announce import condition_events, fleet_events
+from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import stall_due
 from polyrl.cluster.reporting.cost import runs_since
 from polyrl.cluster.reporting.status import refused, status_of
 from polyrl.cluster.settings import Settings
-from polyrl.cluster.state import Memory, SeenPod
+from polyrl.cluster.state import LastSeenPod, ReconcileState
 from polyrl.manifest.spec import OPERATOR
 from polyrl.worker import Role
 
 
-def reconcile(facts: JobFacts, settings: Settings, memory: Memory, now: float) -> Decision:
+def reconcile(facts: JobFacts, settings: Settings, state: ReconcileState, now: float) -> ReconcileResult:
     """What to do about one job at `now` (Unix seconds). Never raises for what a cluster or a user may contain.
 
     The next look is to be shown the returned status and memory together, once all actions are done, even while the
     status waits to be written; a look whose actions failed leaves neither.
     """
     if facts.managed_by != OPERATOR or facts.deleting:
-        return Decision((), facts.status, memory)
+        return ReconcileResult((), facts.status, state)
     if facts.job is None:
         status = refused(facts.status, facts.generation, facts.refusal, now)
-        return Decision(tuple(flips(facts.status, status)), status, memory)
-    judged = _judge(Look(facts, facts.job, settings, memory, now))
-    status = status_of(judged)
-    actions, dues = _act(judged)
+        return ReconcileResult(tuple(condition_events(facts.status, status)), status, state)
+    assessment = _assess(ReconcileContext(facts, facts.job, settings, state, now))
+    status = status_of(assessment)
+    actions, dues = _act(assessment)
     due = min((due for due in dues if due is not None and due > now), default=None)
-    return Decision((*actions, *flips(facts.status, status)), status, _remembered(judged, actions), due)
-
-
-def _judge(look: Look) -> Judged:
-    fleet, news, stage = rollouts(look), step_news(look), life(look)
-    pods, stored = [one.pod for one in fleet], look.status.rollout
-    taken = newly_counted(pods, Tally.PREEMPTION, stored.preemptions)
-    failed = newly_counted(pods, Tally.FAILURE, stored.failures)
-    runs = stage.stage is Stage.RUNS and not look.finishing
-    accepted = _settled(look) if stage.ended else acceptance(look)
-    views = pool_views(look, fleet, failed, taken)
-    return Judged(
-        look=look,
-        accepted=accepted,
-        life=stage,
-        fleet=fleet,
-        views=tuple(view if accepted.makes_pods else replace(view, room=0) for view in views),
-        wish=wish(look, fleet, news) if stage.stage is Stage.RUNS else _at_rest(look),
-        news=news,
-        taken=tuple(taken),
-        failed=tuple(failed),
-        vanished=tuple(vanished(look, Role.ROLLOUT)) if runs else (),
-        trainers_vanished=tuple(vanished(look, Role.TRAINER)) if runs else (),
-        trainers_disrupted=tuple(disrupted(look)) if runs else (),
+    return ReconcileResult(
+        (*actions, *condition_events(facts.status, status)), status, _next_state(assessment, actions), due
     )
 
 
-def _settled(look: Look) -> Acceptance:
+def _assess(ctx: ReconcileContext) -> Assessment:
+    fleet, step, stage = rollouts(ctx), observe_step(ctx), lifecycle(ctx)
+    pods, stored = [one.pod for one in fleet], ctx.status.rollout
+    preempted = newly_counted(pods, LossCounter.PREEMPTION, stored.preemptions)
+    failed = newly_counted(pods, LossCounter.FAILURE, stored.failures)
+    runs = stage.stage is LifecycleStage.RUNS and not ctx.finishing
+    accepted = _settled(ctx) if stage.ended else acceptance(ctx)
+    views = pool_views(ctx, fleet, failed, preempted)
+    return Assessment(
+        ctx=ctx,
+        accepted=accepted,
+        lifecycle=stage,
+        fleet=fleet,
+        views=tuple(view if accepted.makes_pods else replace(view, room=0) for view in views),
+        scale=scale_decision(ctx, fleet, step) if stage.stage is LifecycleStage.RUNS else _at_rest(ctx),
+        step=step,
+        preempted=tuple(preempted),
+        failed=tuple(failed),
+        vanished=tuple(vanished(ctx, Role.ROLLOUT)) if runs else (),
+        trainers_vanished=tuple(vanished(ctx, Role.TRAINER)) if runs else (),
+        trainers_disrupted=tuple(disrupted(ctx)) if runs else (),
+    )
+
+
+def _settled(ctx: ReconcileContext) -> Acceptance:
     """An ended job is not judged again."""
-    before = next((known for known in look.status.conditions if known.type == "Accepted"), None)
+    before = next((known for known in ctx.status.conditions if known.type == "Accepted"), None)
     if before is None:
         return Acceptance(True, "Valid", "the job is understood", makes_pods=False)
     verdict = {"True": True, "False": False}.get(before.status)
     return Acceptance(verdict, before.reason, before.message, makes_pods=False)
 
 
-def _at_rest(look: Look) -> Wish:
+def _at_rest(ctx: ReconcileContext) -> ScaleDecision:
     """A job that does not run wishes for what it last had, so that it goes on from there."""
-    return Wish(look.status.rollout.desired_replicas, look.status.scaling, (), False, "Idle", "the job does not run")
+    return ScaleDecision(
+        ctx.status.rollout.desired_replicas, ctx.status.scaling, (), False, "Idle", "the job does not run"
+    )
 
 
-def _act(judged: Judged) -> tuple[list[Action], list[float | None]]:
+def _act(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     """Actions in order, and moments at which time alone may ask for more."""
-    removed = forced(judged.look)
-    dues: list[float | None] = [removed.due, judged.accepted.due, judged.life.due]
-    if judged.life.stage is Stage.RUNS:
-        actions, more = _run(judged)
+    removed = forced_deletions(assessment.ctx)
+    dues: list[float | None] = [removed.due, assessment.accepted.due, assessment.lifecycle.due]
+    if assessment.lifecycle.stage is LifecycleStage.RUNS:
+        actions, more = _run(assessment)
     else:
-        actions, more = _rest(judged)
+        actions, more = _rest(assessment)
     return [*actions, *removed.actions], [*dues, *more]
 
 
-def _run(judged: Judged) -> tuple[list[Action], list[float | None]]:
-    look, accepted = judged.look, judged.accepted
-    asks: list[Action] = [accepted.ask] if accepted.ask is not None else []
-    if not accepted.makes_pods and look.status.start_time is None:
+def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
+    ctx, accepted = assessment.ctx, assessment.accepted
+    asks: list[Action] = [accepted.dry_run] if accepted.dry_run is not None else []
+    if not accepted.makes_pods and ctx.status.start_time is None:
         return asks, []
-    fixed = list(children(look)) if accepted.makes_pods else []
-    plan = _fleet(judged)
-    single, manager_due = manager(look) if look.wants_manager else ([], None)
-    singles = [*single, *trainer(look, judged.life), *trainer_numbers(look, judged.trainers_vanished)]
+    fixed = list(children(ctx)) if accepted.makes_pods else []
+    plan = _fleet(assessment)
+    single, manager_due = manager(ctx) if ctx.wants_manager else ([], None)
+    singles = [*single, *trainer(ctx, assessment.lifecycle), *trainer_numbers(ctx, assessment.trainers_vanished)]
     actions = [*asks, *fixed, *_allowed(singles, accepted), *_allowed(plan.actions, accepted)]
-    dues = [manager_due, plan.due, stall_due(judged), stale_at(look)]
-    return [*actions, *fleet_news(judged, plan)], dues
+    dues = [manager_due, plan.due, stall_due(assessment), stale_at(ctx)]
+    return [*actions, *fleet_events(assessment, plan)], dues
 
 
-def _fleet(judged: Judged) -> Plan:
+def _fleet(assessment: Assessment) -> FleetPlan:
     """While the run says goodbye, rollouts leave by themselves; otherwise the fleet is kept at the wished number."""
     return fleet_plan(
-        judged.look,
-        judged.fleet,
-        0 if judged.look.finishing else judged.wish.wished,
-        judged.views,
-        judged.news.boundary,
-        judged.vanished,
+        assessment.ctx,
+        assessment.fleet,
+        0 if assessment.ctx.finishing else assessment.scale.desired_replicas,
+        assessment.views,
+        assessment.step.boundary,
+        assessment.vanished,
     )
 
 
@@ -138,44 +142,44 @@ def _allowed(actions: Iterable[Action], accepted: Acceptance) -> list[Action]:
     return [action for action in actions if accepted.makes_pods or not isinstance(action, Create)]
 
 
-def _rest(judged: Judged) -> tuple[list[Action], list[float | None]]:
-    look, now = judged.look, judged.life
+def _rest(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
+    ctx, now = assessment.ctx, assessment.lifecycle
     why = "the job has ended" if now.ended else "the job is suspended"
-    actions: list[Action] = list(trainer(look, now))
-    actions += let_go(look, [(one, why) for one in judged.fleet])
-    actions += dismiss(look, why)
-    gone, due = farewell(look, now) if now.ended else ([], None)
-    return [*actions, *gone], [due]
+    actions: list[Action] = list(trainer(ctx, now))
+    actions += release_rollouts(ctx, [(one, why) for one in assessment.fleet])
+    actions += stop_manager(ctx, why)
+    vanished, due = delete_after_ttl(ctx, now) if now.ended else ([], None)
+    return [*actions, *vanished], [due]
 
 
-def _remembered(judged: Judged, actions: Iterable[Action]) -> Memory:
-    look, memory = judged.look, judged.accepted.memory or judged.look.memory
-    uids, bound = {pod.uid for pod in look.facts.pods}, {pod.node for pod in look.facts.pods if pod.node}
-    listed = {one.pod.uid for one in judged.fleet if one.engine is not None}
-    silent = {one.pod.uid: one.silent_since for one in judged.fleet if one.silent_since is not None}
+def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileState:
+    ctx, state = assessment.ctx, assessment.accepted.state or assessment.ctx.state
+    uids, bound = {pod.uid for pod in ctx.facts.pods}, {pod.node for pod in ctx.facts.pods if pod.node}
+    listed = {one.pod.uid for one in assessment.fleet if one.engine is not None}
+    silent = {one.pod.uid: one.silent_since for one in assessment.fleet if one.silent_since is not None}
     ours = {action.uid for action in actions if isinstance(action, Delete)}
-    ours |= {one.pod.uid for one in judged.standing(Standing.RELEASED)}
+    ours |= {one.pod.uid for one in assessment.in_state(PodState.DELETING)}
     notes = {action.uid: action.annotations for action in actions if isinstance(action, Annotate)}
-    marks = {uid: seen.mark for uid, seen in memory.seen.items() if seen.mark}
+    marks = {uid: seen.loss_number for uid, seen in state.last_seen.items() if seen.loss_number}
     marks |= {uid: notes[uid][names.ANNOTATION_COUNTED] for uid in notes if names.ANNOTATION_COUNTED in notes[uid]}
     return replace(
-        memory,
-        written=look.written,
-        began_at=look.now if memory.began_at is None else memory.began_at,
-        refusal=None if len(judged.live) >= judged.wish.wished else memory.refusal,
-        recommendations=judged.wish.window,
-        watch=judged.news.watch,
-        seen={pod.uid: _seen(pod, ours, marks.get(pod.uid, ""), judged.life) for pod in look.facts.pods},
-        nodes=frozenset(look.facts.nodes) | (memory.nodes & bound),
-        absent_since={node: memory.absent_since.get(node, look.now) for node in bound - look.facts.nodes.keys()},
+        state,
+        hashes=ctx.hashes,
+        began_at=ctx.now if state.began_at is None else state.began_at,
+        refusal=None if len(assessment.live) >= assessment.scale.desired_replicas else state.refusal,
+        recommendations=assessment.scale.window,
+        watch=assessment.step.watch,
+        last_seen={pod.uid: _seen(pod, ours, marks.get(pod.uid, ""), assessment.lifecycle) for pod in ctx.facts.pods},
+        nodes=frozenset(ctx.facts.nodes) | (state.nodes & bound),
+        absent_since={node: state.absent_since.get(node, ctx.now) for node in bound - ctx.facts.nodes.keys()},
         silent_since=silent,
-        registered=(memory.registered & uids) | listed,
-        drains_told=memory.drains_told & uids,
+        registered=(state.registered & uids) | listed,
+        drains_confirmed=state.drains_confirmed & uids,
     )
 
 
-def _seen(pod: PodFacts, ours: set[str], mark: str, now: Life) -> SeenPod:
+def _seen(pod: PodFacts, ours: set[str], loss_number: str, now: Lifecycle) -> LastSeenPod:
     """A pod that had no node yet was not taken from anybody; one that we delete in this very look neither."""
-    known = pod.uid in ours or counted(pod) is not None or now.stage is not Stage.RUNS
-    settled = known or (not mark and (pod.ended or pod.scheduled_at is None))
-    return SeenPod(pod.name, pod.role, pod.pool, pod.node, settled, runs_since(pod), mark)
+    known = pod.uid in ours or loss_number_of(pod) is not None or now.stage is not LifecycleStage.RUNS
+    settled = known or (not loss_number and (pod.ended or pod.scheduled_at is None))
+    return LastSeenPod(pod.name, pod.role, pod.pool, pod.node, settled, runs_since(pod), loss_number)

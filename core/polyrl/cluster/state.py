@@ -35,7 +35,7 @@ class StepWatch:
 
 
 @dataclass(frozen=True)
-class SeenPod:
+class LastSeenPod:
     """A pod at the last look, for the day when it is gone without a word."""
 
     name: str
@@ -46,12 +46,12 @@ class SeenPod:
     """Nothing more is to be learnt from its end: it was counted or released, had ended, or had no node yet."""
     runs_since: float | None
     """When it got its node; None: it had none, or had ended."""
-    mark: str = ""
+    loss_number: str = ""
     """The number that it was given, in that look or before; should it be gone now, it has it still."""
 
 
 @dataclass(frozen=True)
-class Written:
+class DesiredHashes:
     """Hashes of what this generation of the job asks for, so that a look without news need not build it again."""
 
     generation: int
@@ -70,7 +70,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ReconcileState:
     """Of one job. The shell adds what its requests taught it: `told`, `refused`, `taken`."""
 
     began_at: float | None = None
@@ -78,7 +78,7 @@ class Memory:
     recommendations: tuple[Recommendation, ...] = ()
     """Newest last, as many as the longest window."""
     watch: StepWatch | None = None
-    seen: Mapping[str, SeenPod] = field(default_factory=dict)
+    last_seen: Mapping[str, LastSeenPod] = field(default_factory=dict)
     """Pods of the last look by uid."""
     nodes: frozenset[str] = frozenset()
     """Nodes of these pods that were there."""
@@ -88,25 +88,25 @@ class Memory:
     """By uid of a pod that was registered: since when the manager has not listed its engine."""
     registered: frozenset[str] = frozenset()
     """UIDs of pods whose engine the manager has listed."""
-    drains_told: frozenset[str] = frozenset()
+    drains_confirmed: frozenset[str] = frozenset()
     """UIDs of pods whose drain the manager has confirmed."""
-    written: Written | None = None
+    hashes: DesiredHashes | None = None
     accepted: str = ""
     """Hash of the pods that the API server agreed to in a dry run."""
-    asked_at: float | None = None
+    dry_run_at: float | None = None
     """When the dry run that was refused was asked for."""
     refusal: Refusal | None = None
     """Of creating pods: a quota, a webhook, Pod Security."""
 
-    def told(self, uid: str) -> Memory:
+    def with_drain_confirmed(self, uid: str) -> ReconcileState:
         """With the drain of a pod confirmed by the manager."""
-        return replace(self, drains_told=self.drains_told | {uid})
+        return replace(self, drains_confirmed=self.drains_confirmed | {uid})
 
-    def refused(self, message: str, now: float) -> Memory:
+    def with_refusal(self, message: str, now: float) -> ReconcileState:
         """With a creation refused by the API server, for a reason other than that the name is taken."""
         times = 1 if self.refusal is None else self.refusal.times + (now > self.refusal.at)
         return replace(self, refusal=Refusal(message, now, times))
 
-    def taken(self) -> Memory:
+    def without_refusal(self) -> ReconcileState:
         """With a creation that the API server accepted."""
         return replace(self, refusal=None)

@@ -34,7 +34,7 @@ class Conflict(Exception):
     """409: the name is taken, or the object is another one by now."""
 
 
-class Refused(Exception):
+class Forbidden(Exception):
     """403: a quota."""
 
 
@@ -72,7 +72,7 @@ class FakeCluster:
         if (kind, new["metadata"]["name"]) in self.objects:
             raise Conflict
         if kind == "Pod" and self.quota is not None and len(self.pods()) >= self.quota:
-            raise Refused("exceeded quota: pods")
+            raise Forbidden("exceeded quota: pods")
         self._uids += 1
         new["metadata"] |= {"uid": f"{kind.lower()}-{self._uids}", "creationTimestamp": millisecond(self.now)}
         new.setdefault("status", {})
@@ -91,8 +91,8 @@ class FakeCluster:
         if kind == "Job":
             for pod in self.pods(Role.TRAINER):
                 self.delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"])
-        at_once = kind != "Pod" or not there["spec"].get("nodeName") or is_ended(there) or grace_s == 0
-        if at_once:
+        limited = kind != "Pod" or not there["spec"].get("nodeName") or is_ended(there) or grace_s == 0
+        if limited:
             self.drop(kind, name)
         elif "deletionTimestamp" not in there["metadata"]:
             grace = grace_s or there["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
@@ -196,11 +196,17 @@ class FakeCluster:
         if job is None:
             return
         stamp = millisecond(self.now)
-        said = {"type": condition, "status": "True", "reason": reason, "message": message, "lastTransitionTime": stamp}
+        ended = {
+            "type": condition,
+            "status": "True",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": stamp,
+        }
         for pod in self.pods(Role.TRAINER):
             if not is_ended(pod):
                 self.end_pod(pod["metadata"]["name"], 0 if condition == "Complete" else 1)
-        self.patch("Job", job["metadata"]["name"], {"status": {"active": 0, "ready": 0, "conditions": [said]}})
+        self.patch("Job", job["metadata"]["name"], {"status": {"active": 0, "ready": 0, "conditions": [ended]}})
 
     def edit(self, **spec: Any) -> None:
         """A user changes parts of the spec."""
@@ -213,10 +219,17 @@ class FakeCluster:
 
     def _set_ready(self, name: str, ready: bool) -> None:
         status = "True" if ready else "Unknown"
-        said = {"type": "Ready", "status": status, "reason": "Kubelet", "lastTransitionTime": millisecond(self.now)}
+        ready_condition = {
+            "type": "Ready",
+            "status": status,
+            "reason": "Kubelet",
+            "lastTransitionTime": millisecond(self.now),
+        }
         taints = [] if ready else [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]
         node = self.objects["Node", name]
-        self.patch("Node", name, {"spec": node["spec"] | {"taints": taints}, "status": {"conditions": [said]}})
+        self.patch(
+            "Node", name, {"spec": node["spec"] | {"taints": taints}, "status": {"conditions": [ready_condition]}}
+        )
 
     def _run_trainer(self) -> None:
         job = self.trainer()
@@ -229,7 +242,7 @@ class FakeCluster:
         elif not pods:
             metadata = deepcopy(job["spec"]["template"]["metadata"])
             metadata["name"] = f"{job['metadata']['name']}-0-{self._uids}"
-            with suppress(Refused):
+            with suppress(Forbidden):
                 self.create({"kind": "Pod", "metadata": metadata, "spec": deepcopy(job["spec"]["template"]["spec"])})
         counts = {"active": len(pods), "ready": sum(self.serves(pod) for pod in pods)}
         if counts.items() - job.get("status", {}).items():

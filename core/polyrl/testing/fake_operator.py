@@ -17,13 +17,13 @@ from polyrl.cluster.actions import (
     Annotate,
     Apply,
     Create,
-    Decision,
     Delete,
-    Drain,
+    DrainEngine,
     DryRun,
     MakeKeys,
     Object,
-    Say,
+    ReconcileResult,
+    RecordEvent,
     SuspendTrainer,
 )
 from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
@@ -31,10 +31,10 @@ from polyrl.cluster.observation.job import job_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.settings import Settings
-from polyrl.cluster.state import Memory
+from polyrl.cluster.state import ReconcileState
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl.testing.fake_cluster import Conflict, FakeCluster, Place, Refused
+from polyrl.testing.fake_cluster import Conflict, FakeCluster, Forbidden, Place
 from polyrl.worker import Role
 
 SETTINGS = Settings("manager:test", "trainer:test", "rollout:test")
@@ -49,7 +49,7 @@ class FakeOperator:
     """One life of an operator."""
 
     cluster: FakeCluster
-    memory: Memory = field(default_factory=Memory)
+    state: ReconcileState = field(default_factory=ReconcileState)
     read: int = 0
     """Changes of the cluster's log that its watches have delivered."""
     cache: dict[Place, tuple[int, Object | None]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class FakeOperator:
     step: int = 0
     clock_ahead_s: float = 0.0
     """How far its machine's clock is before the cluster's."""
-    said: list[Say] = field(default_factory=list)
+    message: list[RecordEvent] = field(default_factory=list)
     done: list[Action] = field(default_factory=list)
 
     @property
@@ -109,36 +109,36 @@ class FakeOperator:
         )
         return ManagerFacts(status, self.now, 0 if alive else 3)
 
-    def turn(self, rng: random.Random | None = None) -> Decision:
+    def turn(self, rng: random.Random | None = None) -> ReconcileResult:
         """One look and what follows. With `rng`, it may die between any two actions, and then raises Killed."""
         facts = self.facts()
-        decision = reconcile(facts, SETTINGS, self.memory, self.now)
-        memory = decision.memory
+        decision = reconcile(facts, SETTINGS, self.state, self.now)
+        state = decision.state
         for action in decision.actions:
             if rng is not None and rng.random() < 0.02:
                 raise Killed
-            memory = self._do(action, memory)
-        self.memory = memory
+            state = self._do(action, state)
+        self.state = state
         self._store(decision)
         return decision
 
-    def _do(self, action: Action, memory: Memory) -> Memory:
+    def _do(self, action: Action, state: ReconcileState) -> ReconcileState:
         self.done.append(action)
         before = len(self.cluster.log)
         try:
-            return self._request(action, memory)
+            return self._request(action, state)
         except Conflict:
-            return memory
-        except Refused as error:
-            return memory.refused(str(error), self.now)
+            return state
+        except Forbidden as error:
+            return state.with_refusal(str(error), self.now)
         finally:
             self._read_own(before)
 
-    def _request(self, action: Action, memory: Memory) -> Memory:
+    def _request(self, action: Action, state: ReconcileState) -> ReconcileState:
         match action:
             case Create():
                 self.cluster.create(action.object)
-                return memory.taken() if action.object["kind"] == "Pod" else memory
+                return state.without_refusal() if action.object["kind"] == "Pod" else state
             case MakeKeys():
                 self.cluster.create({"kind": "Secret", "metadata": {"name": action.name}})
             case Apply():
@@ -152,14 +152,14 @@ class FakeOperator:
                 self.cluster.patch("Job", action.name, {"spec": spec})
             case DryRun():
                 self.dry_run = (action.generation, "")
-            case Drain():
+            case DrainEngine():
                 self.drained[action.uid] = action.deadline_s
-                return memory.told(action.uid)
-            case Say():
-                self.said.append(action)
-        return memory
+                return state.with_drain_confirmed(action.uid)
+            case RecordEvent():
+                self.message.append(action)
+        return state
 
-    def _store(self, decision: Decision) -> None:
+    def _store(self, decision: ReconcileResult) -> None:
         """Shows the status to the next turn, and writes it unless somebody changed the job meanwhile."""
         place = ("PolyRLJob", self.cluster.job["metadata"]["name"])
         if place not in self.cluster.objects:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from polyrl.cluster.actions import Drain
+from polyrl.cluster.actions import DrainEngine
 from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.errors import PolyRLError
 from polyrl.status import ManagerStatus
@@ -88,7 +88,7 @@ class ManagerPoller:
         link = self._links.get(key)
         return None if link is None else link.facts
 
-    def drain(self, key: JobKey, action: Drain, fact_at: float | None) -> None:
+    def drain(self, key: JobKey, action: DrainEngine, fact_at: float | None) -> None:
         """Tells the manager until it has heard or the deadline is over. `fact_at`: when the fact behind it came
         (monotonic), for the record. Saying it again while it is being told changes nothing."""
         if action.uid not in self._draining:
@@ -135,7 +135,7 @@ class ManagerPoller:
 
     def _heard(self, key: JobKey, link: _Link, status: ManagerStatus) -> None:
         before, link.facts = link.facts, ManagerFacts(status, self._now())
-        if before is None or before.missed or _news(before.status) != _news(status):
+        if before is None or before.failed_polls or _news(before.status) != _news(status):
             self._wake(key)
 
     def _missed(self, key: JobKey, link: _Link, error: Exception) -> None:
@@ -144,13 +144,13 @@ class ManagerPoller:
             link.access = None
         if link.facts is None:
             return
-        missed = link.facts.missed + 1
-        link.facts = ManagerFacts(link.facts.status, link.facts.heard_at, missed)
-        if missed <= MISSED_TOLD:
-            log.info("manager did not answer", job=str(key), missed=missed, error=str(error))
+        failed_polls = link.facts.failed_polls + 1
+        link.facts = ManagerFacts(link.facts.status, link.facts.answered_at, failed_polls)
+        if failed_polls <= MISSED_TOLD:
+            log.info("manager did not answer", job=str(key), failed_polls=failed_polls, error=str(error))
             self._wake(key)
 
-    async def _drain(self, key: JobKey, action: Drain, fact_at: float | None) -> None:
+    async def _drain(self, key: JobKey, action: DrainEngine, fact_at: float | None) -> None:
         began = time.monotonic()
         deadline = began + action.deadline_s
         with suppress(TimeoutError):
@@ -163,7 +163,7 @@ class ManagerPoller:
         self._drains.drain_failed()
         log.warning("drain was not heard", job=str(key), pod=action.pod, deadline_s=action.deadline_s)
 
-    async def _tell(self, key: JobKey, action: Drain, deadline: float) -> bool:
+    async def _tell(self, key: JobKey, action: DrainEngine, deadline: float) -> bool:
         """Until a manager answered; True when it knew the engine."""
         while True:
             link = self._links.get(key)

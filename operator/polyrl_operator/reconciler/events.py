@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from polyrl.cluster.actions import Object, Say
+from polyrl.cluster.actions import Object, RecordEvent
 from polyrl.manifest.job import API_VERSION, KIND
 from polyrl.manifest.spec import OPERATOR
 from polyrl_operator.api.client import ApiError, Client, NotLeader
@@ -92,7 +92,7 @@ class Events:
         self._waiting: asyncio.Queue[tuple[Object, int]] = asyncio.Queue(WAITING)
         self.dropped = 0
 
-    def say(self, subject: Subject, say: Say) -> None:
+    def say(self, subject: Subject, say: RecordEvent) -> None:
         """Tells it, sooner or later."""
         name = _name(subject, say)
         count = self._aggregator.count(name, self._clock())
@@ -126,7 +126,7 @@ class Events:
         metadata = event["metadata"]
         await self._client.patch(EVENT, metadata["namespace"], metadata["name"], series)
 
-    def _event(self, subject: Subject, say: Say, name: str) -> Object:
+    def _event(self, subject: Subject, say: RecordEvent, name: str) -> Object:
         at = datetime.fromtimestamp(self._client.clock.now(), UTC)
         return {
             "apiVersion": EVENT.api_version,
@@ -149,6 +149,6 @@ class Events:
         }
 
 
-def _name(subject: Subject, say: Say) -> str:
+def _name(subject: Subject, say: RecordEvent) -> str:
     said = "\n".join((subject.uid, say.type, say.reason, say.message))
     return f"{subject.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"

@@ -22,11 +22,11 @@ from polyrl.cluster.actions import (
     Apply,
     Create,
     Delete,
-    Drain,
+    DrainEngine,
     DryRun,
     MakeKeys,
     Object,
-    Say,
+    RecordEvent,
     SuspendTrainer,
 )
 from polyrl.cluster.resources.owner import Owner
@@ -94,10 +94,10 @@ class Executor:
 
     async def _one(self, owner: Owner, action: Action, outcome: ExecutionResult, own: asyncio.Semaphore) -> None:
         match action:
-            case Say():
+            case RecordEvent():
                 self._events.say(Subject(owner.namespace, owner.name, owner.uid), action)
                 return
-            case Drain():
+            case DrainEngine():
                 key = JobKey(owner.namespace, owner.name)
                 self._links.drain(key, action, self._cache.changed_at(key, action.pod))
                 return

@@ -15,14 +15,14 @@ from typing import Any, Final
 import structlog
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Decision, Object
+from polyrl.cluster.actions import Object, ReconcileResult
 from polyrl.cluster.observation.facts import JobFacts
 from polyrl.cluster.observation.job import job_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.settings import Settings
-from polyrl.cluster.state import Memory
+from polyrl.cluster.state import ReconcileState
 from polyrl.errors import PolyRLError
 from polyrl.worker import Role
 from polyrl_operator.api.client import Client, NotLeader
@@ -49,7 +49,7 @@ class JobState:
     """What is known of a job between turns, and may be lost."""
 
     uid: str
-    memory: Memory = field(default_factory=Memory)
+    reconcile_state: ReconcileState = field(default_factory=ReconcileState)
     told: set[str] = field(default_factory=set)
     """UIDs of pods whose drain was confirmed since the last turn."""
     pending: PendingStatus = field(default_factory=PendingStatus)
@@ -144,7 +144,7 @@ class Reconciler:
         facts = self._facts(key, raw, pods, state)
         address, ready = _manager(facts)
         self._links.follow(key, address, ready=ready)
-        decision = reconcile(facts, self._settings, state.memory, self._now())
+        decision = reconcile(facts, self._settings, state.reconcile_state, self._now())
         outcome = await self._act(facts, decision)
         self._remember(key, state, facts, decision, outcome)
         self._metrics.decided(key, decision.status)
@@ -157,7 +157,7 @@ class Reconciler:
         uid, generation = state.uid, raw["metadata"].get("generation", 0)
         nodes, claims = self._cache.nodes_of(pods)
         while state.told:
-            state.memory = state.memory.told(state.told.pop())
+            state.reconcile_state = state.reconcile_state.with_drain_confirmed(state.told.pop())
         answered = state.dry_run is not None and state.dry_run[0] == generation
         return job_facts(
             raw,
@@ -170,22 +170,22 @@ class Reconciler:
             dry_run=state.dry_run[1] if answered and state.dry_run is not None else None,
         )
 
-    async def _act(self, facts: JobFacts, decision: Decision) -> ExecutionResult:
+    async def _act(self, facts: JobFacts, decision: ReconcileResult) -> ExecutionResult:
         if not decision.actions or facts.job is None:
             return ExecutionResult()
         owner = Owner(facts.name, facts.namespace, facts.uid, facts.job, domain=self._settings.cluster_domain)
         return await self._actor.act(owner, decision.actions)
 
     def _remember(
-        self, key: JobKey, state: JobState, facts: JobFacts, decision: Decision, outcome: ExecutionResult
+        self, key: JobKey, state: JobState, facts: JobFacts, decision: ReconcileResult, outcome: ExecutionResult
     ) -> None:
-        state.memory = decision.memory
+        state.reconcile_state = decision.state
         state.refused |= bool(outcome.refusal)
         if outcome.refusal:
             log.warning("refused", job=str(key), message=outcome.refusal)
-            state.memory = state.memory.refused(outcome.refusal, self._now())
+            state.reconcile_state = state.reconcile_state.with_refusal(outcome.refusal, self._now())
         elif outcome.created:
-            state.memory = state.memory.taken()
+            state.reconcile_state = state.reconcile_state.without_refusal()
         if outcome.dry_run is not None:
             state.dry_run = (facts.generation, outcome.dry_run)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.actions import Drain
+from polyrl.cluster.actions import DrainEngine
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
@@ -121,10 +121,10 @@ async def test_silence_is_counted_and_told_until_it_is_no_news(
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
-    await until(lambda: links.facts(KEY).missed == poller.MISSED_TOLD + 2)  # type: ignore[union-attr]
+    await until(lambda: links.facts(KEY).failed_polls == poller.MISSED_TOLD + 2)  # type: ignore[union-attr]
     assert heard.woken == 1 + poller.MISSED_TOLD
     await manager.start()
-    await until(lambda: links.facts(KEY).missed == 0)  # type: ignore[union-attr]
+    await until(lambda: links.facts(KEY).failed_polls == 0)  # type: ignore[union-attr]
     assert heard.woken == 2 + poller.MISSED_TOLD
 
 
@@ -135,7 +135,7 @@ async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links
     began = time.monotonic()
     fact_at = began - AGE_S
     for _ in range(3):
-        links.drain(KEY, Drain("job-r-1", "uid-1", 30.0, "spot interruption"), fact_at)
+        links.drain(KEY, DrainEngine("job-r-1", "uid-1", 30.0, "spot interruption"), fact_at)
     await until(lambda: heard.told)
     took_s = time.monotonic() - began
     assert heard.told == ["uid-1"]
@@ -150,7 +150,7 @@ async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: Man
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
-    links.drain(KEY, Drain("job-r-9", "uid-9", 30.0, "drain"), None)
+    links.drain(KEY, DrainEngine("job-r-9", "uid-9", 30.0, "drain"), None)
     await asyncio.sleep(0.5)
     assert not heard.told
     await manager.start()
@@ -162,11 +162,11 @@ async def test_a_drain_that_nobody_hears_is_given_up(
     manager: Any, links: ManagerPoller, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "MIN_DRAIN_S", 0.3)
-    links.drain(KEY, Drain("job-r-1", "uid-1", 0.1, "drain"), None)
+    links.drain(KEY, DrainEngine("job-r-1", "uid-1", 0.1, "drain"), None)
     await until(lambda: heard.failed == 1)
     assert heard.told == []
     await asyncio.sleep(LOOK_S)
-    links.drain(KEY, Drain("job-r-1", "uid-1", 0.1, "drain"), None)
+    links.drain(KEY, DrainEngine("job-r-1", "uid-1", 0.1, "drain"), None)
     await until(lambda: heard.failed == 2)
 
 
@@ -179,7 +179,7 @@ async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, hea
     async with manager_session() as session:
         links = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         links.follow(KEY, manager.address)
-        links.drain(KEY, Drain("job-r-1", "uid-1", 1.0, "drain"), None)
+        links.drain(KEY, DrainEngine("job-r-1", "uid-1", 1.0, "drain"), None)
         await asyncio.sleep(1.5)
         assert links.facts(KEY) is None
         assert manager.polls == 0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeKeys, Say
+from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeKeys, RecordEvent
 from polyrl.cluster.resources.owner import Owner
 from polyrl_operator.api import client as client_module
 from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
@@ -153,9 +153,9 @@ class Told:
     """Plays events and links."""
 
     def __init__(self) -> None:
-        self.said: list[Say] = []
+        self.said: list[RecordEvent] = []
 
-    def say(self, subject: object, say: Say) -> None:
+    def say(self, subject: object, say: RecordEvent) -> None:
         self.said.append(say)
 
 
@@ -189,7 +189,7 @@ async def test_a_creation_that_meets_a_strangers_object_waits_for_it_to_go() -> 
 
 async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> None:
     act, _, _, told = actor(FULL)
-    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why"), Say("Said", "after it")])
+    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why"), RecordEvent("Said", "after it")])
     assert outcome.refusal == "Pod j-r-1: exceeded quota: pods=5"
     assert len(told.said) == 1
 

@@ -42,7 +42,7 @@ ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepMeasurement:
     """Times of one finished step, in seconds."""
 
     step: int
@@ -61,7 +61,7 @@ class Measured:
 class Sizing:
     """What a step's measurement led to."""
 
-    wished: int
+    desired_replicas: int
     """Rollouts from now on."""
     recommended: int
     """What the step alone asks for, before windows and bounds."""
@@ -71,62 +71,67 @@ class Sizing:
     changed: bool = False
 
 
-def clamp(spec: JobSpec, wished: int) -> int:
+def clamp(spec: JobSpec, desired: int) -> int:
     """Within minReplicas and maxReplicas."""
-    return max(spec.rollout.min_replicas, min(wished, spec.rollout.max_replicas))
+    return max(spec.rollout.min_replicas, min(desired, spec.rollout.max_replicas))
 
 
 def sizing(
-    spec: JobSpec, measured: Measured, now_wished: int, window: tuple[Recommendation, ...], cooled: bool, dear: int
+    spec: JobSpec,
+    measurement: StepMeasurement,
+    current: int,
+    window: tuple[Recommendation, ...],
+    cooled: bool,
+    num_on_demand: int,
 ) -> Sizing:
-    """After one finished step. `cooled`: the last change is longer ago than the cooldown; `dear`: how many rollouts are
-    on-demand now, for the budget."""
-    told = _told(measured)
-    if not measured.steady:
-        return Sizing(now_wished, now_wished, window, f"{told}; not judged, because it was no ordinary step")
-    gap = (measured.rollout_s - measured.train_s) / max(measured.step_s, SHORTEST_S)
-    recommended = now_wished if _within(spec, gap) else recommend(spec, measured, dear)
+    """After one finished step. `cooled`: the last change is longer ago than the cooldown; `num_on_demand`: rollouts
+    now on-demand, for the budget."""
+    prefix = _describe(measurement)
+    if not measurement.steady:
+        return Sizing(current, current, window, f"{prefix}; not judged, because it was no ordinary step")
+    gap = (measurement.rollout_s - measurement.train_s) / max(measurement.step_s, SHORTEST_S)
+    recommended = current if _within(spec, gap) else recommend(spec, measurement, num_on_demand)
     rule = spec.scaling.gap
     longest = max(rule.scale_up_window_steps, rule.scale_down_window_steps)
-    window = (*window, Recommendation(measured.step, recommended))[-longest:]
-    wished = _steadied(spec, now_wished, window)
-    if wished == now_wished:
-        return Sizing(now_wished, recommended, window, f"{told}: asks for {recommended}, stays at {now_wished}")
+    window = (*window, Recommendation(measurement.step, recommended))[-longest:]
+    desired = _steadied(spec, current, window)
+    if desired == current:
+        return Sizing(current, recommended, window, f"{prefix}: asks for {recommended}, stays at {current}")
     if not cooled:
         pause = f"until {rule.cooldown_seconds} s after the last change"
-        why = f"{told}: asks for {recommended}, stays at {now_wished} {pause}"
-        return Sizing(now_wished, recommended, window, why)
-    return Sizing(wished, recommended, (), f"{told}: asks for {recommended}, {now_wished} -> {wished}", changed=True)
+        why = f"{prefix}: asks for {recommended}, stays at {current} {pause}"
+        return Sizing(current, recommended, window, why)
+    return Sizing(desired, recommended, (), f"{prefix}: asks for {recommended}, {current} -> {desired}", changed=True)
 
 
-def recommend(spec: JobSpec, measured: Measured, dear: int) -> int:
+def recommend(spec: JobSpec, measurement: StepMeasurement, num_on_demand: int) -> int:
     """Rollouts that the objective asks for, before bounds."""
-    work = measured.engines * measured.rollout_s + measured.reserved_s
-    enough = min(MOST, math.ceil(work / max(measured.train_s, SHORTEST_S) - ROUNDING))
+    work = measurement.engines * measurement.rollout_s + measurement.reserved_s
+    enough = min(MOST, math.ceil(work / max(measurement.train_s, SHORTEST_S) - ROUNDING))
     match spec.scaling.objective:
         case Objective.THROUGHPUT:
             return enough
         case Objective.THROUGHPUT_UNDER_BUDGET:
-            return _affordable(spec, enough, dear)
+            return _affordable(spec, enough, num_on_demand)
         case Objective.COST:
             choices = range(spec.rollout.min_replicas, clamp(spec, enough) + 1)
-            return min(choices, key=lambda n: (_cost(spec, measured, work, n), n))
+            return min(choices, key=lambda n: (_cost(spec, measurement, work, n), n))
 
 
-def hourly(spec: JobSpec, rollouts: int, dear: int = 0) -> float:
-    """Price of a fleet for an hour; at least `dear` of them, and baseOnDemand, at the on-demand price."""
+def hourly(spec: JobSpec, rollouts: int, num_on_demand: int = 0) -> float:
+    """Price of a fleet for an hour; at least `num_on_demand` of them, and baseOnDemand, at the on-demand price."""
     spot, on_demand = spec.pricing.spot_per_hour or 0.0, spec.pricing.on_demand_per_hour or 0.0
     if spec.rollout.capacity.policy is CapacityPolicy.ON_DEMAND:
         return rollouts * on_demand
-    costly = min(rollouts, max(dear, spec.rollout.capacity.base_on_demand))
+    costly = min(rollouts, max(num_on_demand, spec.rollout.capacity.base_on_demand))
     return costly * on_demand + (rollouts - costly) * spot
 
 
-def _told(measured: Measured) -> str:
-    gap = 100 * (measured.rollout_s - measured.train_s) / max(measured.step_s, SHORTEST_S)
+def _describe(measurement: StepMeasurement) -> str:
+    gap = 100 * (measurement.rollout_s - measurement.train_s) / max(measurement.step_s, SHORTEST_S)
     return (
-        f"step {measured.step}: {measured.engines} rollouts generated for {measured.rollout_s:.1f} s,"
-        f" training took {measured.train_s:.1f} s of {measured.step_s:.1f} s, gap {gap:.0f} %"
+        f"step {measurement.step}: {measurement.engines} rollouts generated for {measurement.rollout_s:.1f} s,"
+        f" training took {measurement.train_s:.1f} s of {measurement.step_s:.1f} s, gap {gap:.0f} %"
     )
 
 
@@ -135,26 +140,26 @@ def _within(spec: JobSpec, gap: float) -> bool:
     return spec.scaling.objective is not Objective.COST and abs(gap) * 100 <= spec.scaling.gap.tolerance_percent
 
 
-def _steadied(spec: JobSpec, now_wished: int, window: tuple[Recommendation, ...]) -> int:
+def _steadied(spec: JobSpec, current: int, window: tuple[Recommendation, ...]) -> int:
     rule = spec.scaling.gap
     sizes = [one.replicas for one in window]
     ups, downs = sizes[-rule.scale_up_window_steps :], sizes[-rule.scale_down_window_steps :]
-    if len(ups) == rule.scale_up_window_steps and min(ups) > now_wished:
-        return clamp(spec, min(min(ups), now_wished + rule.max_scale_up_per_step))
-    if len(downs) == rule.scale_down_window_steps and max(downs) < now_wished:
-        return clamp(spec, max(max(downs), now_wished - rule.max_scale_down_per_step))
-    return now_wished
+    if len(ups) == rule.scale_up_window_steps and min(ups) > current:
+        return clamp(spec, min(min(ups), current + rule.max_scale_up_per_step))
+    if len(downs) == rule.scale_down_window_steps and max(downs) < current:
+        return clamp(spec, max(max(downs), current - rule.max_scale_down_per_step))
+    return current
 
 
-def _affordable(spec: JobSpec, enough: int, dear: int) -> int:
+def _affordable(spec: JobSpec, enough: int, num_on_demand: int) -> int:
     budget = spec.scaling.budget_per_hour or 0.0
-    return max((n for n in range(enough + 1) if hourly(spec, n, dear) <= budget), default=0)
+    return max((n for n in range(enough + 1) if hourly(spec, n, num_on_demand) <= budget), default=0)
 
 
-def _cost(spec: JobSpec, measured: Measured, work: float, rollouts: int) -> float:
+def _cost(spec: JobSpec, measurement: StepMeasurement, work: float, rollouts: int) -> float:
     """Of one step, in pricing.currency, with so many rollouts."""
-    rest = max(0.0, measured.step_s - max(measured.rollout_s, measured.train_s))
-    paced = max(measured.train_s, work / rollouts) if rollouts else measured.train_s + work
+    rest = max(0.0, measurement.step_s - max(measurement.rollout_s, measurement.train_s))
+    paced = max(measurement.train_s, work / rollouts) if rollouts else measurement.train_s + work
     if rollouts == 0 and not spec.trainer.reserved_engine:
         return math.inf
     return (paced + rest) * ((spec.pricing.reserved_per_hour or 0.0) + hourly(spec, rollouts)) / 3600

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyrl.cluster.autoscaling.gap import Measured, Sizing, clamp, sizing
-from polyrl.cluster.autoscaling.steps import StepNews
-from polyrl.cluster.observation.context import Look
-from polyrl.cluster.observation.rollouts import Rollout, of_pool
+from polyrl.cluster.autoscaling.gap import Sizing, StepMeasurement, clamp, sizing
+from polyrl.cluster.autoscaling.steps import StepProgress
+from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.rollouts import RolloutPod, of_pool
 from polyrl.cluster.state import Recommendation
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.scaling import ScalingMode
@@ -24,10 +24,10 @@ TEXT: int = 1024
 
 
 @dataclass(frozen=True)
-class Wish:
+class ScaleDecision:
     """The wished number and what led to it."""
 
-    wished: int
+    desired_replicas: int
     scaling: ScalingStatus
     window: tuple[Recommendation, ...]
     active: bool
@@ -39,56 +39,62 @@ class Wish:
     """The decision as a sentence, in the look that changes the number."""
 
 
-def wish(look: Look, fleet: Sequence[Rollout], news: StepNews) -> Wish:
+def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepProgress) -> ScaleDecision:
     """Of a running job."""
-    stored, window, mode = look.status.scaling, look.memory.recommendations, look.spec.scaling.mode
-    if not look.wants_rollouts:
-        return Wish(0, stored, (), False, "NotWanted", "this mode samples nothing to train on")
+    stored, window, mode = ctx.status.scaling, ctx.state.recommendations, ctx.spec.scaling.mode
+    if not ctx.wants_rollouts:
+        return ScaleDecision(0, stored, (), False, "NotWanted", "this mode samples nothing to train on")
     if mode is not ScalingMode.GAP:
         who = "an autoscaler" if mode is ScalingMode.EXTERNAL else "the user"
-        return Wish(num_rollouts(look.spec), stored, (), False, mode.value, f"{who} decides on the number of rollouts")
-    begun = look.status.start_time is not None
-    now_wished = clamp(look.spec, look.status.rollout.desired_replicas) if begun else num_rollouts(look.spec)
-    if news.measured is not None:
-        return _measured(look, fleet, news.measured, now_wished)
+        return ScaleDecision(
+            num_rollouts(ctx.spec), stored, (), False, mode.value, f"{who} decides on the number of rollouts"
+        )
+    begun = ctx.status.start_time is not None
+    current = clamp(ctx.spec, ctx.status.rollout.desired_replicas) if begun else num_rollouts(ctx.spec)
+    if step.measurement is not None:
+        return _measured(ctx, fleet, step.measurement, current)
     last = unix(stored.last_step_time)
     if last is None:
-        return Wish(now_wished, stored, window, False, "WarmUp", "no step has been measured yet")
-    limit = look.spec.scaling.gap.stale_after_seconds
-    if look.now - last > limit:
-        said = f"no step has been measured for more than {limit} s, so the number stays"
-        return Wish(now_wished, stored, (), False, "MetricsStale", said)
-    return Wish(now_wished, stored, window, True, "Measured", "the number follows the measured gap")
+        return ScaleDecision(current, stored, window, False, "WarmUp", "no step has been measured yet")
+    limit = ctx.spec.scaling.gap.stale_after_seconds
+    if ctx.now - last > limit:
+        message = f"no step has been measured for more than {limit} s, so the number stays"
+        return ScaleDecision(current, stored, (), False, "MetricsStale", message)
+    return ScaleDecision(current, stored, window, True, "Measured", "the number follows the measured gap")
 
 
-def stale_at(look: Look) -> float | None:
+def stale_at(ctx: ReconcileContext) -> float | None:
     """When measurements become too old to move anything."""
-    last = unix(look.status.scaling.last_step_time)
-    return None if last is None else last + look.spec.scaling.gap.stale_after_seconds
+    last = unix(ctx.status.scaling.last_step_time)
+    return None if last is None else last + ctx.spec.scaling.gap.stale_after_seconds
 
 
-def _measured(look: Look, fleet: Sequence[Rollout], measured: Measured, now_wished: int) -> Wish:
-    stored = look.status.scaling
+def _measured(
+    ctx: ReconcileContext, fleet: Sequence[RolloutPod], measurement: StepMeasurement, current: int
+) -> ScaleDecision:
+    stored = ctx.status.scaling
     scaled_at = unix(stored.last_scale_time)
-    cooled = scaled_at is None or look.now - scaled_at >= look.spec.scaling.gap.cooldown_seconds
-    dear = len(of_pool(fleet, Pool.ON_DEMAND))
-    sized = sizing(look.spec, measured, now_wished, look.memory.recommendations, cooled, dear)
-    scaling = _status(look, stored, measured, sized)
+    cooled = scaled_at is None or ctx.now - scaled_at >= ctx.spec.scaling.gap.cooldown_seconds
+    num_on_demand = len(of_pool(fleet, Pool.ON_DEMAND))
+    sized = sizing(ctx.spec, measurement, current, ctx.state.recommendations, cooled, num_on_demand)
+    scaling = _status(ctx, stored, measurement, sized)
     active = ("Measured", "the number follows the measured gap")
-    return Wish(sized.wished, scaling, sized.window, True, *active, changed=sized.why if sized.changed else "")
+    return ScaleDecision(
+        sized.desired_replicas, scaling, sized.window, True, *active, changed=sized.why if sized.changed else ""
+    )
 
 
-def _status(look: Look, stored: ScalingStatus, measured: Measured, sized: Sizing) -> ScalingStatus:
+def _status(ctx: ReconcileContext, stored: ScalingStatus, measurement: StepMeasurement, sized: Sizing) -> ScalingStatus:
     return stored.model_copy(
         update={
-            "last_step": measured.step,
-            "last_step_time": millisecond(look.now),
-            "train_millis": _millis(measured.train_s),
-            "rollout_millis": _millis(measured.rollout_s),
-            "gap_millis": round((measured.rollout_s - measured.train_s) * 1000),
-            "seed_millis": _millis(measured.reserved_s),
+            "last_step": measurement.step,
+            "last_step_time": millisecond(ctx.now),
+            "train_millis": _millis(measurement.train_s),
+            "rollout_millis": _millis(measurement.rollout_s),
+            "gap_millis": round((measurement.rollout_s - measurement.train_s) * 1000),
+            "seed_millis": _millis(measurement.reserved_s),
             "recommended_replicas": max(0, sized.recommended),
-            "last_scale_time": millisecond(look.now) if sized.changed else stored.last_scale_time,
+            "last_scale_time": millisecond(ctx.now) if sized.changed else stored.last_scale_time,
             "last_reason": sized.why[:TEXT],
         }
     )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from polyrl.cluster.autoscaling.gap import Measured
-from polyrl.cluster.observation.context import Look
+from polyrl.cluster.autoscaling.gap import StepMeasurement
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.state import StepWatch
 from polyrl.status import EngineState, StepValue
 
@@ -23,39 +23,39 @@ NEEDED: Final = {StepValue.ROLLOUT_SECONDS, StepValue.TRAIN_SECONDS, StepValue.S
 
 
 @dataclass(frozen=True)
-class StepNews:
+class StepProgress:
     """What this look tells about steps."""
 
     watch: StepWatch | None
     """To be remembered."""
-    measured: Measured | None = None
+    measurement: StepMeasurement | None = None
     """The step that ended since the last look."""
     boundary: bool = False
     """True in the one look that sees a new step begin, and while no step is under way."""
 
 
-def step_news(look: Look) -> StepNews:
+def observe_step(ctx: ReconcileContext) -> StepProgress:
     """Compares with what was remembered. Without word from the manager nothing is known, and nothing begins."""
-    told, last = look.told, look.memory.watch
-    if told is None or not look.manager_answers:
-        return StepNews(last)
-    serving = sum(engine.state in GENERATE for engine in look.engines.values())
+    reported, last = ctx.manager_status, ctx.state.watch
+    if reported is None or not ctx.manager_answers:
+        return StepProgress(last)
+    serving = sum(engine.state in GENERATE for engine in ctx.engines.values())
     if last is None:
-        return StepNews(StepWatch(told.step, serving, whole=False), boundary=not told.trainer_connected)
-    if told.step == last.step:
+        return StepProgress(StepWatch(reported.step, serving, whole=False), boundary=not reported.trainer_connected)
+    if reported.step == last.step:
         steady = last.whole and serving == last.engines
-        return StepNews(replace(last, whole=steady), boundary=not told.trainer_connected)
-    begun = StepWatch(told.step, serving, whole=told.step > last.step)
-    return StepNews(begun, _measured(look, last, serving), boundary=True)
+        return StepProgress(replace(last, whole=steady), boundary=not reported.trainer_connected)
+    begun = StepWatch(reported.step, serving, whole=reported.step > last.step)
+    return StepProgress(begun, _measured(ctx, last, serving), boundary=True)
 
 
-def _measured(look: Look, last: StepWatch, serving: int) -> Measured | None:
-    values = look.told.values if look.told is not None else {}
-    if look.told is None or look.told.step < last.step or not values.keys() >= NEEDED:
+def _measured(ctx: ReconcileContext, last: StepWatch, serving: int) -> StepMeasurement | None:
+    values = ctx.manager_status.values if ctx.manager_status is not None else {}
+    if ctx.manager_status is None or ctx.manager_status.step < last.step or not values.keys() >= NEEDED:
         return None
-    alone = last.engines == 0 and look.spec.trainer.reserved_engine
-    return Measured(
-        step=look.told.step,
+    alone = last.engines == 0 and ctx.spec.trainer.reserved_engine
+    return StepMeasurement(
+        step=ctx.manager_status.step,
         engines=last.engines,
         rollout_s=values[StepValue.ROLLOUT_SECONDS],
         train_s=values[StepValue.TRAIN_SECONDS],

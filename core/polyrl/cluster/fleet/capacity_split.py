@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.observation.disruption import SCHEDULER
-from polyrl.cluster.observation.rollouts import Rollout, Standing
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.rollout import CapacityPolicy, RolloutSpec
 from polyrl.sample import Pool
 
 
 @dataclass(frozen=True)
-class Mix:
+class CapacitySplit:
     """What to make, and how many to let go."""
 
     spot: int = 0
@@ -34,9 +34,9 @@ class Mix:
     """On-demand pods to make."""
     standing_in: int = 0
     """How many of these stand in for spot."""
-    spot_back: int = 0
+    spot_to_release: int = 0
     """Spot pods without a node to let go: a stand-in has their place."""
-    stand_ins_back: int = 0
+    stand_ins_to_release: int = 0
     """Stand-ins to let go: a spot pod has their place."""
     excess: int = 0
     """Any pods to let go: the fleet is larger than wished."""
@@ -45,7 +45,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class _Half:
+class _PoolCount:
     """The pods of one pool that hold a place; those not yet counted as failed, or that just left, still do."""
 
     all: int
@@ -58,49 +58,53 @@ class _Half:
         return self.all - self.placed
 
 
-def base(spec: RolloutSpec, wished: int) -> int:
+def base(spec: RolloutSpec, desired: int) -> int:
     """On-demand pods that are no stand-ins, in a fleet of `wished`."""
     if spec.capacity.policy is CapacityPolicy.ON_DEMAND:
-        return wished
-    return min(spec.capacity.base_on_demand, wished)
+        return desired
+    return min(spec.capacity.base_on_demand, desired)
 
 
-def mix(fleet: Sequence[Rollout], wished: int, spec: RolloutSpec, views: Sequence[PoolView], now: float) -> Mix:
+def capacity_split(
+    fleet: Sequence[RolloutPod], desired: int, spec: RolloutSpec, views: Sequence[PoolView], now: float
+) -> CapacitySplit:
     """For a fleet of `wished` rollouts; `views` as `pools.pool_views` gives them."""
     spot_view, on_demand_view = views
-    spot, on_demand = _half(fleet, Pool.SPOT, spot_view), _half(fleet, Pool.ON_DEMAND, on_demand_view)
-    fixed = base(spec, wished)
-    slots, stand_ins = wished - fixed, max(0, on_demand.all - fixed)
-    called, due = _called(spec, slots, spot, spot_view, now)
-    wanted = min(slots, max(called, min(stand_ins, slots - spot.serving)))
+    spot, on_demand = _count(fleet, Pool.SPOT, spot_view), _count(fleet, Pool.ON_DEMAND, on_demand_view)
+    fixed = base(spec, desired)
+    slots, stand_ins = desired - fixed, max(0, on_demand.all - fixed)
+    stand_ins_wanted, due = _stand_ins_wanted(spec, slots, spot, spot_view, now)
+    wanted = min(slots, max(stand_ins_wanted, min(stand_ins, slots - spot.serving)))
     surge = 1 if wanted > 0 else 0
-    spot_back = min(spot.waiting, max(0, spot.all - (slots - wanted + surge))) if called else 0
-    free = wished + surge - spot.all - on_demand.all + spot_back
+    spot_to_release = min(spot.waiting, max(0, spot.all - (slots - wanted + surge))) if stand_ins_wanted else 0
+    free = desired + surge - spot.all - on_demand.all + spot_to_release
     make_on_demand = max(0, min(fixed + wanted - on_demand.all, free, on_demand_view.room))
     make_spot = max(0, min(slots - wanted + surge - spot.all, free - make_on_demand, spot_view.room))
     over_max = spot.placed + on_demand.placed - spec.max_replicas
     back = min(stand_ins, max(stand_ins - wanted, over_max if surge else 0, 0))
     standing_in = max(0, make_on_demand - max(0, fixed - on_demand.all))
-    return Mix(make_spot, make_on_demand, standing_in, spot_back, back, max(0, -free - back), due)
+    return CapacitySplit(make_spot, make_on_demand, standing_in, spot_to_release, back, max(0, -free - back), due)
 
 
-def _half(fleet: Sequence[Rollout], pool: Pool, view: PoolView) -> _Half:
+def _count(fleet: Sequence[RolloutPod], pool: Pool, view: PoolView) -> _PoolCount:
     leaving = {one.pod.uid for one in view.surplus}
     failed = [one for one in fleet if one.pool is pool and _undecided(one)]
     live = [one for one in fleet if one.pool is pool and one.live and one.pod.uid not in leaving]
-    waiting = sum(one.standing is Standing.WAITING for one in live)
-    serving = sum(one.standing is Standing.SERVING for one in live)
-    return _Half(len(live) + len(failed), len(live) + len(failed) - waiting, serving)
+    waiting = sum(one.state is PodState.PENDING for one in live)
+    serving = sum(one.state is PodState.SERVING for one in live)
+    return _PoolCount(len(live) + len(failed), len(live) + len(failed) - waiting, serving)
 
 
-def _undecided(one: Rollout) -> bool:
+def _undecided(one: RolloutPod) -> bool:
     """Its back-off begins once it is counted, or it is not known yet what its end means."""
-    pushed_out = one.standing is Standing.TAKEN and one.pod.disruption == SCHEDULER
-    backs_off = one.standing is Standing.FAILED or pushed_out
-    return one.standing is Standing.LEFT or (backs_off and one.counted is None)
+    pushed_out = one.state is PodState.PREEMPTED and one.pod.disruption == SCHEDULER
+    backs_off = one.state is PodState.FAILED or pushed_out
+    return one.state is PodState.EXITED or (backs_off and one.loss_number is None)
 
 
-def _called(spec: RolloutSpec, slots: int, spot: _Half, view: PoolView, now: float) -> tuple[int, float | None]:
+def _stand_ins_wanted(
+    spec: RolloutSpec, slots: int, spot: _PoolCount, view: PoolView, now: float
+) -> tuple[int, float | None]:
     """How many stand-ins are called for, and when that may change by time alone."""
     since, fallback = unix(view.status.limited_since), spec.capacity.fallback
     if not fallback.enabled or since is None:

@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Action, Annotate, Create, Delete, Drain
-from polyrl.cluster.fleet.capacity_split import Mix, base, mix
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
+from polyrl.cluster.fleet.capacity_split import CapacitySplit, base, capacity_split
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
-from polyrl.cluster.fleet.rolling_update import making_way
+from polyrl.cluster.fleet.rolling_update import to_replace
 from polyrl.cluster.fleet.victims import stand_ins, victims
-from polyrl.cluster.observation.context import Look
-from polyrl.cluster.observation.exactly_once import Counted, Tally, numbers, total
-from polyrl.cluster.observation.node_signals import Kind
-from polyrl.cluster.observation.rollouts import Rollout, Standing, next_due, of_pool
+from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, assign_numbers, total
+from polyrl.cluster.observation.node_signals import DisruptionKind
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
 from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.state import SeenPod
+from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond
 from polyrl.sample import Pool
 from polyrl.status import EngineState
@@ -38,25 +38,25 @@ from polyrl.worker import Role
 OVERSTAY_S: Final = 10.0
 """A drained pod that lives so long beyond its deadline is deleted by us, so that nothing half-gone stays."""
 
-TELL_AGAIN_S: Final = 2.0
+DRAIN_RETRY_S: Final = 2.0
 """A drain that the manager did not confirm is repeated after so long."""
 
-AT_ONCE: Final = 50
+MAX_CREATIONS: Final = 50
 """Pods made in one look: under a second of requests even on a server that takes 100 ms for each."""
 
-GO_AT_ONCE: Final = 25
+MAX_RELEASES: Final = 25
 """Pods let go in one look: two requests each."""
 
-REST_S: Final = 0.05
+CONTINUE_AFTER_S: Final = 0.05
 """Until the look that goes on with the rest, should nothing have been heard of what this one did."""
 
 
-Gone: TypeAlias = Sequence[SeenPod]
+Vanished: TypeAlias = Sequence[LastSeenPod]
 """Rollouts of the last look that are not there any more."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class FleetPlan:
     """Actions in order, and when to look again."""
 
     actions: tuple[Action, ...]
@@ -64,173 +64,182 @@ class Plan:
     """Pods asked for in this look."""
     standing_in: int
     """On-demand pods among them that stand in for spot."""
-    let_go: dict[str, int]
+    released: dict[str, int]
     """Pods let go in this look, by reason."""
     due: float | None = None
 
 
 def fleet_plan(
-    look: Look,
-    fleet: Sequence[Rollout],
-    wished: int,
+    ctx: ReconcileContext,
+    fleet: Sequence[RolloutPod],
+    desired: int,
     views: Sequence[PoolView],
     boundary: bool,
-    gone: Sequence[SeenPod],
-) -> Plan:
+    vanished: Sequence[LastSeenPod],
+) -> FleetPlan:
     """For a fleet of `wished`; those of `gone` are counted in this look without being numbered."""
-    whole = mix(fleet, wished, look.spec.rollout, views, look.now)
-    split = at_once(whole)
-    every = _leaving(look, fleet, wished, views, split, boundary)
-    leaving = every[:GO_AT_ONCE]
-    drains, told_due = drains_of(look, fleet)
-    removals, stay_due = _removals(look, fleet)
-    actions: list[Action] = [*drains, *_numbers(look, fleet, gone), *_creations(look, fleet, split)]
-    actions += let_go(look, leaving)
-    dues = [split.due, told_due, stay_due, next_due(fleet, look), *(view.due for view in views)]
-    dues.append(look.now + REST_S if split != whole or leaving != every else None)
+    whole = capacity_split(fleet, desired, ctx.spec.rollout, views, ctx.now)
+    split = limited(whole)
+    every = _leaving(ctx, fleet, desired, views, split, boundary)
+    leaving = every[:MAX_RELEASES]
+    pending_drains, retry_due = unconfirmed_drains(ctx, fleet)
+    deletions, stay_due = _deletions(ctx, fleet)
+    actions: list[Action] = [*pending_drains, *_numbers(ctx, fleet, vanished), *_creations(ctx, fleet, split)]
+    actions += release_rollouts(ctx, leaving)
+    dues = [split.due, retry_due, stay_due, next_due(fleet, ctx), *(view.due for view in views)]
+    dues.append(ctx.now + CONTINUE_AFTER_S if split != whole or leaving != every else None)
     reasons: dict[str, int] = {}
     for _, why in leaving:
         reasons[why] = reasons.get(why, 0) + 1
     made = {Pool.SPOT: split.spot, Pool.ON_DEMAND: split.on_demand}
-    due = min((due for due in dues if due is not None and due > look.now), default=None)
-    return Plan((*actions, *removals), made, split.standing_in, reasons, due)
+    due = min((due for due in dues if due is not None and due > ctx.now), default=None)
+    return FleetPlan((*actions, *deletions), made, split.standing_in, reasons, due)
 
 
-def at_once(split: Mix) -> Mix:
+def limited(split: CapacitySplit) -> CapacitySplit:
     """What one look makes of it: on-demand first, and of these the stand-ins last."""
-    on_demand = min(split.on_demand, AT_ONCE)
+    on_demand = min(split.on_demand, MAX_CREATIONS)
     standing_in = max(0, on_demand - (split.on_demand - split.standing_in))
-    return replace(split, spot=min(split.spot, AT_ONCE - on_demand), on_demand=on_demand, standing_in=standing_in)
+    return replace(split, spot=min(split.spot, MAX_CREATIONS - on_demand), on_demand=on_demand, standing_in=standing_in)
 
 
-def drains_of(look: Look, fleet: Sequence[Rollout]) -> tuple[list[Action], float | None]:
+def unconfirmed_drains(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> tuple[list[Action], float | None]:
     """Drains that the manager has not confirmed yet, and when to repeat them."""
     drains: list[Action] = [
-        Drain(
-            one.pod.name, one.pod.uid, max(0.0, one.notice.deadline - look.now), f"{one.notice.kind}: {one.notice.why}"
+        DrainEngine(
+            one.pod.name, one.pod.uid, max(0.0, one.notice.deadline - ctx.now), f"{one.notice.kind}: {one.notice.why}"
         )
         for one in fleet
-        if one.standing is Standing.TAKEN and one.notice is not None and _works(look, one)
+        if one.state is PodState.PREEMPTED and one.notice is not None and _works(ctx, one)
     ]
-    return drains, look.now + TELL_AGAIN_S if drains else None
+    return drains, ctx.now + DRAIN_RETRY_S if drains else None
 
 
-def let_go(look: Look, leaving: Sequence[tuple[Rollout, str]]) -> list[Action]:
+def release_rollouts(ctx: ReconcileContext, leaving: Sequence[tuple[RolloutPod, str]]) -> list[Action]:
     """Notes our wish on each pod, has its work moved, and deletes it with its own grace; all of one sort together."""
     wishes = [action for one, why in leaving for action in release(one.pod, why)]
-    drains = [Drain(one.pod.name, one.pod.uid, look.drain_s, why) for one, why in leaving if _works(look, one)]
+    drains = [DrainEngine(one.pod.name, one.pod.uid, ctx.drain_s, why) for one, why in leaving if _works(ctx, one)]
     notes = [action for action in wishes if isinstance(action, Annotate)]
     return [*notes, *drains, *(action for action in wishes if isinstance(action, Delete))]
 
 
-def rollouts_made(look: Look) -> int:
+def rollouts_made(ctx: ReconcileContext) -> int:
     """Highest number that a rollout has had."""
-    seen = [names.ordinal_of(pod.name) for pod in look.facts.of_role(Role.ROLLOUT)]
-    return max([look.status.rollout.created, *seen])
+    seen = [names.ordinal_of(pod.name) for pod in ctx.facts.of_role(Role.ROLLOUT)]
+    return max([ctx.status.rollout.created, *seen])
 
 
-def vanished(look: Look, role: Role) -> list[SeenPod]:
+def vanished(ctx: ReconcileContext, role: Role) -> list[LastSeenPod]:
     """Pods of the last look that are gone without a sign of theirs."""
-    there = {pod.uid for pod in look.facts.pods}
-    return [pod for uid, pod in look.memory.seen.items() if uid not in there and pod.role is role and not pod.settled]
+    there = {pod.uid for pod in ctx.facts.pods}
+    return [
+        pod for uid, pod in ctx.state.last_seen.items() if uid not in there and pod.role is role and not pod.settled
+    ]
 
 
-def _works(look: Look, one: Rollout) -> bool:
+def _works(ctx: ReconcileContext, one: RolloutPod) -> bool:
     """Its engine may hold samples, and the manager has not been told yet."""
-    if one.pod.ended or one.pod.scheduled_at is None or one.pod.uid in look.memory.drains_told:
+    if one.pod.ended or one.pod.scheduled_at is None or one.pod.uid in ctx.state.drains_confirmed:
         return False
     if one.engine is not None:
         return one.engine.state is not EngineState.DRAINING
-    return not look.manager_answers and one.pod.uid in look.memory.registered
+    return not ctx.manager_answers and one.pod.uid in ctx.state.registered
 
 
-def _numbers(look: Look, fleet: Sequence[Rollout], gone: Gone) -> Iterator[Action]:
+def _numbers(ctx: ReconcileContext, fleet: Sequence[RolloutPod], vanished: Vanished) -> Iterator[Action]:
     pods = [one.pod for one in fleet]
-    preempted = total(pods, Tally.PREEMPTION, look.status.rollout.preemptions, gone)
-    failed = total(pods, Tally.FAILURE, look.status.rollout.failures, gone)
-    new = [one for one in fleet if one.counted is None]
-    taken = [one.pod.uid for one in new if one.standing is Standing.TAKEN and one.notice is not None]
-    broken = [one.pod.uid for one in new if one.standing is Standing.FAILED]
-    marks = numbers(taken, Tally.PREEMPTION, preempted, look.memory.seen)
-    marks |= numbers(broken, Tally.FAILURE, failed, look.memory.seen)
+    preemptions = total(pods, LossCounter.PREEMPTION, ctx.status.rollout.preemptions, vanished)
+    failures = total(pods, LossCounter.FAILURE, ctx.status.rollout.failures, vanished)
+    new = [one for one in fleet if one.loss_number is None]
+    preempted = [one.pod.uid for one in new if one.state is PodState.PREEMPTED and one.notice is not None]
+    failed = [one.pod.uid for one in new if one.state is PodState.FAILED]
+    assigned = assign_numbers(preempted, LossCounter.PREEMPTION, preemptions, ctx.state.last_seen)
+    assigned |= assign_numbers(failed, LossCounter.FAILURE, failures, ctx.state.last_seen)
     for one in new:
-        if one.pod.uid in marks:
-            yield _numbered(look, one, marks[one.pod.uid])
+        if one.pod.uid in assigned:
+            yield _numbered(ctx, one, assigned[one.pod.uid])
 
 
-def _numbered(look: Look, one: Rollout, mark: Counted) -> Annotate:
-    if mark.tally is Tally.FAILURE or one.notice is None:
-        noted = {names.ANNOTATION_COUNTED: str(mark)}
+def _numbered(ctx: ReconcileContext, one: RolloutPod, loss_number: LossNumber) -> Annotate:
+    if loss_number.counter is LossCounter.FAILURE or one.notice is None:
+        noted = {names.ANNOTATION_COUNTED: str(loss_number)}
         return Annotate(one.pod.name, one.pod.uid, noted, f"it failed: {one.why}")
     noted = {
-        names.ANNOTATION_COUNTED: str(mark),
-        names.ANNOTATION_NOTICED_AT: millisecond(look.now),
+        names.ANNOTATION_COUNTED: str(loss_number),
+        names.ANNOTATION_NOTICED_AT: millisecond(ctx.now),
         names.ANNOTATION_NOTICE: one.notice.kind.value,
     }
     return Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")
 
 
-def _creations(look: Look, fleet: Sequence[Rollout], split: Mix) -> Iterator[Action]:
-    ordinal = rollouts_made(look)
-    lost = sum(one.standing in (Standing.TAKEN, Standing.FAILED) for one in fleet)
+def _creations(ctx: ReconcileContext, fleet: Sequence[RolloutPod], split: CapacitySplit) -> Iterator[Action]:
+    ordinal = rollouts_made(ctx)
+    lost = sum(one.state in (PodState.PREEMPTED, PodState.FAILED) for one in fleet)
     for pool, number in ((Pool.ON_DEMAND, split.on_demand), (Pool.SPOT, split.spot)):
         for _ in range(number):
             ordinal += 1
             why = "another is lost or leaves" if lost > 0 else "the fleet is smaller than wished"
             lost -= 1
-            yield Create(rollout_pod(look.owner, ordinal, pool, look.settings), why)
+            yield Create(rollout_pod(ctx.owner, ordinal, pool, ctx.settings), why)
 
 
 def _leaving(
-    look: Look, fleet: Sequence[Rollout], wished: int, views: Sequence[PoolView], split: Mix, boundary: bool
-) -> list[tuple[Rollout, str]]:
+    ctx: ReconcileContext,
+    fleet: Sequence[RolloutPod],
+    desired: int,
+    views: Sequence[PoolView],
+    split: CapacitySplit,
+    boundary: bool,
+) -> list[tuple[RolloutPod, str]]:
     """Each once, with the reason that came first."""
-    fixed = base(look.spec.rollout, wished)
-    back = victims(fleet, split.stand_ins_back, fixed, stand_ins(fleet, fixed))
+    fixed = base(ctx.spec.rollout, desired)
+    back = victims(fleet, split.stand_ins_to_release, fixed, stand_ins(fleet, fixed))
     waited = [one for view in views for one in view.surplus]
-    probes = [one for one in of_pool(fleet, Pool.SPOT) if one.standing is Standing.WAITING and one not in waited]
-    replaced = list(reversed(probes))[: split.spot_back]
-    gone = {one.pod.uid for one in (*waited, *replaced, *back)}
-    rest = [one for one in fleet if one.pod.uid not in gone]
+    probes = [one for one in of_pool(fleet, Pool.SPOT) if one.state is PodState.PENDING and one not in waited]
+    replaced = list(reversed(probes))[: split.spot_to_release]
+    vanished = {one.pod.uid for one in (*waited, *replaced, *back)}
+    rest = [one for one in fleet if one.pod.uid not in vanished]
     excess = victims(rest, split.excess, fixed)
     chosen = [(one, "it waited in vain for a node") for one in waited]
     chosen += [(one, "a stand-in has its place") for one in replaced]
     chosen += [(one, "spot is back") for one in back]
     chosen += [(one, "the fleet is larger than wished") for one in excess]
     if not chosen:
-        chosen = [(one, "its template was changed") for one in making_way(look, fleet, wished, boundary)]
-    first: dict[str, tuple[Rollout, str]] = {}
+        chosen = [(one, "its template was changed") for one in to_replace(ctx, fleet, desired, boundary)]
+    first: dict[str, tuple[RolloutPod, str]] = {}
     for one, why in chosen:
         first.setdefault(one.pod.uid, (one, why))
     return list(first.values())
 
 
-def _removals(look: Look, fleet: Sequence[Rollout]) -> tuple[list[Action], float | None]:
+def _deletions(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> tuple[list[Action], float | None]:
     """Lost pods that are counted in the stored status; released ones whose deletion did not get through."""
     actions: list[Action] = []
     dues: list[float] = []
     for one in fleet:
-        if one.pod.deletion_at is not None or not _is_stored(look, one):
+        if one.pod.deletion_at is not None or not _is_stored(ctx, one):
             continue
-        lost = one.notice is None or one.notice.kind is Kind.LOST
-        overstays = look.now if lost or one.notice is None else one.notice.deadline + OVERSTAY_S
-        if one.standing is Standing.TAKEN and not one.pod.ended and look.now < overstays:
+        lost = one.notice is None or one.notice.kind is DisruptionKind.LOST
+        overstays = ctx.now if lost or one.notice is None else one.notice.deadline + OVERSTAY_S
+        if one.state is PodState.PREEMPTED and not one.pod.ended and ctx.now < overstays:
             dues.append(overstays)
         else:
-            actions.append(Delete("Pod", one.pod.name, one.pod.uid, _farewell(one)))
+            actions.append(Delete("Pod", one.pod.name, one.pod.uid, _deletion_reason(one)))
     return actions, min(dues, default=None)
 
 
-def _is_stored(look: Look, one: Rollout) -> bool:
-    if one.standing is Standing.RELEASED:
+def _is_stored(ctx: ReconcileContext, one: RolloutPod) -> bool:
+    if one.state is PodState.DELETING:
         return True
-    if one.counted is None or one.standing not in (Standing.TAKEN, Standing.FAILED):
+    if one.loss_number is None or one.state not in (PodState.PREEMPTED, PodState.FAILED):
         return False
-    stored = look.status.rollout
-    return one.counted.number <= (stored.failures if one.counted.tally is Tally.FAILURE else stored.preemptions)
+    stored = ctx.status.rollout
+    return one.loss_number.number <= (
+        stored.failures if one.loss_number.counter is LossCounter.FAILURE else stored.preemptions
+    )
 
 
-def _farewell(one: Rollout) -> str:
-    if one.standing is Standing.RELEASED:
+def _deletion_reason(one: RolloutPod) -> str:
+    if one.state is PodState.DELETING:
         return one.pod.annotations.get(names.ANNOTATION_RELEASED, "") or "the run is over"
-    return "it failed and is counted" if one.standing is Standing.FAILED else "it was taken away and is counted"
+    return "it failed and is counted" if one.state is PodState.FAILED else "it was taken away and is counted"

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.disruption import SCHEDULER
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.observation.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod, of_pool
 from polyrl.cluster.state import Refusal
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.status import PoolStatus
@@ -57,7 +57,7 @@ class PoolView:
     status: PoolStatus
     room: int
     """Pods that may be asked of it now."""
-    surplus: tuple[Rollout, ...] = ()
+    surplus: tuple[RolloutPod, ...] = ()
     """Pods that wait in vain beside, or instead of, the probe."""
     due: float | None = None
     """Unix seconds at which time alone may change this view."""
@@ -101,34 +101,38 @@ def refused_until(refusal: Refusal | None) -> float | None:
     return refusal.at + min(MAX_REFUSAL_S, FIRST_REFUSAL_S * 2.0 ** (refusal.times - 1))
 
 
-def pool_views(look: Look, fleet: Sequence[Rollout], failed: list[PodFacts], taken: list[PodFacts]) -> list[PoolView]:
+def pool_views(
+    ctx: ReconcileContext, fleet: Sequence[RolloutPod], failed: list[PodFacts], preempted: list[PodFacts]
+) -> list[PoolView]:
     """Spot, then on-demand. `failed` and `taken`: pods that are counted as such in this very look."""
-    return [_view(pool, look, of_pool(fleet, pool), failed, taken) for pool in POOLS]
+    return [_view(pool, ctx, of_pool(fleet, pool), failed, preempted) for pool in POOLS]
 
 
-def _view(pool: Pool, look: Look, live: list[Rollout], failed: list[PodFacts], taken: list[PodFacts]) -> PoolView:
-    stored = (one for one in look.status.rollout.pools if one.name == pool.value)
+def _view(
+    pool: Pool, ctx: ReconcileContext, live: list[RolloutPod], failed: list[PodFacts], preempted: list[PodFacts]
+) -> PoolView:
+    stored = (one for one in ctx.status.rollout.pools if one.name == pool.value)
     prior = next(stored, PoolStatus.model_validate({"name": pool.value}))
-    pushed_out = any(pod.pool is pool and pod.disruption == SCHEDULER for pod in taken)
-    capacity = _capacity(prior, look, live, pushed_out)
-    status = _restarts(capacity.status, look, live, [pod for pod in failed if pod.pool is pool])
-    holds = [restart_at(status), refused_until(look.memory.refusal)]
-    waits = [hold for hold in holds if hold is not None and hold > look.now]
-    waiting = sum(one.standing is Standing.WAITING for one in live) - len(capacity.surplus)
+    pushed_out = any(pod.pool is pool and pod.disruption == SCHEDULER for pod in preempted)
+    capacity = _capacity(prior, ctx, live, pushed_out)
+    status = _restarts(capacity.status, ctx, live, [pod for pod in failed if pod.pool is pool])
+    holds = [restart_at(status), refused_until(ctx.state.refusal)]
+    waits = [hold for hold in holds if hold is not None and hold > ctx.now]
+    waiting = sum(one.state is PodState.PENDING for one in live) - len(capacity.surplus)
     probe = 0 if waiting > 0 else 1
     room = 0 if waits else probe if status.backoff_until is not None else UNLIMITED
     state = "BackingOff" if waits or status.backoff_until is not None else "Available"
-    dues = [due for due in (*waits, capacity.due) if due is not None and due > look.now]
+    dues = [due for due in (*waits, capacity.due) if due is not None and due > ctx.now]
     return PoolView(status.model_copy(update={"state": state}), room, capacity.surplus, min(dues, default=None))
 
 
-def _capacity(prior: PoolStatus, look: Look, live: list[Rollout], pushed_out: bool) -> PoolView:
+def _capacity(prior: PoolStatus, ctx: ReconcileContext, live: list[RolloutPod], pushed_out: bool) -> PoolView:
     """The part of the view that follows from pods without nodes."""
-    timeout = look.spec.rollout.pending_timeout_seconds
-    waiting = [one for one in live if one.standing is Standing.WAITING]
-    overdue = [one for one in waiting if look.now - one.pod.created_at >= timeout]
-    hold = _hold(prior, look, live, overdue, pushed_out)
-    surplus: list[Rollout] = [] if hold.until is None else overdue if hold.renews else overdue[1:]
+    timeout = ctx.spec.rollout.pending_timeout_seconds
+    waiting = [one for one in live if one.state is PodState.PENDING]
+    overdue = [one for one in waiting if ctx.now - one.pod.created_at >= timeout]
+    hold = _hold(prior, ctx, live, overdue, pushed_out)
+    surplus: list[RolloutPod] = [] if hold.until is None else overdue if hold.renews else overdue[1:]
     status = prior.model_copy(
         update={
             "backoff_until": None if hold.until is None else millisecond(hold.until),
@@ -140,54 +144,56 @@ def _capacity(prior: PoolStatus, look: Look, live: list[Rollout], pushed_out: bo
     dues = [one.pod.created_at + timeout for one in waiting] + ([] if hold.until is None else [hold.until])
     if hold.failures and hold.until is None:
         dues += [placed + PROVED_S for placed in _placed(live)]
-    return PoolView(status, 0, tuple(surplus), min((due for due in dues if due > look.now), default=None))
+    return PoolView(status, 0, tuple(surplus), min((due for due in dues if due > ctx.now), default=None))
 
 
-def _hold(prior: PoolStatus, look: Look, live: list[Rollout], overdue: list[Rollout], pushed_out: bool) -> _Hold:
+def _hold(
+    prior: PoolStatus, ctx: ReconcileContext, live: list[RolloutPod], overdue: list[RolloutPod], pushed_out: bool
+) -> _Hold:
     until, failures = unix(prior.backoff_until), prior.consecutive_failures
-    if until is not None and not pushed_out and _is_over(until, failures, look, live):
+    if until is not None and not pushed_out and _is_over(until, failures, ctx, live):
         return _Hold(None, failures)
-    if pushed_out or (overdue and (until is None or look.now >= until)):
-        longer = look.now + backoff_s(failures + 1, look.facts.uid)
-        return _Hold(longer, failures + 1, renews=until is not None and look.now >= until)
-    waiting = any(one.standing is Standing.WAITING for one in live)
-    lived = any(look.now - placed >= PROVED_S for placed in _placed(live))
+    if pushed_out or (overdue and (until is None or ctx.now >= until)):
+        longer = ctx.now + backoff_s(failures + 1, ctx.facts.uid)
+        return _Hold(longer, failures + 1, renews=until is not None and ctx.now >= until)
+    waiting = any(one.state is PodState.PENDING for one in live)
+    lived = any(ctx.now - placed >= PROVED_S for placed in _placed(live))
     return _Hold(until, 0 if until is None and lived and not waiting else failures)
 
 
-def _placed(live: list[Rollout]) -> list[float]:
+def _placed(live: list[RolloutPod]) -> list[float]:
     return [one.pod.scheduled_at for one in live if one.pod.scheduled_at is not None]
 
 
-def _is_over(until: float, failures: int, look: Look, live: list[Rollout]) -> bool:
+def _is_over(until: float, failures: int, ctx: ReconcileContext, live: list[RolloutPod]) -> bool:
     """A pod got a node since the back-off began, or its time is up and nothing waits any more."""
-    began = until - backoff_s(max(1, failures), look.facts.uid)
-    waiting = any(one.standing is Standing.WAITING for one in live)
-    return any(placed > began for placed in _placed(live)) or (look.now >= until and not waiting)
+    began = until - backoff_s(max(1, failures), ctx.facts.uid)
+    waiting = any(one.state is PodState.PENDING for one in live)
+    return any(placed > began for placed in _placed(live)) or (ctx.now >= until and not waiting)
 
 
-def _limited_since(prior: PoolStatus, waiting: list[Rollout], until: float | None) -> str | None:
+def _limited_since(prior: PoolStatus, waiting: list[RolloutPod], until: float | None) -> str | None:
     if not waiting and until is None:
         return None
     since = min([one.pod.created_at for one in waiting], default=None)
     return prior.limited_since or (millisecond(since) if since is not None else None)
 
 
-def _reason(prior: PoolStatus, overdue: list[Rollout], pushed_out: bool, timeout: int) -> str:
+def _reason(prior: PoolStatus, overdue: list[RolloutPod], pushed_out: bool, timeout: int) -> str:
     if pushed_out:
         return "a pod of higher priority took the place of a rollout"
     if not overdue:
         return prior.last_reason
-    said = overdue[0].pod.unschedulable or "no scheduler took it"
-    return f"{overdue[0].pod.name} got no node within {timeout} s: {said}"[:REASON_LENGTH]
+    message = overdue[0].pod.unschedulable or "no scheduler took it"
+    return f"{overdue[0].pod.name} got no node within {timeout} s: {message}"[:REASON_LENGTH]
 
 
-def _restarts(status: PoolStatus, look: Look, live: list[Rollout], failed: list[PodFacts]) -> PoolStatus:
+def _restarts(status: PoolStatus, ctx: ReconcileContext, live: list[RolloutPod], failed: list[PodFacts]) -> PoolStatus:
     """Pods that were made before the last failure was seen belong to the same batch, and count as one failure."""
     failed_at = unix(status.last_failure_time)
-    news = [pod for pod in failed if failed_at is None or pod.created_at > failed_at]
-    if news:
-        update = {"failed_starts": status.failed_starts + 1, "last_failure_time": millisecond(look.now)}
+    step = [pod for pod in failed if failed_at is None or pod.created_at > failed_at]
+    if step:
+        update = {"failed_starts": status.failed_starts + 1, "last_failure_time": millisecond(ctx.now)}
         return status.model_copy(update=update)
     proved = failed_at is not None and any(one.engine is not None and one.pod.created_at >= failed_at for one in live)
     return status.model_copy(update={"failed_starts": 0}) if proved else status

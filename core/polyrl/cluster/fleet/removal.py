@@ -13,7 +13,7 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Delete
-from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.node_signals import is_dead, is_gone
 
@@ -22,24 +22,24 @@ GIVEN_UP_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Forced:
+class ForcedDeletions:
     """Removals by force that are due, and when the next one will be."""
 
     actions: tuple[Delete, ...] = ()
     due: float | None = None
 
 
-def forced(look: Look) -> Forced:
+def forced_deletions(ctx: ReconcileContext) -> ForcedDeletions:
     """For pods of every role that are being deleted on nodes that do not answer."""
     actions, dues = [], []
-    for pod in look.facts.pods:
-        due = _force_due(pod, look)
-        if due is not None and look.now >= due:
+    for pod in ctx.facts.pods:
+        due = _force_due(pod, ctx)
+        if due is not None and ctx.now >= due:
             why = f"node {pod.node} does not answer for it"
             actions.append(Delete("Pod", pod.name, pod.uid, why, grace_s=0))
         elif due is not None:
             dues.append(due)
-    return Forced(tuple(actions), min(dues, default=None))
+    return ForcedDeletions(tuple(actions), min(dues, default=None))
 
 
 def release(pod: PodFacts, why: str) -> Iterator[Action]:
@@ -50,7 +50,7 @@ def release(pod: PodFacts, why: str) -> Iterator[Action]:
         yield Delete("Pod", pod.name, pod.uid, why)
 
 
-def _force_due(pod: PodFacts, look: Look) -> float | None:
-    if pod.deletion_at is None or not is_dead(pod, look):
+def _force_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:
+    if pod.deletion_at is None or not is_dead(pod, ctx):
         return None
-    return look.now if is_gone(pod, look) else pod.deletion_at + GIVEN_UP_S
+    return ctx.now if is_gone(pod, ctx) else pod.deletion_at + GIVEN_UP_S

@@ -9,31 +9,31 @@ from collections.abc import Sequence
 
 from polyrl.cluster.fleet.capacity_split import base
 from polyrl.cluster.fleet.victims import victims
-from polyrl.cluster.observation.context import Look
-from polyrl.cluster.observation.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod, of_pool
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
 
-def outdated(look: Look, fleet: Sequence[Rollout], wished: int) -> list[Rollout]:
+def outdated(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int) -> list[RolloutPod]:
     """Live rollouts of another template, or spot ones where the policy has no room for any."""
-    newest = look.written.templates[Role.ROLLOUT]
-    unwanted = {one.pod.uid for one in of_pool(fleet, Pool.SPOT)[wished - base(look.spec.rollout, wished) :]}
+    newest = ctx.hashes.templates[Role.ROLLOUT]
+    unwanted = {one.pod.uid for one in of_pool(fleet, Pool.SPOT)[desired - base(ctx.spec.rollout, desired) :]}
     return [one for one in fleet if one.live and (one.pod.template_hash != newest or one.pod.uid in unwanted)]
 
 
-def making_way(look: Look, fleet: Sequence[Rollout], wished: int, boundary: bool) -> list[Rollout]:
+def to_replace(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int, boundary: bool) -> list[RolloutPod]:
     """Those to let go in this look. A pod without a node goes at once; the others only at a boundary between steps, and
     never so many that more than maxUnavailable of the wished number do not serve."""
-    update = look.spec.rollout.update
-    old = outdated(look, fleet, wished)
+    update = ctx.spec.rollout.update
+    old = outdated(ctx, fleet, desired)
     if update.type != "Rolling" or not old:
         return []
-    waiting = [one for one in old if one.standing is Standing.WAITING]
+    waiting = [one for one in old if one.state is PodState.PENDING]
     if not boundary:
         return waiting
-    serving = sum(one.standing is Standing.SERVING for one in fleet)
-    starting = [one for one in old if one.standing is Standing.STARTING]
-    number = max(0, serving - max(0, wished - update.max_unavailable))
-    in_use = [one for one in old if one.standing is Standing.SERVING]
-    return [*waiting, *starting, *victims(fleet, number, base(look.spec.rollout, wished), in_use)]
+    serving = sum(one.state is PodState.SERVING for one in fleet)
+    starting = [one for one in old if one.state is PodState.STARTING]
+    number = max(0, serving - max(0, desired - update.max_unavailable))
+    in_use = [one for one in old if one.state is PodState.SERVING]
+    return [*waiting, *starting, *victims(fleet, number, base(ctx.spec.rollout, desired), in_use)]

@@ -16,16 +16,16 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
 from polyrl.cluster.fleet.removal import release
-from polyrl.cluster.lifecycle import Life, Stage
-from polyrl.cluster.observation.context import UNREACHABLE_POLLS, Look
-from polyrl.cluster.observation.disruption import Notice, notice_of
-from polyrl.cluster.observation.exactly_once import Tally, counted, numbers, total
-from polyrl.cluster.observation.facts import Child, PodFacts
+from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage
+from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
+from polyrl.cluster.observation.disruption import DisruptionNotice, notice_of
+from polyrl.cluster.observation.exactly_once import LossCounter, assign_numbers, loss_number_of, total
+from polyrl.cluster.observation.facts import ChildFacts, PodFacts
 from polyrl.cluster.observation.node_signals import is_dead
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
 from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.trainer import trainer_job
-from polyrl.cluster.state import SeenPod
+from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import unix
 from polyrl.worker import Role
 
@@ -39,110 +39,110 @@ OPTIONAL: Final = ("PodDisruptionBudget", "NetworkPolicy")
 """Kinds that go when the job no longer asks for them."""
 
 
-def children(look: Look) -> Iterator[Action]:
+def children(ctx: ReconcileContext) -> Iterator[Action]:
     """What is needed to make the fixed children, and the Secret, be as the job wants them."""
-    present = {(child.kind, child.name): child for child in look.facts.children}
-    secret = names.keys_secret(look.facts.name)
-    if look.wants_manager and ("Secret", secret) not in present:
-        yield MakeKeys(secret, manager_hosts(look.owner, look.settings))
-    wanted = look.written.fixed
+    present = {(child.kind, child.name): child for child in ctx.facts.children}
+    secret = names.keys_secret(ctx.facts.name)
+    if ctx.wants_manager and ("Secret", secret) not in present:
+        yield MakeKeys(secret, manager_hosts(ctx.owner, ctx.settings))
+    wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
-        yield from _mended(look, present)
+        yield from _mended(ctx, present)
     for (kind, name), child in present.items():
         if kind in OPTIONAL and (kind, name) not in wanted and not child.deleting:
             yield Delete(kind, name, child.uid, "the job no longer asks for it")
 
 
-def manager(look: Look) -> tuple[list[Action], float | None]:
+def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
     """Actions for a running job's manager, and when time alone asks for another look."""
-    pods = look.facts.of_role(Role.MANAGER)
+    pods = ctx.facts.of_role(Role.MANAGER)
     ended = [pod for pod in pods if pod.ended]
     there = [pod for pod in pods if not pod.ended]
-    lost = [pod for pod in there if pod.deletion_at is None and _is_lost(pod, look)]
+    lost = [pod for pod in there if pod.deletion_at is None and _is_lost(pod, ctx)]
     actions: list[Action] = [Delete("Pod", pod.name, pod.uid, "its node does not answer") for pod in lost]
     alive = [pod for pod in there if pod.deletion_at is None and pod not in lost]
     for twin in alive[1:]:
         actions += release(twin, "there is one manager at a time")
     if there:
         return actions, None
-    due = max((pod.created_at + MANAGER_PACE_S for pod in ended), default=look.now)
-    if look.now < due:
+    due = max((pod.created_at + MANAGER_PACE_S for pod in ended), default=ctx.now)
+    if ctx.now < due:
         return actions, due
     actions += [Delete("Pod", pod.name, pod.uid, "it ended") for pod in ended if pod.deletion_at is None]
-    why = "the one before ended or is gone" if look.status.manager.created else "the job begins"
-    return [*actions, Create(manager_pod(look.owner, managers_made(look) + 1, look.settings), why)], None
+    why = "the one before ended or is gone" if ctx.status.manager.created else "the job begins"
+    return [*actions, Create(manager_pod(ctx.owner, managers_made(ctx) + 1, ctx.settings), why)], None
 
 
-def managers_made(look: Look) -> int:
+def managers_made(ctx: ReconcileContext) -> int:
     """Highest number that a manager pod has had."""
-    seen = [names.ordinal_of(pod.name) for pod in look.facts.of_role(Role.MANAGER)]
-    return max([look.status.manager.created, *seen])
+    seen = [names.ordinal_of(pod.name) for pod in ctx.facts.of_role(Role.MANAGER)]
+    return max([ctx.status.manager.created, *seen])
 
 
-def trainer(look: Look, now: Life) -> Iterator[Action]:
+def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     """Actions for the trainer's Job at this stage of the job's life."""
-    job, name = look.facts.trainer, names.trainer_name(look.facts.name)
+    job, name = ctx.facts.trainer, names.trainer_name(ctx.facts.name)
     if job is None:
-        if now.stage is Stage.RUNS:
-            yield Create(trainer_job(look.owner, look.settings), "the job begins")
+        if now.stage is LifecycleStage.RUNS:
+            yield Create(trainer_job(ctx.owner, ctx.settings), "the job begins")
         return
     if job.deleting or job.complete_at is not None or job.failed_at is not None:
         return
-    if now.stage is not Stage.RUNS and not job.suspended:
+    if now.stage is not LifecycleStage.RUNS and not job.suspended:
         why = "the job failed" if now.ended else "spec.suspend"
         yield SuspendTrainer(name, True, why)
-    elif now.stage is Stage.RUNS and job.suspended:
-        if job.template_hash == look.written.templates[Role.TRAINER]:
+    elif now.stage is LifecycleStage.RUNS and job.suspended:
+        if job.template_hash == ctx.hashes.templates[Role.TRAINER]:
             yield SuspendTrainer(name, False, "the job goes on")
         elif job.active == 0:
             yield Delete("Job", name, job.uid, "it is suspended and its template was changed; another is made")
 
 
-def disrupted(look: Look) -> list[tuple[PodFacts, Notice]]:
+def disrupted(ctx: ReconcileContext) -> list[tuple[PodFacts, DisruptionNotice]]:
     """Pods of a running trainer that the cluster takes or took; those of before a suspension were our wish."""
     # Pods' stamps are whole seconds.
-    since = math.floor(unix(look.status.last_resume_time) or 0.0)
-    pods = [pod for pod in look.facts.of_role(Role.TRAINER) if pod.created_at >= since]
-    noted = [(pod, notice_of(pod, look)) for pod in pods]
+    since = math.floor(unix(ctx.status.last_resume_time) or 0.0)
+    pods = [pod for pod in ctx.facts.of_role(Role.TRAINER) if pod.created_at >= since]
+    noted = [(pod, notice_of(pod, ctx)) for pod in pods]
     return [(pod, notice) for pod, notice in noted if notice is not None and notice.confirmed]
 
 
-def trainer_numbers(look: Look, gone: Sequence[SeenPod]) -> Iterator[Annotate]:
+def trainer_numbers(ctx: ReconcileContext, vanished: Sequence[LastSeenPod]) -> Iterator[Annotate]:
     """Numbers the disrupted ones, so that each is counted once; `gone` are counted in this look without a number."""
-    pods = look.facts.of_role(Role.TRAINER)
-    reached = total(pods, Tally.DISRUPTION, look.status.trainer.disruptions, gone)
-    new = {pod.uid: (pod, notice) for pod, notice in disrupted(look) if counted(pod) is None}
-    for uid, mark in numbers(new, Tally.DISRUPTION, reached, look.memory.seen).items():
+    pods = ctx.facts.of_role(Role.TRAINER)
+    reached = total(pods, LossCounter.DISRUPTION, ctx.status.trainer.disruptions, vanished)
+    new = {pod.uid: (pod, notice) for pod, notice in disrupted(ctx) if loss_number_of(pod) is None}
+    for uid, number in assign_numbers(new, LossCounter.DISRUPTION, reached, ctx.state.last_seen).items():
         pod, notice = new[uid]
-        yield Annotate(pod.name, uid, {names.ANNOTATION_COUNTED: str(mark)}, f"it is taken away ({notice.why})")
+        yield Annotate(pod.name, uid, {names.ANNOTATION_COUNTED: str(number)}, f"it is taken away ({notice.why})")
 
 
-def dismiss(look: Look, why: str) -> Iterator[Action]:
+def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:
     """Lets the manager go, once no trainer needs it any more."""
-    job = look.facts.trainer
+    job = ctx.facts.trainer
     if job is not None and job.active > 0:
         return
-    for pod in look.facts.of_role(Role.MANAGER):
+    for pod in ctx.facts.of_role(Role.MANAGER):
         yield from release(pod, why)
 
 
-def _differs(place: tuple[str, str], content: str, there: Child | None) -> bool:
+def _differs(place: tuple[str, str], content: str, there: ChildFacts | None) -> bool:
     if there is None:
         return True
     return not there.deleting and place[0] not in KEPT_AS_MADE and there.content_hash != content
 
 
-def _mended(look: Look, present: Mapping[tuple[str, str], Child]) -> Iterator[Action]:
-    for obj in fixed_children(look.owner, look.settings):
+def _mended(ctx: ReconcileContext, present: Mapping[tuple[str, str], ChildFacts]) -> Iterator[Action]:
+    for obj in fixed_children(ctx.owner, ctx.settings):
         place = (obj["kind"], obj["metadata"]["name"])
         if place not in present:
             yield Create(obj, "the job needs it")
-        elif _differs(place, look.written.fixed[place], present[place]):
+        elif _differs(place, ctx.hashes.fixed[place], present[place]):
             yield Apply(obj, "it is not as the job wants it")
 
 
-def _is_lost(pod: PodFacts, look: Look) -> bool:
+def _is_lost(pod: PodFacts, ctx: ReconcileContext) -> bool:
     """Its node does not answer, and neither does it."""
-    heard = look.facts.manager
-    silent = heard is None or heard.missed >= UNREACHABLE_POLLS
-    return silent and is_dead(pod, look)
+    manager = ctx.facts.manager
+    silent = manager is None or manager.failed_polls >= UNREACHABLE_POLLS
+    return silent and is_dead(pod, ctx)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from polyrl.cluster import names
-from polyrl.cluster.observation.rollouts import Rollout, Standing, of_pool
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod, of_pool
 from polyrl.sample import Pool
 
 _LAST: Final = 9
@@ -21,16 +21,18 @@ _LAST: Final = 9
 _Key: TypeAlias = tuple[int, int, int, int, float, int]
 
 
-def victims(fleet: Sequence[Rollout], number: int, base: int, among: Sequence[Rollout] | None = None) -> list[Rollout]:
+def victims(
+    fleet: Sequence[RolloutPod], number: int, base: int, among: Sequence[RolloutPod] | None = None
+) -> list[RolloutPod]:
     """The `number` of live rollouts that cost least to lose, cheapest first; `base` on-demand ones are no stand-ins.
     `among` narrows the choice."""
     live = [one for one in fleet if one.live]
     kept = {one.pod.uid for one in _established(live)[:base]}
     newest = max((one.engine.weight_version for one in live if one.engine is not None), default=-1)
     shared = Counter(one.pod.node for one in live)
-    spot_serves = any(one.standing is Standing.SERVING and one.pool is Pool.SPOT for one in live)
+    spot_serves = any(one.state is PodState.SERVING and one.pool is Pool.SPOT for one in live)
 
-    def key(one: Rollout) -> _Key:
+    def key(one: RolloutPod) -> _Key:
         stale = one.engine is None or one.engine.weight_version < newest
         running = 0 if one.engine is None else one.engine.running
         alone = shared[one.pod.node] == 1
@@ -41,23 +43,21 @@ def victims(fleet: Sequence[Rollout], number: int, base: int, among: Sequence[Ro
     return sorted(choice, key=key)[: max(0, number)]
 
 
-def stand_ins(fleet: Sequence[Rollout], base: int) -> list[Rollout]:
+def stand_ins(fleet: Sequence[RolloutPod], base: int) -> list[RolloutPod]:
     """On-demand pods beyond the `base` that is there to stay."""
     return _established(list(fleet))[base:]
 
 
-def _established(live: list[Rollout]) -> list[Rollout]:
+def _established(live: list[RolloutPod]) -> list[RolloutPod]:
     """On-demand pods, those first that have come furthest."""
-    return sorted(
-        of_pool(live, Pool.ON_DEMAND), key=lambda one: (-one.standing.value, one.pod.created_at, one.pod.name)
-    )
+    return sorted(of_pool(live, Pool.ON_DEMAND), key=lambda one: (-one.state.value, one.pod.created_at, one.pod.name))
 
 
-def _rank(one: Rollout, spot_serves: bool) -> int:
-    if one.standing is Standing.WAITING:
+def _rank(one: RolloutPod, spot_serves: bool) -> int:
+    if one.state is PodState.PENDING:
         return 1
     if one.notice is not None:
         return 2
-    if one.standing is Standing.STARTING:
+    if one.state is PodState.STARTING:
         return 3
     return 4 if spot_serves and one.pool is Pool.ON_DEMAND else 5

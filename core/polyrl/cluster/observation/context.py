@@ -15,7 +15,7 @@ from polyrl.cluster.resources.fixed import fixed_children
 from polyrl.cluster.resources.hashes import template_hash
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.settings import Settings
-from polyrl.cluster.state import Memory, Written
+from polyrl.cluster.state import DesiredHashes, ReconcileState
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import JobSpec
 from polyrl.manifest.status import JobStatus
@@ -31,13 +31,13 @@ NEWS_S: Final = 90.0
 
 
 @dataclass(frozen=True)
-class Look:
+class ReconcileContext:
     """Facts, what was remembered, and the moment (Unix seconds)."""
 
     facts: JobFacts
     job: PolyRLJob
     settings: Settings
-    memory: Memory
+    state: ReconcileState
     now: float
 
     @property
@@ -56,9 +56,9 @@ class Look:
         )
 
     @cached_property
-    def written(self) -> Written:
+    def hashes(self) -> DesiredHashes:
         """Hashes of what the job asks for, as it is written now."""
-        known = self.memory.written
+        known = self.state.hashes
         if known is not None and known.generation == self.facts.generation:
             return known
         templates = {role: template_hash(self.owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)}
@@ -66,7 +66,7 @@ class Look:
             (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["annotations"][names.ANNOTATION_CONTENT]
             for obj in fixed_children(self.owner, self.settings)
         }
-        return Written(self.facts.generation, templates, fixed)
+        return DesiredHashes(self.facts.generation, templates, fixed)
 
     @property
     def wants_manager(self) -> bool:
@@ -77,25 +77,25 @@ class Look:
         return samples_to_train(self.spec)
 
     @property
-    def told(self) -> ManagerStatus | None:
+    def manager_status(self) -> ManagerStatus | None:
         """What the manager last said, however long ago."""
         return self.facts.manager.status if self.facts.manager is not None else None
 
     @property
     def manager_answers(self) -> bool:
         """True when the manager's word is recent."""
-        heard = self.facts.manager
-        return heard is not None and heard.missed == 0 and self.now - heard.heard_at <= NEWS_S
+        manager = self.facts.manager
+        return manager is not None and manager.failed_polls == 0 and self.now - manager.answered_at <= NEWS_S
 
     @property
     def finishing(self) -> bool:
         """True once the trainer has said that the run is over: who leaves now is not missed."""
-        return self.told is not None and self.told.finished
+        return self.manager_status is not None and self.manager_status.finished
 
     @cached_property
     def engines(self) -> dict[str, EngineStatus]:
         """Engines of rollouts that the manager last listed, by name, which is the pod's."""
-        listed = self.told.engines if self.told is not None else ()
+        listed = self.manager_status.engines if self.manager_status is not None else ()
         return {engine.engine: engine for engine in listed if engine.pool is not Pool.RESERVED}
 
     @property

@@ -1,13 +1,12 @@
-"""Counting each lost pod once, across crashes, stale reads and repeated looks.
+"""Counts each lost pod exactly once, across crashes, stale reads and repeated reconciles.
 
     a pod's end is seen      -> annotate it with the next number, `preemption-7`; total + 1, + 2, ...
     the number is read back  -> the status counts to the highest number read, and lists the pod
     the status is stored     -> the pod may be deleted
 
-Each arrow is a look of its own, and each may be repeated: a pod keeps the number that it was given. One that vanished
-before it could be numbered is known from the last look and counted at once; only if the operator ends in that very
-moment, such a one goes uncounted.
-Refuses to hold: which ends count as what (see `rollouts`). Read next: `names`.
+Each arrow is a reconcile of its own, and each may be repeated: a pod keeps the number that it was given. A pod that
+vanished before it could be numbered is known from the last reconcile and counted at once; only if the operator ends in
+that very moment does such a pod go uncounted.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from enum import StrEnum
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.state import SeenPod
+from polyrl.cluster.state import LastSeenPod
 
 
-class Tally(StrEnum):
+class LossCounter(StrEnum):
     """What is counted."""
 
     PREEMPTION = "preemption"
@@ -34,48 +33,50 @@ class Tally(StrEnum):
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A pod's place in a tally."""
+class LossNumber:
+    """A lost pod's number in one of the counters."""
 
-    tally: Tally
+    counter: LossCounter
     number: int
 
     def __str__(self) -> str:
-        return f"{self.tally}-{self.number}"
+        return f"{self.counter}-{self.number}"
 
 
-def counted(pod: PodFacts) -> Counted | None:
-    """What is written on the pod; None when nothing is, or nothing that we wrote."""
-    return parsed(pod.annotations.get(names.ANNOTATION_COUNTED, ""))
+def loss_number_of(pod: PodFacts) -> LossNumber | None:
+    """The number annotated on the pod; None when there is none, or none that we wrote."""
+    return parse_loss_number(pod.annotations.get(names.ANNOTATION_COUNTED, ""))
 
 
-def parsed(mark: str) -> Counted | None:
-    """Inverse of str(Counted); None for any other text."""
-    tally, _, number = mark.partition("-")
-    if tally not in {known.value for known in Tally} or not number.isdecimal():
+def parse_loss_number(text: str) -> LossNumber | None:
+    """Inverse of str(LossNumber); None for any other text."""
+    counter, _, number = text.partition("-")
+    if counter not in {known.value for known in LossCounter} or not number.isdecimal():
         return None
-    return Counted(Tally(tally), int(number))
+    return LossNumber(LossCounter(counter), int(number))
 
 
-def numbers(uids: Iterable[str], tally: Tally, reached: int, seen: Mapping[str, SeenPod]) -> dict[str, Counted]:
-    """Numbers above `reached` for pods that show none, by uid. A pod that got one in an earlier look keeps it: it may
-    be gone, and only our view of it old, while pods that got later numbers are counted, and it with them."""
-    kept = {uid: mark for uid, pod in seen.items() if (mark := parsed(pod.mark)) is not None}
-    given = [mark.number for mark in kept.values() if mark.tally is tally]
-    following = itertools.count(max([reached, *given]) + 1)
-    return {uid: kept[uid] if uid in kept else Counted(tally, next(following)) for uid in uids}
+def assign_numbers(
+    uids: Iterable[str], counter: LossCounter, reached: int, last_seen: Mapping[str, LastSeenPod]
+) -> dict[str, LossNumber]:
+    """Numbers above `reached` for pods that show none, by uid. A pod that got one in an earlier reconcile keeps it: it
+    may be gone, and only our view of it old, while pods that got later numbers are counted, and it with them."""
+    kept = {uid: given for uid, pod in last_seen.items() if (given := parse_loss_number(pod.loss_number)) is not None}
+    highest = max([reached, *(given.number for given in kept.values() if given.counter is counter)])
+    following = itertools.count(highest + 1)
+    return {uid: kept[uid] if uid in kept else LossNumber(counter, next(following)) for uid in uids}
 
 
-def newly_counted(pods: Iterable[PodFacts], tally: Tally, stored: int) -> list[PodFacts]:
+def newly_counted(pods: Iterable[PodFacts], counter: LossCounter, stored: int) -> list[PodFacts]:
     """Pods whose number the stored counter has not reached, in the order of their numbers."""
-    numbered = [(mark.number, pod) for pod in pods if (mark := counted(pod)) is not None and mark.tally is tally]
-    return [pod for number, pod in sorted(numbered, key=lambda pair: pair[0]) if number > stored]
+    read = [(given.number, pod) for pod in pods if (given := loss_number_of(pod)) and given.counter is counter]
+    return [pod for number, pod in sorted(read, key=lambda pair: pair[0]) if number > stored]
 
 
-def total(pods: Iterable[PodFacts], tally: Tally, stored: int, vanished: Iterable[SeenPod] = ()) -> int:
+def total(pods: Iterable[PodFacts], counter: LossCounter, stored: int, vanished: Iterable[LastSeenPod] = ()) -> int:
     """The counter to store. Of pods that vanished, those with a number have it still; the others are preemptions, or
     disruptions of the trainer, and are counted without one."""
-    gone = list(vanished)
-    marks = [counted(pod) for pod in pods] + [parsed(pod.mark) for pod in gone]
-    highest = max([stored, *(mark.number for mark in marks if mark is not None and mark.tally is tally)])
-    return highest + (0 if tally is Tally.FAILURE else sum(not pod.mark for pod in gone))
+    missing = list(vanished)
+    read = [loss_number_of(pod) for pod in pods] + [parse_loss_number(pod.loss_number) for pod in missing]
+    highest = max([stored, *(given.number for given in read if given is not None and given.counter is counter)])
+    return highest + (0 if counter is LossCounter.FAILURE else sum(not pod.loss_number for pod in missing))

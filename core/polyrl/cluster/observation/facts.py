@@ -129,13 +129,13 @@ class ManagerFacts:
     """What the manager last said."""
 
     status: ManagerStatus
-    heard_at: float
-    missed: int = 0
+    answered_at: float
+    failed_polls: int = 0
     """Polls in a row without an answer since."""
 
 
 @dataclass(frozen=True)
-class Child:
+class ChildFacts:
     """A child that is neither a pod nor the trainer's Job: whether it is there, and of which content."""
 
     kind: str
@@ -168,7 +168,7 @@ class JobFacts:
     """By name: those that the pods name and that exist."""
     sees_nodes: bool = True
     """False where the operator may not watch nodes: then an absent one means nothing."""
-    children: tuple[Child, ...] = ()
+    children: tuple[ChildFacts, ...] = ()
     manager: ManagerFacts | None = None
     dry_run: str | None = None
     """The API server's refusal of this generation's pods in a dry run; empty: it agreed; None: not asked yet."""

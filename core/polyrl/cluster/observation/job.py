@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from polyrl.cluster import names
 from polyrl.cluster.observation import raw
-from polyrl.cluster.observation.facts import Child, JobFacts, ManagerFacts, PodFacts, TrainerFacts
+from polyrl.cluster.observation.facts import ChildFacts, JobFacts, ManagerFacts, PodFacts, TrainerFacts
 from polyrl.cluster.observation.nodes import node_facts
 from polyrl.cluster.observation.raw import Raw
 from polyrl.cluster.timestamps import unix
@@ -101,8 +101,8 @@ def _trainer(job: Raw) -> TrainerFacts:
     )
 
 
-def _child(child: Raw) -> Child:
-    return Child(
+def _child(child: Raw) -> ChildFacts:
+    return ChildFacts(
         kind=raw.text(child, "kind"),
         name=raw.text(child, "metadata", "name"),
         uid=raw.text(child, "metadata", "uid"),

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import NodeFacts, PodFacts, Taint
 from polyrl.sample import Pool
 
 
-class Kind(StrEnum):
+class DisruptionKind(StrEnum):
     """Why a pod is taken away, as the status names it."""
 
     SPOT = "SpotInterruption"
@@ -29,10 +29,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Sign:
+class DisruptionSignal:
     """One sign. Times are Unix seconds, None where the sign does not say."""
 
-    kind: Kind
+    kind: DisruptionKind
     confirmed: bool
     at: float | None = None
     deadline: float | None = None
@@ -83,14 +83,14 @@ _SUSPECT: Final = frozenset(("node.kubernetes.io/not-ready", "node.kubernetes.io
 _OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 
 
-def node_signs(pod: PodFacts, look: Look, *, silent: bool) -> Iterator[Sign]:
+def node_signals(pod: PodFacts, ctx: ReconcileContext, *, silent: bool) -> Iterator[DisruptionSignal]:
     """Signs of the pod's node. `silent`: the manager has lost the engine that runs there."""
-    now = look.now
-    if not pod.node or not look.facts.sees_nodes:
+    now = ctx.now
+    if not pod.node or not ctx.facts.sees_nodes:
         return
-    node = look.facts.nodes.get(pod.node)
+    node = ctx.facts.nodes.get(pod.node)
     if node is None:
-        due = absence_due(pod, look)
+        due = absence_due(pod, ctx)
         if due is not None and now >= due:
             yield _lost(now, f"node {pod.node} is gone")
         return
@@ -103,53 +103,57 @@ def node_signs(pod: PodFacts, look: Look, *, silent: bool) -> Iterator[Sign]:
     yield from _doubts(node, now, silent=silent)
 
 
-def absence_due(pod: PodFacts, look: Look) -> float | None:
+def absence_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:
     """When the absence of the pod's node means that it is gone; None when it is there, or cannot be seen."""
-    if not pod.node or not look.facts.sees_nodes or pod.node in look.facts.nodes:
+    if not pod.node or not ctx.facts.sees_nodes or pod.node in ctx.facts.nodes:
         return None
-    if pod.node in look.memory.nodes:
-        return look.now
-    return look.memory.absent_since.get(pod.node, look.now) + NODE_KNOWN_S
+    if pod.node in ctx.state.nodes:
+        return ctx.now
+    return ctx.state.absent_since.get(pod.node, ctx.now) + NODE_KNOWN_S
 
 
-def is_gone(pod: PodFacts, look: Look) -> bool:
+def is_gone(pod: PodFacts, ctx: ReconcileContext) -> bool:
     """True when the machine cannot come back with the pod running: it is gone, or declared out of service."""
-    return any(sign.kind is Kind.LOST and sign.confirmed for sign in node_signs(pod, look, silent=False))
+    return any(sign.kind is DisruptionKind.LOST and sign.confirmed for sign in node_signals(pod, ctx, silent=False))
 
 
-def is_dead(pod: PodFacts, look: Look) -> bool:
+def is_dead(pod: PodFacts, ctx: ReconcileContext) -> bool:
     """True when no kubelet answers for the pod now: its node is gone, or has fallen silent."""
-    node = look.facts.nodes.get(pod.node)
-    return is_gone(pod, look) or (look.facts.sees_nodes and node is not None and _is_suspect(node))
+    node = ctx.facts.nodes.get(pod.node)
+    return is_gone(pod, ctx) or (ctx.facts.sees_nodes and node is not None and _is_suspect(node))
 
 
-def _lost(now: float, why: str) -> Sign:
-    return Sign(Kind.LOST, True, deadline=now, why=why)
+def _lost(now: float, why: str) -> DisruptionSignal:
+    return DisruptionSignal(DisruptionKind.LOST, True, deadline=now, why=why)
 
 
-def _endings(pod: PodFacts, node: NodeFacts) -> Iterator[Sign]:
+def _endings(pod: PodFacts, node: NodeFacts) -> Iterator[DisruptionSignal]:
     """The node, or what stands for it, is being deleted or shuts down."""
-    kind = Kind.SPOT if pod.pool is Pool.SPOT and not node.claim_reason else Kind.DRAIN
+    kind = DisruptionKind.SPOT if pod.pool is Pool.SPOT and not node.claim_reason else DisruptionKind.DRAIN
     if node.claim_deletion_at is not None:
-        said = f" ({node.claim_reason})" if node.claim_reason else ""
-        yield Sign(kind, True, node.claim_deletion_at, why=f"the NodeClaim of {node.name} is being deleted{said}")
+        message = f" ({node.claim_reason})" if node.claim_reason else ""
+        yield DisruptionSignal(
+            kind, True, node.claim_deletion_at, why=f"the NodeClaim of {node.name} is being deleted{message}"
+        )
     elif node.deletion_at is not None:
-        yield Sign(kind, True, why=f"node {node.name} is being deleted")
+        yield DisruptionSignal(kind, True, why=f"node {node.name} is being deleted")
     if not node.ready and SHUTTING_DOWN in node.ready_reason.lower():
         deadline = None if node.ready_changed_at is None else node.ready_changed_at + SHUTDOWN_S
-        yield Sign(kind, True, node.ready_changed_at, deadline, f"node {node.name} is shutting down")
+        yield DisruptionSignal(kind, True, node.ready_changed_at, deadline, f"node {node.name} is shutting down")
 
 
-def _of_taint(pod: PodFacts, taint: Taint, now: float) -> Iterator[Sign]:
+def _of_taint(pod: PodFacts, taint: Taint, now: float) -> Iterator[DisruptionSignal]:
     why = f"taint {taint.key} on node {pod.node}"
     if taint.key in _INTERRUPTION:
-        yield Sign(Kind.SPOT if pod.pool is Pool.SPOT else Kind.DRAIN, True, taint.added_at, why=why)
+        yield DisruptionSignal(
+            DisruptionKind.SPOT if pod.pool is Pool.SPOT else DisruptionKind.DRAIN, True, taint.added_at, why=why
+        )
     elif taint.key in _DRAIN:
-        yield Sign(Kind.DRAIN, True, taint.added_at, why=why)
+        yield DisruptionSignal(DisruptionKind.DRAIN, True, taint.added_at, why=why)
     elif taint.key == _OUT_OF_SERVICE:
         yield _lost(now, why)
     elif taint.key in _AT_RISK:
-        yield Sign(Kind.DRAIN, False, taint.added_at, why=why)
+        yield DisruptionSignal(DisruptionKind.DRAIN, False, taint.added_at, why=why)
 
 
 def _is_suspect(node: NodeFacts) -> bool:
@@ -157,9 +161,9 @@ def _is_suspect(node: NodeFacts) -> bool:
     return (not node.ready and not shuts_down) or any(taint.key in _SUSPECT for taint in node.taints)
 
 
-def _doubts(node: NodeFacts, now: float, *, silent: bool) -> Iterator[Sign]:
+def _doubts(node: NodeFacts, now: float, *, silent: bool) -> Iterator[DisruptionSignal]:
     if _is_suspect(node):
         why = f"node {node.name} is not ready" + (" and the manager has lost its engine" if silent else "")
-        yield Sign(Kind.LOST, silent, node.ready_changed_at, now if silent else None, why)
+        yield DisruptionSignal(DisruptionKind.LOST, silent, node.ready_changed_at, now if silent else None, why)
     if node.unschedulable:
-        yield Sign(Kind.DRAIN, False, why=f"node {node.name} is cordoned")
+        yield DisruptionSignal(DisruptionKind.DRAIN, False, why=f"node {node.name} is cordoned")

@@ -22,13 +22,13 @@ def node_facts(nodes: Mapping[str, Raw], claims: Mapping[str, Raw], wanted: Iter
 
 def _node(node: Raw, claim: Raw) -> NodeFacts:
     ready = raw.condition(node, "Ready")
-    said = ": ".join(filter(None, (raw.text(ready, "reason"), raw.text(ready, "message"))))
+    message = ": ".join(filter(None, (raw.text(ready, "reason"), raw.text(ready, "message"))))
     return NodeFacts(
         name=raw.text(node, "metadata", "name"),
         uid=raw.text(node, "metadata", "uid"),
         created_at=unix(raw.text(node, "metadata", "creationTimestamp")) or 0.0,
         ready=raw.holds(ready) or not ready,
-        ready_reason="" if raw.holds(ready) else said,
+        ready_reason="" if raw.holds(ready) else message,
         ready_changed_at=unix(raw.text(ready, "lastTransitionTime")),
         unschedulable=raw.flag(node, "spec", "unschedulable"),
         taints=tuple(_taint(taint) for taint in raw.parts(node, "spec", "taints")),

@@ -17,12 +17,12 @@ from enum import Enum, auto
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.observation.context import Look
-from polyrl.cluster.observation.disruption import Notice, notice_of
+from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.disruption import DisruptionNotice, notice_of
 from polyrl.cluster.observation.endings import SILENT_S, failure, start_due
-from polyrl.cluster.observation.exactly_once import Counted, Tally, counted
+from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, loss_number_of
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.observation.node_signals import Kind, absence_due
+from polyrl.cluster.observation.node_signals import DisruptionKind, absence_due
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
 from polyrl.worker import Role
@@ -34,28 +34,28 @@ LEASE_LOST_S: Final = 5.0
 """On a node that is not ready, silence for so long is no passing reconnect; agents reconnect within a second."""
 
 
-class Standing(Enum):
-    WAITING = auto()
+class PodState(Enum):
+    PENDING = auto()
     """No node yet."""
     STARTING = auto()
     """On a node, not yet registered at the manager."""
     SERVING = auto()
-    TAKEN = auto()
+    PREEMPTED = auto()
     FAILED = auto()
-    LEFT = auto()
-    RELEASED = auto()
+    EXITED = auto()
+    DELETING = auto()
 
 
-LIVE: Final = (Standing.WAITING, Standing.STARTING, Standing.SERVING)
+LIVE: Final = (PodState.PENDING, PodState.STARTING, PodState.SERVING)
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutPod:
     """One rollout pod."""
 
     pod: PodFacts
-    standing: Standing
-    notice: Notice | None = None
+    state: PodState
+    notice: DisruptionNotice | None = None
     """Confirmed when TAKEN; unconfirmed: at risk."""
     engine: EngineStatus | None = None
     silent_since: float | None = None
@@ -65,7 +65,7 @@ class Rollout:
 
     @property
     def live(self) -> bool:
-        return self.standing in LIVE
+        return self.state in LIVE
 
     @property
     def pool(self) -> Pool:
@@ -73,63 +73,63 @@ class Rollout:
         return self.pod.pool or Pool.SPOT
 
     @property
-    def counted(self) -> Counted | None:
+    def loss_number(self) -> LossNumber | None:
         """Its number among preemptions or failures, once written on it."""
-        return counted(self.pod)
+        return loss_number_of(self.pod)
 
 
-def rollouts(look: Look) -> tuple[Rollout, ...]:
+def rollouts(ctx: ReconcileContext) -> tuple[RolloutPod, ...]:
     """Every rollout pod there is, oldest first."""
-    return tuple(_rollout(pod, look) for pod in look.facts.of_role(Role.ROLLOUT))
+    return tuple(_rollout(pod, ctx) for pod in ctx.facts.of_role(Role.ROLLOUT))
 
 
-def next_due(fleet: Sequence[Rollout], look: Look) -> float | None:
+def next_due(fleet: Sequence[RolloutPod], ctx: ReconcileContext) -> float | None:
     """Unix seconds at which time alone will make one of them stand otherwise; None when never."""
-    dues: list[float | None] = [start_due(one.pod, look) for one in fleet if one.standing is Standing.STARTING]
-    dues += [one.pod.ended_at + QUIET_S for one in fleet if one.standing is Standing.LEFT and one.pod.ended_at]
+    dues: list[float | None] = [start_due(one.pod, ctx) for one in fleet if one.state is PodState.STARTING]
+    dues += [one.pod.ended_at + QUIET_S for one in fleet if one.state is PodState.EXITED and one.pod.ended_at]
     for since in (one.silent_since for one in fleet if one.silent_since is not None):
         dues += [since + LEASE_LOST_S, since + SILENT_S]
-    dues += [absence_due(one.pod, look) for one in fleet]
-    return min((due for due in dues if due is not None and due > look.now), default=None)
+    dues += [absence_due(one.pod, ctx) for one in fleet]
+    return min((due for due in dues if due is not None and due > ctx.now), default=None)
 
 
-def of_pool(fleet: Sequence[Rollout], pool: Pool) -> list[Rollout]:
+def of_pool(fleet: Sequence[RolloutPod], pool: Pool) -> list[RolloutPod]:
     """The live ones of one pool."""
     return [one for one in fleet if one.live and one.pool is pool]
 
 
-def silent_since(pod: PodFacts, look: Look) -> float | None:
+def silent_since(pod: PodFacts, ctx: ReconcileContext) -> float | None:
     """Since when a manager that answers has not listed the engine, which it once did."""
-    if pod.uid not in look.memory.registered or pod.name in look.engines or not look.manager_answers:
+    if pod.uid not in ctx.state.registered or pod.name in ctx.engines or not ctx.manager_answers:
         return None
-    return look.memory.silent_since.get(pod.uid, look.now)
+    return ctx.state.silent_since.get(pod.uid, ctx.now)
 
 
-def _rollout(pod: PodFacts, look: Look) -> Rollout:
-    engine, since = look.engines.get(pod.name), silent_since(pod, look)
-    if names.ANNOTATION_RELEASED in pod.annotations or (look.finishing and pod.ended):
-        return Rollout(pod, Standing.RELEASED, None, engine)
-    written = counted(pod)
-    if written is not None and written.tally is Tally.FAILURE:
-        return Rollout(pod, Standing.FAILED, None, engine, since, "it was counted as failed")
-    silent = since is not None and look.now - since >= LEASE_LOST_S
-    drains = engine is not None and engine.state is EngineState.DRAINING and not look.finishing
-    notice = notice_of(pod, look, silent=silent, drains=drains)
+def _rollout(pod: PodFacts, ctx: ReconcileContext) -> RolloutPod:
+    engine, since = ctx.engines.get(pod.name), silent_since(pod, ctx)
+    if names.ANNOTATION_RELEASED in pod.annotations or (ctx.finishing and pod.ended):
+        return RolloutPod(pod, PodState.DELETING, None, engine)
+    written = loss_number_of(pod)
+    if written is not None and written.counter is LossCounter.FAILURE:
+        return RolloutPod(pod, PodState.FAILED, None, engine, since, "it was counted as failed")
+    silent = since is not None and ctx.now - since >= LEASE_LOST_S
+    drains = engine is not None and engine.state is EngineState.DRAINING and not ctx.finishing
+    notice = notice_of(pod, ctx, silent=silent, drains=drains)
     if notice is not None and notice.confirmed:
-        return Rollout(pod, Standing.TAKEN, notice, engine, since)
-    why = failure(pod, look, since)
+        return RolloutPod(pod, PodState.PREEMPTED, notice, engine, since)
+    why = failure(pod, ctx, since)
     if why:
-        return Rollout(pod, Standing.FAILED, None, engine, since, why)
-    if pod.ended and pod.ended_at is not None and look.now - pod.ended_at < QUIET_S:
-        return Rollout(pod, Standing.LEFT, None, engine, since)
+        return RolloutPod(pod, PodState.FAILED, None, engine, since, why)
+    if pod.ended and pod.ended_at is not None and ctx.now - pod.ended_at < QUIET_S:
+        return RolloutPod(pod, PodState.EXITED, None, engine, since)
     if pod.ended:
-        left = Notice(Kind.UNKNOWN, look.now, look.now, True, "its agent ended after handing over")
-        return Rollout(pod, Standing.TAKEN, left, engine, since)
-    return Rollout(pod, _standing(pod, engine, look), notice, engine, since)
+        left = DisruptionNotice(DisruptionKind.UNKNOWN, ctx.now, ctx.now, True, "its agent ended after handing over")
+        return RolloutPod(pod, PodState.PREEMPTED, left, engine, since)
+    return RolloutPod(pod, _state(pod, engine, ctx), notice, engine, since)
 
 
-def _standing(pod: PodFacts, engine: EngineStatus | None, look: Look) -> Standing:
+def _state(pod: PodFacts, engine: EngineStatus | None, ctx: ReconcileContext) -> PodState:
     if pod.scheduled_at is None:
-        return Standing.WAITING
-    known = engine is not None or (not look.manager_answers and pod.uid in look.memory.registered)
-    return Standing.SERVING if known else Standing.STARTING
+        return PodState.PENDING
+    known = engine is not None or (not ctx.manager_answers and pod.uid in ctx.state.registered)
+    return PodState.SERVING if known else PodState.STARTING

@@ -9,59 +9,59 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.autoscaling.scale_decision import Wish
-from polyrl.cluster.autoscaling.steps import StepNews
+from polyrl.cluster.autoscaling.scale_decision import ScaleDecision
+from polyrl.cluster.autoscaling.steps import StepProgress
 from polyrl.cluster.fleet.pools import PoolView
-from polyrl.cluster.lifecycle import Life
-from polyrl.cluster.observation.context import UNREACHABLE_POLLS, Look
-from polyrl.cluster.observation.disruption import Notice
+from polyrl.cluster.lifecycle import Lifecycle
+from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
+from polyrl.cluster.observation.disruption import DisruptionNotice
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.observation.rollouts import Rollout, Standing
-from polyrl.cluster.state import SeenPod
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod
+from polyrl.cluster.state import LastSeenPod
 
 
 @dataclass(frozen=True)
-class Judged:
+class Assessment:
     """One look, judged."""
 
-    look: Look
+    ctx: ReconcileContext
     accepted: Acceptance
-    life: Life
-    fleet: tuple[Rollout, ...]
+    lifecycle: Lifecycle
+    fleet: tuple[RolloutPod, ...]
     views: tuple[PoolView, ...]
-    wish: Wish
-    news: StepNews
-    taken: tuple[PodFacts, ...]
+    scale: ScaleDecision
+    step: StepProgress
+    preempted: tuple[PodFacts, ...]
     """Rollouts whose number as preempted was read back in this look."""
     failed: tuple[PodFacts, ...]
     """Rollouts whose number as failed was read back in this look."""
-    vanished: tuple[SeenPod, ...]
+    vanished: tuple[LastSeenPod, ...]
     """Rollouts that are gone before their number was read back, or without any; counted in this look."""
-    trainers_vanished: tuple[SeenPod, ...]
-    trainers_disrupted: tuple[tuple[PodFacts, Notice], ...]
+    trainers_vanished: tuple[LastSeenPod, ...]
+    trainers_disrupted: tuple[tuple[PodFacts, DisruptionNotice], ...]
 
-    def standing(self, *standings: Standing) -> list[Rollout]:
+    def in_state(self, *states: PodState) -> list[RolloutPod]:
         """Rollouts that stand in one of these ways."""
-        return [one for one in self.fleet if one.standing in standings]
+        return [one for one in self.fleet if one.state in states]
 
     @cached_property
-    def live(self) -> list[Rollout]:
+    def live(self) -> list[RolloutPod]:
         return [one for one in self.fleet if one.live]
 
     @property
     def serving(self) -> int:
         """Live rollouts registered at the manager."""
-        return len(self.standing(Standing.SERVING))
+        return len(self.in_state(PodState.SERVING))
 
     @property
     def unreachable(self) -> bool:
         """The manager was heard once, and has missed several polls since."""
-        heard = self.look.facts.manager
-        return heard is not None and heard.missed >= UNREACHABLE_POLLS
+        manager = self.ctx.facts.manager
+        return manager is not None and manager.failed_polls >= UNREACHABLE_POLLS
 
     @property
     def trainer_ready(self) -> bool:
         """All trainer pods are ready, and the manager, where there is one, answers."""
-        job = self.look.facts.trainer
-        pods = job is not None and job.ready >= self.look.spec.trainer.replicas
-        return pods and (not self.look.wants_manager or self.look.manager_answers)
+        job = self.ctx.facts.trainer
+        pods = job is not None and job.ready >= self.ctx.spec.trainer.replicas
+        return pods and (not self.ctx.wants_manager or self.ctx.manager_answers)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from polyrl.cluster.fleet.pools import REASON_LENGTH
-from polyrl.cluster.lifecycle import Stage
-from polyrl.cluster.observation.rollouts import Standing
-from polyrl.cluster.reporting.assessment import Judged
+from polyrl.cluster.lifecycle import LifecycleStage
+from polyrl.cluster.observation.rollouts import PodState
+from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition
@@ -38,7 +38,7 @@ MESSAGE_LENGTH: Final = 512
 Verdict = Literal["True", "False", "Unknown"]
 
 
-class Said(NamedTuple):
+class ConditionDraft(NamedTuple):
     """One condition without its times."""
 
     type: str
@@ -47,161 +47,169 @@ class Said(NamedTuple):
     message: str
 
 
-def conditions(judged: Judged) -> list[Condition]:
+def conditions(assessment: Assessment) -> list[Condition]:
     """All conditions after this look; lastTransitionTime moves only when a status flips."""
-    before = {known.type: known for known in judged.look.status.conditions}
-    return [_stamped(judged, said, before.get(said.type)) for said in _all(judged)]
+    before = {known.type: known for known in assessment.ctx.status.conditions}
+    return [_condition(assessment, message, before.get(message.type)) for message in _all(assessment)]
 
 
-def stall_due(judged: Judged) -> float | None:
+def stall_due(assessment: Assessment) -> float | None:
     """When the step under way will count as stalled, if nothing happens; None: it does, or none is under way."""
-    since = unix(judged.look.status.manager.step_time)
-    if since is None or judged.look.told is None:
+    since = unix(assessment.ctx.status.manager.step_time)
+    if since is None or assessment.ctx.manager_status is None:
         return None
-    length = STALL_STEPS * judged.look.told.values.get(StepValue.STEP_SECONDS, 0.0)
+    length = STALL_STEPS * assessment.ctx.manager_status.values.get(StepValue.STEP_SECONDS, 0.0)
     return since + max(SHORTEST_STALL_S, length)
 
 
-def _stamped(judged: Judged, said: Said, before: Condition | None) -> Condition:
-    kept = before is not None and before.status == said.status
+def _condition(assessment: Assessment, message: ConditionDraft, before: Condition | None) -> Condition:
+    kept = before is not None and before.status == message.status
     return Condition(
-        type=said.type,
-        status=said.status,
-        reason=said.reason,
-        message=said.message[:MESSAGE_LENGTH],
-        last_transition_time=before.last_transition_time if before is not None and kept else second(judged.look.now),
-        observed_generation=judged.look.facts.generation,
+        type=message.type,
+        status=message.status,
+        reason=message.reason,
+        message=message.message[:MESSAGE_LENGTH],
+        last_transition_time=before.last_transition_time if before is not None and kept else second(assessment.ctx.now),
+        observed_generation=assessment.ctx.facts.generation,
     )
 
 
-def _all(judged: Judged) -> Iterator[Said]:
-    accepted: Verdict = "Unknown" if judged.accepted.accepted is None else _verdict(judged.accepted.accepted)
-    yield Said("Accepted", accepted, judged.accepted.reason, judged.accepted.message)
-    yield _trainer_ready(judged)
-    yield _rollout_available(judged)
-    yield _progressing(judged)
-    yield _capacity_limited(judged)
-    yield _scaling_active(judged)
-    yield _scaling_limited(judged)
-    yield _disrupting(judged)
-    suspended = judged.life.stage is Stage.SUSPENDED
-    word, said = ("Suspended", "spec.suspend is true") if suspended else ("NotSuspended", "spec.suspend is false")
-    yield Said("Suspended", _verdict(suspended), word, said)
-    if judged.life.stage is Stage.COMPLETE:
-        yield Said("Complete", "True", "TrainerComplete", "the trainer is done")
-    if judged.life.stage is Stage.FAILED:
-        failure = judged.life.failure
-        reason, said = (failure.reason, failure.message) if failure is not None else ("TrainerFailed", "it failed")
-        yield Said("Failed", "True", reason, said)
+def _all(assessment: Assessment) -> Iterator[ConditionDraft]:
+    accepted: Verdict = "Unknown" if assessment.accepted.accepted is None else _verdict(assessment.accepted.accepted)
+    yield ConditionDraft("Accepted", accepted, assessment.accepted.reason, assessment.accepted.message)
+    yield _trainer_ready(assessment)
+    yield _rollout_available(assessment)
+    yield _progressing(assessment)
+    yield _capacity_limited(assessment)
+    yield _scaling_active(assessment)
+    yield _scaling_limited(assessment)
+    yield _disrupting(assessment)
+    suspended = assessment.lifecycle.stage is LifecycleStage.SUSPENDED
+    word, message = ("Suspended", "spec.suspend is true") if suspended else ("NotSuspended", "spec.suspend is false")
+    yield ConditionDraft("Suspended", _verdict(suspended), word, message)
+    if assessment.lifecycle.stage is LifecycleStage.COMPLETE:
+        yield ConditionDraft("Complete", "True", "TrainerComplete", "the trainer is done")
+    if assessment.lifecycle.stage is LifecycleStage.FAILED:
+        failure = assessment.lifecycle.failure
+        reason, message = (failure.reason, failure.message) if failure is not None else ("TrainerFailed", "it failed")
+        yield ConditionDraft("Failed", "True", reason, message)
 
 
 def _verdict(holds: bool) -> Verdict:
     return "True" if holds else "False"
 
 
-def _idle(judged: Judged) -> tuple[str, str] | None:
+def _idle(assessment: Assessment) -> tuple[str, str] | None:
     """Why nothing is expected to run; None when it is."""
-    if judged.life.ended:
+    if assessment.lifecycle.ended:
         return "Finished", "the job has ended"
-    if judged.life.stage is Stage.SUSPENDED:
+    if assessment.lifecycle.stage is LifecycleStage.SUSPENDED:
         return "Suspended", "the job is suspended"
     return None
 
 
-def _trainer_ready(judged: Judged) -> Said:
-    job = judged.look.facts.trainer
-    if (idle := _idle(judged)) is not None:
-        return Said("TrainerReady", "False", *idle)
-    if judged.trainer_ready:
-        return Said("TrainerReady", "True", "Ready", "the trainer is ready")
-    newest = judged.look.facts.of_role(Role.TRAINER)[-1:]
-    gone = [(pod, notice) for pod, notice in judged.trainers_disrupted if pod in newest]
-    if gone:
-        pod, notice = gone[0]
-        return Said("TrainerReady", "False", "Disrupted", f"{pod.name} is taken away: {notice.why}")
-    if judged.unreachable:
-        return Said("TrainerReady", "False", "ManagerUnreachable", "the manager does not answer")
+def _trainer_ready(assessment: Assessment) -> ConditionDraft:
+    job = assessment.ctx.facts.trainer
+    if (idle := _idle(assessment)) is not None:
+        return ConditionDraft("TrainerReady", "False", *idle)
+    if assessment.trainer_ready:
+        return ConditionDraft("TrainerReady", "True", "Ready", "the trainer is ready")
+    newest = assessment.ctx.facts.of_role(Role.TRAINER)[-1:]
+    vanished = [(pod, notice) for pod, notice in assessment.trainers_disrupted if pod in newest]
+    if vanished:
+        pod, notice = vanished[0]
+        return ConditionDraft("TrainerReady", "False", "Disrupted", f"{pod.name} is taken away: {notice.why}")
+    if assessment.unreachable:
+        return ConditionDraft("TrainerReady", "False", "ManagerUnreachable", "the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
-        said = f"the trainer failed {job.failed} times and starts again"
-        return Said("TrainerReady", "False", "CrashLoop", said)
-    return Said("TrainerReady", "False", "Starting", "the trainer starts")
+        message = f"the trainer failed {job.failed} times and starts again"
+        return ConditionDraft("TrainerReady", "False", "CrashLoop", message)
+    return ConditionDraft("TrainerReady", "False", "Starting", "the trainer starts")
 
 
-def _rollout_available(judged: Judged) -> Said:
-    wished, serving = judged.wish.wished, judged.serving
-    if (idle := _idle(judged)) is not None:
-        return Said("RolloutAvailable", "False", *idle)
-    if wished == 0 and serving == 0:
-        return Said("RolloutAvailable", "False", "NotWanted", "no rollouts are wished")
-    need = max(1, judged.look.spec.rollout.min_replicas)
+def _rollout_available(assessment: Assessment) -> ConditionDraft:
+    desired, serving = assessment.scale.desired_replicas, assessment.serving
+    if (idle := _idle(assessment)) is not None:
+        return ConditionDraft("RolloutAvailable", "False", *idle)
+    if desired == 0 and serving == 0:
+        return ConditionDraft("RolloutAvailable", "False", "NotWanted", "no rollouts are wished")
+    need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
-        return Said("RolloutAvailable", "True", "Registered", f"at least {need} rollouts serve")
-    failing = [view.status for view in judged.views if view.status.failed_starts >= FAILED_STARTS]
+        return ConditionDraft("RolloutAvailable", "True", "Registered", f"at least {need} rollouts serve")
+    failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS]
     if failing:
-        said = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
-        return Said("RolloutAvailable", "False", "FailedStarts", f"{said}; another is tried now and then")
-    if any(view.held for view in judged.views):
-        return Said("RolloutAvailable", "False", "NoCapacity", "no machines are to be had; the trainer goes on alone")
-    if judged.standing(Standing.TAKEN) and not judged.live:
-        return Said("RolloutAvailable", "False", "AllPreempted", "every rollout was taken away")
-    return Said("RolloutAvailable", "False", "BelowMinimum", f"fewer than {need} rollouts serve")
-
-
-def _progressing(judged: Judged) -> Said:
-    if (idle := _idle(judged)) is not None:
-        return Said("Progressing", "False", *idle)
-    told, due = judged.look.told, stall_due(judged)
-    if told is None or due is None or not told.phase:
-        return Said("Progressing", "Unknown", "NotStarted", "no step is under way yet")
-    if told.step == judged.look.status.manager.step and judged.look.now >= due:
-        return Said(
-            "Progressing", "False", "Stalled", f"step {told.step} takes more than {STALL_STEPS:.0f} times as long"
+        message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
+        return ConditionDraft("RolloutAvailable", "False", "FailedStarts", f"{message}; another is tried now and then")
+    if any(view.held for view in assessment.views):
+        return ConditionDraft(
+            "RolloutAvailable", "False", "NoCapacity", "no machines are to be had; the trainer goes on alone"
         )
-    return Said("Progressing", "True", "StepAdvanced", f"step {told.step} is under way")
+    if assessment.in_state(PodState.PREEMPTED) and not assessment.live:
+        return ConditionDraft("RolloutAvailable", "False", "AllPreempted", "every rollout was taken away")
+    return ConditionDraft("RolloutAvailable", "False", "BelowMinimum", f"fewer than {need} rollouts serve")
 
 
-def _capacity_limited(judged: Judged) -> Said:
-    if (idle := _idle(judged)) is not None:
-        return Said("CapacityLimited", "False", *idle)
-    refusal = judged.look.memory.refusal
-    if refusal is not None and len(judged.live) < judged.wish.wished:
+def _progressing(assessment: Assessment) -> ConditionDraft:
+    if (idle := _idle(assessment)) is not None:
+        return ConditionDraft("Progressing", "False", *idle)
+    reported, due = assessment.ctx.manager_status, stall_due(assessment)
+    if reported is None or due is None or not reported.phase:
+        return ConditionDraft("Progressing", "Unknown", "NotStarted", "no step is under way yet")
+    if reported.step == assessment.ctx.status.manager.step and assessment.ctx.now >= due:
+        return ConditionDraft(
+            "Progressing", "False", "Stalled", f"step {reported.step} takes more than {STALL_STEPS:.0f} times as long"
+        )
+    return ConditionDraft("Progressing", "True", "StepAdvanced", f"step {reported.step} is under way")
+
+
+def _capacity_limited(assessment: Assessment) -> ConditionDraft:
+    if (idle := _idle(assessment)) is not None:
+        return ConditionDraft("CapacityLimited", "False", *idle)
+    refusal = assessment.ctx.state.refusal
+    if refusal is not None and len(assessment.live) < assessment.scale.desired_replicas:
         word = "QuotaExceeded" if "exceeded quota" in refusal.message else "Refused"
-        return Said("CapacityLimited", "True", word, refusal.message[:REASON_LENGTH])
-    held = [view.status for view in judged.views if view.held]
+        return ConditionDraft("CapacityLimited", "True", word, refusal.message[:REASON_LENGTH])
+    held = [view.status for view in assessment.views if view.held]
     if held:
         spot = held[0].name == "spot" and held[0].backoff_until is not None
-        said = held[0].last_reason or "rollouts failed"
-        return Said("CapacityLimited", "True", "SpotUnavailable" if spot else "BackingOff", f"{held[0].name}: {said}")
-    waiting = [one for one in judged.standing(Standing.WAITING) if one.pod.unschedulable]
+        message = held[0].last_reason or "rollouts failed"
+        return ConditionDraft(
+            "CapacityLimited", "True", "SpotUnavailable" if spot else "BackingOff", f"{held[0].name}: {message}"
+        )
+    waiting = [one for one in assessment.in_state(PodState.PENDING) if one.pod.unschedulable]
     if waiting:
-        said = waiting[0].pod.unschedulable[:REASON_LENGTH]
-        return Said("CapacityLimited", "True", "Unschedulable", f"{len(waiting)} rollouts wait for a node: {said}")
-    return Said("CapacityLimited", "False", "Enough", "what is asked for is given")
+        message = waiting[0].pod.unschedulable[:REASON_LENGTH]
+        return ConditionDraft(
+            "CapacityLimited", "True", "Unschedulable", f"{len(waiting)} rollouts wait for a node: {message}"
+        )
+    return ConditionDraft("CapacityLimited", "False", "Enough", "what is asked for is given")
 
 
-def _scaling_active(judged: Judged) -> Said:
-    if (idle := _idle(judged)) is not None:
-        return Said("ScalingActive", "False", *idle)
-    return Said("ScalingActive", _verdict(judged.wish.active), judged.wish.reason, judged.wish.message)
+def _scaling_active(assessment: Assessment) -> ConditionDraft:
+    if (idle := _idle(assessment)) is not None:
+        return ConditionDraft("ScalingActive", "False", *idle)
+    return ConditionDraft(
+        "ScalingActive", _verdict(assessment.scale.active), assessment.scale.reason, assessment.scale.message
+    )
 
 
-def _scaling_limited(judged: Judged) -> Said:
-    spec, scaling = judged.look.spec, judged.wish.scaling
+def _scaling_limited(assessment: Assessment) -> ConditionDraft:
+    spec, scaling = assessment.ctx.spec, assessment.scale.scaling
     asked = scaling.recommended_replicas if spec.scaling.mode is ScalingMode.GAP else spec.rollout.replicas
-    measured = spec.scaling.mode is not ScalingMode.GAP or scaling.last_step_time is not None
-    if measured and asked is not None and asked > spec.rollout.max_replicas:
-        said = f"{asked} are asked for, maxReplicas is {spec.rollout.max_replicas}"
-        return Said("ScalingLimited", "True", "TooManyReplicas", said)
-    if measured and asked is not None and asked < spec.rollout.min_replicas:
-        said = f"{asked} are asked for, minReplicas is {spec.rollout.min_replicas}"
-        return Said("ScalingLimited", "True", "TooFewReplicas", said)
-    return Said("ScalingLimited", "False", "WithinBounds", "the number is within minReplicas and maxReplicas")
+    measurement = spec.scaling.mode is not ScalingMode.GAP or scaling.last_step_time is not None
+    if measurement and asked is not None and asked > spec.rollout.max_replicas:
+        message = f"{asked} are asked for, maxReplicas is {spec.rollout.max_replicas}"
+        return ConditionDraft("ScalingLimited", "True", "TooManyReplicas", message)
+    if measurement and asked is not None and asked < spec.rollout.min_replicas:
+        message = f"{asked} are asked for, minReplicas is {spec.rollout.min_replicas}"
+        return ConditionDraft("ScalingLimited", "True", "TooFewReplicas", message)
+    return ConditionDraft("ScalingLimited", "False", "WithinBounds", "the number is within minReplicas and maxReplicas")
 
 
-def _disrupting(judged: Judged) -> Said:
-    taken = [one for one in judged.standing(Standing.TAKEN) if not one.pod.ended]
-    if not taken:
-        return Said("Disrupting", "False", "Undisturbed", "no rollout is under a notice")
-    notice = taken[-1].notice
+def _disrupting(assessment: Assessment) -> ConditionDraft:
+    preempted = [one for one in assessment.in_state(PodState.PREEMPTED) if not one.pod.ended]
+    if not preempted:
+        return ConditionDraft("Disrupting", "False", "Undisturbed", "no rollout is under a notice")
+    notice = preempted[-1].notice
     word = notice.kind.value if notice is not None else "Unknown"
-    return Said("Disrupting", "True", word, f"{len(taken)} rollouts are being taken away")
+    return ConditionDraft("Disrupting", "True", word, f"{len(preempted)} rollouts are being taken away")

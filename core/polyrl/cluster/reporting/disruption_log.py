@@ -9,42 +9,42 @@ from collections.abc import Mapping
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.observation.exactly_once import Tally, parsed
+from polyrl.cluster.observation.exactly_once import LossCounter, parse_loss_number
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.observation.node_signals import Kind
-from polyrl.cluster.reporting.assessment import Judged
-from polyrl.cluster.state import SeenPod
+from polyrl.cluster.observation.node_signals import DisruptionKind
+from polyrl.cluster.reporting.assessment import Assessment
+from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.status import Disruption
 
 MOST: Final = 10
 """Entries kept; events and metrics tell of the others."""
 
-_KINDS: Final = {kind.value for kind in Kind}
+_KINDS: Final = {kind.value for kind in DisruptionKind}
 
 
-def recent(judged: Judged) -> list[Disruption]:
+def recent(assessment: Assessment) -> list[Disruption]:
     """Newest last."""
-    now, there = judged.look.now, {pod.uid: pod for pod in judged.look.facts.pods}
-    known = [_closed(entry, there, now) for entry in judged.look.status.recent_disruptions]
+    now, there = assessment.ctx.now, {pod.uid: pod for pod in assessment.ctx.facts.pods}
+    known = [_closed(entry, there, now) for entry in assessment.ctx.status.recent_disruptions]
     listed = {entry.pod_uid for entry in known}
-    counted = [_closed(_entry(pod, now), there, now) for pod in judged.taken if pod.uid not in listed]
+    loss_number = [_closed(_entry(pod, now), there, now) for pod in assessment.preempted if pod.uid not in listed]
     at = millisecond(now)
-    gone = [
+    vanished = [
         Disruption.model_validate(
             {"podName": pod.name, "podUID": uid, "nodeName": pod.node, "noticeTime": at, "deleteTime": at}
-            | {"reason": Kind.DELETED.value}
+            | {"reason": DisruptionKind.DELETED.value}
         )
-        for uid, pod in judged.look.memory.seen.items()
-        if pod in judged.vanished and is_loss(pod) and uid not in listed
+        for uid, pod in assessment.ctx.state.last_seen.items()
+        if pod in assessment.vanished and is_loss(pod) and uid not in listed
     ]
-    return [*known, *counted, *gone][-MOST:]
+    return [*known, *loss_number, *vanished][-MOST:]
 
 
-def is_loss(pod: SeenPod) -> bool:
+def is_loss(pod: LastSeenPod) -> bool:
     """A pod that vanished was taken, unless it had been found to have failed."""
-    mark = parsed(pod.mark)
-    return mark is None or mark.tally is Tally.PREEMPTION
+    loss_number = parse_loss_number(pod.loss_number)
+    return loss_number is None or loss_number.counter is LossCounter.PREEMPTION
 
 
 def _entry(pod: PodFacts, now: float) -> Disruption:
@@ -55,7 +55,7 @@ def _entry(pod: PodFacts, now: float) -> Disruption:
             "podName": pod.name,
             "podUID": pod.uid,
             "nodeName": pod.node,
-            "reason": kind if kind in _KINDS else Kind.UNKNOWN.value,
+            "reason": kind if kind in _KINDS else DisruptionKind.UNKNOWN.value,
             "noticeTime": millisecond(now if noticed_at is None else noticed_at),
         }
     )

@@ -11,11 +11,11 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.fleet.plan import rollouts_made
 from polyrl.cluster.fleet.singletons import managers_made
-from polyrl.cluster.lifecycle import Stage, active_s
-from polyrl.cluster.observation.context import Look
-from polyrl.cluster.observation.exactly_once import Tally, total
-from polyrl.cluster.observation.rollouts import Standing, of_pool
-from polyrl.cluster.reporting.assessment import Judged
+from polyrl.cluster.lifecycle import LifecycleStage, active_s
+from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.exactly_once import LossCounter, total
+from polyrl.cluster.observation.rollouts import PodState, of_pool
+from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import FAILED_STARTS, conditions
 from polyrl.cluster.reporting.cost import cost
 from polyrl.cluster.reporting.disruption_log import is_loss, recent
@@ -28,28 +28,28 @@ CONTACT_EVERY_S: Final = 60.0
 """lastContactTime is moved no more often: hearing nothing new from the manager is no reason to write."""
 
 
-def status_of(judged: Judged) -> JobStatus:
+def status_of(assessment: Assessment) -> JobStatus:
     """Everything anew from this look, on top of what only the stored status knows."""
-    look = judged.look
-    ended_before = look.status.completion_time is not None
-    closing = judged.life.ended and not ended_before
+    ctx = assessment.ctx
+    ended_before = ctx.status.completion_time is not None
+    closing = assessment.lifecycle.ended and not ended_before
     status = JobStatus(
-        observed_generation=look.facts.generation,
-        state=_state(judged),
-        conditions=conditions(judged),
-        completion_time=second(judged.life.ended_at)
-        if closing and judged.life.ended_at
-        else look.status.completion_time,
-        run_id=look.facts.uid,
-        manager=_manager(look),
-        trainer=_trainer(judged),
-        rollout=_rollout(judged),
-        scaling=judged.wish.scaling,
-        cost=look.status.cost if ended_before else cost(look, closing=closing),
-        recent_disruptions=recent(judged),
-        failure=judged.life.failure,
+        observed_generation=ctx.facts.generation,
+        state=_state(assessment),
+        conditions=conditions(assessment),
+        completion_time=second(assessment.lifecycle.ended_at)
+        if closing and assessment.lifecycle.ended_at
+        else ctx.status.completion_time,
+        run_id=ctx.facts.uid,
+        manager=_manager(ctx),
+        trainer=_trainer(assessment),
+        rollout=_rollout(assessment),
+        scaling=assessment.scale.scaling,
+        cost=ctx.status.cost if ended_before else cost(ctx, closing=closing),
+        recent_disruptions=recent(assessment),
+        failure=assessment.lifecycle.failure,
     )
-    return status.model_copy(update=_times(judged))
+    return status.model_copy(update=_times(assessment))
 
 
 def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> JobStatus:
@@ -68,88 +68,92 @@ def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> Jo
     return stored.model_copy(update={"observed_generation": generation, "conditions": [accepted, *rest]})
 
 
-def _state(judged: Judged) -> RunState:
+def _state(assessment: Assessment) -> RunState:
     """Zero rollouts is a normal state; a trainer that was ready and is not, or rollouts that cannot start, is not."""
-    ended = {Stage.COMPLETE: RunState.COMPLETE, Stage.FAILED: RunState.FAILED, Stage.SUSPENDED: RunState.SUSPENDED}
-    if judged.life.stage in ended:
-        return ended[judged.life.stage]
-    began = judged.look.status.state in (RunState.RUNNING, RunState.DEGRADED)
-    if not judged.trainer_ready:
+    ended = {
+        LifecycleStage.COMPLETE: RunState.COMPLETE,
+        LifecycleStage.FAILED: RunState.FAILED,
+        LifecycleStage.SUSPENDED: RunState.SUSPENDED,
+    }
+    if assessment.lifecycle.stage in ended:
+        return ended[assessment.lifecycle.stage]
+    began = assessment.ctx.status.state in (RunState.RUNNING, RunState.DEGRADED)
+    if not assessment.trainer_ready:
         return RunState.DEGRADED if began else RunState.PENDING
-    failing = any(view.status.failed_starts >= FAILED_STARTS for view in judged.views)
+    failing = any(view.status.failed_starts >= FAILED_STARTS for view in assessment.views)
     return RunState.DEGRADED if failing else RunState.RUNNING
 
 
-def _times(judged: Judged) -> dict[str, str | int | None]:
+def _times(assessment: Assessment) -> dict[str, str | int | None]:
     """Start, last suspension, last resumption, and the running time before that."""
-    look, stored = judged.look, judged.look.status
+    ctx, stored = assessment.ctx, assessment.ctx.status
     times: dict[str, str | int | None] = {
         "start_time": stored.start_time,
         "last_suspend_time": stored.last_suspend_time,
         "last_resume_time": stored.last_resume_time,
         "active_millis": stored.active_millis,
     }
-    runs = judged.life.stage is Stage.RUNS
-    if runs and stored.last_resume_time is None and (judged.accepted.accepted or stored.start_time is not None):
-        times["start_time"] = stored.start_time or second(look.now)
-        times["last_resume_time"] = millisecond(look.now)
+    runs = assessment.lifecycle.stage is LifecycleStage.RUNS
+    if runs and stored.last_resume_time is None and (assessment.accepted.accepted or stored.start_time is not None):
+        times["start_time"] = stored.start_time or second(ctx.now)
+        times["last_resume_time"] = millisecond(ctx.now)
     if not runs and stored.last_resume_time is not None:
-        times["active_millis"] = round(active_s(look) * 1000)
+        times["active_millis"] = round(active_s(ctx) * 1000)
         times["last_resume_time"] = None
-    if judged.life.stage is Stage.SUSPENDED and stored.state is not RunState.SUSPENDED:
-        times["last_suspend_time"] = second(look.now)
+    if assessment.lifecycle.stage is LifecycleStage.SUSPENDED and stored.state is not RunState.SUSPENDED:
+        times["last_suspend_time"] = second(ctx.now)
     return times
 
 
-def _manager(look: Look) -> ManagerSummary:
-    stored, heard = look.status.manager, look.facts.manager
-    update: dict[str, object] = {"created": managers_made(look)}
-    if look.wants_manager:
-        host = f"{names.manager_service(look.facts.name)}.{look.facts.namespace}"
-        update["endpoint"] = f"https://{host}:{look.spec.manager.port}"
-    if heard is not None:
-        step, before = heard.status.step, unix(stored.last_contact_time)
-        if before is None or heard.heard_at - before >= CONTACT_EVERY_S:
-            update["last_contact_time"] = second(heard.heard_at)
+def _manager(ctx: ReconcileContext) -> ManagerSummary:
+    stored, manager = ctx.status.manager, ctx.facts.manager
+    update: dict[str, object] = {"created": managers_made(ctx)}
+    if ctx.wants_manager:
+        host = f"{names.manager_service(ctx.facts.name)}.{ctx.facts.namespace}"
+        update["endpoint"] = f"https://{host}:{ctx.spec.manager.port}"
+    if manager is not None:
+        step, before = manager.status.step, unix(stored.last_contact_time)
+        if before is None or manager.answered_at - before >= CONTACT_EVERY_S:
+            update["last_contact_time"] = second(manager.answered_at)
         if stored.step_time is None or step != stored.step:
-            update |= {"step": step, "step_time": millisecond(look.now)}
-        update["weight_version"] = heard.status.weight_version
+            update |= {"step": step, "step_time": millisecond(ctx.now)}
+        update["weight_version"] = manager.status.weight_version
     return stored.model_copy(update=update)
 
 
-def _trainer(judged: Judged) -> TrainerStatus:
-    look, job, stored = judged.look, judged.look.facts.trainer, judged.look.status.trainer
-    pods = look.facts.of_role(Role.TRAINER)
+def _trainer(assessment: Assessment) -> TrainerStatus:
+    ctx, job, stored = assessment.ctx, assessment.ctx.facts.trainer, assessment.ctx.status.trainer
+    pods = ctx.facts.of_role(Role.TRAINER)
     return TrainerStatus(
-        name=names.trainer_name(look.facts.name),
-        replicas=look.spec.trainer.replicas,
+        name=names.trainer_name(ctx.facts.name),
+        replicas=ctx.spec.trainer.replicas,
         ready=job.ready if job is not None else 0,
         active=job.active if job is not None else 0,
         failed=job.failed if job is not None else 0,
         restarts=max(stored.restarts, job.failed if job is not None else 0),
-        disruptions=total(pods, Tally.DISRUPTION, stored.disruptions, judged.trainers_vanished),
+        disruptions=total(pods, LossCounter.DISRUPTION, stored.disruptions, assessment.trainers_vanished),
     )
 
 
-def _rollout(judged: Judged) -> RolloutStatus:
-    look, stored = judged.look, judged.look.status.rollout
-    pods = [one.pod for one in judged.fleet]
-    newest = look.written.templates[Role.ROLLOUT]
-    lost = bool(judged.taken or any(is_loss(pod) for pod in judged.vanished))
+def _rollout(assessment: Assessment) -> RolloutStatus:
+    ctx, stored = assessment.ctx, assessment.ctx.status.rollout
+    pods = [one.pod for one in assessment.fleet]
+    newest = ctx.hashes.templates[Role.ROLLOUT]
+    lost = bool(assessment.preempted or any(is_loss(pod) for pod in assessment.vanished))
     return RolloutStatus(
-        replicas=len(judged.live),
-        ready_replicas=sum(one.pod.ready for one in judged.live),
-        registered_replicas=judged.serving,
-        desired_replicas=judged.wish.wished,
-        pending_replicas=len(judged.standing(Standing.WAITING)),
-        draining_replicas=sum(not one.pod.ended for one in judged.standing(Standing.TAKEN)),
-        spot_replicas=len(of_pool(judged.fleet, Pool.SPOT)),
-        on_demand_replicas=len(of_pool(judged.fleet, Pool.ON_DEMAND)),
-        updated_replicas=sum(one.pod.template_hash == newest for one in judged.live),
-        selector=names.selector(look.facts.name, Role.ROLLOUT),
-        preemptions=total(pods, Tally.PREEMPTION, stored.preemptions, judged.vanished),
-        failures=total(pods, Tally.FAILURE, stored.failures, judged.vanished),
-        created=rollouts_made(look),
-        last_preemption_time=second(look.now) if lost else stored.last_preemption_time,
-        pools=[view.status for view in judged.views] if look.wants_rollouts else [],
+        replicas=len(assessment.live),
+        ready_replicas=sum(one.pod.ready for one in assessment.live),
+        registered_replicas=assessment.serving,
+        desired_replicas=assessment.scale.desired_replicas,
+        pending_replicas=len(assessment.in_state(PodState.PENDING)),
+        draining_replicas=sum(not one.pod.ended for one in assessment.in_state(PodState.PREEMPTED)),
+        spot_replicas=len(of_pool(assessment.fleet, Pool.SPOT)),
+        on_demand_replicas=len(of_pool(assessment.fleet, Pool.ON_DEMAND)),
+        updated_replicas=sum(one.pod.template_hash == newest for one in assessment.live),
+        selector=names.selector(ctx.facts.name, Role.ROLLOUT),
+        preemptions=total(pods, LossCounter.PREEMPTION, stored.preemptions, assessment.vanished),
+        failures=total(pods, LossCounter.FAILURE, stored.failures, assessment.vanished),
+        created=rollouts_made(ctx),
+        last_preemption_time=second(ctx.now) if lost else stored.last_preemption_time,
+        pools=[view.status for view in assessment.views] if ctx.wants_rollouts else [],
     )

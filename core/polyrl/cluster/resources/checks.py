@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from polyrl.cluster.resources.pods.template import Fields, written
+from polyrl.cluster.resources.pods.template import Fields, template_fields
 from polyrl.manifest.cluster import PodTemplate
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.manifest.trainer import TrainerBackend
@@ -20,7 +20,7 @@ DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
 
 def unsupported(job: PolyRLJob) -> str:
     """The first thing that this version cannot do for `job`, as a sentence; empty when it can run it."""
-    return next((said for said in (check(job.spec) for check in _CHECKS) if said), "")
+    return next((message for message in (check(job.spec) for check in _CHECKS) if message), "")
 
 
 def _one_rank(spec: JobSpec) -> str:
@@ -51,7 +51,7 @@ def _command_is_ours(spec: JobSpec) -> str:
 
 
 def _rollouts_drain(spec: JobSpec) -> str:
-    metadata, pod = written(spec.rollout.template)
+    metadata, pod = template_fields(spec.rollout.template)
     if DO_NOT_DISRUPT in metadata.get("annotations", {}):
         return (
             f"spec.rollout.template.metadata.annotations: {DO_NOT_DISRUPT} lets a rollout die without its notice;"
@@ -76,7 +76,7 @@ def _templates(spec: JobSpec) -> tuple[tuple[str, PodTemplate | None], ...]:
 
 
 def _first_container(template: PodTemplate | None) -> Fields:
-    _, pod = written(template)
+    _, pod = template_fields(template)
     return dict(pod["containers"][0]) if pod else {}
 
 

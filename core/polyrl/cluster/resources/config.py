@@ -12,7 +12,7 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources.hashes import hash_of, stamped
+from polyrl.cluster.resources.hashes import hash_of, with_content_hash
 from polyrl.cluster.resources.owner import Owner
 from polyrl.control import Endpoints
 from polyrl.manifest.job import API_VERSION, KIND
@@ -21,7 +21,7 @@ from polyrl.manifest.job import API_VERSION, KIND
 def config_map(owner: Owner) -> Object:
     """ConfigMap with job.json and manager.json."""
     data = {"job.json": _job(owner), "manager.json": _endpoints(owner)}
-    return stamped(
+    return with_content_hash(
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",

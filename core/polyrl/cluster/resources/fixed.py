@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.cluster.resources.config import config_map
-from polyrl.cluster.resources.hashes import stamped
+from polyrl.cluster.resources.hashes import with_content_hash
 from polyrl.cluster.resources.network import network_policies
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.pods.template import Fields
@@ -21,7 +21,7 @@ from polyrl.worker import Role, wants_engines
 
 def fixed_children(owner: Owner, settings: Settings) -> tuple[Object, ...]:
     """All of them, each stamped with its content's hash; a job without engines has no manager and nothing of one."""
-    return (config_map(owner), *(stamped(child) for child in _children(owner)))
+    return (config_map(owner), *(with_content_hash(child) for child in _children(owner)))
 
 
 def manager_hosts(owner: Owner, settings: Settings) -> tuple[str, ...]:

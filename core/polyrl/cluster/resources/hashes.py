@@ -28,7 +28,7 @@ def content_hash(obj: Object) -> str:
     return hash_of(obj | {"metadata": obj["metadata"] | {"annotations": annotations}})
 
 
-def stamped(obj: Object) -> Object:
+def with_content_hash(obj: Object) -> Object:
     """The object with its content's hash as an annotation."""
     annotations = obj["metadata"].get("annotations", {}) | {names.ANNOTATION_CONTENT: content_hash(obj)}
     return obj | {"metadata": obj["metadata"] | {"annotations": annotations}}

@@ -69,7 +69,9 @@ def manager_pod(owner: Owner, ordinal: int, settings: Settings) -> Object:
         priority_class=settings.trainer_priority_class,
     )
     template = pod_template(owner, parts, spec.manager.template)
-    return hashes.stamped(bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts.role, template))
+    return hashes.with_content_hash(
+        bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts.role, template)
+    )
 
 
 def _ports(http: int) -> list[Fields]:

@@ -61,7 +61,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool, settings: Settings) -> O
         labels={names.LABEL_POOL: pool.value},
     )
     template = pod_template(owner, parts, spec.rollout.template)
-    return hashes.stamped(bare_pod(owner, name, parts.role, template))
+    return hashes.with_content_hash(bare_pod(owner, name, parts.role, template))
 
 
 def _resources(threads: int) -> Fields:

@@ -33,7 +33,7 @@ from polyrl.cluster.resources.pods.pod import (
     pod_template,
     tmp_volume,
 )
-from polyrl.cluster.resources.pods.template import Fields, merged_resources, written
+from polyrl.cluster.resources.pods.template import Fields, merged_resources, template_fields
 from polyrl.cluster.resources.pods.workers import ADVERTISE_ENV, POD_NAME_ENV, pod_workers, whole_cpus
 from polyrl.cluster.settings import Settings
 from polyrl.worker import Role, Worker
@@ -54,7 +54,7 @@ def trainer_job(owner: Owner, settings: Settings) -> Object:
     template = _template(owner, settings)
     metadata = owner.metadata(names.trainer_name(owner.name), Role.TRAINER)
     metadata["labels"][names.LABEL_TEMPLATE] = template["metadata"]["labels"][names.LABEL_TEMPLATE]
-    return hashes.stamped(
+    return hashes.with_content_hash(
         {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -117,6 +117,6 @@ def _reserved(
 
 
 def _their_resources(owner: Owner) -> Fields:
-    _, spec = written(owner.job.spec.trainer.template)
+    _, spec = template_fields(owner.job.spec.trainer.template)
     first: Fields = spec["containers"][0] if spec else {}
     return dict(first.get("resources", {}))

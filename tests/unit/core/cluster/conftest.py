@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.observation.context import Look
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import JobFacts, ManagerFacts, NodeFacts, PodFacts, PodPhase, TrainerFacts
-from polyrl.cluster.observation.rollouts import Rollout, Standing
-from polyrl.cluster.state import Memory
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod
+from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
@@ -53,17 +53,17 @@ class Build:
     def rollout(
         self,
         name: str = "j-r-1",
-        standing: Standing = Standing.SERVING,
+        state: PodState = PodState.SERVING,
         *,
         running: int = 1,
         version: int = 1,
         notice: Any = None,
         **pod: Any,
-    ) -> Rollout:
-        if standing is Standing.WAITING:
+    ) -> RolloutPod:
+        if state is PodState.PENDING:
             pod.setdefault("placed", None)
-        engine = self.engine(name, running=running, version=version) if standing is Standing.SERVING else None
-        return Rollout(self.pod(name, **pod), standing, notice, engine)
+        engine = self.engine(name, running=running, version=version) if state is PodState.SERVING else None
+        return RolloutPod(self.pod(name, **pod), state, notice, engine)
 
     def engine(self, name: str, *, running: int = 1, version: int = 1) -> EngineStatus:
         return EngineStatus(
@@ -76,9 +76,11 @@ class Build:
             tokens=0,
         )
 
-    def manager(self, engines: Sequence[str] = (), *, ago: float = 0.0, missed: int = 0, **more: Any) -> ManagerFacts:
+    def manager(
+        self, engines: Sequence[str] = (), *, ago: float = 0.0, failed_polls: int = 0, **more: Any
+    ) -> ManagerFacts:
         status = ManagerStatus(seq=1, run_epoch=1, engines=tuple(self.engine(name) for name in engines), **more)
-        return ManagerFacts(status, NOW - ago, missed)
+        return ManagerFacts(status, NOW - ago, failed_polls)
 
     def trainer(self, **more: Any) -> TrainerFacts:
         plain = {
@@ -108,17 +110,17 @@ class Build:
         pods = more.get("pods", ())
         return JobFacts(**plain | {"nodes": self.nodes(*pods)} | more)
 
-    def look(
+    def ctx(
         self,
         job: PolyRLJob | None = None,
         status: dict[str, Any] | None = None,
-        memory: Memory | None = None,
+        state: ReconcileState | None = None,
         now: float = NOW,
         **facts: Any,
-    ) -> Look:
+    ) -> ReconcileContext:
         seen = self.facts(job, status, **facts)
         assert seen.job is not None
-        return Look(seen, seen.job, SETTINGS, memory or Memory(), now)
+        return ReconcileContext(seen, seen.job, SETTINGS, state or ReconcileState(), now)
 
 
 @pytest.fixture

@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Action, Annotate, Create, Decision, Delete, Drain, DryRun, Say, SuspendTrainer
+from polyrl.cluster.actions import (
+    Action,
+    Annotate,
+    Create,
+    Delete,
+    DrainEngine,
+    DryRun,
+    ReconcileResult,
+    RecordEvent,
+    SuspendTrainer,
+)
 from polyrl.cluster.reconcile import reconcile
-from polyrl.cluster.state import Memory
+from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.status import Condition, JobStatus
 from polyrl.sample import Pool
 from polyrl.testing.fake_cluster import FakeCluster, is_ended
@@ -26,7 +36,7 @@ class Story:
         self.cluster = FakeCluster(job)
         self.operator = FakeOperator(self.cluster)
 
-    def turn(self) -> Decision:
+    def turn(self) -> ReconcileResult:
         self.operator.catch_up()
         return self.operator.turn()
 
@@ -57,8 +67,8 @@ class Story:
     def pod(self, name: str) -> Any:
         return self.cluster.objects["Pod", name]
 
-    def said(self) -> Counter[str]:
-        return Counter(say.reason for say in self.operator.said)
+    def message(self) -> Counter[str]:
+        return Counter(say.reason for say in self.operator.message)
 
     def delete(self, name: str, grace_s: int | None = None) -> None:
         self.cluster.delete("Pod", name, self.pod(name)["metadata"]["uid"], grace_s)
@@ -100,7 +110,7 @@ def test_from_nothing_to_running() -> None:
         found = story.condition(kind)
         assert found is not None
         assert found.status == "True"
-    assert story.said() == Counter(RolloutCreated=1, Accepted=1, TrainerReady=1)
+    assert story.message() == Counter(RolloutCreated=1, Accepted=1, TrainerReady=1)
     assert not story.turn().actions
 
 
@@ -109,7 +119,7 @@ def test_deleted_rollout_is_replaced_at_once_and_counted_once(story: Story, grac
     story.delete("j-r-2", grace_s)
     first = list(story.turn().actions)
     assert [action.object["metadata"]["name"] for action in of(first, Create)] == ["j-r-4"]
-    assert isinstance(first[0], Drain) == (grace_s is None)
+    assert isinstance(first[0], DrainEngine) == (grace_s is None)
     story.go(30)
     assert story.names() == ["j-r-1", "j-r-3", "j-r-4"]
     rollout = story.status.rollout
@@ -117,15 +127,15 @@ def test_deleted_rollout_is_replaced_at_once_and_counted_once(story: Story, grac
     entry = story.status.recent_disruptions[-1]
     assert (entry.pod_name, entry.reason) == ("j-r-2", "PodDeleted")
     assert entry.delete_time is not None
-    assert story.said()["RolloutPreempted"] == 1
+    assert story.message()["RolloutPreempted"] == 1
 
 
 def test_notice_is_drained_within_the_grace_that_is_left(story: Story) -> None:
     story.delete("j-r-2")
     story.cluster.pass_time(6)
-    (drain,) = of(list(story.turn().actions), Drain)
+    (drain,) = of(list(story.turn().actions), DrainEngine)
     assert (drain.pod, drain.deadline_s) == ("j-r-2", pytest.approx(4.0)), "10 s of grace, 6 of them gone"
-    assert not of(story.go(3), Drain), "told once"
+    assert not of(story.go(3), DrainEngine), "told once"
 
 
 def test_at_risk_is_not_replaced_and_goes_first(story: Story) -> None:
@@ -141,10 +151,10 @@ def test_at_risk_is_not_replaced_and_goes_first(story: Story) -> None:
 def test_scale_down_is_no_preemption_and_drains(story: Story) -> None:
     story.cluster.edit(scaling={"mode": "Manual"}, rollout={"replicas": 1, "maxReplicas": 6, "drainSeconds": 5})
     done = story.go(30)
-    assert len(of(done, Drain)) == 2
+    assert len(of(done, DrainEngine)) == 2
     assert story.names() == ["j-r-1"]
     assert (story.status.rollout.preemptions, story.status.rollout.failures) == (0, 0)
-    assert story.said()["RolloutReleased"] == 1
+    assert story.message()["RolloutReleased"] == 1
 
 
 @pytest.mark.parametrize("code", [1, 137])
@@ -184,7 +194,7 @@ def test_storm_of_two_hundred_lost_nodes() -> None:
     for node in lost[100:]:
         story.cluster.silence_node(node)
     done = story.go(120, every=10.0)
-    preempted = [say for say in of(done, Say) if say.reason == "RolloutPreempted"]
+    preempted = [say for say in of(done, RecordEvent) if say.reason == "RolloutPreempted"]
     assert 1 <= len(preempted) <= 3, "one for those that are gone, one for those that fell silent"
     assert "100 rollouts" in preempted[0].message
     assert story.status.rollout.preemptions == 200
@@ -198,11 +208,11 @@ def test_silent_node_is_forced_only_after_its_grace_and_a_minute(story: Story) -
     node = story.pod("j-r-2")["spec"]["nodeName"]
     story.cluster.silence_node(node)
     began = story.cluster.now
-    forced: list[float] = []
+    forced_deletions: list[float] = []
     while "j-r-2" in story.names():
-        forced += [story.cluster.now for one in of(story.go(1), Delete) if one.grace_s == 0]
+        forced_deletions += [story.cluster.now for one in of(story.go(1), Delete) if one.grace_s == 0]
         assert story.cluster.now - began < 200
-    assert 60 + 10 <= forced[0] - began <= 100
+    assert 60 + 10 <= forced_deletions[0] - began <= 100
     assert "j-r-4" in story.names()
     assert story.status.recent_disruptions[-1].reason == "NodeLost"
 
@@ -215,7 +225,7 @@ def test_completion(story: Story) -> None:
     assert story.status.completion_time is not None
     assert (story.condition("Complete") is not None, story.condition("Failed")) == (True, None)
     assert story.status.rollout.preemptions == 0
-    assert story.said()["Completed"] == 1
+    assert story.message()["Completed"] == 1
     assert ("Job", "j-trainer") in story.cluster.objects, "its pods and logs stay"
     assert not story.go(100)
 
@@ -223,8 +233,8 @@ def test_completion(story: Story) -> None:
 def test_failure_names_reason_code_and_pod(story: Story) -> None:
     (pod,) = story.names(Role.TRAINER)
     story.cluster.end_pod(pod, 2)
-    said = "Container trainer for pod n/j-trainer-0-x failed with exit code 2 matching FailJob rule at index 0"
-    story.cluster.end_trainer("Failed", "PodFailurePolicy", said)
+    message = "Container trainer for pod n/j-trainer-0-x failed with exit code 2 matching FailJob rule at index 0"
+    story.cluster.end_trainer("Failed", "PodFailurePolicy", message)
     story.go(30)
     failure = story.status.failure
     assert failure is not None
@@ -261,7 +271,7 @@ def test_suspend_stops_the_trainer_first_and_resume_goes_on(story: Story) -> Non
     assert story.names(Role.MANAGER) == ["j-manager-2"]
     assert story.status.rollout.preemptions == 0
     assert story.status.trainer.disruptions == 0
-    assert story.said()["Suspended"] == story.said()["Resumed"] == 1
+    assert story.message()["Suspended"] == story.message()["Resumed"] == 1
     assert story.status.state == "Running"
 
 
@@ -304,7 +314,7 @@ def test_new_manager_waits_until_the_old_one_cannot_write(story: Story) -> None:
 def test_managed_by_another_is_left_alone() -> None:
     story = Story(raw_job(managedBy="kueue.x-k8s.io/multikueue"))
     story.operator.catch_up()
-    decision = reconcile(story.operator.facts(), SETTINGS, Memory(), story.cluster.now)
+    decision = reconcile(story.operator.facts(), SETTINGS, ReconcileState(), story.cluster.now)
     assert (decision.actions, decision.status, decision.wake_at) == ((), JobStatus(), None)
 
 
@@ -316,7 +326,7 @@ def test_what_is_no_job_is_refused_and_nothing_is_made() -> None:
     assert story.reason("Accepted") == "Invalid"
     assert "maxReplicas" in story.status.conditions[0].message
     assert {kind for kind, _ in story.cluster.objects} == {"PolyRLJob"}
-    assert story.said() == Counter(Refused=1)
+    assert story.message() == Counter(Refused=1)
 
 
 def test_unsupported_is_refused_with_its_sentence() -> None:
@@ -370,7 +380,7 @@ def test_trainer_template_changed_while_it_runs(story: Story) -> None:
     story.cluster.edit(suspend=True)
     story.go(60)
     story.cluster.edit(suspend=False)
-    assert isinstance(next(action for action in story.go(20) if not isinstance(action, Say)), DryRun | Delete)
+    assert isinstance(next(action for action in story.go(20) if not isinstance(action, RecordEvent)), DryRun | Delete)
     assert story.reason("Accepted") == "Valid"
     new = story.cluster.objects["Job", "j-trainer"]["spec"]["template"]["spec"]["containers"]
     assert new[0]["image"] == "other"
@@ -408,7 +418,7 @@ def test_fleet_follows_the_gap(story: Story) -> None:
     assert story.status.rollout.desired_replicas == 4
     story.go(15)
     assert len(story.names()) == 4
-    assert story.said()["RolloutScaledUp"] == story.said()["RolloutScaledDown"] == 1
+    assert story.message()["RolloutScaledUp"] == story.message()["RolloutScaledDown"] == 1
     story.go(1000, every=20)
     assert story.reason("ScalingActive") == "MetricsStale"
 
@@ -417,7 +427,7 @@ def test_written_replicas_move_nothing_in_mode_gap_and_say_so(story: Story) -> N
     story.cluster.edit(rollout=story.cluster.objects["PolyRLJob", "j"]["spec"]["rollout"] | {"replicas": 5})
     story.go(10)
     assert len(story.names()) == 3
-    assert story.said()["ReplicasIgnored"] == 1
+    assert story.message()["ReplicasIgnored"] == 1
 
 
 def test_spot_goes_and_comes_back() -> None:
@@ -432,7 +442,7 @@ def test_spot_goes_and_comes_back() -> None:
     story.go(100)
     assert story.status.rollout.pending_replicas == 1, "one probe"
     assert story.reason("CapacityLimited") == "SpotUnavailable"
-    assert story.said()["FallbackOnDemand"] >= 1
+    assert story.message()["FallbackOnDemand"] >= 1
     story.cluster.room[Pool.SPOT.value] = 100
     story.go(120)
     status = story.status.rollout
@@ -474,7 +484,7 @@ def test_notice_that_was_seen_late_still_gets_its_time(story: Story) -> None:
     node = story.pod("j-r-2")["spec"]["nodeName"]
     story.cluster.taint_node(node, "ToBeDeletedByClusterAutoscaler")
     story.cluster.pass_time(300)
-    (drain,) = of(story.go(0), Drain)
+    (drain,) = of(story.go(0), DrainEngine)
     assert drain.deadline_s == 5
     assert not [one for one in of(story.go(12), Delete) if one.name == "j-r-2"]
     assert [one.name for one in of(story.go(8), Delete)] == ["j-r-2"], "gone by then, or we end it"
@@ -487,7 +497,7 @@ def test_pod_that_never_registers_is_replaced_as_a_failure() -> None:
     assert story.names() == ["j-r-1"]
     story.go(20)
     assert story.status.rollout.failures == 1
-    assert story.said()["RolloutFailed"] == 1
+    assert story.message()["RolloutFailed"] == 1
 
 
 def test_disrupted_trainer_is_counted_once(story: Story) -> None:

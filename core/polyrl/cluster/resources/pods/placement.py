@@ -18,9 +18,9 @@ Requirement: TypeAlias = dict[str, Any]
 """A Kubernetes NodeSelectorRequirement."""
 Toleration: TypeAlias = dict[str, Any]
 
-ROLLOUT_PATIENCE_S: Final = 20
+ROLLOUT_TOLERATION_S: Final = 20
 """Seconds that a rollout stays bound to a node that is not heard: the usual 300 hide a dead spot machine."""
-KEPT_PATIENCE_S: Final = 60
+KEPT_TOLERATION_S: Final = 60
 """The same for manager and trainer, whose loss costs more than a short hiccup of their node does."""
 SILENT_NODE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
@@ -90,7 +90,7 @@ PRESETS: Final[dict[str, Preset]] = {
 
 def rollout_placement(spec: JobSpec, pool: Pool) -> Placement:
     """Of a rollout in `pool`."""
-    preset, patience = _preset(spec), _patience(ROLLOUT_PATIENCE_S)
+    preset, patience = _preset(spec), _silent_node_tolerations(ROLLOUT_TOLERATION_S)
     if pool is Pool.SPOT:
         return Placement(preset.spot, (*preset.spot_tolerations, *preset.gpu_tolerations, *patience))
     return Placement(preset.on_demand, (*preset.gpu_tolerations, *patience))
@@ -98,7 +98,7 @@ def rollout_placement(spec: JobSpec, pool: Pool) -> Placement:
 
 def trainer_placement(spec: JobSpec) -> Placement:
     """Of a trainer rank: on-demand, or anything that a rollout may run on as well."""
-    preset, patience = _preset(spec), _patience(KEPT_PATIENCE_S)
+    preset, patience = _preset(spec), _silent_node_tolerations(KEPT_TOLERATION_S)
     if spec.trainer.capacity is TrainerCapacity.ANY:
         return Placement((), (*preset.spot_tolerations, *preset.gpu_tolerations, *patience))
     return Placement(preset.on_demand, (*preset.gpu_tolerations, *patience))
@@ -106,13 +106,13 @@ def trainer_placement(spec: JobSpec) -> Placement:
 
 def manager_placement(spec: JobSpec) -> Placement:
     """Of the manager: on-demand, without devices."""
-    return Placement(_preset(spec).on_demand, _patience(KEPT_PATIENCE_S))
+    return Placement(_preset(spec).on_demand, _silent_node_tolerations(KEPT_TOLERATION_S))
 
 
 def _preset(spec: JobSpec) -> Preset:
     return PRESETS[spec.rollout.capacity.preset]
 
 
-def _patience(seconds: int) -> tuple[Toleration, ...]:
-    gone = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
-    return tuple({"key": key, **gone} for key in SILENT_NODE)
+def _silent_node_tolerations(seconds: int) -> tuple[Toleration, ...]:
+    vanished = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+    return tuple({"key": key, **vanished} for key in SILENT_NODE)

@@ -18,7 +18,7 @@ from polyrl.cluster.resources.config import config_map
 from polyrl.cluster.resources.hashes import template_hash
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.pods.placement import Placement
-from polyrl.cluster.resources.pods.template import RESTRICTED, Fields, merged_metadata, merged_spec, written
+from polyrl.cluster.resources.pods.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields
 from polyrl.cluster.settings import Settings
 from polyrl.manifest.cluster import PodTemplate, StorageSpec
 from polyrl.worker import Role, Worker
@@ -116,7 +116,7 @@ def from_field(name: str, path: str) -> Fields:
 
 def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) -> Fields:
     """metadata (labels, annotations) and spec of a pod, with the user's template merged in."""
-    metadata, spec = written(template)
+    metadata, spec = template_fields(template)
     labels = names.labels(owner.name, parts.role) | (parts.labels or {})
     labels[names.LABEL_TEMPLATE] = template_hash(owner, parts.role)
     return {
@@ -129,11 +129,11 @@ def _ours(owner: Owner, parts: PodParts) -> Fields:
     defaults: Fields = {"serviceAccountName": owner.name, "automountServiceAccountToken": False}
     defaults |= {"enableServiceLinks": False}
     defaults |= {"priorityClassName": parts.priority_class} if parts.priority_class else {}
-    forced: Fields = {"restartPolicy": parts.restart_policy, "terminationGracePeriodSeconds": parts.grace_s}
-    forced |= {"subdomain": parts.subdomain} if parts.subdomain else {}
+    forced_deletions: Fields = {"restartPolicy": parts.restart_policy, "terminationGracePeriodSeconds": parts.grace_s}
+    forced_deletions |= {"subdomain": parts.subdomain} if parts.subdomain else {}
     return {
         "defaults": defaults,
-        "forced": forced,
+        "forced": forced_deletions,
         "securityContext": POD_SECURITY,
         "container": parts.container,
         "sidecars": list(parts.sidecars),

@@ -26,7 +26,7 @@ RESTRICTED: Fields = {
 """securityContext of each of our containers; with the pod's it satisfies Pod Security `restricted`."""
 
 
-def written(template: PodTemplate | None) -> tuple[Fields, Fields]:
+def template_fields(template: PodTemplate | None) -> tuple[Fields, Fields]:
     """metadata and spec of a user's template as they wrote them; empty when there is none."""
     if template is None:
         return {}, {}

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl.cluster.autoscaling.gap import Measured, Sizing, hourly, recommend, sizing
+from polyrl.cluster.autoscaling.gap import Sizing, StepMeasurement, hourly, recommend, sizing
 from polyrl.cluster.state import Recommendation
 from polyrl.manifest.job import JobSpec, PolyRLJob
 
 PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 10.0}
 
 
-def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float = 0.0, **more: Any) -> Measured:
+def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float = 0.0, **more: Any) -> StepMeasurement:
     step_s = more.pop("step_s", max(rollout_s, train_s) + 1)
-    return Measured(7, engines, rollout_s, train_s, step_s, reserved_s, **more)
+    return StepMeasurement(7, engines, rollout_s, train_s, step_s, reserved_s, **more)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def test_throughput(build: Any, times: tuple[int, float, float, float], expected
 
 
 @pytest.mark.parametrize(
-    ("budget", "base", "dear", "expected"),
+    ("budget", "base", "num_on_demand", "expected"),
     [(6.0, 0, 0, 6), (4.5, 0, 0, 4), (4.5, 1, 0, 2), (4.5, 0, 1, 2), (0.0, 0, 0, 0), (100.0, 0, 0, 6)],
 )
-def test_budget(build: Any, budget: float, base: int, dear: int, expected: int) -> None:
+def test_budget(build: Any, budget: float, base: int, num_on_demand: int, expected: int) -> None:
     scaling = {"objective": "ThroughputUnderBudget", "budgetPerHour": budget}
     capacity = {"baseOnDemand": base}
     spec = build.job({"maxReplicas": 100, "capacity": capacity}, scaling=scaling, pricing=PRICES).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), dear) == expected
-    assert expected == 0 or hourly(spec, expected, dear) <= budget
+    assert recommend(spec, measured(4, 30.0, 20.0), num_on_demand) == expected
+    assert expected == 0 or hourly(spec, expected, num_on_demand) <= budget
 
 
 @pytest.mark.parametrize(("reserved", "expected"), [(100.0, 6), (0.0, 0)])
@@ -67,14 +67,14 @@ def test_cost_weighs_both(build: Any) -> None:
 GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 3}
 
 
-def decide(spec: JobSpec, sizes: list[int], now_wished: int, *, cooled: bool = True) -> Sizing:
+def decide(spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True) -> Sizing:
     """`sizes` asked for by consecutive steps, the last of which is judged now (with 20 s of training)."""
     window = tuple(Recommendation(step, size) for step, size in enumerate(sizes[:-1]))
-    return sizing(spec, measured(4, sizes[-1] * 5.0, 20.0), now_wished, window, cooled, 0)
+    return sizing(spec, measured(4, sizes[-1] * 5.0, 20.0), current, window, cooled, 0)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "now_wished", "expected"),
+    ("sizes", "current", "expected"),
     [
         ([8], 4, 4),  # the up window is two steps
         ([8, 8], 4, 7),  # three at a time
@@ -89,10 +89,10 @@ def decide(spec: JobSpec, sizes: list[int], now_wished: int, *, cooled: bool = T
         ([1, 1, 1], 2, 2),  # minReplicas
     ],
 )
-def test_windows_and_bounds(build: Any, sizes: list[int], now_wished: int, expected: int) -> None:
+def test_windows_and_bounds(build: Any, sizes: list[int], current: int, expected: int) -> None:
     spec = build.job({"minReplicas": 2, "maxReplicas": 10}, scaling={"gap": GAP | {"maxScaleUpPerStep": 3}}).spec
-    sized = decide(spec, sizes, now_wished)
-    assert (sized.wished, sized.changed) == (expected, expected != now_wished)
+    sized = decide(spec, sizes, current)
+    assert (sized.desired_replicas, sized.changed) == (expected, expected != current)
     assert sized.recommended == sizes[-1]
 
 
@@ -100,13 +100,13 @@ def test_dead_band_asks_for_what_is(build: Any) -> None:
     spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
     near = sizing(spec, measured(4, 22.0, 20.0, step_s=30.0), 4, (), True, 0)
     beyond = sizing(spec, measured(4, 24.0, 20.0, step_s=30.0), 4, (), True, 0)
-    assert (near.wished, beyond.wished) == (4, 5)
+    assert (near.desired_replicas, beyond.desired_replicas) == (4, 5)
 
 
 def test_cooldown_holds_and_the_window_is_kept(build: Any) -> None:
     spec = build.job(scaling={"gap": GAP}).spec
     held = decide(spec, [6, 6], 4, cooled=False)
-    assert (held.wished, len(held.window)) == (4, 2)
+    assert (held.desired_replicas, len(held.window)) == (4, 2)
     assert "120 s" in held.why
     assert decide(spec, [6, 6], 4).window == ()
 
@@ -115,7 +115,7 @@ def test_unsteady_step_moves_nothing(build: Any) -> None:
     spec = build.job(scaling={"gap": GAP}).spec
     window = (Recommendation(6, 6),)
     sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 4, window, True, 0)
-    assert (sized.wished, sized.window, sized.changed) == (4, window, False)
+    assert (sized.desired_replicas, sized.window, sized.changed) == (4, window, False)
 
 
 def test_decision_states_its_numbers(build: Any) -> None:
@@ -128,11 +128,11 @@ def test_decision_states_its_numbers(build: Any) -> None:
 @given(
     engines=st.integers(0, 50),
     times=st.tuples(*[st.floats(0, 1e4, allow_nan=False)] * 4),
-    now_wished=st.integers(0, 1024),
+    current=st.integers(0, 1024),
     objective=st.sampled_from(["Throughput", "Cost", "ThroughputUnderBudget"]),
 )
 def test_any_measurement_gives_a_size_within_bounds(
-    engines: int, times: tuple[float, float, float, float], now_wished: int, objective: str
+    engines: int, times: tuple[float, float, float, float], current: int, objective: str
 ) -> None:
     budget = {"budgetPerHour": 5.0} if objective == "ThroughputUnderBudget" else {}
     spec = PolyRLJob.model_validate(
@@ -155,9 +155,9 @@ def test_any_measurement_gives_a_size_within_bounds(
         }
     ).spec
     rollout_s, train_s, step_s, reserved_s = times
-    step = Measured(1, engines, rollout_s, train_s, step_s, reserved_s)
-    start = max(1, min(now_wished, 8))
+    step = StepMeasurement(1, engines, rollout_s, train_s, step_s, reserved_s)
+    start = max(1, min(current, 8))
     sized = sizing(spec, step, start, (), True, 0)
-    assert 1 <= sized.wished <= 8
-    assert -1 <= sized.wished - start <= 4
+    assert 1 <= sized.desired_replicas <= 8
+    assert -1 <= sized.desired_replicas - start <= 4
     assert sized.why

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as but
 
-from polyrl.cluster.autoscaling.gap import Measured
-from polyrl.cluster.autoscaling.steps import StepNews, step_news
+from polyrl.cluster.autoscaling.gap import StepMeasurement
+from polyrl.cluster.autoscaling.steps import StepProgress, observe_step
 from polyrl.cluster.observation.facts import ManagerFacts
-from polyrl.cluster.state import Memory, StepWatch
+from polyrl.cluster.state import ReconcileState, StepWatch
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, StepValue
 
@@ -30,21 +30,21 @@ def status(step: int, engines: int = 2, **more: Any) -> ManagerStatus:
     return but(plain, **more)
 
 
-def news(build: Any, looks: list[ManagerStatus]) -> list[StepNews]:
-    seen: list[StepNews] = []
-    memory = Memory()
-    for told in looks:
-        seen.append(step_news(build.look(manager=ManagerFacts(told, build.now), memory=memory)))
-        memory = replace(memory, watch=seen[-1].watch)
+def news(build: Any, looks: list[ManagerStatus]) -> list[StepProgress]:
+    seen: list[StepProgress] = []
+    state = ReconcileState()
+    for reported in looks:
+        seen.append(observe_step(build.ctx(manager=ManagerFacts(reported, build.now), state=state)))
+        state = replace(state, watch=seen[-1].watch)
     return seen
 
 
 def test_step_that_was_watched_from_start_to_end(build: Any) -> None:
     first, second, third = news(build, [status(4), status(5), status(6)])
-    assert (first.measured, first.boundary) == (None, False)
-    assert second.measured is not None
-    assert not second.measured.steady, "its start was not seen"
-    assert third.measured == Measured(6, 2, 30.0, 20.0, 31.0)
+    assert (first.measurement, first.boundary) == (None, False)
+    assert second.measurement is not None
+    assert not second.measurement.steady, "its start was not seen"
+    assert third.measurement == StepMeasurement(6, 2, 30.0, 20.0, 31.0)
     assert third.boundary
 
 
@@ -64,35 +64,37 @@ RESERVED = (engine(0), engine(1), engine(9, pool=Pool.RESERVED))
     ],
 )
 def test_what_makes_a_step_no_measure(build: Any, during: ManagerStatus, end: ManagerStatus, steady: bool) -> None:
-    measured = news(build, [status(4), status(5), during, end])[-1].measured
+    measured = news(build, [status(4), status(5), during, end])[-1].measurement
     assert measured is not None
     assert measured.steady == steady
 
 
 @pytest.mark.parametrize("values", [{}, {StepValue.ROLLOUT_SECONDS: 1.0}])
 def test_without_times_nothing_is_measured(build: Any, values: dict[str, float]) -> None:
-    assert news(build, [status(4), status(5), status(6, values=values)])[-1].measured is None
+    assert news(build, [status(4), status(5), status(6, values=values)])[-1].measurement is None
 
 
 def test_trainer_that_went_back_begins_anew(build: Any) -> None:
     back = news(build, [status(4), status(5), status(3)])[-1]
-    assert (back.measured, back.boundary, back.watch) == (None, True, StepWatch(3, 2, whole=False))
+    assert (back.measurement, back.boundary, back.watch) == (None, True, StepWatch(3, 2, whole=False))
 
 
 def test_reserved_engine_did_what_it_says_or_all_of_a_lonely_step(build: Any) -> None:
-    alone = news(build, [status(4, 0), status(5, 0), status(6, 0)])[-1].measured
+    alone = news(build, [status(4, 0), status(5, 0), status(6, 0)])[-1].measurement
     assert alone is not None
     assert (alone.engines, alone.reserved_s) == (0, 30.0)
-    said = news(build, [status(4), status(5), status(6, values=TIMES | {StepValue.RESERVED_SECONDS: 7.0})])[-1].measured
-    assert said is not None
-    assert said.reserved_s == 7.0
+    message = news(build, [status(4), status(5), status(6, values=TIMES | {StepValue.RESERVED_SECONDS: 7.0})])[
+        -1
+    ].measurement
+    assert message is not None
+    assert message.reserved_s == 7.0
 
 
 def test_manager_that_is_silent_or_unknown_tells_nothing(build: Any) -> None:
     watch = StepWatch(4, 2, whole=True)
-    old = build.look(manager=ManagerFacts(status(5), build.now - 500), memory=Memory(watch=watch))
-    assert step_news(old) == StepNews(watch)
-    assert step_news(build.look(memory=Memory(watch=watch))) == StepNews(watch)
+    old = build.ctx(manager=ManagerFacts(status(5), build.now - 500), state=ReconcileState(watch=watch))
+    assert observe_step(old) == StepProgress(watch)
+    assert observe_step(build.ctx(state=ReconcileState(watch=watch))) == StepProgress(watch)
 
 
 def test_no_step_is_under_way_without_a_trainer(build: Any) -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl.cluster.fleet.capacity_split import Mix, mix
+from polyrl.cluster.fleet.capacity_split import CapacitySplit, capacity_split
 from polyrl.cluster.fleet.pools import UNLIMITED, PoolView
 from polyrl.cluster.observation.facts import PodFacts, PodPhase
-from polyrl.cluster.observation.rollouts import Rollout, Standing
+from polyrl.cluster.observation.rollouts import PodState, RolloutPod
 from polyrl.cluster.timestamps import millisecond
 from polyrl.manifest.rollout import RolloutSpec
 from polyrl.manifest.status import PoolStatus
@@ -20,21 +20,21 @@ from polyrl.worker import Role
 
 NOW = 1_000_000.0
 FALLBACK = {"policy": "SpotPreferred", "fallback": {"enabled": True, "afterSeconds": 300}}
-STANDINGS = {"w": Standing.WAITING, "s": Standing.STARTING, "v": Standing.SERVING, "f": Standing.FAILED}
+STANDINGS = {"w": PodState.PENDING, "s": PodState.STARTING, "v": PodState.SERVING, "f": PodState.FAILED}
 
 
-def fleet(spot: str, on_demand: str) -> list[Rollout]:
+def fleet(spot: str, on_demand: str) -> list[RolloutPod]:
     """One letter per rollout: Waiting, Starting, serVing, Failed and not yet counted."""
     letters = [(Pool.SPOT, letter) for letter in spot] + [(Pool.ON_DEMAND, letter) for letter in on_demand]
     return [rollout(number, pool, STANDINGS[letter]) for number, (pool, letter) in enumerate(letters)]
 
 
-def rollout(number: int, pool: Pool, standing: Standing) -> Rollout:
-    placed = None if standing is Standing.WAITING else NOW - 50
+def rollout(number: int, pool: Pool, state: PodState) -> RolloutPod:
+    placed = None if state is PodState.PENDING else NOW - 50
     pod = PodFacts(
         f"r-{number}", f"u-{number}", Role.ROLLOUT, PodPhase.RUNNING, NOW - 60, pool, "node", scheduled_at=placed
     )
-    return Rollout(pod, standing)
+    return RolloutPod(pod, state)
 
 
 def views(spot_room: int = UNLIMITED, limited_s: float | None = None, on_demand: int = UNLIMITED) -> list[PoolView]:
@@ -45,13 +45,15 @@ def views(spot_room: int = UNLIMITED, limited_s: float | None = None, on_demand:
     ]
 
 
-def split(spot: str, on_demand: str, wished: int, capacity: dict[str, Any], seen: list[PoolView], most: int = 6) -> Mix:
+def split(
+    spot: str, on_demand: str, desired: int, capacity: dict[str, Any], seen: list[PoolView], most: int = 6
+) -> CapacitySplit:
     spec = RolloutSpec.model_validate({"maxReplicas": most, "capacity": capacity})
-    return mix(fleet(spot, on_demand), wished, spec, seen, NOW)
+    return capacity_split(fleet(spot, on_demand), desired, spec, seen, NOW)
 
 
 @pytest.mark.parametrize(
-    ("spot", "on_demand", "wished", "capacity", "expected"),
+    ("spot", "on_demand", "desired", "capacity", "expected"),
     [
         ("", "", 3, {"policy": "Spot"}, (3, 0, 0, 0)),
         ("", "", 3, {"policy": "OnDemand"}, (0, 3, 0, 0)),
@@ -65,9 +67,9 @@ def split(spot: str, on_demand: str, wished: int, capacity: dict[str, Any], seen
         ("", "vvv", 3, {"policy": "Spot"}, (1, 0, 0, 0)),  # policy changed: one by one
     ],
 )
-def test_without_fallback(spot: str, on_demand: str, wished: int, capacity: Any, expected: tuple[int, ...]) -> None:
-    got = split(spot, on_demand, wished, capacity, views())
-    assert (got.spot, got.on_demand, got.stand_ins_back, got.excess) == expected
+def test_without_fallback(spot: str, on_demand: str, desired: int, capacity: Any, expected: tuple[int, ...]) -> None:
+    got = split(spot, on_demand, desired, capacity, views())
+    assert (got.spot, got.on_demand, got.stand_ins_to_release, got.excess) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_without_fallback(spot: str, on_demand: str, wished: int, capacity: Any,
 def test_stand_ins(spot: str, on_demand: str, limited_s: float | None, expected: tuple[int, ...]) -> None:
     room = 0 if "w" in spot else 1
     got = split(spot, on_demand, 3, FALLBACK, views(room, limited_s))
-    assert (got.spot, got.on_demand, got.stand_ins_back, got.excess) == expected
+    assert (got.spot, got.on_demand, got.stand_ins_to_release, got.excess) == expected
 
 
 def test_stand_ins_have_their_own_limit_and_time() -> None:
@@ -100,29 +102,29 @@ def test_stand_ins_have_their_own_limit_and_time() -> None:
 def test_no_more_nodes_than_max_even_while_spot_returns() -> None:
     """Three wished, three at most: the probe that got a node costs a stand-in its place."""
     got = split("vs", "vv", 3, FALLBACK, views(), most=3)
-    assert (got.stand_ins_back, got.spot, got.on_demand) == (1, 0, 0)
+    assert (got.stand_ins_to_release, got.spot, got.on_demand) == (1, 0, 0)
 
 
 @given(
     spot=st.text("wsvf", max_size=6),
     on_demand=st.text("wsvf", max_size=6),
-    wished=st.integers(0, 6),
+    desired=st.integers(0, 6),
     base=st.integers(0, 6),
     policy=st.sampled_from(["Spot", "SpotPreferred", "OnDemand"]),
     rooms=st.tuples(*[st.sampled_from([0, 1, UNLIMITED])] * 2),
     limited_s=st.sampled_from([None, 10.0, 1000.0]),
 )
 def test_never_makes_more_than_wished_and_one_probe(
-    spot: str, on_demand: str, wished: int, base: int, policy: str, rooms: tuple[int, int], limited_s: float | None
+    spot: str, on_demand: str, desired: int, base: int, policy: str, rooms: tuple[int, int], limited_s: float | None
 ) -> None:
     capacity = {"policy": policy, "baseOnDemand": base if policy != "OnDemand" else 0}
     capacity["fallback"] = {"enabled": policy == "SpotPreferred"}
-    got = split(spot, on_demand, wished, capacity, views(rooms[0], limited_s, rooms[1]))
+    got = split(spot, on_demand, desired, capacity, views(rooms[0], limited_s, rooms[1]))
     there = len(spot) + len(on_demand)
-    assert min(got.spot, got.on_demand, got.stand_ins_back, got.excess) >= 0
+    assert min(got.spot, got.on_demand, got.stand_ins_to_release, got.excess) >= 0
     assert got.spot <= rooms[0]
     assert got.on_demand <= rooms[1]
     if got.spot or got.on_demand:
-        assert there + got.spot + got.on_demand <= wished + 1
+        assert there + got.spot + got.on_demand <= desired + 1
         assert got.excess == 0
-    assert there - got.excess - got.stand_ins_back >= min(there, wished) - (1 if got.stand_ins_back else 0)
+    assert there - got.excess - got.stand_ins_to_release >= min(there, desired) - (1 if got.stand_ins_to_release else 0)

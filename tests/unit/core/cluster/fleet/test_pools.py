@@ -15,8 +15,8 @@ from polyrl.cluster.fleet.pools import (
     refused_until,
     restart_at,
 )
-from polyrl.cluster.observation.rollouts import Standing
-from polyrl.cluster.state import Memory
+from polyrl.cluster.observation.rollouts import PodState
+from polyrl.cluster.state import ReconcileState
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
@@ -25,14 +25,14 @@ TIMEOUT_S = 1200
 
 
 def spot(build: Any, fleet: list[Any], stored: dict[str, Any] | None = None, **more: Any) -> PoolView:
-    """The spot pool's view; `failed` and `taken` are counted in this look."""
-    failed, taken = more.pop("failed", []), more.pop("taken", [])
+    """The spot pool's view; `failed` and `preempted` are counted in this look."""
+    failed, preempted = more.pop("failed", []), more.pop("preempted", [])
     status = {"rollout": {"pools": [{"name": "spot", **(stored or {})}]}}
-    return pool_views(build.look(status=status, **more), fleet, failed, taken)[0]
+    return pool_views(build.ctx(status=status, **more), fleet, failed, preempted)[0]
 
 
 def waiting(build: Any, name: str, age: float, **more: Any) -> Any:
-    return build.rollout(name, Standing.WAITING, age=age, **more)
+    return build.rollout(name, PodState.PENDING, age=age, **more)
 
 
 def test_patience(build: Any) -> None:
@@ -91,7 +91,7 @@ def test_while_held(
 def test_probe_with_a_node_ends_it_but_an_older_pod_does_not(build: Any) -> None:
     old = build.rollout("j-r-1", age=3000, placed=2900)
     assert spot(build, [old, waiting(build, "j-r-2", 1300)], held(build, 5)).status.state == "BackingOff"
-    probe = build.rollout("j-r-2", Standing.STARTING, age=1300, placed=2)
+    probe = build.rollout("j-r-2", PodState.STARTING, age=1300, placed=2)
     view = spot(build, [old, probe], held(build, 5))
     assert (view.status.state, view.room, view.status.limited_since) == ("Available", UNLIMITED, None)
     assert view.status.consecutive_failures == 1, "forgotten only once a pod has lived"
@@ -101,11 +101,11 @@ def test_probe_with_a_node_ends_it_but_an_older_pod_does_not(build: Any) -> None
 
 def test_pod_pushed_out_by_the_scheduler_holds_the_pool(build: Any) -> None:
     out = build.pod(disruption="PreemptionByScheduler")
-    view = spot(build, [], taken=[out])
+    view = spot(build, [], preempted=[out])
     assert (view.status.state, view.status.consecutive_failures, view.room) == ("BackingOff", 1, 1)
-    assert spot(build, [], taken=[build.pod(disruption="EvictionByEvictionAPI")]).status.state == "Available"
+    assert spot(build, [], preempted=[build.pod(disruption="EvictionByEvictionAPI")]).status.state == "Available"
     elsewhere = build.pod(disruption="PreemptionByScheduler", pool=Pool.ON_DEMAND)
-    assert spot(build, [], taken=[elsewhere]).status.state == "Available"
+    assert spot(build, [], preempted=[elsewhere]).status.state == "Available"
 
 
 @pytest.mark.parametrize(("starts", "wait"), [(1, 10), (2, 20), (3, 40), (6, 300), (60, 300)])
@@ -138,12 +138,12 @@ def test_only_a_newer_rollout_that_registers_proves_the_pool(build: Any) -> None
 
 @pytest.mark.parametrize(("times", "wait"), [(1, 60), (2, 120), (4, 480), (9, 600)])
 def test_refused_requests_are_repeated_slowly(build: Any, times: int, wait: float) -> None:
-    memory = Memory()
+    state = ReconcileState()
     for number in range(times):
-        memory = memory.refused("exceeded quota", build.now - times + number + 1)
-    assert refused_until(memory.refusal) == build.now + wait
-    assert spot(build, [], memory=memory).room == 0
-    assert spot(build, [], memory=memory.taken()).room == UNLIMITED
+        state = state.with_refusal("exceeded quota", build.now - times + number + 1)
+    assert refused_until(state.refusal) == build.now + wait
+    assert spot(build, [], state=state).room == 0
+    assert spot(build, [], state=state.without_refusal()).room == UNLIMITED
 
 
 def test_no_capacity_for_two_hours_is_one_probe_at_a_time(build: Any) -> None:
@@ -153,7 +153,7 @@ def test_no_capacity_for_two_hours_is_one_probe_at_a_time(build: Any) -> None:
     for minute in range(121):
         now = build.now + 60 * minute
         age = now - (build.now + made)
-        fleet = [build.rollout("j-r-1", Standing.WAITING, age=-made)]
+        fleet = [build.rollout("j-r-1", PodState.PENDING, age=-made)]
         view = spot(build, fleet, stored, now=now)
         stored = view.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         assert len(view.surplus) <= 1

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.fleet.victims import victims
-from polyrl.cluster.observation.disruption import Notice
-from polyrl.cluster.observation.node_signals import Kind
-from polyrl.cluster.observation.rollouts import Standing
+from polyrl.cluster.observation.disruption import DisruptionNotice
+from polyrl.cluster.observation.node_signals import DisruptionKind
+from polyrl.cluster.observation.rollouts import PodState
 from polyrl.sample import Pool
 
-AT_RISK = Notice(Kind.DRAIN, 0.0, 0.0, False, "cordoned")
+AT_RISK = DisruptionNotice(DisruptionKind.DRAIN, 0.0, 0.0, False, "cordoned")
 SERVING: dict[str, Any] = {}
 ORDER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("no node before at risk", {"standing": Standing.WAITING}, {"notice": AT_RISK}),
-    ("at risk before starting", {"notice": AT_RISK}, {"standing": Standing.STARTING}),
-    ("starting before a stand-in", {"standing": Standing.STARTING}, {"pool": Pool.ON_DEMAND}),
+    ("no node before at risk", {"state": PodState.PENDING}, {"notice": AT_RISK}),
+    ("at risk before starting", {"notice": AT_RISK}, {"state": PodState.STARTING}),
+    ("starting before a stand-in", {"state": PodState.STARTING}, {"pool": Pool.ON_DEMAND}),
     ("stand-in before spot", {"pool": Pool.ON_DEMAND, "running": 9}, SERVING),
     ("old weights first", {"version": 0, "running": 9}, SERVING),
     ("least remaining work", {"running": 1}, {"running": 5}),
@@ -47,6 +47,10 @@ def test_base_stays_to_the_last(build: Any) -> None:
 
 
 def test_only_live_ones_and_no_more_than_asked(build: Any) -> None:
-    fleet = [build.rollout("j-r-1", Standing.TAKEN), build.rollout("j-r-2", Standing.RELEASED), build.rollout("j-r-3")]
+    fleet = [
+        build.rollout("j-r-1", PodState.PREEMPTED),
+        build.rollout("j-r-2", PodState.DELETING),
+        build.rollout("j-r-3"),
+    ]
     assert [one.pod.name for one in victims(fleet, 5, 0)] == ["j-r-3"]
     assert victims(fleet, 0, 0) == []

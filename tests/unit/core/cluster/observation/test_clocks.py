@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.actions import Action, Annotate, Create, Delete, Drain
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.testing.fake_cluster import FakeCluster
@@ -60,7 +60,7 @@ def of(actions: list[Action], *kinds: type[Action]) -> list[Any]:
 @FAR
 def test_by_a_wrong_clock_a_job_starts_and_is_left_alone(ahead_s: float) -> None:
     story = started(raw_job(), ahead_s)
-    assert of(story.go(600, every=10), Create, Delete, Annotate, Drain) == []
+    assert of(story.go(600, every=10), Create, Delete, Annotate, DrainEngine) == []
     assert story.status.state == "Running"
 
 
@@ -68,9 +68,9 @@ def test_by_a_wrong_clock_a_job_starts_and_is_left_alone(ahead_s: float) -> None
 def test_a_leap_changes_nothing(ahead_s: float) -> None:
     story = started(raw_job())
     story.operator.clock_ahead_s = ahead_s
-    assert of(story.go(60), Create, Delete, Annotate, Drain) == []
+    assert of(story.go(60), Create, Delete, Annotate, DrainEngine) == []
     story.operator.clock_ahead_s = 0.0
-    assert of(story.go(60), Create, Delete, Annotate, Drain) == []
+    assert of(story.go(60), Create, Delete, Annotate, DrainEngine) == []
     assert story.status.state == "Running"
 
 

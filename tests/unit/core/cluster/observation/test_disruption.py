@@ -10,7 +10,7 @@ from polyrl.cluster import names
 from polyrl.cluster.observation.disruption import notice_of
 from polyrl.cluster.observation.facts import PodPhase, Taint
 from polyrl.cluster.observation.node_signals import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone
-from polyrl.cluster.state import Memory
+from polyrl.cluster.state import ReconcileState
 from polyrl.cluster.timestamps import millisecond
 from polyrl.sample import Pool
 
@@ -37,11 +37,11 @@ AT_RISK_TAINTS = (
 
 
 def notice(build: Any, pod: Any, *, silent: bool = False, **facts: Any) -> Any:
-    return notice_of(pod, look(build, pod, **facts), silent=silent)
+    return notice_of(pod, ctx(build, pod, **facts), silent=silent)
 
 
-def look(build: Any, pod: Any, **facts: Any) -> Any:
-    return build.look(build.job({"drainSeconds": DRAIN_S}), pods=(pod,), **facts)
+def ctx(build: Any, pod: Any, **facts: Any) -> Any:
+    return build.ctx(build.job({"drainSeconds": DRAIN_S}), pods=(pod,), **facts)
 
 
 @pytest.mark.parametrize("key", CONFIRMED_TAINTS)
@@ -111,7 +111,7 @@ def test_shutdown_leaves_fifteen_seconds(build: Any) -> None:
     off = {"ready": False, "ready_reason": "KubeletNotReady: node is shutting down", "ready_changed_at": build.now - 4}
     seen = notice(build, pod, nodes=build.nodes(pod, **off))
     assert (seen.kind, seen.confirmed, seen.deadline) == ("SpotInterruption", True, build.now - 4 + SHUTDOWN_S)
-    assert not is_dead(pod, look(build, pod, nodes=build.nodes(pod, **off)))
+    assert not is_dead(pod, ctx(build, pod, nodes=build.nodes(pod, **off)))
 
 
 @pytest.mark.parametrize(("silent", "confirmed"), [(False, False), (True, True)])
@@ -120,31 +120,31 @@ def test_node_that_is_not_ready_needs_a_second_witness(build: Any, silent: bool,
     nodes = build.nodes(pod, ready=False, ready_reason="NodeStatusUnknown")
     seen = notice(build, pod, nodes=nodes, silent=silent)
     assert (seen.kind, seen.confirmed) == ("NodeLost", confirmed)
-    assert is_dead(pod, look(build, pod, nodes=nodes))
-    assert not is_gone(pod, look(build, pod, nodes=nodes))
+    assert is_dead(pod, ctx(build, pod, nodes=nodes))
+    assert not is_gone(pod, ctx(build, pod, nodes=nodes))
 
 
 @pytest.mark.parametrize(
-    ("memory", "lost"),
+    ("state", "lost"),
     [
-        (Memory(), False),
-        (Memory(absent_since={"n-j-r-1": 1_000_001.0 - NODE_KNOWN_S}), False),
-        (Memory(absent_since={"n-j-r-1": 1_000_000.0 - NODE_KNOWN_S}), True),
-        (Memory(nodes=frozenset({"n-j-r-1"})), True),
+        (ReconcileState(), False),
+        (ReconcileState(absent_since={"n-j-r-1": 1_000_001.0 - NODE_KNOWN_S}), False),
+        (ReconcileState(absent_since={"n-j-r-1": 1_000_000.0 - NODE_KNOWN_S}), True),
+        (ReconcileState(nodes=frozenset({"n-j-r-1"})), True),
     ],
     ids=["pods may come before their nodes", "not for long", "for long", "it was there before"],
 )
-def test_absent_node(build: Any, memory: Memory, lost: bool) -> None:
+def test_absent_node(build: Any, state: ReconcileState, lost: bool) -> None:
     pod = build.pod()
-    seen = notice(build, pod, nodes={}, memory=memory)
+    seen = notice(build, pod, nodes={}, state=state)
     assert (seen is not None and seen.confirmed) == lost
-    assert is_gone(pod, look(build, pod, nodes={}, memory=memory)) == lost
+    assert is_gone(pod, ctx(build, pod, nodes={}, state=state)) == lost
 
 
 def test_without_rights_on_nodes_their_absence_means_nothing(build: Any) -> None:
     pod = build.pod()
     assert notice(build, pod, nodes={}, sees_nodes=False) is None
-    assert not is_dead(pod, look(build, pod, nodes={}, sees_nodes=False))
+    assert not is_dead(pod, ctx(build, pod, nodes={}, sees_nodes=False))
 
 
 def test_another_machine_under_the_old_name(build: Any) -> None:

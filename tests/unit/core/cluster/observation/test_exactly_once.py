@@ -9,45 +9,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrl.cluster import names
-from polyrl.cluster.observation.exactly_once import Counted, Tally, counted, newly_counted, numbers, total
+from polyrl.cluster.observation.exactly_once import (
+    LossCounter,
+    LossNumber,
+    assign_numbers,
+    loss_number_of,
+    newly_counted,
+    total,
+)
 from polyrl.cluster.observation.facts import PodFacts, PodPhase
-from polyrl.cluster.state import SeenPod
+from polyrl.cluster.state import LastSeenPod
 from polyrl.worker import Role
 
 
-def marked(number: int | None, tally: str = "preemption") -> PodFacts:
-    written = {} if number is None else {names.ANNOTATION_COUNTED: f"{tally}-{number}"}
+def marked(number: int | None, counter: str = "preemption") -> PodFacts:
+    written = {} if number is None else {names.ANNOTATION_COUNTED: f"{counter}-{number}"}
     return PodFacts(f"p-{number}", f"u-{number}", Role.ROLLOUT, PodPhase.FAILED, 0.0, annotations=written)
 
 
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("preemption-7", Counted(Tally.PREEMPTION, 7)),
-        ("failure-1", Counted(Tally.FAILURE, 1)),
-        ("disruption-2", Counted(Tally.DISRUPTION, 2)),
+        ("preemption-7", LossNumber(LossCounter.PREEMPTION, 7)),
+        ("failure-1", LossNumber(LossCounter.FAILURE, 1)),
+        ("disruption-2", LossNumber(LossCounter.DISRUPTION, 2)),
         ("preemption-", None),
         ("preemption-x", None),
         ("theft-3", None),
         ("", None),
     ],
 )
-def test_mark(build: Any, written: str, read: Counted | None) -> None:
-    assert counted(build.pod(annotations={names.ANNOTATION_COUNTED: written})) == read
+def test_mark(build: Any, written: str, read: LossNumber | None) -> None:
+    assert loss_number_of(build.pod(annotations={names.ANNOTATION_COUNTED: written})) == read
     if read is not None:
         assert str(read) == written
 
 
 def test_of_the_other_tally_nothing_is_known() -> None:
     pods = [marked(4), marked(9, "failure"), marked(None)]
-    assert [pod.name for pod in newly_counted(pods, Tally.PREEMPTION, 3)] == ["p-4"]
-    assert newly_counted(pods, Tally.PREEMPTION, 4) == []
-    assert total(pods, Tally.PREEMPTION, 3) == 4
-    assert total(pods, Tally.FAILURE, 3) == 9
+    assert [pod.name for pod in newly_counted(pods, LossCounter.PREEMPTION, 3)] == ["p-4"]
+    assert newly_counted(pods, LossCounter.PREEMPTION, 4) == []
+    assert total(pods, LossCounter.PREEMPTION, 3) == 4
+    assert total(pods, LossCounter.FAILURE, 3) == 9
 
 
-def gone(mark: str = "") -> SeenPod:
-    return SeenPod("p", Role.ROLLOUT, None, "n", False, 0.0, mark)
+def gone(mark: str = "") -> LastSeenPod:
+    return LastSeenPod("p", Role.ROLLOUT, None, "n", False, 0.0, mark)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +63,8 @@ def gone(mark: str = "") -> SeenPod:
 )
 def test_of_the_vanished_each_has_its_number_or_gets_one(marks: list[str], preemptions: int, failures: int) -> None:
     vanished = [gone(mark) for mark in marks]
-    assert total([], Tally.PREEMPTION, 3, vanished) == preemptions
-    assert total([], Tally.FAILURE, 5, vanished) == failures
+    assert total([], LossCounter.PREEMPTION, 3, vanished) == preemptions
+    assert total([], LossCounter.FAILURE, 5, vanished) == failures
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_a_pod_keeps_the_number_that_it_was_given(
     uids: list[str], reached: int, seen: dict[str, str], given_to: list[str]
 ) -> None:
     before = {uid: gone(mark) for uid, mark in seen.items()}
-    assert [str(mark) for mark in numbers(uids, Tally.FAILURE, reached, before).values()] == given_to
+    assert [str(mark) for mark in assign_numbers(uids, LossCounter.FAILURE, reached, before).values()] == given_to
 
 
 @given(
@@ -91,10 +98,10 @@ def test_every_loss_is_counted_once_however_looks_fall(losses: list[str], looks:
     for number, many in enumerate([*looks, *[30] * 4]):
         arrived, waiting = waiting[:many], waiting[many:]
         went = [gone()] * arrived.count("vanished")
-        counter = total(there, Tally.PREEMPTION, stored, went)
+        counter = total(there, LossCounter.PREEMPTION, stored, went)
         there += [marked(counter + 1 + place) for place in range(arrived.count("marked"))]
         if number in forgets and number < len(looks) and not went:
             continue
         stored = counter
-        there = [pod for pod in there if (mark := counted(pod)) is None or mark.number > stored]
+        there = [pod for pod in there if (mark := loss_number_of(pod)) is None or mark.number > stored]
     assert stored == len(losses)

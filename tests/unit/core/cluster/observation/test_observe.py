@@ -88,12 +88,12 @@ def test_pod() -> None:
 
 
 def test_unschedulable_pod_and_strangers() -> None:
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    seen = pod_facts({"metadata": {"labels": LABELS}, "status": {"phase": "Pending", "conditions": [said]}})
+    message = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    seen = pod_facts({"metadata": {"labels": LABELS}, "status": {"phase": "Pending", "conditions": [message]}})
     assert seen is not None
     assert (seen.unschedulable, seen.scheduled_at) == ("0/3 nodes", None)
     gated = pod_facts(
-        {"metadata": {"labels": LABELS}, "status": {"conditions": [said | {"reason": "SchedulingGated"}]}}
+        {"metadata": {"labels": LABELS}, "status": {"conditions": [message | {"reason": "SchedulingGated"}]}}
     )
     assert gated is not None
     assert gated.unschedulable == ""

@@ -10,113 +10,113 @@ from msgspec.structs import replace
 from polyrl.cluster import names
 from polyrl.cluster.observation.endings import SILENT_S
 from polyrl.cluster.observation.facts import Exit, ManagerFacts, PodPhase
-from polyrl.cluster.observation.rollouts import LEASE_LOST_S, QUIET_S, Standing, next_due, rollouts
-from polyrl.cluster.state import Memory
+from polyrl.cluster.observation.rollouts import LEASE_LOST_S, QUIET_S, PodState, next_due, rollouts
+from polyrl.cluster.state import ReconcileState
 from polyrl.status import EngineState, ManagerStatus
 
 NAME, UID = "j-r-1", "uid-j-r-1"
-KNOWN = Memory(registered=frozenset({UID}), began_at=0.0)
+KNOWN = ReconcileState(registered=frozenset({UID}), began_at=0.0)
 ENDED = {"phase": PodPhase.SUCCEEDED, "exits": (Exit("rollout", 0, "Completed"),)}
 OOM = {"phase": PodPhase.FAILED, "exits": (Exit("rollout", 137, "OOMKilled"),)}
 
 
-def stands(build: Any, pod: dict[str, Any], *, memory: Memory = KNOWN, **facts: Any) -> Any:
+def stands(build: Any, pod: dict[str, Any], *, state: ReconcileState = KNOWN, **facts: Any) -> Any:
     made = build.pod(NAME, **pod)
     facts.setdefault("manager", build.manager([NAME]))
-    (one,) = rollouts(build.look(memory=memory, pods=(made,), **facts))
+    (one,) = rollouts(build.ctx(state=state, pods=(made,), **facts))
     return one
 
 
 @pytest.mark.parametrize(
-    ("pod", "standing"),
+    ("pod", "state"),
     [
-        ({"placed": None}, Standing.WAITING),
-        ({}, Standing.SERVING),
-        ({"annotations": {names.ANNOTATION_RELEASED: "why"}}, Standing.RELEASED),
-        ({"annotations": {names.ANNOTATION_COUNTED: "failure-3"}}, Standing.FAILED),
-        ({"disruption": "EvictionByEvictionAPI"}, Standing.TAKEN),
-        (OOM, Standing.FAILED),
-        (OOM | {"disruption": "TerminationByKubelet"}, Standing.TAKEN),
-        (ENDED, Standing.TAKEN),
-        (ENDED | {"ended_at": 1_000_000.0 - QUIET_S + 1}, Standing.LEFT),
-        (ENDED | {"ended_at": 1_000_000.0 - QUIET_S}, Standing.TAKEN),
-        ({"phase": PodPhase.FAILED, "reason": "UnexpectedAdmissionError"}, Standing.FAILED),
+        ({"placed": None}, PodState.PENDING),
+        ({}, PodState.SERVING),
+        ({"annotations": {names.ANNOTATION_RELEASED: "why"}}, PodState.DELETING),
+        ({"annotations": {names.ANNOTATION_COUNTED: "failure-3"}}, PodState.FAILED),
+        ({"disruption": "EvictionByEvictionAPI"}, PodState.PREEMPTED),
+        (OOM, PodState.FAILED),
+        (OOM | {"disruption": "TerminationByKubelet"}, PodState.PREEMPTED),
+        (ENDED, PodState.PREEMPTED),
+        (ENDED | {"ended_at": 1_000_000.0 - QUIET_S + 1}, PodState.EXITED),
+        (ENDED | {"ended_at": 1_000_000.0 - QUIET_S}, PodState.PREEMPTED),
+        ({"phase": PodPhase.FAILED, "reason": "UnexpectedAdmissionError"}, PodState.FAILED),
     ],
 )
-def test_by_the_pod(build: Any, pod: dict[str, Any], standing: Standing) -> None:
-    assert stands(build, pod).standing is standing
+def test_by_the_pod(build: Any, pod: dict[str, Any], state: PodState) -> None:
+    assert stands(build, pod).state is state
 
 
 def test_failures_say_what_failed(build: Any) -> None:
     assert stands(build, OOM).why == "container rollout ended with status 137 (OOMKilled)"
     refused = stands(build, {"phase": PodPhase.FAILED, "reason": "UnexpectedAdmissionError"})
     assert refused.why == "the kubelet refused it: UnexpectedAdmissionError"
-    quick = stands(build, ENDED | {"age": 20.0}, memory=Memory())
-    assert (quick.standing, quick.why) == (Standing.FAILED, "it ended with status 0 before it was of use")
+    quick = stands(build, ENDED | {"age": 20.0}, state=ReconcileState())
+    assert (quick.state, quick.why) == (PodState.FAILED, "it ended with status 0 before it was of use")
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "node_ready", "standing"),
+    ("silent_s", "node_ready", "expected"),
     [
-        (0, True, Standing.STARTING),
-        (SILENT_S - 1, True, Standing.STARTING),
-        (SILENT_S, True, Standing.FAILED),
-        (LEASE_LOST_S - 1, False, Standing.STARTING),
-        (LEASE_LOST_S, False, Standing.TAKEN),
-        (SILENT_S, False, Standing.TAKEN),
+        (0, True, PodState.STARTING),
+        (SILENT_S - 1, True, PodState.STARTING),
+        (SILENT_S, True, PodState.FAILED),
+        (LEASE_LOST_S - 1, False, PodState.STARTING),
+        (LEASE_LOST_S, False, PodState.PREEMPTED),
+        (SILENT_S, False, PodState.PREEMPTED),
     ],
 )
-def test_engine_that_the_manager_lost(build: Any, silent_s: float, node_ready: bool, standing: Standing) -> None:
-    memory = Memory(registered=frozenset({UID}), silent_since={UID: build.now - silent_s}, began_at=0.0)
+def test_engine_that_the_manager_lost(build: Any, silent_s: float, node_ready: bool, expected: PodState) -> None:
+    state = ReconcileState(registered=frozenset({UID}), silent_since={UID: build.now - silent_s}, began_at=0.0)
     nodes = build.nodes(build.pod(NAME), ready=node_ready)
-    one = stands(build, {}, memory=memory, manager=build.manager([]), nodes=nodes)
-    assert one.standing is standing
+    one = stands(build, {}, state=state, manager=build.manager([]), nodes=nodes)
+    assert one.state is expected
 
 
-@pytest.mark.parametrize("manager", [None, {"missed": 3}, {"ago": 200.0}])
+@pytest.mark.parametrize("manager", [None, {"failed_polls": 3}, {"ago": 200.0}])
 def test_silence_of_the_manager_proves_nothing_about_engines(build: Any, manager: dict[str, Any] | None) -> None:
-    memory = Memory(registered=frozenset({UID}), silent_since={UID: 0.0}, began_at=0.0)
-    heard = None if manager is None else build.manager([], **manager)
-    assert stands(build, {}, memory=memory, manager=heard).standing is Standing.SERVING
+    state = ReconcileState(registered=frozenset({UID}), silent_since={UID: 0.0}, began_at=0.0)
+    manager = None if manager is None else build.manager([], **manager)
+    assert stands(build, {}, state=state, manager=manager).state is PodState.SERVING
 
 
 @pytest.mark.parametrize(
-    ("placed", "watched_s", "standing"),
+    ("placed", "watched_s", "expected"),
     [
-        (1799.0, 5000.0, Standing.STARTING),
-        (1800.0, 5000.0, Standing.FAILED),
-        (1800.0, SILENT_S - 1, Standing.STARTING),  # A new operator beside a new manager knows nobody yet.
-        (1800.0, SILENT_S, Standing.FAILED),
+        (1799.0, 5000.0, PodState.STARTING),
+        (1800.0, 5000.0, PodState.FAILED),
+        (1800.0, SILENT_S - 1, PodState.STARTING),  # A new operator beside a new manager knows nobody yet.
+        (1800.0, SILENT_S, PodState.FAILED),
     ],
 )
-def test_startup_timeout(build: Any, placed: float, watched_s: float, standing: Standing) -> None:
-    memory = Memory(began_at=build.now - watched_s)
-    one = stands(build, {"age": placed, "placed": placed}, memory=memory, manager=build.manager([]))
-    assert one.standing is standing
+def test_startup_timeout(build: Any, placed: float, watched_s: float, expected: PodState) -> None:
+    state = ReconcileState(began_at=build.now - watched_s)
+    one = stands(build, {"age": placed, "placed": placed}, state=state, manager=build.manager([]))
+    assert one.state is expected
 
 
 def test_agent_that_hands_over_by_itself_was_told_by_its_machine(build: Any) -> None:
     draining = (replace(build.engine(NAME), state=EngineState.DRAINING),)
     status = ManagerStatus(seq=1, run_epoch=1, engines=draining)
     one = stands(build, {}, manager=ManagerFacts(status, build.now))
-    assert one.standing is Standing.TAKEN
+    assert one.state is PodState.PREEMPTED
     assert one.notice.kind == "Unknown"
     over = replace(status, finished=True)
-    assert stands(build, {}, manager=ManagerFacts(over, build.now)).standing is Standing.SERVING
+    assert stands(build, {}, manager=ManagerFacts(over, build.now)).state is PodState.SERVING
 
 
 def test_ends_after_the_goodbye_are_nobodys_loss(build: Any) -> None:
-    assert stands(build, ENDED, manager=build.manager([], finished=True)).standing is Standing.RELEASED
+    assert stands(build, ENDED, manager=build.manager([], finished=True)).state is PodState.DELETING
 
 
 def test_next_moment_is_the_earliest_of_theirs(build: Any) -> None:
     starting = build.pod("j-r-1", placed=100.0)
     left = build.pod("j-r-2", **ENDED, ended_at=build.now - 4)
-    look = build.look(pods=(starting, left), manager=build.manager([]), memory=Memory(began_at=0.0))
-    assert next_due(rollouts(look), look) == build.now + QUIET_S - 4
-    look = build.look(pods=(starting,), manager=build.manager([]), memory=Memory(began_at=0.0))
-    assert next_due(rollouts(look), look) == build.now + 1700
+    ctx = build.ctx(pods=(starting, left), manager=build.manager([]), state=ReconcileState(began_at=0.0))
+    assert next_due(rollouts(ctx), ctx) == build.now + QUIET_S - 4
+    ctx = build.ctx(pods=(starting,), manager=build.manager([]), state=ReconcileState(began_at=0.0))
+    assert next_due(rollouts(ctx), ctx) == build.now + 1700
     unseen = build.pod("j-r-3")
-    missed = Memory(absent_since={"n-j-r-3": build.now - 20})
-    look = build.look(pods=(unseen,), nodes={}, manager=build.manager(["j-r-3"]), memory=missed)
-    assert next_due(rollouts(look), look) == build.now + 40
+    absent = ReconcileState(absent_since={"n-j-r-3": build.now - 20})
+    ctx = build.ctx(pods=(unseen,), nodes={}, manager=build.manager(["j-r-3"]), state=absent)
+    assert next_due(rollouts(ctx), ctx) == build.now + 40

@@ -46,7 +46,7 @@ def raw(status: dict[str, Any] | None = None) -> dict[str, Any]:
 def test_the_story_holds_what_matters() -> None:
     lines = story(raw(STATUS))
     assert lines[0] == "a: Degraded, RL step 41 of 120, 2 of 3 rollouts"
-    told = "\n".join(lines)
+    reported = "\n".join(lines)
     for part in (
         "2 by the cluster's",
         "1 without a node",
@@ -57,8 +57,8 @@ def test_the_story_holds_what_matters() -> None:
         "CapacityLimited is True (SpotUnavailable): no spot for 5 min",
         "a-r-4 lost: SpotInterruption, 2.5 s notice",
     ):
-        assert part in told
-    assert "TrainerReady" not in told, "what goes well is not told"
+        assert part in reported
+    assert "TrainerReady" not in reported, "what goes well is not told"
 
 
 def test_a_job_that_nobody_looks_after_says_so() -> None:

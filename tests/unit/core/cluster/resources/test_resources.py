@@ -194,11 +194,11 @@ def test_a_rollout_has_its_drain_and_five_seconds_and_leaves_a_dead_node_soon() 
 
 def test_autoscalers_may_take_rollouts_and_nothing_else() -> None:
     evict, disrupt = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
-    said = {role: pod["metadata"]["annotations"] for role, pod in pods(owner()).items()}
-    assert [said[role].get(evict) for role in ("manager", "trainer", "spot", "on-demand")] == ["false"] * 2 + [
+    message = {role: pod["metadata"]["annotations"] for role, pod in pods(owner()).items()}
+    assert [message[role].get(evict) for role in ("manager", "trainer", "spot", "on-demand")] == ["false"] * 2 + [
         "true"
     ] * 2
-    assert [said[role].get(disrupt) for role in ("manager", "trainer", "spot", "on-demand")] == ["true"] * 2 + [
+    assert [message[role].get(disrupt) for role in ("manager", "trainer", "spot", "on-demand")] == ["true"] * 2 + [
         None
     ] * 2
 

@@ -75,9 +75,9 @@ def test_nothing_of_a_pod_says_a_secret() -> None:
     for pod in pods_of(owner_of("job")).values():
         for one in (*pod.get("initContainers", []), *pod["containers"]):
             assert not one.get("envFrom")
-            said = [*one.get("command", []), *one.get("args", []), *(v.get("value", "") for v in one.get("env", []))]
+            message = [*one.get("command", []), *one.get("args", []), *(v.get("value", "") for v in one.get("env", []))]
             assert all(variable.get("valueFrom", {}).keys() <= {"fieldRef"} for variable in one.get("env", []))
-            assert not [word for word in said if re.search(r"[0-9a-f]{32}|[A-Za-z0-9+/]{40}", word)], said
+            assert not [word for word in message if re.search(r"[0-9a-f]{32}|[A-Za-z0-9+/]{40}", word)], message
 
 
 def named(job: str) -> set[tuple[str, str]]:
