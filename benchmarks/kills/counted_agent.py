@@ -22,8 +22,8 @@ import typer
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.wire import FromAgent
 from polyrl_rollout.agent import __main__ as agent
+from polyrl_rollout.agent.__main__ import choose_engine
 from polyrl_rollout.agent.link import Link
-from polyrl_rollout.engines.choice import choose_engine
 from polyrl_rollout.engines.port import Engine, EngineInfo, GenerateRequest, TokenChunk
 
 FORMAT: Final = "=2Q"

@@ -26,14 +26,15 @@ from polyrl.control import parse_endpoints
 from polyrl.errors import InvalidData, UserError
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.rollout import EngineSpec
+from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Pool
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
-from polyrl_rollout.engines.choice import choose_engine
+from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
 from polyrl_rollout.engines.port import Engine, EngineInfo
+from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.metadata.clouds import METADATA_URL, TerminationNotice
 from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
 from polyrl_rollout.weights.staging import Staging
@@ -100,6 +101,11 @@ async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: 
         return await agent.run()
     finally:
         staging.close()
+
+
+def choose_engine(spec: EngineSpec, seed: int) -> Engine:
+    """The engine of `spec.type`, not yet started; `seed` seeds the draws of requests without a seed of their own."""
+    return EmbeddedEngine(spec, seed) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, seed)
 
 
 def expected_info(spec: EngineSpec) -> EngineInfo:

@@ -24,9 +24,9 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.sample import Finish, SamplingParams
-from polyrl_rollout.engines.choice import choose_engine
+from polyrl_rollout.agent.__main__ import choose_engine
 from polyrl_rollout.engines.port import NO_VERSION, Engine, EngineFailed, GenerateRequest, RequestRejected, TokenChunk
-from polyrl_rollout.engines.silence import SILENCE_DEADLINE_S
+from polyrl_rollout.engines.streams import SILENCE_DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -414,11 +414,11 @@ async def test_an_idle_engine_leaves_the_cpu_alone(engine: Engine) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from polyrl.manifest.rollout import Engine
-from polyrl_rollout.engines.choice import choose_engine
+from polyrl.manifest.rollout import EngineSpec
+from polyrl_rollout.agent.__main__ import choose_engine
 
 async def main():
-    engine = choose_engine(Engine.model_validate_json(sys.argv[1]), 0)
+    engine = choose_engine(EngineSpec.model_validate_json(sys.argv[1]), 0)
     await engine.start(Path(sys.argv[2]))
     print(engine.pid, flush=True)
     await asyncio.sleep(600)

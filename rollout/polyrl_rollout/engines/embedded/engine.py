@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.manifest.rollout import EngineSpec
-from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
 from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.embedded.messages import (
     LENGTH,
@@ -35,9 +34,17 @@ from polyrl_rollout.engines.embedded.messages import (
     decode_to_parent,
     frame,
 )
-from polyrl_rollout.engines.embedded.streams import Streams
-from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineInfo, GenerateRequest, TokenChunk
-from polyrl_rollout.engines.silence import Silence
+from polyrl_rollout.engines.port import (
+    NO_VERSION,
+    EngineFailed,
+    EngineInfo,
+    GenerateRequest,
+    ModelLimits,
+    TokenChunk,
+    check_request,
+    read_limits,
+)
+from polyrl_rollout.engines.streams import SilenceDeadline, Streams
 
 START_DEADLINE_S: Final = 120.0
 """Importing torch and transformers takes 3 s on an idle core, ten times that on a cold disk with its cores taken."""
@@ -76,7 +83,7 @@ class EmbeddedEngine:
 
     async def start(self, model_folder: Path) -> EngineInfo:
         self._limits = read_limits(model_folder)
-        self._streams = Streams(Silence(asyncio.get_running_loop().time))
+        self._streams = Streams(SilenceDeadline(asyncio.get_running_loop().time))
         reader, self._writer = await self._spawn()
         self._failure = ""
         self._reader = asyncio.create_task(self._read(reader))

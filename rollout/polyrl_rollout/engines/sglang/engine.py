@@ -19,26 +19,30 @@ import aiohttp
 import msgspec
 
 from polyrl.manifest.rollout import EngineSpec
-from polyrl_rollout.engines.admission import ModelLimits, check_request, read_limits
 from polyrl_rollout.engines.child import Child, child_path
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
     EngineInfo,
     GenerateRequest,
+    ModelLimits,
     RequestRejected,
     TokenChunk,
+    check_request,
+    read_limits,
 )
-from polyrl_rollout.engines.sglang.checkpoint_shapes import Shapes, check_same, read_shapes
 from polyrl_rollout.engines.sglang.server import (
+    HEALTH_DEADLINE_S,
     HOST,
-    KNOCK_DEADLINE_S,
+    Shapes,
     await_ready,
+    check_same,
     command_line,
     free_port,
+    read_shapes,
 )
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
-from polyrl_rollout.engines.silence import Silence
+from polyrl_rollout.engines.streams import SilenceDeadline
 
 CONTEXT_SLACK: Final = 8
 """Tokens that SGLang keeps of its context and its cache for itself; measured 2, with room for a later release."""
@@ -84,7 +88,7 @@ class SGLangEngine:
 
     async def start(self, model_folder: Path) -> EngineInfo:
         self._limits = read_limits(model_folder)
-        self._silence = Silence(asyncio.get_running_loop().time)
+        self._silence = SilenceDeadline(asyncio.get_running_loop().time)
         self._idle.set()
         context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
         port = free_port()
@@ -97,7 +101,7 @@ class SGLangEngine:
             timeout=aiohttp.ClientTimeout(total=None, sock_read=None, sock_connect=CONTROL_DEADLINE_S),
         )
         await await_ready(self._child, self._session)
-        info = await self._control("GET", "/server_info", None, KNOCK_DEADLINE_S)
+        info = await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S)
         kv_tokens = int(info["max_total_num_tokens"])
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
         return EngineInfo(self._spec.max_running, kv_tokens, self._max_context)
@@ -109,7 +113,7 @@ class SGLangEngine:
             raise EngineFailed("the engine has no weights yet")
         async with self._switching:
             if not self._running:
-                self._silence.broken()
+                self._silence.reset()
             self._running.add(request.rid)
             self._idle.clear()
         finished = False
@@ -138,7 +142,7 @@ class SGLangEngine:
                 kind = RequestRejected if 400 <= response.status < 500 else EngineFailed
                 raise kind(f"SGLang answered {response.status}: {text}")
             while data := await self._silence.wait(response.content.readany, f"token of {request.rid}"):
-                self._silence.broken()
+                self._silence.reset()
                 for payload in splitter.feed(data):
                     chunk = decoder.decode(payload)
                     if request.rid in self._unwanted:
@@ -187,7 +191,7 @@ class SGLangEngine:
         self.version = version
 
     async def health(self) -> None:
-        await self._control("GET", "/health", None, KNOCK_DEADLINE_S)
+        await self._control("GET", "/health", None, HEALTH_DEADLINE_S)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -13,9 +13,10 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import aiohttp
+from safetensors import SafetensorError, safe_open
 
 from polyrl.manifest.rollout import EngineSpec
 from polyrl_rollout.engines.child import Child, child_path
@@ -26,13 +27,16 @@ PYTHON: Final = "POLYRL_SGLANG_PYTHON"
 
 HOST: Final = "127.0.0.1"
 
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+"""Shape by tensor name."""
+
 START_DEADLINE_S: Final = 600.0
 """A CPU start takes 20 to 100 s; a large model on a cold disk, with CUDA graphs to capture, several minutes."""
 
 POLL_S: Final = 0.25
 """Between two knocks at a starting server, which offers no event to wait for."""
 
-KNOCK_DEADLINE_S: Final = 20.0
+HEALTH_DEADLINE_S: Final = 20.0
 """One answer of /health: 1 s by design, and SGLang itself gives up on its scheduler after 20 s."""
 
 
@@ -66,7 +70,7 @@ async def await_ready(child: Child, session: aiohttp.ClientSession) -> None:
     """Returns once /health says 200. Raises EngineFailed when the server ends first, or at the deadline."""
     try:
         async with asyncio.timeout(START_DEADLINE_S):
-            while not await _knock(session):
+            while not await _is_healthy(session):
                 if child.returncode is not None:
                     raise EngineFailed(f"SGLang ended with status {child.returncode} while starting; see its log above")
                 await asyncio.sleep(POLL_S)
@@ -74,9 +78,30 @@ async def await_ready(child: Child, session: aiohttp.ClientSession) -> None:
         raise EngineFailed(f"SGLang was not ready within {START_DEADLINE_S:g} s; see its log above") from None
 
 
-async def _knock(session: aiohttp.ClientSession) -> bool:
+async def _is_healthy(session: aiohttp.ClientSession) -> bool:
     try:
-        async with session.get("/health", timeout=aiohttp.ClientTimeout(total=KNOCK_DEADLINE_S)) as response:
+        async with session.get("/health", timeout=aiohttp.ClientTimeout(total=HEALTH_DEADLINE_S)) as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """Shapes by tensor name over all safetensors files of `folder`. Raises EngineFailed naming what cannot be read."""
+    shapes: Shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "np") as file:
+                shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise EngineFailed(f"{path} cannot be read: {error}") from error
+    if not shapes:
+        raise EngineFailed(f"{folder} holds no safetensors")
+    return shapes
+
+
+def check_same(shapes: Shapes, loaded: Shapes) -> None:
+    """Raises EngineFailed naming a tensor that a loaded checkpoint had otherwise."""
+    for name in sorted(shapes.keys() | loaded.keys()):
+        if shapes.get(name) != loaded.get(name):
+            raise EngineFailed(f"tensor {name} has shape {shapes.get(name)}, not {loaded.get(name)} as it was loaded")

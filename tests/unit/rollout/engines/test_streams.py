@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from polyrl.sample import Finish
-from polyrl_rollout.engines.embedded.streams import Streams
 from polyrl_rollout.engines.port import EngineFailed, TokenChunk
-from polyrl_rollout.engines.silence import Silence
+from polyrl_rollout.engines.streams import SilenceDeadline, Streams
 
 DEADLINE_S = 0.05
 
@@ -19,7 +18,7 @@ def chunk(token: int, finish: Finish | None = None) -> TokenChunk:
 
 
 def new_streams() -> Streams:
-    return Streams(Silence(asyncio.get_running_loop().time, DEADLINE_S))
+    return Streams(SilenceDeadline(asyncio.get_running_loop().time, DEADLINE_S))
 
 
 async def drain(streams: Streams, rid: str) -> list[int]:

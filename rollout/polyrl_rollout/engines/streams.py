@@ -1,21 +1,52 @@
-"""The running requests of one engine: chunks in from its one reader, chunks out to one consumer per request.
+"""The token streams of one engine, and how long it may be silent: the one deadline of all of them.
 
-Refuses to hold: where chunks come from. Read next: `embedded`.
+A request may wait long for its turn, so what counts is not its own silence but the engine's: a consumer waits on as
+long as the engine sends something to anyone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeVar
 
 from polyrl_rollout.engines.port import EngineFailed, TokenChunk
-from polyrl_rollout.engines.silence import Silence
+
+SILENCE_DEADLINE_S: Final = 60.0
+"""An engine with work that produces nothing for anyone for this long hangs: a forward pass takes seconds at most."""
+
+T = TypeVar("T")
+
+
+class SilenceDeadline:
+    """When the engine was last heard."""
+
+    def __init__(self, now: Callable[[], float], deadline_s: float = SILENCE_DEADLINE_S) -> None:
+        self._now = now
+        self._deadline_s = deadline_s
+        self._last_output_at = now()
+
+    def reset(self) -> None:
+        """The engine was heard, or is asked for something after it had nothing to do."""
+        self._last_output_at = self._now()
+
+    async def wait(self, receive: Callable[[], Awaitable[T]], awaited: str) -> T:
+        """What `receive` gives; called again while others are served. Raises EngineFailed when the engine is silent."""
+        while True:
+            left = self._last_output_at + self._deadline_s - self._now()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    return await receive()
+            except TimeoutError:
+                if self._now() - self._last_output_at < self._deadline_s:
+                    continue
+                raise EngineFailed(f"no {awaited}, nor anything else, for {self._deadline_s:g} s") from None
 
 
 class Streams:
     """Open streams by rid; an ended one is forgotten, and late chunks for it are dropped."""
 
-    def __init__(self, silence: Silence) -> None:
+    def __init__(self, silence: SilenceDeadline) -> None:
         self._silence = silence
         self._open: dict[str, asyncio.Queue[TokenChunk | EngineFailed | None]] = {}
 
@@ -24,12 +55,12 @@ class Streams:
         if rid in self._open:
             raise ValueError(f"request {rid} is already running")
         if not self._open:
-            self._silence.broken()
+            self._silence.reset()
         self._open[rid] = asyncio.Queue()
 
     def deliver(self, rid: str, chunk: TokenChunk) -> None:
         """Hands a chunk to its consumer."""
-        self._silence.broken()
+        self._silence.reset()
         if queue := self._open.get(rid):
             queue.put_nowait(chunk)
 
