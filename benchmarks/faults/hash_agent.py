@@ -14,22 +14,22 @@ from unittest.mock import patch
 import typer
 
 from polyrl_rollout.agent import __main__ as agent
-from polyrl_rollout.engines.child import Child
+from polyrl_rollout.engines.child import ChildProcess
 from polyrl_rollout.engines.embedded import engine
 
 ENGINE: Final = Path(__file__).with_name("hash_engine.py")
 
 
-class HashChild(Child):
+class HashChild(ChildProcess):
     """The embedded engine's process is another program; how it is started and ended stays."""
 
     @classmethod
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-    ) -> Child:
-        return await Child.start([sys.executable, str(ENGINE), command[-1]], environment, pass_fds)
+    ) -> ChildProcess:
+        return await ChildProcess.start([sys.executable, str(ENGINE), command[-1]], environment, pass_fds)
 
 
 if __name__ == "__main__":
-    with patch.object(engine, "Child", HashChild):
+    with patch.object(engine, "ChildProcess", HashChild):
         typer.run(agent.main)

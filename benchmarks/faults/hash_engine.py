@@ -28,8 +28,8 @@ from polyrl_rollout.engines.embedded.messages import (
     Ping,
     Pong,
     Row,
-    Start,
     Started,
+    StartEngine,
     Tokens,
     ToParent,
     ToProcess,
@@ -65,7 +65,7 @@ class HashEngine:
     def take(self, message: ToProcess) -> ToParent | None:
         """Obeys; the answer, where the message wants one."""
         match message:
-            case Start():
+            case StartEngine():
                 return Started(message.kv_tokens, message.max_context)
             case Generate():
                 self._running[message.rid] = Running(hashed(self._salt, message.input_ids), message.max_new_tokens)

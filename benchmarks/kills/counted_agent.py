@@ -24,7 +24,7 @@ from polyrl.wire import FromAgent
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.__main__ import choose_engine
 from polyrl_rollout.agent.link import Link
-from polyrl_rollout.engines.port import Engine, EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.engines.port import EngineInfo, GenerateRequest, InferenceEngine, TokenChunk
 
 FORMAT: Final = "=2Q"
 """Tokens that the engine gave, bytes that the agent sent."""
@@ -34,7 +34,7 @@ TOKENS, BYTES = 0, 1
 class CountedEngine:
     """An engine and a counter of the tokens that left it."""
 
-    def __init__(self, engine: Engine, counters: memoryview) -> None:
+    def __init__(self, engine: InferenceEngine, counters: memoryview) -> None:
         self._engine, self._counters = engine, counters
 
     @property
@@ -83,7 +83,7 @@ def main(file: Path) -> None:
         counters[BYTES] += size
         return size
 
-    def counted_engine(spec: EngineSpec, seed: int) -> Engine:
+    def counted_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
         return CountedEngine(choose_engine(spec, seed), counters)
 
     with patch.object(agent, "choose_engine", counted_engine), patch.object(Link, "send", counted_send):

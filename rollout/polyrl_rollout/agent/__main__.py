@@ -33,7 +33,7 @@ from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
-from polyrl_rollout.engines.port import Engine, EngineInfo
+from polyrl_rollout.engines.port import EngineInfo, InferenceEngine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.metadata.clouds import METADATA_URL, TerminationNotice
 from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
@@ -84,7 +84,9 @@ Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatch
 """Makes the watcher of the machine's metadata from what it tells a notice to."""
 
 
-async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: str, watch: Watch | None = None) -> int:
+async def serve(
+    settings: AgentSettings, engine: InferenceEngine, info: EngineInfo, run: str, watch: Watch | None = None
+) -> int:
     """Runs an agent in this process until it ends; returns its exit code."""
     staging = Staging(run, settings.engine)
     try:
@@ -103,7 +105,7 @@ async def serve(settings: AgentSettings, engine: Engine, info: EngineInfo, run: 
         staging.close()
 
 
-def choose_engine(spec: EngineSpec, seed: int) -> Engine:
+def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
     """The engine of `spec.type`, not yet started; `seed` seeds the draws of requests without a seed of their own."""
     return EmbeddedEngine(spec, seed) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, seed)
 

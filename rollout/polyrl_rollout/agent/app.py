@@ -43,7 +43,7 @@ from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversa
 from polyrl_rollout.agent.generating import Generation, Listener
 from polyrl_rollout.agent.tokens import TokenBook
 from polyrl_rollout.agent.versions import Versions
-from polyrl_rollout.engines.port import NO_VERSION, Engine, EngineFailed, EngineInfo
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineInfo, InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
 
@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 class Agent:
     """`run` once; the value it returns is the process's exit code."""
 
-    def __init__(self, settings: AgentSettings, engine: Engine, info: EngineInfo, staging: Staging) -> None:
+    def __init__(self, settings: AgentSettings, engine: InferenceEngine, info: EngineInfo, staging: Staging) -> None:
         """`info`: what the engine will be like, told until it has started and says so itself."""
         self._settings, self._engine, self._info, self._staging = settings, engine, info, staging
         self._loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from polyrl_rollout.agent.tokens import Stream, TokenBook
-from polyrl_rollout.engines.port import Engine, EngineFailed, GenerateRequest, RequestRejected
+from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected
 
 ABORT_S: Final = 5.0
 """An engine answers an abort within 0.1 s when it is well."""
@@ -46,7 +46,7 @@ class Listener:
 class Generation:
     """All sequences that run on one engine."""
 
-    def __init__(self, engine: Engine, book: TokenBook, listener: Listener) -> None:
+    def __init__(self, engine: InferenceEngine, book: TokenBook, listener: Listener) -> None:
         self._engine, self._book, self._listener = engine, book, listener
         self._running: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self._requests = itertools.count()

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from polyrl.wire import Announce, FromAgent, WeightsFailed, WeightsLoaded
-from polyrl_rollout.engines.port import Engine
+from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller, PullFailed
 from polyrl_rollout.weights.staging import Staged, Staging
 
@@ -26,7 +26,7 @@ class Versions:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: InferenceEngine,
         puller: Puller,
         staging: Staging,
         switch: Callable[[Pulled], Awaitable[bool]],

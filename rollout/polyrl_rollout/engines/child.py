@@ -29,7 +29,7 @@ def child_path(path: Path) -> str:
     return str(path.absolute())
 
 
-class Child:
+class ChildProcess:
     """One running process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -38,7 +38,7 @@ class Child:
     @classmethod
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-    ) -> Child:
+    ) -> ChildProcess:
         """Starts `command` on a leash. Raises EngineFailed when it cannot be executed."""
         env = {**os.environ, **(environment or {}), parent_death_signal.PARENT_PID: str(os.getpid())}
         try:

@@ -19,7 +19,7 @@ from polyrl.errors import PolyRLError
 from polyrl.sample import Finish, SamplingParams
 
 NO_VERSION: Final = -1
-"""What `Engine.version` says before the first `load_weights`."""
+"""What `InferenceEngine.version` says before the first `load_weights`."""
 
 
 class EngineError(PolyRLError):
@@ -71,7 +71,7 @@ class TokenChunk:
     """Set on the last chunk only, which may hold no tokens."""
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """One engine, driven by one agent on one event loop."""
 
     version: int

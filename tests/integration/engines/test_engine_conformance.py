@@ -25,7 +25,14 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.sample import Finish, SamplingParams
 from polyrl_rollout.agent.__main__ import choose_engine
-from polyrl_rollout.engines.port import NO_VERSION, Engine, EngineFailed, GenerateRequest, RequestRejected, TokenChunk
+from polyrl_rollout.engines.port import (
+    NO_VERSION,
+    EngineFailed,
+    GenerateRequest,
+    InferenceEngine,
+    RequestRejected,
+    TokenChunk,
+)
 from polyrl_rollout.engines.streams import SILENCE_DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
@@ -118,7 +125,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models([root / "weights-0", root / "weights-1"], plain, root / "misfit")
 
 
-async def started(kind: str, models: Models, version: int) -> Engine:
+async def started(kind: str, models: Models, version: int) -> InferenceEngine:
     engine = choose_engine(spec_of(kind), seed=11)
     try:
         assert engine.version == NO_VERSION
@@ -137,7 +144,7 @@ async def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(kind: str, models: Models) -> AsyncIterator[Engine]:
+async def engine(kind: str, models: Models) -> AsyncIterator[InferenceEngine]:
     one = await started(kind, models, version=1)
     yield one
     processes = tree(one.pid)  # type: ignore[attr-defined]
@@ -147,7 +154,7 @@ async def engine(kind: str, models: Models) -> AsyncIterator[Engine]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def spare(kind: str, models: Models) -> AsyncIterator[Engine]:
+async def spare(kind: str, models: Models) -> AsyncIterator[InferenceEngine]:
     """A second engine of the same kind; dies in the last test."""
     one = await started(kind, models, version=1)
     yield one
@@ -155,7 +162,7 @@ async def spare(kind: str, models: Models) -> AsyncIterator[Engine]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stranger(models: Models) -> AsyncIterator[Engine]:
+async def stranger(models: Models) -> AsyncIterator[InferenceEngine]:
     """An engine that may be of another kind."""
     one = await started("embedded", models, version=1)
     yield one
@@ -187,7 +194,7 @@ def new_request(prompt: list[int], budget: int, sampling: SamplingParams = GREED
     return GenerateRequest(f"{next(RIDS):08d}", prompt, budget, sampling)
 
 
-async def collect(engine: Engine, request: GenerateRequest, into: Output | None = None) -> Output:
+async def collect(engine: InferenceEngine, request: GenerateRequest, into: Output | None = None) -> Output:
     output = into if into is not None else Output()
     async for chunk in engine.generate(request):
         assert output.finish is None, "a chunk after the finish"
@@ -199,7 +206,7 @@ async def collect(engine: Engine, request: GenerateRequest, into: Output | None 
     return output
 
 
-async def run(engine: Engine, prompt: list[int], budget: int, sampling: SamplingParams = GREEDY) -> Output:
+async def run(engine: InferenceEngine, prompt: list[int], budget: int, sampling: SamplingParams = GREEDY) -> Output:
     return await collect(engine, new_request(prompt, budget, sampling))
 
 
@@ -219,7 +226,7 @@ async def assert_gone(processes: list[psutil.Process]) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-async def test_tokens_come_one_by_one_and_equal_plain_greedy_decoding(engine: Engine, models: Models) -> None:
+async def test_tokens_come_one_by_one_and_equal_plain_greedy_decoding(engine: InferenceEngine, models: Models) -> None:
     (prompt,) = models.lasting(1, 40)
     output = await run(engine, prompt, 40)
     assert output.ids == models.greedy(0, prompt, 40)
@@ -229,13 +236,13 @@ async def test_tokens_come_one_by_one_and_equal_plain_greedy_decoding(engine: En
 
 
 @pytest.mark.parametrize("budget", [1, 2, 17])
-async def test_a_budget_is_used_up_exactly(engine: Engine, models: Models, budget: int) -> None:
+async def test_a_budget_is_used_up_exactly(engine: InferenceEngine, models: Models, budget: int) -> None:
     (prompt,) = models.lasting(1, 17)
     output = await run(engine, prompt, budget)
     assert (len(output.ids), output.finish) == (budget, Finish.LENGTH)
 
 
-async def test_a_stop_token_is_kept_and_ends_the_turn(engine: Engine, models: Models) -> None:
+async def test_a_stop_token_is_kept_and_ends_the_turn(engine: InferenceEngine, models: Models) -> None:
     (prompt,) = models.lasting(1, 30)
     stop = models.greedy(0, prompt, 30)[12]
     output = await run(engine, prompt, 30, SamplingParams(30, temperature=0.0, stop_token_ids=(stop,)))
@@ -243,7 +250,7 @@ async def test_a_stop_token_is_kept_and_ends_the_turn(engine: Engine, models: Mo
     assert (output.ids[-1], output.finish) == (stop, Finish.STOP)
 
 
-async def test_the_models_own_end_of_sequence_ends_the_turn(engine: Engine) -> None:
+async def test_the_models_own_end_of_sequence_ends_the_turn(engine: InferenceEngine) -> None:
     hot = SamplingParams(0, temperature=3.0)
     outputs = await asyncio.gather(*(run(engine, prompt_of(seed), 100, hot) for seed in range(24)))
     for output in outputs:
@@ -253,7 +260,7 @@ async def test_the_models_own_end_of_sequence_ends_the_turn(engine: Engine) -> N
     assert {output.finish for output in outputs} >= {Finish.STOP}
 
 
-async def test_32_requests_at_once_do_not_disturb_each_other(engine: Engine, models: Models) -> None:
+async def test_32_requests_at_once_do_not_disturb_each_other(engine: InferenceEngine, models: Models) -> None:
     prompts = [prompt_of(seed, length=3 + seed) for seed in range(32)]
     outputs = await asyncio.gather(*(run(engine, p, 5 + i) for i, p in enumerate(prompts)))
     assert [o.ids for o in outputs] == [models.greedy(0, p, 5 + i) for i, p in enumerate(prompts)]
@@ -269,7 +276,9 @@ SAMPLINGS = [
 ]
 
 
-async def test_logprobs_are_of_the_scaled_distribution_before_truncation(engine: Engine, models: Models) -> None:
+async def test_logprobs_are_of_the_scaled_distribution_before_truncation(
+    engine: InferenceEngine, models: Models
+) -> None:
     """All kinds of sampling run in one batch, where one must not colour another."""
     cases = [(prompt_of(seed), SAMPLINGS[seed % len(SAMPLINGS)]) for seed in range(24)]
     outputs = await asyncio.gather(*(run(engine, prompt, 20, sampling) for prompt, sampling in cases))
@@ -288,7 +297,7 @@ def assert_within_support(models: Models, prompt: list[int], ids: list[int], sam
         assert sampling.temperature > 0 or len(likelier) == 0
 
 
-async def test_draws_follow_the_distribution(engine: Engine, models: Models) -> None:
+async def test_draws_follow_the_distribution(engine: InferenceEngine, models: Models) -> None:
     prompt, count = prompt_of(5), 1024
     one = SamplingParams(0, temperature=1.5)
     outputs = await asyncio.gather(*(run(engine, prompt, 1, one) for _ in range(count)))
@@ -303,7 +312,7 @@ async def test_draws_follow_the_distribution(engine: Engine, models: Models) -> 
 @pytest.mark.parametrize("cut", [1, 7, 23])
 @pytest.mark.parametrize("elsewhere", ["spare", "stranger"])
 async def test_a_migrated_prefix_goes_on_as_if_undisturbed(
-    engine: Engine, spare: Engine, stranger: Engine, models: Models, elsewhere: str, cut: int
+    engine: InferenceEngine, spare: InferenceEngine, stranger: InferenceEngine, models: Models, elsewhere: str, cut: int
 ) -> None:
     other = {"spare": spare, "stranger": stranger}[elsewhere]
     for prompt in models.lasting(3, 32):
@@ -313,7 +322,7 @@ async def test_a_migrated_prefix_goes_on_as_if_undisturbed(
         assert whole.logprobs[cut:] == pytest.approx(rest.logprobs, abs=TOLERANCE)
 
 
-async def test_an_aborted_stream_ends_and_others_go_on(engine: Engine, models: Models) -> None:
+async def test_an_aborted_stream_ends_and_others_go_on(engine: InferenceEngine, models: Models) -> None:
     requests = [new_request(prompt, 300) for prompt in models.lasting(4, 300)]
     outputs = [Output() for _ in requests]
     tasks = [asyncio.create_task(collect(engine, r, o)) for r, o in zip(requests, outputs, strict=True)]
@@ -327,7 +336,7 @@ async def test_an_aborted_stream_ends_and_others_go_on(engine: Engine, models: M
     assert [(len(o.ids), o.finish) for o in outputs[1:]] == [(300, Finish.LENGTH)] * 3
 
 
-async def test_a_consumer_may_walk_away(engine: Engine, models: Models) -> None:
+async def test_a_consumer_may_walk_away(engine: InferenceEngine, models: Models) -> None:
     (prompt,) = models.lasting(1, 300)
     stream = engine.generate(new_request(prompt, 300))
     async for chunk in stream:
@@ -337,7 +346,7 @@ async def test_a_consumer_may_walk_away(engine: Engine, models: Models) -> None:
     assert (await run(engine, prompt, 8)).ids == models.greedy(0, prompt, 8)
 
 
-async def test_new_weights_change_the_output_and_its_version(engine: Engine, models: Models) -> None:
+async def test_new_weights_change_the_output_and_its_version(engine: InferenceEngine, models: Models) -> None:
     prompts = [prompt_of(seed) for seed in range(8)]
     for version, weights in ((2, 1), (3, 0), (7, 1), (8, 0)):
         await engine.load_weights(version, models.folders[weights])
@@ -351,7 +360,7 @@ async def test_new_weights_change_the_output_and_its_version(engine: Engine, mod
     assert models.greedy(0, prompts[0], 12) != models.greedy(1, prompts[0], 12)
 
 
-async def test_loading_ends_what_still_runs(engine: Engine, models: Models) -> None:
+async def test_loading_ends_what_still_runs(engine: InferenceEngine, models: Models) -> None:
     (prompt,) = models.lasting(1, 300)
     output, version = Output(), engine.version
     task = asyncio.create_task(collect(engine, new_request(prompt, 300), output))
@@ -364,7 +373,7 @@ async def test_loading_ends_what_still_runs(engine: Engine, models: Models) -> N
 
 
 async def test_weights_that_do_not_fit_leave_the_old_ones_serving(
-    engine: Engine, models: Models, tmp_path: Path
+    engine: InferenceEngine, models: Models, tmp_path: Path
 ) -> None:
     version, prompt = engine.version, prompt_of(3)
     for folder in (tmp_path / "absent", models.misfit):
@@ -380,12 +389,12 @@ async def test_weights_that_do_not_fit_leave_the_old_ones_serving(
     ("prompt", "budget"),
     [([1] * 10, MAX_CONTEXT - 9), ([1] * (MAX_CONTEXT + 1), 1), ([], 4), ([1, VOCAB], 4), ([-1], 4), ([1], 0)],
 )
-async def test_requests_that_cannot_be_are_rejected(engine: Engine, prompt: list[int], budget: int) -> None:
+async def test_requests_that_cannot_be_are_rejected(engine: InferenceEngine, prompt: list[int], budget: int) -> None:
     with pytest.raises(RequestRejected):
         await run(engine, prompt, budget)
 
 
-async def test_the_whole_context_can_be_used(engine: Engine, models: Models) -> None:
+async def test_the_whole_context_can_be_used(engine: InferenceEngine, models: Models) -> None:
     sampling = SamplingParams(0, temperature=0.0)
     prompt = models.lasting(1, 300)[0]
     prompt = prompt + models.greedy(0, prompt, 300)
@@ -393,7 +402,7 @@ async def test_the_whole_context_can_be_used(engine: Engine, models: Models) -> 
     assert output.finish is Finish.STOP or len(prompt) + len(output.ids) == MAX_CONTEXT
 
 
-async def test_health_is_answered_idle_and_busy(engine: Engine, models: Models) -> None:
+async def test_health_is_answered_idle_and_busy(engine: InferenceEngine, models: Models) -> None:
     await engine.health()
     (prompt,) = models.lasting(1, 300)
     task = asyncio.create_task(run(engine, prompt, 300))
@@ -401,7 +410,7 @@ async def test_health_is_answered_idle_and_busy(engine: Engine, models: Models) 
     assert len((await task).ids) == 300
 
 
-async def test_an_idle_engine_leaves_the_cpu_alone(engine: Engine) -> None:
+async def test_an_idle_engine_leaves_the_cpu_alone(engine: InferenceEngine) -> None:
     def cpu_seconds() -> float:
         return sum(t.user + t.system for t in (p.cpu_times() for p in tree(engine.pid)))  # type: ignore[attr-defined]
 
@@ -444,7 +453,7 @@ async def test_no_process_outlives_a_killed_parent(kind: str, models: Models) ->
     await assert_gone(processes)
 
 
-async def test_a_killed_engine_fails_its_streams_at_once(spare: Engine, models: Models) -> None:
+async def test_a_killed_engine_fails_its_streams_at_once(spare: InferenceEngine, models: Models) -> None:
     outputs = [Output() for _ in range(3)]
     prompts = models.lasting(3, 300)
     tasks = [asyncio.create_task(collect(spare, new_request(p, 400), o)) for p, o in zip(prompts, outputs, strict=True)]

@@ -33,7 +33,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.utils.logging import disable_progress_bar
 
 from polyrl.sample import Finish
-from polyrl_rollout.engines.embedded.messages import Generate, Row, Start
+from polyrl_rollout.engines.embedded.messages import Generate, Row, StartEngine
 from polyrl_rollout.engines.embedded.token_draw import Draw, draw_tokens
 
 PAGE_TOKENS: Final = 32
@@ -121,7 +121,7 @@ class Batcher:
     `emit` is called on the generation thread with the rows of each forward pass.
     """
 
-    def __init__(self, start: Start, emit: Callable[[list[Row]], None]) -> None:
+    def __init__(self, start: StartEngine, emit: Callable[[list[Row]], None]) -> None:
         torch.set_num_threads(start.threads)
         disable_progress_bar()  # type: ignore[no-untyped-call]
         config = AutoConfig.from_pretrained(start.folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.manifest.rollout import EngineSpec
-from polyrl_rollout.engines.child import Child, child_path
+from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.embedded.messages import (
     LENGTH,
     Abort,
@@ -26,8 +26,8 @@ from polyrl_rollout.engines.embedded.messages import (
     LoadFailed,
     Ping,
     Pong,
-    Start,
     Started,
+    StartEngine,
     Tokens,
     ToParent,
     ToProcess,
@@ -60,7 +60,7 @@ CLOSE_GRACE_S: Final = 5.0
 
 
 class EmbeddedEngine:
-    """See `polyrl_rollout.engines.port.Engine`."""
+    """See `polyrl_rollout.engines.port.InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec, seed: int) -> None:
         self.version = NO_VERSION
@@ -68,7 +68,7 @@ class EmbeddedEngine:
         self._seed = seed
         self._max_context = 0
         self._limits = ModelLimits(0, 0)
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
         self._asked: deque[asyncio.Future[ToParent]] = deque()
@@ -88,7 +88,7 @@ class EmbeddedEngine:
         self._failure = ""
         self._reader = asyncio.create_task(self._read(reader))
         spec = self._spec
-        question = Start(
+        question = StartEngine(
             child_path(model_folder), spec.max_running, spec.kv_tokens, spec.max_context, spec.threads, self._seed
         )
         answer = await self._ask(question, START_DEADLINE_S)
@@ -103,7 +103,7 @@ class EmbeddedEngine:
         threads = {"OMP_NUM_THREADS": str(self._spec.threads)}
         try:
             with theirs:
-                self._child = await Child.start(command, threads, pass_fds=[theirs.fileno()])
+                self._child = await ChildProcess.start(command, threads, pass_fds=[theirs.fileno()])
             return await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()

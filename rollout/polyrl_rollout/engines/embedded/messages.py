@@ -23,7 +23,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field=None):
 # --- parent -> process ------------------------------------------------------------------------------------------------
 
 
-class Start(_Message, frozen=True, tag="start"):
+class StartEngine(_Message, frozen=True, tag="start"):
     """First message; answered by Started or Failed."""
 
     folder: str
@@ -107,7 +107,7 @@ class Failed(_Message, frozen=True, tag="failed"):
     reason: str
 
 
-ToProcess: TypeAlias = Start | Generate | Abort | Load | Ping
+ToProcess: TypeAlias = StartEngine | Generate | Abort | Load | Ping
 ToParent: TypeAlias = Started | Tokens | Loaded | LoadFailed | Pong | Failed
 
 _encoder: Final = msgspec.msgpack.Encoder()

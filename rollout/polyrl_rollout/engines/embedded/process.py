@@ -26,8 +26,8 @@ from polyrl_rollout.engines.embedded.messages import (
     Ping,
     Pong,
     Row,
-    Start,
     Started,
+    StartEngine,
     Tokens,
     ToParent,
     ToProcess,
@@ -50,7 +50,7 @@ class _Process:
     def run(self) -> None:
         """Serves until the parent closes its end."""
         start = self._receive()
-        if not isinstance(start, Start):
+        if not isinstance(start, StartEngine):
             return
         try:
             batcher = Batcher(start, self._emit)

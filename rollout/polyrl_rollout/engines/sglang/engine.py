@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from polyrl.manifest.rollout import EngineSpec
-from polyrl_rollout.engines.child import Child, child_path
+from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
@@ -65,7 +65,7 @@ class _Refused(EngineFailed):
 
 
 class SGLangEngine:
-    """See `polyrl_rollout.engines.port.Engine`."""
+    """See `polyrl_rollout.engines.port.InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec, seed: int) -> None:
         self.version = NO_VERSION
@@ -73,7 +73,7 @@ class SGLangEngine:
         self._seed = seed
         self._limits = ModelLimits(0, 0)
         self._max_context = 0
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._session: aiohttp.ClientSession | None = None
         self._running: set[str] = set()
         self._unwanted: set[str] = set()
@@ -92,7 +92,7 @@ class SGLangEngine:
         self._idle.set()
         context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
         port = free_port()
-        self._child = await Child.start(command_line(self._spec, self._seed, model_folder, port, context))
+        self._child = await ChildProcess.start(command_line(self._spec, self._seed, model_folder, port, context))
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
             f"http://{HOST}:{port}",
@@ -229,7 +229,7 @@ class SGLangEngine:
             raise EngineFailed("the engine was not started, or was closed")
         return self._session
 
-    def _server(self) -> Child:
+    def _server(self) -> ChildProcess:
         if self._child is None:
             raise EngineFailed("the engine was not started")
         if self._child.returncode is not None:

@@ -19,7 +19,7 @@ import aiohttp
 from safetensors import SafetensorError, safe_open
 
 from polyrl.manifest.rollout import EngineSpec
-from polyrl_rollout.engines.child import Child, child_path
+from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.port import EngineFailed
 
 PYTHON: Final = "POLYRL_SGLANG_PYTHON"
@@ -66,7 +66,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def await_ready(child: Child, session: aiohttp.ClientSession) -> None:
+async def await_ready(child: ChildProcess, session: aiohttp.ClientSession) -> None:
     """Returns once /health says 200. Raises EngineFailed when the server ends first, or at the deadline."""
     try:
         async with asyncio.timeout(START_DEADLINE_S):
