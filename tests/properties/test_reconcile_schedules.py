@@ -219,6 +219,11 @@ def test_random_faults(seed: int, deadly: bool) -> None:
     run(seed, SCHEDULES, deadly=deadly)
 
 
+def test_failures_of_a_pool_that_is_not_asked_again_do_not_degrade_the_job_for_ever() -> None:
+    """Found by this draw: the on-demand pool failed three times, and spot gave all that was wanted."""
+    run(709417038, 1, deadly=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
 def test_many_random_faults(seed: int, deadly: bool) -> None:

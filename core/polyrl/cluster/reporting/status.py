@@ -81,7 +81,9 @@ def _state(assessment: Assessment) -> RunState:
     if not assessment.trainer_ready:
         return RunState.DEGRADED if began else RunState.PENDING
     failing = any(view.status.failed_starts >= FAILED_STARTS for view in assessment.views)
-    return RunState.DEGRADED if failing else RunState.RUNNING
+    # A pool from which nothing more is wanted has no next start that could clear its failures.
+    missing = assessment.serving < assessment.scale.desired_replicas
+    return RunState.DEGRADED if failing and missing else RunState.RUNNING
 
 
 def _times(assessment: Assessment) -> dict[str, str | int | None]:
