@@ -7,8 +7,6 @@
     GET  /healthz                             Health; the only path that needs no token
 
 Every other request carries `Authorization: Bearer TOKEN`. A refused one answers 4xx with a Problem, one sentence.
-
-Refuses to hold: HTTP (the manager's `http_api` serves it). Read next: `status`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@
     ├── Superseded           another process has taken this one's place; it must touch nothing any more
     └── RunFailed            the run cannot go on; names the cause, exit 1
 
-Foreign exceptions are translated at the edge where they happen, chained with `from`. Refuses to hold: exceptions for
-control flow, and a class for what a value can say (a discarded sample is a value, see `sample.DiscardReason`).
+Foreign exceptions are translated at the edge where they happen, chained with `from`.
 """
 
 from __future__ import annotations

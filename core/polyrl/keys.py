@@ -8,8 +8,6 @@
 A key is a CURVE25519 key as 40 characters of Z85 (ZeroMQ RFC 32), or a random HTTP token. Files are JSON, mode 0600, in
 a folder of mode 0700; in pods they are root's, and our group may read them. A refused file raises InvalidData with one
 sentence that never quotes a secret.
-
-Refuses to hold: key generation (it needs libzmq; see the operator's `keygen`), sockets. Read next: `control`.
 """
 
 from __future__ import annotations

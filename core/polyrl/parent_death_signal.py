@@ -1,7 +1,6 @@
 """Ties a process to its parent: when the parent dies, by whatever signal, the kernel ends this process too.
 
 Called once, first thing, by every process that another one starts. Linux only; elsewhere only the first check is made.
-Refuses to hold: a watching thread or a poll; the kernel does it.
 """
 
 from __future__ import annotations

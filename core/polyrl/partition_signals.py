@@ -2,7 +2,6 @@
 
 A plain process cannot cut a connection of another one; so the agent itself holds everything back, in one direction or
 in both.
-Refuses to hold: who sends them (see the runner's `inflicting`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 `GET /v1/status?since=SEQ&waitSeconds=S` (see `control`) answers at once when `seq` > SEQ, else when something changes
 or after S seconds, with the same value: a watcher needs no polling. Counters never fall within an epoch.
-
-Refuses to hold: how it is computed (the ledger counts), how it is shown (`polyrl run`, the web page, the CRD's status).
 """
 
 from __future__ import annotations

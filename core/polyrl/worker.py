@@ -2,9 +2,6 @@
 
 `workers_of` renders role, argv and environment once, for processes and for pods; only the `RunLocation` differs.
 Secrets never appear here: a worker is given the path of its own key file.
-
-Refuses to hold: how workers are started (see `fleet`), how many there are at a moment (see `planner`).
-Read next: `fleet`.
 """
 
 from __future__ import annotations

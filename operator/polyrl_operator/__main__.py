@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import structlog
 import typer
 
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Settings
 from polyrl.errors import UserError
 from polyrl_operator import logs
 from polyrl_operator.app import run

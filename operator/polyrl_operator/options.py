@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.informer.watch import SILENCE_S
 from polyrl_operator.leader import DEFAULT_TERMS, Terms
 

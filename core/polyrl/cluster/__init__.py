@@ -9,5 +9,4 @@
     objects  the children, as they are sent to the API server
 
 The same functions run in the operator, under random fault schedules in tests, and in a simulator.
-Refuses to hold: sockets, an API client, a clock. Read next: `names`, `seen`, `actions`, `reconcile`.
 """

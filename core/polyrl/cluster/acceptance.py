@@ -2,7 +2,6 @@
 
 The API server's own verdict on the pods comes from a dry run, asked for once per content of the templates. A quota that
 is used up is no fault of the template: such a job is accepted and waits for room.
-Refuses to hold: rules that CEL checks at admission. Read next: `lifecycle`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from polyrl.cluster.actions import DryRun, Object
 from polyrl.cluster.fleet.pools import POOLS
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.resources.checks import unsupported
-from polyrl.cluster.resources.hashes import hash_of
 from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.owner import hash_of
 from polyrl.cluster.resources.rollout import rollout_pod
 from polyrl.cluster.resources.trainer import trainer_job
 from polyrl.cluster.state import ReconcileState

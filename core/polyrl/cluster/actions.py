@@ -1,7 +1,4 @@
-"""What is to be done about a job, as values that print as sentences. Repeating any of them is harmless.
-
-Refuses to hold: how it is done (the operator's shell does), why (each says so itself). Read next: `reconcile`.
-"""
+"""What is to be done about a job, as values that print as sentences. Repeating any of them is harmless."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Where a job is in its life: running, suspended, complete or failed; the last two are for ever.
 
-    the trainer's Job is Complete / Failed    -> Complete / Failed
-    ran longer than activeDeadlineSeconds     -> Failed; time suspended is not counted
-    spec.suspend                              -> Suspended
-    ttlSecondsAfterFinished after the end     -> the PolyRLJob itself is deleted
-
-Refuses to hold: what each means for trainer, manager and rollouts (see `singles`, `fleet_plan`).
+the trainer's Job is Complete / Failed    -> Complete / Failed
+ran longer than activeDeadlineSeconds     -> Failed; time suspended is not counted
+spec.suspend                              -> Suspended
+ttlSecondsAfterFinished after the end     -> the PolyRLJob itself is deleted
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Names of pods end in an ordinal that only grows, so that a name is made before the request that uses it (a repeat is
 answered with "already exists", not with a twin) and never means two pods. Job names have at most 46 characters, so that
 each of these stays within a DNS label's 63.
-Refuses to hold: objects (see `objects`). Read next: `facts`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """One look at a job, from facts to a decision. Repeating it is harmless; what it decides depends on nothing else.
 
-    not ours, or being deleted        nothing
-    not a job that we understand      the status says why
-    not accepted yet                  a dry run is asked for
-    runs                              children, drains, manager, trainer, rollouts; nothing of use waits for another
-    suspended                         the trainer stops, rollouts go, then the manager; volumes and counters stay
-    ended                             the same, and after its ttl the job itself goes
-
-Refuses to hold: any policy of its own. Read next: `acceptance`, `lifecycle`, `singles`, `fleet_plan`, `status_of`.
+not ours, or being deleted        nothing
+not a job that we understand      the status says why
+not accepted yet                  a dry run is asked for
+runs                              children, drains, manager, trainer, rollouts; nothing of use waits for another
+suspended                         the trainer stops, rollouts go, then the manager; volumes and counters stay
+ended                             the same, and after its ttl the job itself goes
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from dataclasses import replace
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, ReconcileResult
-from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, scale_decision, stale_at
-from polyrl.cluster.autoscaling.steps import observe_step
+from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, observe_step, scale_decision, stale_at
 from polyrl.cluster.fleet.plan import FleetPlan, fleet_plan, release_rollouts, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
@@ -34,7 +31,7 @@ from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import stall_due
 from polyrl.cluster.reporting.cost import runs_since
 from polyrl.cluster.reporting.status import refused, status_of
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import LastSeenPod, ReconcileState
 from polyrl.manifest.spec import OPERATOR
 from polyrl.worker import Role

@@ -2,8 +2,6 @@
 
 Nothing that must be exact lives here. What must survive is in the status, in pods' annotations and in their names;
 without a memory, windows are filled anew, silence is timed anew, and refused requests are tried at once.
-
-Refuses to hold: facts that the API server keeps. Read next: `reconcile`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Times as the API server writes them, RFC 3339 in UTC, and as we reckon with them, Unix seconds.
-
-Refuses to hold: a clock. Read next: `observe`.
-"""
+"""Times as the API server writes them, RFC 3339 in UTC, and as we reckon with them, Unix seconds."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Objects are raw, as the real API gives them, each with a resourceVersion; every change is kept in `log`, so that a
 reader may lag behind it. Nodes come one per pod while a pool has room. Nothing runs; `pass_time` does what is due.
-Refuses to hold: anything that decides. Read next: `fake_operator`, which reads it and acts on it.
 """
 
 from __future__ import annotations

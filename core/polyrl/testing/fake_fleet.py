@@ -2,8 +2,6 @@
 
 Nothing runs. Workers take `boot_s` to start and `exit_s` to obey a stop; a test ends one with `crash`. `changed` lets
 virtual time pass to the next event, so that a wait costs nothing and every schedule repeats exactly.
-
-Refuses to hold: anything that decides. Read next: `planner`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 It keeps the promises that the real shell makes to `reconcile`: what it wrote it has read; of two views of an object the
 newer counts; status and memory are kept together, once all was done; a status is written only on top of what was read.
-Refuses to hold: decisions. Read next: `fake_cluster`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
 from polyrl.cluster.observation.job import job_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import ReconcileState
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus

@@ -20,8 +20,7 @@ from polyrl.cluster.observation.facts import JobFacts
 from polyrl.cluster.observation.job import job_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
-from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.state import ReconcileState
 from polyrl.errors import PolyRLError
 from polyrl.worker import Role

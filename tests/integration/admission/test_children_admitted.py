@@ -12,10 +12,9 @@ import yaml
 
 from polyrl.cluster.resources.fixed import fixed_children
 from polyrl.cluster.resources.manager import manager_pod
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.resources.rollout import rollout_pod
 from polyrl.cluster.resources.trainer import trainer_job
-from polyrl.cluster.settings import Settings
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 

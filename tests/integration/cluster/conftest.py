@@ -26,7 +26,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.cluster.names import trainer_name
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Settings
 from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest
 from polyrl.keys import OperatorKeys, parse_keys
 from polyrl.status import ManagerStatus

@@ -27,10 +27,9 @@ from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.config import config_map
 from polyrl.cluster.resources.fixed import manager_hosts
 from polyrl.cluster.resources.manager import manager_pod
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.resources.rollout import rollout_pod
 from polyrl.cluster.resources.trainer import trainer_job
-from polyrl.cluster.settings import Settings
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Pool
 from polyrl.status import ManagerStatus

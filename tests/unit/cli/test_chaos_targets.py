@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from polyrl.cluster.resources.manager import manager_pod
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.resources.rollout import rollout_pod
 from polyrl.cluster.resources.trainer import trainer_job
-from polyrl.cluster.settings import Settings
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.partition_signals import HEAL, PARTITION_IN

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import polyrl_operator.api.client as client_module
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS
 from polyrl_operator.api.tracing import RequestTracer

@@ -1,4 +1,1 @@
-"""How many rollouts there should be: steps are judged, gaps measured, a wish made.
-
-Refuses to hold: which pods make up that number (see `fleet`). Read next: `wish`.
-"""
+"""How many rollouts there should be: steps are judged, gaps measured, a wish made."""

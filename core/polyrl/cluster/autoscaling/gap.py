@@ -16,7 +16,6 @@ one that was under way when we began to look.
 Then: within the dead band nothing changes; up by the least of its window, down by the most; each bounded per step; none
 within the cooldown; always within minReplicas and maxReplicas. "Now" is the wished number, which counts rollouts that
 are still starting or that capacity withholds, so that a slow start is not answered with more of them.
-Refuses to hold: which rollouts go (see `victims`), from which pool they come (see `mix`).
 """
 
 from __future__ import annotations

@@ -1,22 +1,20 @@
-"""How many rollouts are wished now, by whoever decides: the gap, an autoscaler, or the user.
-
-Refuses to hold: the sum itself (see `gap`), bounds of machines (see `mix`).
-"""
+"""How many rollouts are wished now, by whoever decides: the gap, an autoscaler, or the user."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from polyrl.cluster.autoscaling.gap import Sizing, StepMeasurement, clamp, sizing
-from polyrl.cluster.autoscaling.steps import StepProgress
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.rollouts import RolloutPod, of_pool
-from polyrl.cluster.state import Recommendation
+from polyrl.cluster.state import Recommendation, StepWatch
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import ScalingStatus
 from polyrl.sample import Pool
+from polyrl.status import EngineState, StepValue
 from polyrl.worker import num_rollouts
 
 TEXT: int = 1024
@@ -102,3 +100,53 @@ def _status(ctx: ReconcileContext, stored: ScalingStatus, measurement: StepMeasu
 
 def _millis(seconds: float) -> int:
     return max(0, round(seconds * 1000))
+
+
+GENERATE: Final = (EngineState.SERVING, EngineState.SUSPECT)
+"""States in which an engine takes part in a step."""
+
+NEEDED: Final = {StepValue.ROLLOUT_SECONDS, StepValue.TRAIN_SECONDS, StepValue.STEP_SECONDS}
+"""Without these a step cannot be judged."""
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """What this look tells about steps."""
+
+    watch: StepWatch | None
+    """To be remembered."""
+    measurement: StepMeasurement | None = None
+    """The step that ended since the last look."""
+    boundary: bool = False
+    """True in the one look that sees a new step begin, and while no step is under way."""
+
+
+def observe_step(ctx: ReconcileContext) -> StepProgress:
+    """Compares with what was remembered. Without word from the manager nothing is known, and nothing begins."""
+    reported, last = ctx.manager_status, ctx.state.watch
+    if reported is None or not ctx.manager_answers:
+        return StepProgress(last)
+    serving = sum(engine.state in GENERATE for engine in ctx.engines.values())
+    if last is None:
+        return StepProgress(StepWatch(reported.step, serving, whole=False), boundary=not reported.trainer_connected)
+    if reported.step == last.step:
+        steady = last.whole and serving == last.engines
+        return StepProgress(replace(last, whole=steady), boundary=not reported.trainer_connected)
+    begun = StepWatch(reported.step, serving, whole=reported.step > last.step)
+    return StepProgress(begun, _finished_step(ctx, last, serving), boundary=True)
+
+
+def _finished_step(ctx: ReconcileContext, last: StepWatch, serving: int) -> StepMeasurement | None:
+    values = ctx.manager_status.values if ctx.manager_status is not None else {}
+    if ctx.manager_status is None or ctx.manager_status.step < last.step or not values.keys() >= NEEDED:
+        return None
+    alone = last.engines == 0 and ctx.spec.trainer.reserved_engine
+    return StepMeasurement(
+        step=ctx.manager_status.step,
+        engines=last.engines,
+        rollout_s=values[StepValue.ROLLOUT_SECONDS],
+        train_s=values[StepValue.TRAIN_SECONDS],
+        step_s=values[StepValue.STEP_SECONDS],
+        reserved_s=values.get(StepValue.RESERVED_SECONDS, values[StepValue.ROLLOUT_SECONDS] if alone else 0.0),
+        steady=last.whole and serving == last.engines and values.get(StepValue.POLLUTED_STEP, 0.0) < 0.5,
+    )

@@ -8,7 +8,6 @@
 
 Beside stand-ins the fleet may have one pod more than wished: the spot pod on its way. Pods with nodes never exceed
 maxReplicas: when that one gets its node, a stand-in goes at once if it must.
-Refuses to hold: back-off (see `pools`), who of equals goes first (see `victims`).
 """
 
 from __future__ import annotations

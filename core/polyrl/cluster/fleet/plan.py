@@ -8,7 +8,6 @@
 
 One look makes and lets go so many at most; the rest follows in the next looks, because what has happened meanwhile, a
 notice above all, is seen only then.
-Refuses to hold: each policy (`pools`, `mix`, `victims`, `updates`, `counting`). Read next: `mix`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
 from polyrl.cluster.fleet.capacity_split import CapacitySplit, base, capacity_split
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
-from polyrl.cluster.fleet.rolling_update import to_replace
-from polyrl.cluster.fleet.victims import stand_ins, victims
+from polyrl.cluster.fleet.victims import stand_ins, to_replace, victims
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, assign_numbers, total
 from polyrl.cluster.observation.node_signals import DisruptionKind

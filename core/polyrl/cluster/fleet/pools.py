@@ -8,7 +8,6 @@
 
 Rollouts that fail by themselves hold their pool too: 10 s after the first, twice as long after each further one that
 fails before any newer one registered, at most 5 min. What the API server refuses holds both: 60 s to 10 min.
-Refuses to hold: how the fleet is split between pools (see `mix`). Read next: `mix`.
 """
 
 from __future__ import annotations

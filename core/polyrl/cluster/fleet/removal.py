@@ -2,7 +2,6 @@
 
 A pod on a silent node stays until its kubelet answers, and keeps its volume and its name. It is removed by force, grace
 0, once it is GIVEN_UP_S past its grace (the rule of Kueue's KEP-6757); on a machine that is gone for certain, at once.
-Refuses to hold: who is deleted. Read next: `node_signs`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ The manager: a new pod, under a new name, once the old one has ended or is gone.
 the journal. One that is being deleted, or whose node fell silent, is waited for (see `removal`).
 The trainer's Job restarts its own pods. It is suspended and resumed with the job, and never deleted while it runs; a
 suspended one whose template was changed is deleted, and made anew when the job goes on.
-Refuses to hold: rollouts (see `fleet_plan`), how objects look (see `objects`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     1 has no node yet    2 at risk    3 not yet registered    4 a stand-in while spot serves    5 any other
 and within each: older weights, fewer samples running (least remaining work), alone on its node, younger. On-demand pods
 of `baseOnDemand` come last of all: they are there to stay.
-Refuses to hold: how many go (see `mix`, `gap`).
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from polyrl.cluster import names
+from polyrl.cluster.fleet.capacity_split import base
+from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, of_pool
 from polyrl.sample import Pool
+from polyrl.worker import Role
 
 _LAST: Final = 9
 
@@ -61,3 +63,27 @@ def _rank(one: RolloutPod, spot_serves: bool) -> int:
     if one.state is PodState.STARTING:
         return 3
     return 4 if spot_serves and one.pool is Pool.ON_DEMAND else 5
+
+
+def outdated(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int) -> list[RolloutPod]:
+    """Live rollouts of another template, or spot ones where the policy has no room for any."""
+    newest = ctx.hashes.templates[Role.ROLLOUT]
+    unwanted = {one.pod.uid for one in of_pool(fleet, Pool.SPOT)[desired - base(ctx.spec.rollout, desired) :]}
+    return [one for one in fleet if one.live and (one.pod.template_hash != newest or one.pod.uid in unwanted)]
+
+
+def to_replace(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int, boundary: bool) -> list[RolloutPod]:
+    """Those to let go in this look. A pod without a node goes at once; the others only at a boundary between steps, and
+    never so many that more than maxUnavailable of the wished number do not serve."""
+    update = ctx.spec.rollout.update
+    old = outdated(ctx, fleet, desired)
+    if update.type != "Rolling" or not old:
+        return []
+    waiting = [one for one in old if one.state is PodState.PENDING]
+    if not boundary:
+        return waiting
+    serving = sum(one.state is PodState.SERVING for one in fleet)
+    starting = [one for one in old if one.state is PodState.STARTING]
+    number = max(0, serving - max(0, desired - update.max_unavailable))
+    in_use = [one for one in old if one.state is PodState.SERVING]
+    return [*waiting, *starting, *victims(fleet, number, base(ctx.spec.rollout, desired), in_use)]

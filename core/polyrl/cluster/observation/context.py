@@ -1,7 +1,4 @@
-"""One look at a job that can be understood: all that its policies read, in one value.
-
-Refuses to hold: policies. Read next: `rollouts`, `reconcile`.
-"""
+"""One look at a job that can be understood: all that its policies read, in one value."""
 
 from __future__ import annotations
 
@@ -12,9 +9,7 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.observation.facts import JobFacts
 from polyrl.cluster.resources.fixed import fixed_children
-from polyrl.cluster.resources.hashes import template_hash
-from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Owner, Settings, template_hash
 from polyrl.cluster.state import DesiredHashes, ReconcileState
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import JobSpec

@@ -10,8 +10,6 @@
     cordon, rebalance, candidate, disrupted taint     at risk: no replacement, first victim
 
 A confirmed notice is written on the pod, and stays although the sign may go: the engine was told to hand its work over.
-Refuses to hold: deletions that we asked for (the caller knows them by their annotation), ends by own fault (`endings`),
-and any doing (`fleet_plan`). Read next: `node_signs`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is seen of one job at one moment, as values. Times are Unix seconds, as the API server's stamps are.
-
-Refuses to hold: raw objects (see `observe`), any judgement of what they mean. Read next: `observe`, `disruption`.
-"""
+"""What is seen of one job at one moment, as values. Times are Unix seconds, as the API server's stamps are."""
 
 from __future__ import annotations
 

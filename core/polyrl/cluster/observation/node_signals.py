@@ -2,7 +2,6 @@
 
 Keys are those of Kubernetes, Karpenter, cluster-autoscaler, aws-node-termination-handler, GKE and AKS. One of AKS's is
 the older name of another; clusters have either.
-Refuses to hold: what the pods themselves say (see `disruption`).
 """
 
 from __future__ import annotations

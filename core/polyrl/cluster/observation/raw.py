@@ -2,7 +2,6 @@
 
 A field of the wrong type reads as absent: the API server checked its own types, and what it did not check (a CRD's open
 fields, a test's hand-written object) must end as "not known", never as an exception.
-Refuses to hold: what fields mean (see `observe`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Events on the job: what changed in this look, one sentence for each kind of news however many pods it is about.
 
 News is what differs from the stored status, or what this look is about to do, so that a look without news is silent.
-Refuses to hold: conditions (see `conditions`), decisions.
 """
 
 from __future__ import annotations

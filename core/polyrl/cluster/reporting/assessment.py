@@ -1,7 +1,4 @@
-"""What one look came to, in one value: what the status, its conditions and the events are written from.
-
-Refuses to hold: actions. Read next: `conditions`, `status_of`, `announce`.
-"""
+"""What one look came to, in one value: what the status, its conditions and the events are written from."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.autoscaling.scale_decision import ScaleDecision
-from polyrl.cluster.autoscaling.steps import StepProgress
+from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, StepProgress
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.lifecycle import Lifecycle
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext

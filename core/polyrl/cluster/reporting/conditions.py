@@ -5,7 +5,6 @@
 
 RolloutAvailable=False is no failure: the trainer goes on with its own engine. Sentences name no times that pass, so
 that a condition changes only when something did.
-Refuses to hold: the state in one word (see `status_of`). Read next: `judged`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Charged when a pod ends, and else once a minute, so that money alone does not make the status change at every look. What
 an operator does not see, because it is down, is charged when it comes back, for pods that are still there.
-Refuses to hold: prices of a cloud; a share without a price stays 0. Read next: `status_of`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,1 @@
-"""The children of a job as plain Kubernetes objects: pure functions of the manifest and the operator's settings.
-
-Refuses to hold: when to make which (see `reconcile`). Read next: `owner`.
-"""
+"""The children of a job as plain Kubernetes objects: pure functions of the manifest and the operator's settings."""

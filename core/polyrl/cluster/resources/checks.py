@@ -1,15 +1,11 @@
-"""What a manifest may say and this version cannot run, each as one sentence that names the field.
-
-Refuses to hold: what CEL can say at admission (see `manifest.rules`), the API server's own verdict on a pod (a dry run
-gives it). Read next: `reconcile`.
-"""
+"""What a manifest may say and this version cannot run, each as one sentence that names the field."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from polyrl.cluster.resources.pods.template import Fields, template_fields
+from polyrl.cluster.resources.template import Fields, template_fields
 from polyrl.manifest.cluster import PodTemplate
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.manifest.trainer import TrainerBackend

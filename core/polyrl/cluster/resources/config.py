@@ -1,7 +1,6 @@
 """The job's ConfigMap: what its workers read of the job, and where the manager is. Immutable, named by its content.
 
 It holds only what a worker acts on, so that a change of scaling, suspension or a template makes no new one.
-Refuses to hold: keys (see the Secret), the user's code. Read next: `pods`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources.hashes import hash_of, with_content_hash
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.owner import Owner, hash_of, with_content_hash
 from polyrl.control import Endpoints
 from polyrl.manifest.job import API_VERSION, KIND
 

@@ -1,7 +1,4 @@
-"""The manager's pod: small, on-demand, started again in place, its journal on a volume.
-
-Refuses to hold: its Service and claim (see `fixed`). Read next: `fixed`.
-"""
+"""The manager's pod: small, on-demand, started again in place, its journal on a volume."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources import hashes
-from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.resources.pods.placement import manager_placement
-from polyrl.cluster.resources.pods.pod import (
+from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
+from polyrl.cluster.resources.placement import manager_placement
+from polyrl.cluster.resources.pod import (
     KEPT,
     PodParts,
     bare_pod,
@@ -21,11 +17,10 @@ from polyrl.cluster.resources.pods.pod import (
     kept_volume,
     keys_volume,
     pod_template,
+    pod_workers,
     tmp_volume,
 )
-from polyrl.cluster.resources.pods.template import Fields
-from polyrl.cluster.resources.pods.workers import pod_workers
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.template import Fields
 from polyrl.control import HEALTH_PATH
 from polyrl.worker import Role
 
@@ -69,9 +64,7 @@ def manager_pod(owner: Owner, ordinal: int, settings: Settings) -> Object:
         priority_class=settings.trainer_priority_class,
     )
     template = pod_template(owner, parts, spec.manager.template)
-    return hashes.with_content_hash(
-        bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts.role, template)
-    )
+    return with_content_hash(bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts.role, template))
 
 
 def _ports(http: int) -> list[Fields]:

@@ -1,12 +1,15 @@
-"""Whose child an object is. Read next: `fixed`, `pods`."""
+"""Whose child an object is."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from polyrl.cluster import names
-from polyrl.manifest.job import API_VERSION, KIND, PolyRLJob
+from polyrl.cluster.actions import Object
+from polyrl.manifest.job import API_VERSION, KIND, JobSpec, PolyRLJob
 from polyrl.worker import Role
 
 
@@ -37,3 +40,68 @@ class Owner:
             "labels": names.labels(self.name, role),
             "ownerReferences": [reference],
         }
+
+
+HASH_CHARACTERS: Final = 10
+"""Of hexadecimal digits: 40 bits, so that two contents of one job do not meet; short enough for names and labels."""
+
+
+def content_hash(obj: Object) -> str:
+    """Of all of an object but its own hash: HASH_CHARACTERS hexadecimal digits."""
+    annotations = dict(obj["metadata"].get("annotations", {}))
+    annotations.pop(names.ANNOTATION_CONTENT, None)
+    return hash_of(obj | {"metadata": obj["metadata"] | {"annotations": annotations}})
+
+
+def with_content_hash(obj: Object) -> Object:
+    """The object with its content's hash as an annotation."""
+    annotations = obj["metadata"].get("annotations", {}) | {names.ANNOTATION_CONTENT: content_hash(obj)}
+    return obj | {"metadata": obj["metadata"] | {"annotations": annotations}}
+
+
+def template_hash(owner: Owner, role: Role) -> str:
+    """Of what a user wrote that a pod of this role is made from; HASH_CHARACTERS hexadecimal digits."""
+    return hash_of(_written(owner.job.spec, role))
+
+
+def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
+    """Defaults are left out: a field that a later version adds changes nothing for those who never set it."""
+    wrote = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    rollout, trainer, manager = (wrote.get(part, {}) for part in ("rollout", "trainer", "manager"))
+    preset = rollout.get("capacity", {}).get("preset")
+    engine = _some(rollout, "engine", "drainSeconds") | {"preset": preset}
+    match role:
+        case Role.ROLLOUT:
+            return engine | _some(rollout, "template")
+        case Role.MANAGER:
+            return _some(manager, "template", "port") | {"preset": preset}
+        case Role.TRAINER | Role.RESERVED:
+            beside = engine if spec.trainer.reserved_engine else {"preset": preset}
+            return (
+                beside | _some(trainer, "template", "replicas", "capacity", "reservedEngine") | _some(wrote, "recipe")
+            )
+
+
+def _some(part: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: part[key] for key in keys if key in part}
+
+
+def hash_of(value: Any) -> str:
+    """Of a plain value: HASH_CHARACTERS hexadecimal digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one operator, for all jobs."""
+
+    manager_image: str
+    trainer_image: str
+    rollout_image: str
+    """Default images; a template's own `image` wins."""
+    image_pull_policy: str = "IfNotPresent"
+    cluster_domain: str = "cluster.local"
+    trainer_priority_class: str = ""
+    rollout_priority_class: str = ""
+    """Names of PriorityClasses that the chart made; empty: none."""

@@ -1,7 +1,4 @@
-"""A rollout's pod: one agent with its engine, never restarted in place; a replacement is another pod.
-
-Refuses to hold: how many there are and who goes first (see `reconcile`). Read next: `trainer`.
-"""
+"""A rollout's pod: one agent with its engine, never restarted in place; a replacement is another pod."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources import hashes
-from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.resources.pods.placement import rollout_placement
-from polyrl.cluster.resources.pods.pod import (
+from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
+from polyrl.cluster.resources.placement import rollout_placement
+from polyrl.cluster.resources.pod import (
     PodParts,
     bare_pod,
     container,
@@ -20,11 +16,10 @@ from polyrl.cluster.resources.pods.pod import (
     keys_volume,
     memory_volume,
     pod_template,
+    pod_workers,
     tmp_volume,
 )
-from polyrl.cluster.resources.pods.template import Fields
-from polyrl.cluster.resources.pods.workers import pod_workers
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.template import Fields
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
@@ -61,7 +56,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool, settings: Settings) -> O
         labels={names.LABEL_POOL: pool.value},
     )
     template = pod_template(owner, parts, spec.rollout.template)
-    return hashes.with_content_hash(bare_pod(owner, name, parts.role, template))
+    return with_content_hash(bare_pod(owner, name, parts.role, template))
 
 
 def _resources(threads: int) -> Fields:

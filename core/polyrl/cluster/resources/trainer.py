@@ -1,29 +1,28 @@
 """The trainer: an Indexed Job on reserved machines, its engine as a sidecar that ends with it, checkpoints on a volume.
 
-    exit 0             the Job is complete
-    exit 1, 2          it said why and would end so again: the Job fails at once
-    exit 143           it was asked to leave and saved: replaced, not counted
-    DisruptionTarget   its machine was taken: replaced, not counted
-    anything else      counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
-    The order is: disruptions, 143, `failurePolicy.rules`, then 1 and 2.
-Refuses to hold: when to suspend or replace the Job (see `reconcile`). Read next: `failure_rules`.
+exit 0             the Job is complete
+exit 1, 2          it said why and would end so again: the Job fails at once
+exit 143           it was asked to leave and saved: replaced, not counted
+DisruptionTarget   its machine was taken: replaced, not counted
+anything else      counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
+The order is: disruptions, 143, `failurePolicy.rules`, then 1 and 2.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources import hashes
-from polyrl.cluster.resources.failure_rules import failure_rules
-from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.resources.pods.code import code_volume
-from polyrl.cluster.resources.pods.placement import trainer_placement
-from polyrl.cluster.resources.pods.pod import (
+from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
+from polyrl.cluster.resources.placement import trainer_placement
+from polyrl.cluster.resources.pod import (
+    ADVERTISE_ENV,
     KEPT,
+    POD_NAME_ENV,
     Mounted,
     PodParts,
+    code_volume,
     container,
     from_field,
     job_volume,
@@ -31,12 +30,14 @@ from polyrl.cluster.resources.pods.pod import (
     keys_volume,
     memory_volume,
     pod_template,
+    pod_workers,
     tmp_volume,
+    whole_cpus,
 )
-from polyrl.cluster.resources.pods.template import Fields, merged_resources, template_fields
-from polyrl.cluster.resources.pods.workers import ADVERTISE_ENV, POD_NAME_ENV, pod_workers, whole_cpus
-from polyrl.cluster.settings import Settings
-from polyrl.worker import Role, Worker
+from polyrl.cluster.resources.template import Fields, merged_resources, template_fields
+from polyrl.local.planner import SAID_WHY_EXITS
+from polyrl.manifest.cluster import FailurePolicy, FailureRule
+from polyrl.worker import HANDED_OVER_EXIT, Role, Worker
 
 GRACE_SLACK_S: Final = 10
 """Beyond what the trainer takes to stop and save: the sidecar ends after it."""
@@ -54,7 +55,7 @@ def trainer_job(owner: Owner, settings: Settings) -> Object:
     template = _template(owner, settings)
     metadata = owner.metadata(names.trainer_name(owner.name), Role.TRAINER)
     metadata["labels"][names.LABEL_TEMPLATE] = template["metadata"]["labels"][names.LABEL_TEMPLATE]
-    return hashes.with_content_hash(
+    return with_content_hash(
         {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -120,3 +121,29 @@ def _their_resources(owner: Owner) -> Fields:
     _, spec = template_fields(owner.job.spec.trainer.template)
     first: Fields = spec["containers"][0] if spec else {}
     return dict(first.get("resources", {}))
+
+
+DISRUPTED: Final[Fields] = {
+    "action": "Ignore",
+    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+}
+
+
+def failure_rules(policy: FailurePolicy) -> list[Fields]:
+    """Rules in order; the first that matches decides, and without a match the end counts."""
+    return [
+        DISRUPTED,
+        _on_exit("Ignore", HANDED_OVER_EXIT),
+        *(_rule(rule) for rule in policy.rules),
+        _on_exit("FailJob", *SAID_WHY_EXITS),
+    ]
+
+
+def _on_exit(action: str, *codes: int) -> Fields:
+    matched = {"containerName": Role.TRAINER.value, "operator": "In", "values": sorted(codes)}
+    return {"action": action, "onExitCodes": matched}
+
+
+def _rule(rule: FailureRule) -> Fields:
+    plain: dict[str, Any] = rule.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return plain

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as but
 
 from polyrl.cluster.autoscaling.gap import StepMeasurement
-from polyrl.cluster.autoscaling.steps import StepProgress, observe_step
+from polyrl.cluster.autoscaling.scale_decision import StepProgress, observe_step
 from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.cluster.state import ReconcileState, StepWatch
 from polyrl.sample import Pool

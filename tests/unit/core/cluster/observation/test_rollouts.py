@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from polyrl.cluster import names
-from polyrl.cluster.observation.endings import SILENT_S
 from polyrl.cluster.observation.facts import Exit, ManagerFacts, PodPhase
-from polyrl.cluster.observation.rollouts import LEASE_LOST_S, QUIET_S, PodState, next_due, rollouts
+from polyrl.cluster.observation.rollouts import LEASE_LOST_S, QUIET_S, SILENT_S, PodState, next_due, rollouts
 from polyrl.cluster.state import ReconcileState
 from polyrl.status import EngineState, ManagerStatus
 

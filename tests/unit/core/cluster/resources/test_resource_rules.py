@@ -8,11 +8,11 @@ import pytest
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.checks import unsupported
-from polyrl.cluster.resources.network import network_policies
+from polyrl.cluster.resources.fixed import network_policies
 from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.resources.pods.placement import Placement, manager_placement, rollout_placement, trainer_placement
-from polyrl.cluster.resources.pods.template import merged_metadata, merged_resources, merged_spec
-from polyrl.cluster.resources.pods.workers import whole_cpus
+from polyrl.cluster.resources.placement import Placement, manager_placement, rollout_placement, trainer_placement
+from polyrl.cluster.resources.pod import whole_cpus
+from polyrl.cluster.resources.template import merged_metadata, merged_resources, merged_spec
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 

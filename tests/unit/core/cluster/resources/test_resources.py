@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
-from polyrl.cluster.resources.hashes import content_hash, template_hash
 from polyrl.cluster.resources.manager import manager_pod
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.owner import Owner, Settings, content_hash, template_hash
 from polyrl.cluster.resources.rollout import rollout_pod
 from polyrl.cluster.resources.trainer import trainer_job
-from polyrl.cluster.settings import Settings
 from polyrl.control import parse_endpoints
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.resources.hashes import template_hash
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.owner import Owner, template_hash
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role

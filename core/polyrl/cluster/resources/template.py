@@ -1,10 +1,8 @@
 """A user's pod template and our own pod as one: the first container is ours with their additions, the rest is kept.
 
-    ours always       command, name of the first container, restartPolicy, grace, our labels
-    ours unless named image, resource by resource, environment by variable, mounts by path, securityContext by field
-    both              volumes, tolerations, node requirements (theirs and ours must hold), further containers
-
-Refuses to hold: what our pod is (see `pods`). Read next: `pods`.
+ours always       command, name of the first container, restartPolicy, grace, our labels
+ours unless named image, resource by resource, environment by variable, mounts by path, securityContext by field
+both              volumes, tolerations, node requirements (theirs and ours must hold), further containers
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from polyrl.cluster.resources.pods.placement import Placement, Requirement
+from polyrl.cluster.resources.placement import Placement, Requirement
 from polyrl.manifest.cluster import PodTemplate
 
 Fields: TypeAlias = dict[str, Any]

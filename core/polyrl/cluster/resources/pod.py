@@ -1,27 +1,27 @@
 """What every pod of ours has in common: who it runs as, what is mounted where, the environment, and the merge.
 
-    /polyrl/job       ConfigMap: job.json, manager.json
-    /polyrl/keys      Secret: the role's own files only, readable by the pod's group
-    /tmp              emptyDir; HOME and all caches point there, since the root cannot be written to
-    /dev/shm          emptyDir in memory, for weights and tensors (trainer and rollouts)
-
-Refuses to hold: what one role adds (see `manager`, `trainer`, `rollout`). Read next: `template`, `rollout`.
+/polyrl/job       ConfigMap: job.json, manager.json
+/polyrl/keys      Secret: the role's own files only, readable by the pod's group
+/tmp              emptyDir; HOME and all caches point there, since the root cannot be written to
+/dev/shm          emptyDir in memory, for weights and tensors (trainer and rollouts)
 """
 
 from __future__ import annotations
 
+import math
+import posixpath
 from dataclasses import dataclass
 from typing import Any, Final
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.config import config_map
-from polyrl.cluster.resources.hashes import template_hash
-from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.resources.pods.placement import Placement
-from polyrl.cluster.resources.pods.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields
-from polyrl.cluster.settings import Settings
+from polyrl.cluster.resources.owner import Owner, Settings, template_hash
+from polyrl.cluster.resources.placement import Placement
+from polyrl.cluster.resources.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields
 from polyrl.manifest.cluster import PodTemplate, StorageSpec
-from polyrl.worker import Role, Worker
+from polyrl.manifest.recipe import CodeSpec
+from polyrl.sample import Pool
+from polyrl.worker import Pods, Role, RunLocation, Worker, Workers, workers_of
 
 KEY_MODE: Final = 0o440
 """Of files of the Secret: root's, and readable by the pod's group through fsGroup."""
@@ -176,3 +176,58 @@ def bare_pod(owner: Owner, name: str, role: Role, template: Fields) -> dict[str,
     """A pod that the job itself owns."""
     metadata = owner.metadata(name, role) | template["metadata"]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def code_volume(code: CodeSpec) -> Mounted | None:
+    """Where the user's files are mounted; None when they are in the image."""
+    path = posixpath.normpath(posixpath.join(names.MANIFEST_DIR, code.path))
+    if code.config_map is not None:
+        return Mounted("polyrl-code", path, {"configMap": {"name": code.config_map}}, read_only=True)
+    if code.volume_claim is not None:
+        claim = {"claimName": code.volume_claim, "readOnly": True}
+        return Mounted("polyrl-code", path, {"persistentVolumeClaim": claim}, read_only=True)
+    return None
+
+
+ADVERTISE_ENV: Final = "POLYRL_ADVERTISE_HOST"
+"""The pod's own address, from the downward API."""
+
+POD_NAME_ENV: Final = "POLYRL_POD_NAME"
+"""The pod's own name: of a Job's pods nobody knows it before."""
+
+PYTHON: Final = "python"
+"""On the PATH of every image of ours."""
+
+
+def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
+    """Every worker of the job as it runs in pods, rollouts in `pool`; `cpus` is what the trainer may use."""
+    pods = Pods(
+        job=names.JOB_DIR,
+        keys=names.KEYS_DIR,
+        journal=names.JOURNAL_DIR,
+        http_port=owner.job.spec.manager.port,
+        agents_port=names.AGENTS_PORT,
+        trainer_port=names.TRAINER_PORT,
+        weights_port=names.PUBLISHER_PORT,
+        advertise=f"$({ADVERTISE_ENV})",
+    )
+    place = RunLocation(names.RUN_DIR, names.MANIFEST_DIR, PYTHON, names.EPOCH, cpus, pods=pods)
+    return workers_of(owner.job.spec, place, pool)
+
+
+def whole_cpus(resources: Fields) -> int:
+    """Cores that a container with these resources may use, at least 1; its limit counts before its request."""
+    for part in ("limits", "requests"):
+        amount = resources.get(part, {}).get("cpu")
+        if amount is not None:
+            return _cores(str(amount))
+    return 1
+
+
+def _cores(amount: str) -> int:
+    """Of a quantity such as 2, 1.5 or 500m; 1 when it is none, which is for the API server to refuse."""
+    try:
+        cores = float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
+    except ValueError:
+        return 1
+    return max(1, math.ceil(cores))

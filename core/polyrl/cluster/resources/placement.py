@@ -1,8 +1,6 @@
 """Which machines a pod may run on: the labels and taints of each platform's spot and on-demand machines, as a table.
 
 `karpenter.sh/disrupted` is tolerated by nothing of ours: a pod that tolerates it is never drained.
-Refuses to hold: who runs in which pool (see `reconcile`), what a template asks for itself (see `template`).
-Read next: `template`.
 """
 
 from __future__ import annotations

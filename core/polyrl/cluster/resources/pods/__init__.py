@@ -1,1 +1,0 @@
-"""What all pods of a job share: template, placement, containers, code volumes."""
