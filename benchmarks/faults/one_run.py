@@ -27,12 +27,12 @@ from striker import Striker
 from polyrl.ledger.audit.records import Moved
 from polyrl.sample import DiscardReason
 from polyrl.wire import GroupDropped
-from polyrl_cli.chaos.schedule import FaultSchedule
+from polyrl_cli.chaos.injector import FaultSchedule
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.inspection.journal_reader import open_journal
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
-from polyrl_cli.local.run_folder import RunFolder, held, prepare
+from polyrl_cli.local.run_folder import RunFolder, locked, prepare
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.report.timeline import Timeline
 
@@ -58,7 +58,7 @@ def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: O
     write_inputs(root)
     folder = RunFolder(root)
     began = time.monotonic()
-    with held(folder):
+    with locked(folder):
         run_epoch = prepare(folder, kind.manifest())
         struck, violations = asyncio.run(_run(folder, run_epoch, kind, strikes, undisturbed))
     seconds = time.monotonic() - began

@@ -27,10 +27,10 @@ from plan import MODEL, PROMPT_TOKENS, PROMPTS, Plan
 from reference import decode
 
 from polyrl.worker import RunLocation, Worker, Workers, workers_of
-from polyrl_cli.chaos.schedule import FaultSchedule
+from polyrl_cli.chaos.injector import FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
-from polyrl_cli.local.run_folder import RunFolder, held, prepare
+from polyrl_cli.local.run_folder import RunFolder, locked, prepare
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.report.timeline import Timeline
 
@@ -95,7 +95,7 @@ def measure(root: Path, plan: Plan) -> Report:
     (root / "workload.json").write_bytes(msgspec.json.encode(plan.workload(reference.prompts)))
     folder = RunFolder(root)
     began = time.monotonic()
-    with held(folder):
+    with locked(folder):
         kills = asyncio.run(run(folder, prepare(folder, plan.job()), plan))
     return judge(root, kills, reference, plan, time.monotonic() - began)
 

@@ -20,6 +20,9 @@ USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 
+SEED_BITS: Final = 32
+"""Of a drawn seed; short enough to be typed again."""
+
 
 class _Commands(TyperGroup):
     """Turns the errors that PolyRL raises on purpose into sentences and exit statuses."""
@@ -217,22 +220,30 @@ def chaos(  # noqa: PLR0913 - each is a flag
     context: Context = None,
 ) -> None:
     """Inflict a fault on a live run; nothing of it should be lost."""
+    import secrets
+
     from polyrl.errors import UserError
     from polyrl_cli.chaos.faults import FaultRequest
 
-    wish = FaultRequest(action=action, target=role, worker=worker, seconds=lasts, speed=speed, direction=direction)
+    if seed is None:
+        seed = secrets.randbits(SEED_BITS)
+    request = FaultRequest(
+        action=action, target=role, worker=worker, seed=seed, seconds=lasts, speed=speed, direction=direction
+    )
     if on is On.HERE:
-        from polyrl_cli.chaos.command import chaos_line
+        from polyrl_cli.local.control_socket import ask_run
+        from polyrl_cli.local.run_folder import find_run
 
         _refuse_flags({"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}, "--on kubernetes")
-        typer.echo(chaos_line(None if run is None else Path(run), wish, seed))
-        return
-    from polyrl_cli.remote.chaos import cluster_chaos_line
-    from polyrl_cli.remote.cluster import ClusterOptions
+        done = ask_run(find_run(None if run is None else Path(run)), request)
+    else:
+        from polyrl_cli.remote.chaos import inject_on_cluster
+        from polyrl_cli.remote.cluster import ClusterOptions
 
-    if run is None:
-        raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
-    typer.echo(cluster_chaos_line(run, wish, seed, ClusterOptions(kubeconfig, context, namespace)))
+        if run is None:
+            raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
+        done = inject_on_cluster(run, request, ClusterOptions(kubeconfig, context, namespace))
+    typer.echo(f"{done} (seed {seed})")
 
 
 @app.command()

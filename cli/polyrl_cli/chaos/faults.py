@@ -1,30 +1,33 @@
-"""Finds whom a fault hits on a live run, or says why nobody; `fault_kinds` says what faults there are.
-
-Refuses to hold: processes, timers (see `inflicting`). Read next: `inflicting`.
-"""
+"""From a request for a fault to its victim, or to the reason why there is none; and the signals that a fault takes."""
 
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Container, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from polyrl.errors import UserError
 from polyrl.local.fleet import ObservedWorker
+from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.worker import Role
 from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
+from polyrl_cli.local.process_fleet import Part
+
+SLOW_PERIOD_S: Final = 0.5
+"""A slow victim is stopped once in this time: often beside a lease of 3 s, rarely beside a token."""
 
 
 class FaultRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault whose victim is still to be found."""
+    """A fault whose victim is still to be chosen."""
 
     action: ChaosAction
     target: Target = Target.AGENT
     worker: str = ""
-    """Its name; empty: one of them, drawn by `seed`."""
+    """Name of the victim; empty: one is drawn by `seed`."""
     seed: int = 0
     seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 5.0
     """How long it lasts; with preempt, from the notice to the end."""
@@ -47,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_capacity(self) -> bool:
-        """True when a rollout is taken away as spot capacity is: then its end is nobody's failure."""
+        """True when a rollout is taken away as spot capacity is: then its end counts as no failure."""
         ends = self.action in (ChaosAction.KILL, ChaosAction.PREEMPT) and self.target is Target.AGENT
         return ends and self.role is Role.ROLLOUT
 
@@ -57,18 +60,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return self.action not in (ChaosAction.KILL, ChaosAction.PREEMPT)
 
     @property
-    def nobody(self) -> str:
-        """Said when there is no process to hit."""
+    def no_process(self) -> str:
+        """The refusal when there is no process to hit."""
         return f"{self.victim}: no {self.target} process lives there"
 
     @property
-    def another(self) -> str:
-        """Said when it would last where another one does."""
+    def busy(self) -> str:
+        """The refusal when another fault lasts on the same victim."""
         return f"{self.victim}: another fault lasts there; wait for its end"
 
     def __str__(self) -> str:
-        engine = f"the engine of {self.victim}"
-        whom = engine if self.target is Target.ENGINE else self.victim
+        whom = f"the engine of {self.victim}" if self.target is Target.ENGINE else self.victim
         match self.action:
             case ChaosAction.KILL:
                 return f"{whom} killed without notice"
@@ -79,7 +81,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             case ChaosAction.SLOW:
                 return f"{whom} slowed to {self.speed:.0%} for {self.seconds:g} s"
             case ChaosAction.PARTITION:
-                return f"{whom} {_CUT_WORDS[self.direction]} for {self.seconds:g} s"
+                return f"{whom} {_PARTITION_TEXT[self.direction]} for {self.seconds:g} s"
+
+
+class Signals(NamedTuple):
+    """In turn until the fault's time is over: `begin`, `on_s` later `undo`, and `off_s` later again."""
+
+    part: Part
+    begin: int
+    undo: int = 0
+    """0: there is nothing to undo, `begin` is sent once."""
+    on_s: float = 0.0
+    off_s: float = 0.0
 
 
 ONLY_AGENTS: Final = {
@@ -87,11 +100,13 @@ ONLY_AGENTS: Final = {
     ChaosAction.PARTITION: "only an agent can be cut off from the manager",
 }
 
-_CUT_WORDS: Final = {
+_PARTITION_TEXT: Final = {
     Direction.BOTH: "cut off from the manager",
-    Direction.IN: "cut off from what the manager says",
-    Direction.OUT: "cut off from the manager's ear",
+    Direction.IN: "cut off from what the manager sends",
+    Direction.OUT: "cut off from the manager in what it sends",
 }
+
+_PARTITION_SIGNALS: Final = {Direction.BOTH: PARTITION, Direction.IN: PARTITION_IN, Direction.OUT: PARTITION_OUT}
 
 _ROLES: Final = {
     Target.AGENT: (Role.ROLLOUT, Role.RESERVED),
@@ -101,45 +116,58 @@ _ROLES: Final = {
 }
 
 
-def choose_victim(wish: FaultRequest, observed: Sequence[ObservedWorker], greeted: Container[str]) -> Fault:
-    """Finds the victim; `greeted` are the agents that the manager knows. Raises UserError when there is none, or when
-    the action does not fit it.
-
-    Rollouts come before the reserved engine, which is hit only when it is named.
-    """
-    if wish.direction is not Direction.BOTH and wish.action is not ChaosAction.PARTITION:
-        raise UserError(f"--direction {wish.direction}: only a partition has one, not {wish.action}")
-    if wish.action in ONLY_AGENTS and wish.target is not Target.AGENT:
-        raise UserError(f"--role {wish.target}: {ONLY_AGENTS[wish.action]}")
-    alive = [seen for seen in observed if seen.role in _ROLES[wish.target] and seen.counts]
-    fitting = [seen for seen in alive if _fits(wish, seen, greeted)]
+def choose_victim(request: FaultRequest, observed: Sequence[ObservedWorker], greeted: Container[str]) -> Fault:
+    """The fault with its victim; `greeted` are the agents that the manager knows. Rollouts come before the reserved
+    engine, which is hit only when it is named. Raises UserError when nobody fits, or when the action fits no target."""
+    if request.direction is not Direction.BOTH and request.action is not ChaosAction.PARTITION:
+        raise UserError(f"--direction {request.direction}: only a partition has one, not {request.action}")
+    if request.action in ONLY_AGENTS and request.target is not Target.AGENT:
+        raise UserError(f"--role {request.target}: {ONLY_AGENTS[request.action]}")
+    alive = [worker for worker in observed if worker.role in _ROLES[request.target] and worker.counts]
+    fitting = [worker for worker in alive if _fits(request, worker, greeted)]
     if not fitting:
-        raise UserError(_nobody(wish, alive))
-    victim = random.Random(wish.seed).choice(sorted(fitting, key=lambda seen: seen.name))
+        raise UserError(_nobody(request, alive))
+    victim = random.Random(request.seed).choice(sorted(fitting, key=lambda worker: worker.name))
     return Fault(
-        action=wish.action,
-        target=wish.target,
+        action=request.action,
+        target=request.target,
         victim=victim.name,
         role=victim.role,
-        seconds=wish.seconds,
-        speed=wish.speed,
-        direction=wish.direction,
+        seconds=request.seconds,
+        speed=request.speed,
+        direction=request.direction,
     )
 
 
-def _fits(wish: FaultRequest, seen: ObservedWorker, greeted: Container[str]) -> bool:
-    if wish.worker and seen.name != wish.worker:
-        return False
-    if seen.role is Role.RESERVED and (wish.action is ChaosAction.PREEMPT or not wish.worker):
-        return False
-    # An agent listens to the signal from its greeting on; before that the signal would end it.
-    return wish.action is not ChaosAction.PARTITION or seen.name in greeted
+def signals_of(fault: Fault) -> Signals:
+    """The signals of any fault but one that takes a worker away."""
+    part = Part.BELOW if fault.target is Target.ENGINE else Part.ALL
+    match fault.action:
+        case ChaosAction.PARTITION:
+            return Signals(Part.WORKER, _PARTITION_SIGNALS[fault.direction], undo=HEAL, on_s=fault.seconds)
+        case ChaosAction.SLOW:
+            stopped_s = SLOW_PERIOD_S * (1 - fault.speed)
+            off_s = SLOW_PERIOD_S - stopped_s
+            return Signals(part, signal.SIGSTOP, undo=signal.SIGCONT, on_s=stopped_s, off_s=off_s)
+        case ChaosAction.FREEZE:
+            return Signals(part, signal.SIGSTOP, undo=signal.SIGCONT, on_s=fault.seconds)
+        case ChaosAction.KILL | ChaosAction.PREEMPT:
+            return Signals(part, signal.SIGKILL if fault.action is ChaosAction.KILL else signal.SIGTERM)
 
 
-def _nobody(wish: FaultRequest, alive: Sequence[ObservedWorker]) -> str:
-    kind = "rollout" if wish.target in (Target.AGENT, Target.ENGINE) else str(wish.target)
-    whom = f"a live {kind} called {wish.worker}" if wish.worker else f"a live {kind}"
-    if wish.action is ChaosAction.PARTITION:
+def _fits(request: FaultRequest, worker: ObservedWorker, greeted: Container[str]) -> bool:
+    if request.worker and worker.name != request.worker:
+        return False
+    if worker.role is Role.RESERVED and (request.action is ChaosAction.PREEMPT or not request.worker):
+        return False
+    # An agent handles the signal from its greeting on; before that the signal would end it.
+    return request.action is not ChaosAction.PARTITION or worker.name in greeted
+
+
+def _nobody(request: FaultRequest, alive: Sequence[ObservedWorker]) -> str:
+    kind = "rollout" if request.target in (Target.AGENT, Target.ENGINE) else str(request.target)
+    whom = f"a live {kind} called {request.worker}" if request.worker else f"a live {kind}"
+    if request.action is ChaosAction.PARTITION:
         whom += " that has greeted the manager"
-    names = ", ".join(sorted(seen.name for seen in alive))
+    names = ", ".join(sorted(worker.name for worker in alive))
     return f"this run does not have {whom} now{f'; alive: {names}' if names else ''}"

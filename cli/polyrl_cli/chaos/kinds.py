@@ -1,12 +1,10 @@
-"""The faults that somebody may inflict on a live run, and the kinds of process that they hit.
+"""The faults that `polyrl chaos` knows, and the kinds of process that they hit; quick to import, for `--help`.
 
-    kill       SIGKILL, no notice. agent: with its engine, as a machine that vanishes; engine: what the agent started
-    preempt    a notice (SIGTERM), then the end `seconds` later; an agent only
-    freeze     SIGSTOP, and SIGCONT `seconds` later
-    slow       stopped and continued in turn for `seconds`, so that it runs for `speed` of the time
-    partition  nothing passes between an agent and the manager for `seconds`: either way, only to it, or only from it
-
-Refuses to hold: anything that takes time to import; the command line shows these names. Read next: `faults`.
+kill       SIGKILL, no notice. agent: with its engine, as a machine that vanishes; engine: what the agent started
+preempt    a notice (SIGTERM), then the end `seconds` later; an agent only
+freeze     SIGSTOP, and SIGCONT `seconds` later
+slow       stopped and continued in turn for `seconds`, so that it runs for `speed` of the time
+partition  nothing passes between an agent and the manager for `seconds`: either way, only to it, or only from it
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ class ChaosAction(StrEnum):
 
 
 class Direction(StrEnum):
-    """Of what a partition cuts, as the agent sees it."""
+    """Which messages a partition loses, as the agent sees it."""
 
     BOTH = "both"
     IN = "in"
-    """What the manager says to it is lost."""
+    """Those that the manager sends to it."""
     OUT = "out"
-    """What it says is lost."""
+    """Those that it sends."""
 
 
 class Target(StrEnum):

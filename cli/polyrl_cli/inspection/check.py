@@ -13,7 +13,7 @@ from typing import Final
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.findings import Verdict
 from polyrl_cli.inspection.journal_reader import open_journal
-from polyrl_cli.local.find_run import find_run, journal_of, journals_of_older_epochs
+from polyrl_cli.local.run_folder import find_run
 
 VERDICT_WIDTH: Final = 9
 """Of the longest verdict, `not shown`."""
@@ -23,7 +23,7 @@ def check_lines(run: Path | None) -> tuple[list[str], bool]:
     """The verdicts, and whether nothing is broken."""
     folder = find_run(run)
     lines, broken = [], 0
-    for path in [*journals_of_older_epochs(folder), journal_of(folder)]:
+    for path in [*folder.older_journals(), folder.journal]:
         verdicts = audit_journal(path)
         lines += [f"{path}:", *(line for verdict in verdicts for line in _lines_of(verdict))]
         broken += sum(1 for verdict in verdicts if verdict.broken)

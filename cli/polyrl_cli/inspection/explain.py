@@ -15,7 +15,7 @@ from polyrl.ledger.audit import records as r
 from polyrl.ledger.journal.file_format import Replayed
 from polyrl.sample import DiscardReason
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
-from polyrl_cli.local.find_run import find_run, journal_of
+from polyrl_cli.local.run_folder import find_run
 
 EXAMPLES: Final = 5
 """Samples named when the one asked for does not exist."""
@@ -23,7 +23,7 @@ EXAMPLES: Final = 5
 
 def explain_lines(run: Path, sample: str) -> list[str]:
     """The life of `sample`. Raises UserError naming a few samples when there is no such one."""
-    with open_journal(journal_of(find_run(run))) as journal:
+    with open_journal(find_run(run).journal) as journal:
         life = _life_of(journal, sample)
         origin = life[0]
         offset = journal.wall_offset()

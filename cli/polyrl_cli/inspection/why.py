@@ -16,9 +16,8 @@ from polyrl.control import Waits, parse_endpoints
 from polyrl.errors import PolyRLError
 from polyrl.ledger.waits import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
-from polyrl_cli.local.find_run import find_run, journal_of
 from polyrl_cli.local.manager import LocalManager
-from polyrl_cli.local.run_folder import RunFolder
+from polyrl_cli.local.run_folder import RunFolder, find_run
 
 ANSWER_S: Final = 3.0
 """What a manager gets to answer: the longest that one may hear nothing of a healthy agent either."""
@@ -30,7 +29,7 @@ def why_lines(run: Path | None) -> list[str]:
     waits, silence = asyncio.run(_ask(folder))
     if waits is not None:
         return [f"{folder.root}: the manager says", *(_indented(waits.waits) or ["  nobody waits"])]
-    with open_journal(journal_of(folder)) as journal:
+    with open_journal(folder.journal) as journal:
         return [*_as_of_journal(folder, journal, silence)]
 
 

@@ -1,10 +1,7 @@
-"""The runner's ear: a Unix socket in the run's folder, through which `polyrl chaos` asks for a fault.
+"""The runner's control socket: a Unix socket in the run's folder, through which `polyrl chaos` asks for a fault.
 
-One JSON line in (`FaultRequest`), one JSON line out (`ControlAnswer`), then the connection
-ends. Only the folder's owner can
-connect: the socket's mode is 0600 before it listens.
-
-Refuses to hold: what a fault is (see `faults`), the run's state. Read next: `inflicting`.
+One JSON line in (`FaultRequest`), one JSON line out (`ControlAnswer`), then the connection ends. Only the folder's
+owner can connect: the socket's mode is 0600 before it listens.
 """
 
 from __future__ import annotations
@@ -22,17 +19,18 @@ import msgspec
 
 from polyrl.errors import UserError
 from polyrl_cli.chaos.faults import FaultRequest
+from polyrl_cli.local.run_folder import RunFolder
 
 MAX_LINE_BYTES: Final = 64 << 10
-"""A wish takes two hundred bytes."""
+"""A request takes two hundred bytes."""
 
-ASK_S: Final = 5.0
-"""Longest wait for the line of one who has connected."""
+REQUEST_S: Final = 5.0
+"""Longest wait for the line of a client that has connected."""
 
 ANSWER_S: Final = 20.0
 """Longest wait for the runner's answer: it waits up to 10 s for the kernel to reap what it killed."""
 
-Handler = Callable[[FaultRequest], Awaitable[str]]
+RequestHandler = Callable[[FaultRequest], Awaitable[str]]
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +41,8 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def listening(path: Path, handler: Handler) -> AsyncIterator[None]:
-    """Answers wishes at `path` while the context lasts. Raises UserError when the folder takes no socket."""
+async def listening(path: Path, handler: RequestHandler) -> AsyncIterator[None]:
+    """Answers requests at `path` while the context lasts. Raises UserError when the folder takes no socket."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -78,25 +76,19 @@ def _bound(path: Path) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-async def _answer(reader: asyncio.StreamReader, handler: Handler) -> ControlAnswer:
-    try:
-        async with asyncio.timeout(ASK_S):
-            line = await reader.readline()
-        return ControlAnswer(done=await handler(msgspec.json.decode(line, type=FaultRequest)))
-    except (TimeoutError, ValueError) as error:
-        return ControlAnswer(refused=f"the runner does not understand the request: {error or 'no line came'}")
-    except UserError as error:
-        return ControlAnswer(refused=str(error))
+def ask_run(folder: RunFolder, request: FaultRequest) -> str:
+    """What the runner of this folder has done. Raises UserError when nothing was done."""
+    return f"{folder.root}: {asyncio.run(ask_runner(folder.control, request))}"
 
 
-async def ask_runner(path: Path, wish: FaultRequest) -> str:
+async def ask_runner(path: Path, request: FaultRequest) -> str:
     """What the runner has done. Raises UserError when it refuses, or when nobody listens at `path`."""
     try:
         async with asyncio.timeout(ANSWER_S):
             with _address(path) as address:
                 reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
             try:
-                writer.write(msgspec.json.encode(wish) + b"\n")
+                writer.write(msgspec.json.encode(request) + b"\n")
                 answer = msgspec.json.decode(await reader.readline(), type=ControlAnswer)
             finally:
                 writer.close()
@@ -109,6 +101,17 @@ async def ask_runner(path: Path, wish: FaultRequest) -> str:
     if answer.refused:
         raise UserError(answer.refused)
     return answer.done
+
+
+async def _answer(reader: asyncio.StreamReader, handler: RequestHandler) -> ControlAnswer:
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            line = await reader.readline()
+        return ControlAnswer(done=await handler(msgspec.json.decode(line, type=FaultRequest)))
+    except (TimeoutError, ValueError) as error:
+        return ControlAnswer(refused=f"the runner does not understand the request: {error or 'no line came'}")
+    except UserError as error:
+        return ControlAnswer(refused=str(error))
 
 
 @contextmanager

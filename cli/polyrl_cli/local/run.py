@@ -24,15 +24,15 @@ from polyrl.errors import UserError
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import RunLocation, Workers, workers_of
-from polyrl_cli.chaos.schedule import FaultSchedule
+from polyrl_cli.chaos.injector import FaultSchedule
 from polyrl_cli.local.control_socket import listening
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import (
     RunFolder,
     end_of_log,
-    held,
     last_words,
+    locked,
     new_folder,
     old_folder,
     prepare,
@@ -90,7 +90,7 @@ def run_command(
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
     folder = old_folder(resume) if resume is not None else new_folder(out, job.metadata.name, datetime.now(UTC))
-    with held(folder):
+    with locked(folder):
         run_epoch = prepare(folder, job)
         place = RunLocation(
             run=str(folder.root),

@@ -1,10 +1,7 @@
 """Where a run keeps what it writes: one folder, its paths by name, one runner at a time.
 
-    job.json  keys/  run/endpoints/  run/control.sock  logs/   what the workers need and say, the runner's ear
-    fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  journal.sqlite  summary.json  run.png
-
-Refuses to write into a folder that holds something else, and to continue a run that another runner still drives.
-Read next: `run`.
+job.json  keys/  run/endpoints/  run/control.sock  logs/   what the workers need and print, the control socket
+fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  journal.sqlite  summary.json  run.png
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,65 +21,54 @@ from polyrl_operator.keygen import write_run_keys
 
 T = TypeVar("T")
 
+RUNS: Final = Path("runs")
+"""Where `polyrl run` puts runs unless `--out` says otherwise."""
 
-@dataclass(frozen=True)
+TAIL_BYTES: Final = 16384
+"""How much of a log's end is read; a hundred long lines."""
+
+
 class RunFolder:
-    """The folder of one run and the names of what lies in it."""
+    """The folder of one run, and the paths of what lies in it."""
 
-    root: Path
-
-    @property
-    def job(self) -> Path:
-        return self.root / "job.json"
-
-    @property
-    def keys(self) -> Path:
-        return self.root / "keys"
-
-    @property
-    def endpoints(self) -> Path:
-        return self.root / "run" / "endpoints" / "manager.json"
-
-    @property
-    def control(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.job = root / "job.json"
+        self.keys = root / "keys"
+        self.endpoints = root / "run" / "endpoints" / "manager.json"
+        self.control = root / "run" / "control.sock"
         """The runner's socket, there while it is at work."""
-        return self.root / "run" / "control.sock"
+        self.logs = root / "logs"
+        self.timeline = root / "fleet.jsonl"
+        self.metrics = root / "metrics.jsonl"
+        self.trainer_result = root / "trainer-result.json"
+        self.summary = root / "summary.json"
+        self.checkpoints = root / "checkpoints"
+        self.plot = root / "run.png"
+        self.journal = root / "journal.sqlite"
 
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def timeline(self) -> Path:
-        return self.root / "fleet.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def trainer_result(self) -> Path:
-        return self.root / "trainer-result.json"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def plot(self) -> Path:
-        return self.root / "run.png"
+    def older_journals(self) -> list[Path]:
+        """Journals that `polyrl run --resume` has set aside, the oldest first."""
+        found = self.root.glob("journal-of-epoch-*.sqlite")
+        return sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
 
     def log_of(self, worker: str) -> Path:
         return self.logs / f"{worker}.log"
 
 
+def find_run(given: Path | None) -> RunFolder:
+    """The folder of a run: `given`, else the newest under `runs/`. Raises UserError when no run lies there."""
+    if given is None:
+        runs = [job.parent for job in RUNS.glob("*/job.json")]
+        if not runs:
+            raise UserError(f"{RUNS.resolve()}: no run lies there; name the folder of one")
+        given = max(runs, key=lambda run: (run / "job.json").stat().st_mtime)
+    return _existing(given, str(given))
+
+
 def new_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
     """Makes the folder of a new run: `out`, else runs/<job>-<UTC time>. Raises UserError when `out` is not empty."""
-    root = out if out is not None else Path("runs") / f"{job_name}-{now:%Y%m%d-%H%M%S}"
+    root = out if out is not None else RUNS / f"{job_name}-{now:%Y%m%d-%H%M%S}"
     try:
         if root.is_dir() and any(root.iterdir()):
             raise UserError(f"--out {root}: the folder is not empty; name a new one, or continue with --resume {root}")
@@ -95,14 +80,18 @@ def new_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
 
 def old_folder(resume: Path) -> RunFolder:
     """The folder of a run that is continued. Raises UserError when no run lies there."""
-    folder = RunFolder(resume.resolve())
+    return _existing(resume, f"--resume {resume}")
+
+
+def _existing(root: Path, named: str) -> RunFolder:
+    folder = RunFolder(root.resolve())
     if not folder.job.is_file():
-        raise UserError(f"--resume {resume}: no run lies there (it has no job.json)")
+        raise UserError(f"{named}: no run lies there (it has no job.json)")
     return folder
 
 
 @contextmanager
-def held(folder: RunFolder) -> Iterator[None]:
+def locked(folder: RunFolder) -> Iterator[None]:
     """Holds the folder for one runner. Raises UserError when another one has it."""
     lock = folder.root / "run" / "lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -136,14 +125,14 @@ def _next_epoch(folder: RunFolder) -> int:
     return last + 1
 
 
-class _Kept(msgspec.Struct):
+class _TrainerState(msgspec.Struct):
     """What a runner reads of a checkpoint's state.json."""
 
     stage: str
     step: int
 
 
-class _Seal(msgspec.Struct):
+class _CheckpointSeal(msgspec.Struct):
     """What a runner reads of a checkpoint's COMPLETE.json."""
 
     serial: int = 0
@@ -153,10 +142,12 @@ class _Seal(msgspec.Struct):
 def rl_steps_kept(folder: RunFolder) -> int:
     """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from; 0 without one.
     Raises UserError naming a checkpoint that cannot be read."""
-    found = {seal.parent: _read_as(_Seal, seal).serial for seal in folder.checkpoints.glob("[!.]*/COMPLETE.json")}
+    found = {
+        seal.parent: _read_as(_CheckpointSeal, seal).serial for seal in folder.checkpoints.glob("[!.]*/COMPLETE.json")
+    }
     if not found:
         return 0
-    kept = _read_as(_Kept, max(found, key=lambda path: (found[path], path.name)) / "state.json")
+    kept = _read_as(_TrainerState, max(found, key=lambda path: (found[path], path.name)) / "state.json")
     return kept.step if kept.stage == "rl" else 0
 
 
@@ -167,12 +158,8 @@ def _read_as(kind: type[T], file: Path) -> T:
         raise UserError(f"{file}: not a trainer's state: {error}") from error
 
 
-TAIL_BYTES: Final = 16384
-"""How much of a log's end is looked at; a hundred long lines."""
-
-
 def last_words(log: Path) -> str:
-    """What a worker said after its last log record (a JSON object): the sentence with which it gave up."""
+    """What a worker printed after its last log record (a JSON object): the sentence with which it gave up."""
     words: list[str] = []
     for line in reversed(end_of_log(log, TAIL_BYTES)):
         if line.startswith("{"):

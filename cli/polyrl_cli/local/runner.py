@@ -1,7 +1,7 @@
 """One run on this machine, from the first process to the last: observe, plan, act, until the planner says the end.
 
     fleet (exits) ─┐
-    manager's status (long-poll) ─┼─> wake ─> observe ─> plan ─> start / stop / strike ─> wait for the next event
+    manager's status (long-poll) ─┼─> wake ─> observe ─> plan ─> start / stop / fault ─> wait for the next event
     signals, end of a back-off ─┘
 
 It wakes on events only; the one timer is the back-off that the planner names. Whatever happens, `run` returns with no
@@ -18,7 +18,7 @@ import signal
 from typing import Final, Protocol
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import Fleet, ObservedWorker, SpotMarket, WorkerPhase
+from polyrl.local.fleet import Fleet, ObservedWorker, WorkerPhase
 from polyrl.local.planner import (
     ENGINE_ROLES,
     PlannedAction,
@@ -33,8 +33,7 @@ from polyrl.local.planner import (
 from polyrl.status import EngineState, ManagerStatus
 from polyrl.worker import Workers
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
-from polyrl_cli.chaos.injector import FaultInjector, Victims
-from polyrl_cli.chaos.schedule import DueFault, FaultSchedule
+from polyrl_cli.chaos.injector import DueFault, FaultInjector, FaultSchedule, FaultyFleet
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
 
@@ -47,7 +46,7 @@ LAST_GRACE_S: Final = 5.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class LocalFleet(Fleet, SpotMarket, Victims, Protocol):
+class LocalFleet(Fleet, FaultyFleet, Protocol):
     """A fleet whose workers can be hit by faults, and which ends everything when closed."""
 
     async def close(self) -> None:
@@ -69,9 +68,9 @@ class LocalRun:
         self._served: set[str] = set()
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
-        self._telling: set[asyncio.Task[bool]] = set()
+        self._reports: set[asyncio.Task[bool]] = set()
 
-    async def run(self, drill: FaultSchedule) -> RunEnd:
+    async def run(self, schedule: FaultSchedule) -> RunEnd:
         """Returns when the planner says the end and every process is gone."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
@@ -80,35 +79,35 @@ class LocalRun:
             self._watcher = asyncio.create_task(self._watch_manager())
             self._watcher.add_done_callback(lambda _: self._wake.set())
         try:
-            end = await self._reconcile(drill)
+            end = await self._reconcile(schedule)
             await self._injector.close()
             await self._stop_rest()
             return end
         finally:
             if self._watcher is not None:
                 self._watcher.cancel()
-                await asyncio.gather(self._watcher, *self._telling, return_exceptions=True)
+                await asyncio.gather(self._watcher, *self._reports, return_exceptions=True)
             await self._injector.close()
             await self._fleet.close()
             for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
 
-    async def inject_fault(self, wish: FaultRequest) -> str:
+    async def inject_fault(self, request: FaultRequest) -> str:
         """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
-        fault = choose_victim(wish, self.observed, {engine.engine for engine in self.status.engines})
-        await self._strike(fault, f"chaos: {fault}")
+        fault = choose_victim(request, self.observed, {engine.engine for engine in self.status.engines})
+        await self._inject(fault, f"chaos: {fault}")
         return str(fault)
 
-    async def _reconcile(self, drill: FaultSchedule) -> RunEnd:
+    async def _reconcile(self, schedule: FaultSchedule) -> RunEnd:
         while True:
             facts = await self._observe()
             for action in plan(self._wanted, facts, self._fleet.now()):
                 if isinstance(action, RunEnd):
                     return action
                 await self._act(action)
-            strike = drill.due(self.status, self.observed)
-            if strike is not None:
-                await self._drill(strike)
+            due = schedule.due(self.status, self.observed)
+            if due is not None:
+                await self._inject_due(due)
             await self._next_event(facts)
             if self._watcher is not None and self._watcher.done():
                 self._watcher.result()  # a refusal of the manager to its own runner ends the run
@@ -148,9 +147,9 @@ class LocalRun:
 
     def _report_loss(self, engine: str) -> None:
         """Tells the manager what it would learn from the engine's silence only a lease later."""
-        telling = asyncio.create_task(self._client.drain(engine, 0.0, "its process has ended"))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        report = asyncio.create_task(self._client.drain(engine, 0.0, "its process has ended"))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
 
     async def _act(self, action: PlannedAction) -> None:
         if isinstance(action, StartWorker):
@@ -162,13 +161,13 @@ class LocalRun:
                 self._timeline.note("stopped", action.name, str(action))
             await self._fleet.stop(action.name, action.grace_s)
 
-    async def _drill(self, strike: DueFault) -> None:
+    async def _inject_due(self, due: DueFault) -> None:
         try:
-            await self._strike(strike.infliction, str(strike))
+            await self._inject(due.fault, str(due))
         except UserError as error:
-            self._timeline.note("condition", strike.victim, f"{strike}: not done: {error}")
+            self._timeline.note("condition", due.fault.victim, f"{due}: not done: {error}")
 
-    async def _strike(self, fault: Fault, text: str) -> None:
+    async def _inject(self, fault: Fault, text: str) -> None:
         self._injector.check(fault)
         self._timeline.note(RECLAIMED if fault.takes_capacity else FAULT, fault.victim, text)
         await self._injector.inject(fault)

@@ -1,11 +1,11 @@
 """`polyrl chaos ACTION JOB --on kubernetes`: one fault on the pods of a job, with the rights of whoever asks.
 
-    kill, preempt            the pod is deleted; who is killed has been cut off before, so that it hands nothing back
-    kill --role engine       a signal from inside the container (see `pod_drill`)
+    kill, preempt            the pod is deleted; a killed agent is cut off first, so that it hands nothing back
+    kill --role engine       a signal from inside the container (see `chaos.in_container`)
     freeze, slow, partition  the same; undone from inside, whatever becomes of this command
 
-The operator is not asked: it sees what it would see of a real fault.
-Refuses to hold: who is hit (see `faults`, `pod_victims`). Read next: `pod_drill`.
+The operator has no part in it: it sees what it would see of a real fault. A worker goes by the name of its pod; the
+reserved engine, a container of the trainer's pod, is `reserved` as in a local run.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from polyrl.cluster import names
+from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
+from polyrl.local.fleet import ObservedWorker, WorkerPhase
+from polyrl.worker import Role
 from polyrl_cli.chaos import in_container
-from polyrl_cli.chaos.command import with_seed
-from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
+from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim, signals_of
 from polyrl_cli.chaos.kinds import ChaosAction, Target
-from polyrl_cli.chaos.signals import signals_of
 from polyrl_cli.local.process_fleet import Part
-from polyrl_cli.remote.chaos_targets import PodWorker, check_in_pods, check_victim, live_workers
 from polyrl_cli.remote.cluster import ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.exec import first_line
 from polyrl_operator.api.kinds import POD
@@ -35,63 +37,68 @@ KILL_GRACE_S: Final = 1
 """Between SIGTERM and SIGKILL. With 0 the object would go two or three seconds before its containers, and a second
 manager might start beside the first."""
 
-SILENCE_S: Final = 10.0
+ISOLATION_S: Final = 10.0
 """An agent to be killed is cut off for so long: until it is dead, or until the deletion was refused."""
 
+PROGRAM_WORDS: Final = 3
+"""Of a worker's command line: interpreter, -m, module. The rest may hold variables that the kubelet fills in."""
 
-def cluster_chaos_line(job: str, wish: FaultRequest, seed: int | None, where: ClusterOptions) -> str:
-    """Who was hit, how, and the seed that would choose the same again among the same pods.
+_PROCESS_1: Final = "is process 1 of its container, which nothing inside can {what}"
+_INSTEAD: Final = {
+    Target.AGENT: "freeze or slow its engine (--role engine), or cut it off (partition)",
+    Target.MANAGER: "kill it, or cut agents off from it (partition)",
+    Target.TRAINER: "kill it",
+}
+
+
+@dataclass(frozen=True)
+class PodWorker:
+    """A live worker and where it is."""
+
+    seen: ObservedWorker
+    pod: str
+    uid: str
+    container: str
+    argv: tuple[str, ...]
+    """How its command line begins; the first word is the container's Python."""
+
+
+def inject_on_cluster(job: str, request: FaultRequest, options: ClusterOptions) -> str:
+    """Injects the fault; returns what was done and where.
 
     Raises UserError when nothing was done, RunFailed when it is not known what was.
     """
-    check_in_pods(wish)
-    drawn = with_seed(wish, seed)
+    check_in_pods(request)
 
-    async def strike() -> str:
-        async with user_cluster(where) as cluster:
+    async def inject() -> str:
+        async with user_cluster(options) as cluster:
             await cluster.job(job)
-            return f"{job} in namespace {cluster.namespace}: {await _strike(cluster, job, drawn)} (seed {drawn.seed})"
+            return f"{job} in namespace {cluster.namespace}: {await _inject(cluster, job, request)}"
 
-    return asyncio.run(strike())
-
-
-async def _strike(cluster: UserCluster, job: str, wish: FaultRequest) -> str:
-    pages = cluster.client.pages(POD, cluster.namespace, f"{names.LABEL_JOB}={job}")
-    workers = {worker.seen.name: worker for worker in live_workers([pod async for pods, _ in pages for pod in pods])}
-    # An agent is asked itself whether it listens; what the manager knows is not seen from here.
-    fault = choose_victim(wish, [worker.seen for worker in workers.values()], workers)
-    check_victim(fault)
-    victim = workers[fault.victim]
-    if fault.lasts or fault.target is Target.ENGINE:
-        await _inside(cluster, victim, fault)
-        return str(fault)
-    if fault.action is ChaosAction.KILL and fault.target is Target.AGENT:
-        await _silence(cluster, victim, fault)
-    return await _delete(cluster, victim, fault)
+    return asyncio.run(inject())
 
 
-async def _inside(cluster: UserCluster, victim: PodWorker, fault: Fault) -> None:
-    """Raises UserError when it was not done."""
-    answer = await _ask(cluster, victim, fault)
-    refused = {
-        in_container.GONE: fault.nobody,
-        in_container.BUSY: fault.another,
-        in_container.DEAF: f"{fault.victim}: it has not greeted the manager yet; wait, or name another one (--worker)",
-    }
-    if answer in refused:
-        raise UserError(refused[answer])
-    if answer != in_container.DONE:
-        raise RunFailed(f"{fault.victim}: an answer from inside that means nothing: {answer}")
+def live_workers(pods: Sequence[Object]) -> list[PodWorker]:
+    """Those whose container runs, in pods that nobody is ending."""
+    return [worker for pod in pods if "deletionTimestamp" not in pod["metadata"] for worker in _running(pod)]
 
 
-async def _silence(cluster: UserCluster, victim: PodWorker, fault: Fault) -> None:
-    """One that does not listen yet, or is cut off already, has nothing to hand back."""
-    cut = msgspec.structs.replace(fault, action=ChaosAction.PARTITION, seconds=SILENCE_S)
-    await _ask(cluster, victim, cut)
+def check_in_pods(request: FaultRequest) -> None:
+    """Raises UserError for what can be done to a process of this machine but to none in a pod."""
+    if request.action in (ChaosAction.FREEZE, ChaosAction.SLOW) and request.target is not Target.ENGINE:
+        process_1 = _PROCESS_1.format(what="stop")
+        raise UserError(
+            f"--role {request.target}: in a pod the {request.target} {process_1}; {_INSTEAD[request.target]}"
+        )
 
 
-async def _ask(cluster: UserCluster, victim: PodWorker, fault: Fault) -> str:
-    return await first_line(cluster, victim.pod, victim.container, injection_command(victim, fault))
+def check_victim(fault: Fault) -> None:
+    """Raises UserError when this one of its role cannot be hit so."""
+    if fault.role is Role.RESERVED and fault.action is ChaosAction.KILL and fault.target is Target.AGENT:
+        process_1 = _PROCESS_1.format(what="kill")
+        raise UserError(
+            f"{fault.victim}: in a pod its agent {process_1}; kill its engine (--role engine), or the trainer"
+        )
 
 
 def injection_command(victim: PodWorker, fault: Fault) -> tuple[str, ...]:
@@ -110,9 +117,56 @@ def injection_command(victim: PodWorker, fault: Fault) -> tuple[str, ...]:
     return victim.argv[0], "-c", Path(in_container.__file__).read_text(), json.dumps(order)
 
 
+def _running(pod: Object) -> Iterator[PodWorker]:
+    metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+    role = metadata["labels"].get(names.LABEL_ROLE)
+    states = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    running = {state["name"] for state in states if "running" in (state.get("state") or {})}
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        name = container["name"]
+        if name in running and name in (role, Role.RESERVED):
+            called = name if name == Role.RESERVED else metadata["name"]
+            seen = ObservedWorker(called, Role(name), uid=metadata["uid"], phase=WorkerPhase.RUNNING, started_at=0.0)
+            argv = tuple(container["command"][:PROGRAM_WORDS])
+            yield PodWorker(seen, metadata["name"], uid=metadata["uid"], container=name, argv=argv)
+
+
+async def _inject(cluster: UserCluster, job: str, request: FaultRequest) -> str:
+    pages = cluster.client.pages(POD, cluster.namespace, f"{names.LABEL_JOB}={job}")
+    workers = {worker.seen.name: worker for worker in live_workers([pod async for pods, _ in pages for pod in pods])}
+    # An agent is asked itself whether it handles the signal; what the manager knows is not seen from here.
+    fault = choose_victim(request, [worker.seen for worker in workers.values()], greeted=workers)
+    check_victim(fault)
+    victim = workers[fault.victim]
+    if fault.lasts or fault.target is Target.ENGINE:
+        _require_done(await _run_inside(cluster, victim, fault), fault)
+        return str(fault)
+    if fault.action is ChaosAction.KILL and fault.target is Target.AGENT:
+        # Whatever it answers: one that has no handler yet, or is cut off already, has nothing to hand back.
+        isolation = msgspec.structs.replace(fault, action=ChaosAction.PARTITION, seconds=ISOLATION_S)
+        await _run_inside(cluster, victim, isolation)
+    return await _delete(cluster, victim, fault)
+
+
+async def _run_inside(cluster: UserCluster, victim: PodWorker, fault: Fault) -> str:
+    return await first_line(cluster, victim.pod, victim.container, injection_command(victim, fault))
+
+
+def _require_done(answer: str, fault: Fault) -> None:
+    refused = {
+        in_container.GONE: fault.no_process,
+        in_container.BUSY: fault.busy,
+        in_container.DEAF: f"{fault.victim}: it has not greeted the manager yet; wait, or name another one (--worker)",
+    }
+    if answer in refused:
+        raise UserError(refused[answer])
+    if answer != in_container.DONE:
+        raise RunFailed(f"{fault.victim}: an answer from inside that means nothing: {answer}")
+
+
 async def _delete(cluster: UserCluster, victim: PodWorker, fault: Fault) -> str:
     grace_s = max(KILL_GRACE_S, math.ceil(fault.seconds)) if fault.action is ChaosAction.PREEMPT else KILL_GRACE_S
     if await cluster.client.delete(POD, cluster.namespace, victim.pod, victim.uid, grace_s) is None:
         raise UserError(f"{victim.pod}: is gone meanwhile")
-    told = msgspec.structs.replace(fault, seconds=float(grace_s))
-    return f"{told}; its pod is deleted with a grace of {grace_s} s"
+    done = msgspec.structs.replace(fault, seconds=float(grace_s))
+    return f"{done}; its pod is deleted with a grace of {grace_s} s"

@@ -85,7 +85,7 @@ def _mark_losses(above: Any, below: Any, events: Sequence[FleetEvent], began: fl
             continue
         for axes in (above, below):
             axes.axvline(event.time - began, color=LOSS_COLOR, linestyle=(0, (2, 2)), linewidth=1.2)
-        label = event.text.removeprefix("drill: ").partition(" at step")[0]
+        label = event.text.removeprefix("declared fault: ").partition(" at step")[0]
         above.annotate(
             label, (event.time - began, 0.02), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
             rotation=90, fontsize=8, color=LOSS_COLOR, va="bottom",

@@ -20,11 +20,9 @@ from polyrl.local.fleet import ObservedWorker, WorkerPhase
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN
 from polyrl.worker import Role
 from polyrl_cli.chaos import in_container
-from polyrl_cli.chaos.faults import Fault
+from polyrl_cli.chaos.faults import SLOW_PERIOD_S, Fault
 from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
-from polyrl_cli.chaos.signals import SLOW_PERIOD_S
-from polyrl_cli.remote.chaos import injection_command
-from polyrl_cli.remote.chaos_targets import PodWorker
+from polyrl_cli.remote.chaos import PodWorker, injection_command
 
 DEADLINE_S = 60.0
 LOOK_S = 0.01
@@ -159,7 +157,7 @@ async def test_the_thaw_comes_when_nobody_hears_any_more(rig: Rig) -> None:
 async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
     assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
     (keeper,) = rig.keepers()
-    for number in in_container.UNASKED:
+    for number in in_container.IGNORED:
         keeper.send_signal(number)
     await rig.until(rig.stopped, "frost")
     await rig.until(lambda: not rig.stopped(), "thaw")

@@ -13,7 +13,7 @@ from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import NAME_SLOT, Role, RunLocation, Worker, workers_of
 from polyrl_cli.local.run import execute
-from polyrl_cli.local.run_folder import RunFolder, held, prepare
+from polyrl_cli.local.run_folder import RunFolder, locked, prepare
 
 MANIFEST = {
     "apiVersion": "polyrl.dev/v1alpha1",
@@ -40,7 +40,7 @@ LEASH = "from polyrl import parent_death_signal; parent_death_signal.hold()\n"
 def main() -> int:
     root, trainer, agent = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     job, folder = PolyRLJob.model_validate(MANIFEST), RunFolder(root)
-    with held(folder):
+    with locked(folder):
         run_epoch = prepare(folder, job)
         wanted = workers_of(job.spec, RunLocation(str(root), str(root), sys.executable, run_epoch, cpus=2))
         assert wanted.reserved is not None

@@ -19,11 +19,9 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.partition_signals import HEAL, PARTITION_IN
 from polyrl.sample import Pool
 from polyrl.worker import Role
-from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
+from polyrl_cli.chaos.faults import SLOW_PERIOD_S, Fault, FaultRequest, choose_victim
 from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
-from polyrl_cli.chaos.signals import SLOW_PERIOD_S
-from polyrl_cli.remote.chaos import injection_command
-from polyrl_cli.remote.chaos_targets import PodWorker, check_in_pods, check_victim, live_workers
+from polyrl_cli.remote.chaos import PodWorker, check_in_pods, check_victim, injection_command, live_workers
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits/job.yaml"
 SETTINGS = Settings(manager_image="m", trainer_image="t", rollout_image="r")

@@ -7,7 +7,7 @@ from polyrl.manifest.rollout import FaultSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role
-from polyrl_cli.chaos.schedule import DueFault, FaultSchedule
+from polyrl_cli.chaos.injector import DueFault, FaultSchedule
 
 KILL = {"atStep": 5, "action": "Kill"}
 PREEMPT = {"atStep": 5, "action": "Preempt", "noticeSeconds": 3}
@@ -56,7 +56,7 @@ def test_when(name: str, now: ManagerStatus, strikes: bool) -> None:
 
 
 def test_whom() -> None:
-    assert [struck({**KILL, "rollout": n}, status(5)).victim for n in (0, 1, 9)] == [
+    assert [struck({**KILL, "rollout": n}, status(5)).fault.victim for n in (0, 1, 9)] == [
         "rollout-0",
         "rollout-1",
         "rollout-1",
@@ -71,8 +71,8 @@ def test_one_that_is_going_or_unknown_to_the_manager_is_spared() -> None:
 def test_each_strikes_once_in_the_order_of_steps() -> None:
     drill = FaultSchedule([FaultSpec.model_validate({**PREEMPT, "atStep": 7}), FaultSpec.model_validate(KILL)])
     strikes = [drill.due(status(step), FLEET) for step in (5, 5, 6, 9)]
-    assert [strike and strike.infliction.seconds for strike in strikes] == [0.0, None, 3.0, None]
-    assert str(strikes[2]) == "drill: rollout-0 preempted with 3 s notice at step 7"
+    assert [strike and strike.fault.seconds for strike in strikes] == [0.0, None, 3.0, None]
+    assert str(strikes[2]) == "declared fault: rollout-0 preempted with 3 s notice at step 7"
 
 
 @pytest.mark.parametrize(("done_steps", "strikes"), [(4, True), (5, False), (9, False)])
