@@ -23,7 +23,7 @@ from polyrl.manifest.rollout import EngineSpec
 from polyrl.wire import FromAgent
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.__main__ import choose_engine
-from polyrl_rollout.agent.link import Link
+from polyrl_rollout.agent.link import AgentLink
 from polyrl_rollout.engines.port import EngineInfo, GenerateRequest, InferenceEngine, TokenChunk
 
 FORMAT: Final = "=2Q"
@@ -76,9 +76,9 @@ def mapped(file: Path) -> memoryview:
 def main(file: Path) -> None:
     """The agent's own command line, counted into `file`."""
     counters = mapped(file)
-    send = Link.send
+    send = AgentLink.send
 
-    def counted_send(link: Link, message: FromAgent) -> int:
+    def counted_send(link: AgentLink, message: FromAgent) -> int:
         size = send(link, message)
         counters[BYTES] += size
         return size
@@ -86,7 +86,7 @@ def main(file: Path) -> None:
     def counted_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
         return CountedEngine(choose_engine(spec, seed), counters)
 
-    with patch.object(agent, "choose_engine", counted_engine), patch.object(Link, "send", counted_send):
+    with patch.object(agent, "choose_engine", counted_engine), patch.object(AgentLink, "send", counted_send):
         typer.run(agent.main)
 
 

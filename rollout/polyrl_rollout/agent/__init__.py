@@ -1,12 +1,12 @@
 """The agent beside each engine: dials the manager, generates what it is assigned, pulls weights, leaves in good order.
 
+    app           the agent itself: messages in, actions out
+    conversation  greets, receives and sends, over one link after the other
+    link          one connection to the manager, which an injected fault can partition
     tokens        pure: what was generated, sent, kept; what to send next
-    conversation  greets, listens and tells, over one link after the other
-    link          one connection to the manager
-    cut           the same, with a cut that a drill can make
     generating    reads the engine's streams into `tokens`
     versions      pulls announced weight versions and has the engine load them
-    app           the agent itself: messages in, actions out
+    __main__      `python -m polyrl_rollout.agent`: files and flags in, an exit code out
 
-Read next: `app`.
+Above it are the manager and the fleet; below it `engines.port` and `weights`. Tests drive `app.Agent` on a fake engine.
 """

@@ -2,8 +2,6 @@
 
 Exit codes: 0 drained, 1 failed (the fleet replaces it), 2 a file or an argument is wrong. SIGTERM and SIGINT are a
 preemption notice; a second one ends the process at once. On a cloud that the job names, its metadata is a notice too.
-
-Refuses to hold: anything that happens once the agent runs. Read next: `app`.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ def main(
     run_epoch: Annotated[int, typer.Option("--epoch", help="Run epoch; the manager refuses any other.")],
     engine_name: Annotated[str, typer.Option(help="Unique among all engines of the run, also over time.")],
     pool: Annotated[Pool, typer.Option(help="Kind of capacity this engine runs on.")],
-    manager_endpoints: Annotated[Path | None, typer.Option(help="File in which the manager says where it is.")] = None,
+    manager_endpoints: Annotated[Path | None, typer.Option(help="File with the manager's endpoints.")] = None,
     manager: Annotated[str | None, typer.Option(help="tcp://host:port of the manager, instead of the file.")] = None,
     metadata: Annotated[str, typer.Option(envvar=METADATA_ENV, help="Where the cloud's metadata is.")] = METADATA_URL,
 ) -> None:
-    """Generate for one run with one engine, until told to leave."""
+    """Generate for one run with one engine, until the manager drains it or the machine goes."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     parent_death_signal.hold()
     try:
@@ -81,7 +79,7 @@ def main(
 
 
 Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]
-"""Makes the watcher of the machine's metadata from what it tells a notice to."""
+"""Makes the watcher of the machine's metadata from what is called with its notice."""
 
 
 async def serve(
@@ -96,10 +94,10 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in NOTICE_SIGNALS:
             loop.add_signal_handler(number, _on_notice, agent)
-        loop.add_signal_handler(PARTITION, agent.cut_off)
-        loop.add_signal_handler(PARTITION_IN, agent.cut_off, True, False)
-        loop.add_signal_handler(PARTITION_OUT, agent.cut_off, False, True)
-        loop.add_signal_handler(HEAL, agent.let_back)
+        loop.add_signal_handler(PARTITION, agent.partition)
+        loop.add_signal_handler(PARTITION_IN, agent.partition, True, False)
+        loop.add_signal_handler(PARTITION_OUT, agent.partition, False, True)
+        loop.add_signal_handler(HEAL, agent.heal)
         return await agent.run()
     finally:
         staging.close()
@@ -111,7 +109,7 @@ def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
 
 
 def expected_info(spec: EngineSpec) -> EngineInfo:
-    """What the manager is told before the engine has started and knows better."""
+    """What is announced to the manager until the engine has started."""
     return EngineInfo(spec.max_running, spec.kv_tokens, spec.max_context)
 
 
@@ -127,7 +125,7 @@ def read_job(path: Path) -> PolyRLJob:
 
 
 def read_address(path: Path, keys: AgentKeys, run_epoch: int) -> ManagerAddress | None:
-    """Where this epoch's manager listens; None as long as it has not said so. Only the key file's key counts."""
+    """Where this epoch's manager listens; None until the file says so. Only the key file's key counts."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except (OSError, ValueError):

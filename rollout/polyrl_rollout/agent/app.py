@@ -1,15 +1,15 @@
 """The agent: one engine, one link to the manager, and what is between them.
 
     manager     greeted with all that is held (see `conversation`); without one the engine generates on, bounded
-    tokens      leave every delta period, as far as worth it (see `tokens`); a beat when nothing else was said
+    tokens      leave every delta period, as far as worth it (see `tokens`); a heartbeat when nothing else was sent
     weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
-    drain       generate on while there is time, hand back the rest, wait until the manager has it, Deregister, exit 0
+    drain       generate on while there is time, hand back the rest, wait until the manager has everything, Deregister,
+                exit 0
     notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
     fenced      abort and forget everything, greet anew
-    engine      broken: hand everything back, Deregister, exit 1. Nothing restarts here: the fleet replaces workers
+    engine      broken: hand everything back, Deregister, exit 1. Nothing is restarted here: the fleet replaces workers
 
 Every wait has its deadline in this file, in `conversation`, in `link`, in `generating` or in `puller`.
-Read next: `conversation`, `tokens`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from polyrl.wire import (
     WeightsFailed,
     WeightsLoaded,
 )
-from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation, Speaker
-from polyrl_rollout.agent.generating import Generation, Listener
+from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
+from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.tokens import TokenBook
 from polyrl_rollout.agent.versions import Versions
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineInfo, InferenceEngine
@@ -50,15 +50,15 @@ from polyrl_rollout.weights.staging import Staging
 ANSWER_S: Final = 10.0
 """A frame of tokens without its TokensKept for this long: the connection is given up and made anew."""
 UNHEARD_S: Final = 0.1
-"""Pause between looks at new tokens while there is no manager to send them to."""
+"""Pause between two tries to send while there is no manager to send to."""
 HEALTH_S: Final = 10.0
-"""Pause between questions to an engine that gives no tokens."""
+"""Pause between health checks of an engine that gives no tokens."""
 REPLAN_S: Final = 0.25
-"""Pause between looks at what is left while draining; ends of sequences are acted upon at once."""
+"""Longest pause between two checks of what is left while draining; the end of a sequence ends it at once."""
 DRAIN_ANSWER_S: Final = 2.0
-"""After Leaving the manager has this long to say StartDrain before the agent drains itself."""
+"""After Leaving the manager has this long to send StartDrain before the agent drains itself."""
 CLOSE_S: Final = 15.0
-"""Longest wait for the engine to end; the leash takes what is left."""
+"""Longest wait for the engine to end; its parent death signal ends what is left."""
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
@@ -70,19 +70,16 @@ class Agent:
     """`run` once; the value it returns is the process's exit code."""
 
     def __init__(self, settings: AgentSettings, engine: InferenceEngine, info: EngineInfo, staging: Staging) -> None:
-        """`info`: what the engine will be like, told until it has started and says so itself."""
+        """`info`: the engine's expected capacity, announced until it has started and its own is known."""
         self._settings, self._engine, self._info, self._staging = settings, engine, info, staging
         self._loop = asyncio.get_running_loop()
         self.book = TokenBook()
-        listener = Listener(self._tokens_came, self._hand_back, self._engine_broke)
-        self._generation = Generation(engine, self.book, listener)
-        puller = Puller(settings.keys, staging)
-        speaker = Speaker(self._hello, self._entered, self._obey, self._disown, self._fail)
-        self.manager = Conversation(settings, speaker)
-        self._tell = self.manager.tell
-        self._versions = Versions(engine, puller, staging, self._switch, self._tell)
-        self._fresh = asyncio.Event()
-        self._quiet = asyncio.Event()
+        self._generation = Generation(engine, self.book, self)
+        self.manager = Conversation(settings, self)
+        self._send = self.manager.send
+        self._versions = Versions(engine, Puller(settings.keys, staging), staging, self._switch, self._send)
+        self._unsent = asyncio.Event()
+        self._progress = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._started = self._switching = False
         self._drain_at: float | None = None
@@ -106,52 +103,52 @@ class Agent:
         one that ends first counts."""
         seconds = self._settings.drain_s if seconds is None else seconds
         log.info("notice", seconds=seconds, reason=reason)
-        self._tell(Leaving(seconds, reason))
-        patience = min(DRAIN_ANSWER_S, seconds / 2) if self.manager.welcome else 0.0
-        self._loop.call_later(patience, self._drain, StartDrain(seconds - patience, reason))
+        self._send(Leaving(seconds, reason))
+        answer_s = min(DRAIN_ANSWER_S, seconds / 2) if self.manager.welcome else 0.0
+        self._loop.call_later(answer_s, self._drain, StartDrain(seconds - answer_s, reason))
 
-    def cut_off(self, inward: bool = True, outward: bool = True) -> None:
-        """A drill: from here on the manager does not reach us, or cannot be reached, or both."""
-        log.info("cut off from the manager, for a drill", inward=inward, outward=outward)
-        self.manager.cut_off(inward, outward)
+    def partition(self, inward: bool = True, outward: bool = True) -> None:
+        """An injected fault: from here on the manager does not reach us, or cannot be reached, or both."""
+        log.info("partitioned from the manager by an injected fault", inward=inward, outward=outward)
+        self.manager.partition(inward, outward)
 
-    def let_back(self) -> None:
-        """The end of that drill."""
-        log.info("let back")
-        self.manager.let_back()
+    def heal(self) -> None:
+        """Ends the partition."""
+        log.info("partition healed")
+        self.manager.heal()
 
     def watch(self, watching: Coroutine[Any, Any, None]) -> None:
         """Runs beside the agent for as long as it lives, and ends it when it breaks."""
         self._spawn(watching)
 
-    # --- what the manager says ----------------------------------------------------------------------------------------
+    # --- messages of the manager --------------------------------------------------------------------------------------
 
-    def _hello(self) -> Hello:
+    def hello(self) -> Hello:
         info, settings = self._info, self._settings
         room = (info.max_running, info.kv_tokens, info.max_context)
         return Hello(settings.run_epoch, settings.engine, settings.pool, *room, self._engine.version, self.book.held())
 
-    def _entered(self) -> None:
+    def on_welcome(self) -> None:
         self.book.reconnect(self._loop.time())
-        self._fresh.set()
+        self._unsent.set()
 
-    async def _disown(self) -> None:
+    async def reset(self) -> None:
         await self._generation.stop_all()
         for number in tuple(self.book.streams):
             self.book.forget(number)
-        self._generation.look_for_room()
+        self._generation.update_room()
 
-    def _obey(self, message: ToAgent) -> None:
+    def handle(self, message: ToAgent) -> None:
         match message:
             case Assign():
                 self._assign(message)
             case TokensKept(seq):
                 self.book.keep(seq)
-                self._generation.look_for_room()
-                self._quiet.set()
+                self._generation.update_room()
+                self._progress.set()
             case Resend(assignment, offset):
                 self.book.resend(assignment, offset, self._loop.time())
-                self._fresh.set()
+                self._unsent.set()
             case Cancel(assignment):
                 self.book.forget(assignment)
                 self._spawn(self._generation.stop([assignment]))
@@ -165,7 +162,7 @@ class Agent:
     def _assign(self, assign: Assign) -> None:
         reason = self._objection(assign)
         if reason is not None:
-            self._tell(HandBack(assign.assignment, *reason))
+            self._send(HandBack(assign.assignment, *reason))
             return
         stream = self.book.open(assign)
         if stream is not None:
@@ -183,28 +180,28 @@ class Agent:
 
     # --- tokens out ---------------------------------------------------------------------------------------------------
 
-    def _tokens_came(self) -> None:
-        self._fresh.set()
-        self._quiet.set()
+    def on_tokens(self) -> None:
+        self._unsent.set()
+        self._progress.set()
 
     async def _send_tokens(self) -> None:
-        """One frame per delta period while there are tokens; a beat when there was nothing to say."""
+        """One frame per delta period while there are tokens; a heartbeat when nothing else was sent."""
         while True:
             welcome = self.manager.welcome
             beat_s = welcome.beat_s if welcome else WELCOME_S
             try:
-                async with asyncio.timeout_at(self.manager.said_at + beat_s):
-                    await self._fresh.wait()
+                async with asyncio.timeout_at(self.manager.sent_at + beat_s):
+                    await self._unsent.wait()
             except TimeoutError:
-                self.manager.said_at = self._loop.time()
-                self._tell(self._beat())
+                self.manager.sent_at = self._loop.time()
+                self._send(self._heartbeat())
                 continue
             await asyncio.sleep(welcome.delta_s if welcome else UNHEARD_S)
             if self.manager.welcome is not None:
-                self._fresh.clear()
+                self._unsent.clear()
                 self._flush(everything=False)
                 if self.book.has_unsent():
-                    self._fresh.set()
+                    self._unsent.set()
 
     def _flush(self, *, everything: bool) -> None:
         link, welcome = self.manager.link, self.manager.welcome
@@ -212,23 +209,23 @@ class Agent:
             return
         now = self._loop.time()
         for frame in self.book.pack(now, welcome.delta_s, flush=everything):
-            self._tell(frame)
+            self._send(frame)
         oldest = self.book.oldest_unanswered()
         if oldest is not None and now - oldest > ANSWER_S:
             link.fail(f"the manager did not confirm tokens for {ANSWER_S:.0f} s")
 
-    def _beat(self) -> Heartbeat:
+    def _heartbeat(self) -> Heartbeat:
         used = sum(len(s.assign.input_ids) // 4 + len(s.ids) for s in self.book.unfinished())
         running = len(self._generation)
         return Heartbeat(min(running, self._info.max_running), max(0, running - self._info.max_running),
                     max(0, self._info.kv_tokens - used))  # fmt: skip
 
-    def _hand_back(self, assignment: int, reason: str, detail: str = "") -> None:
+    def hand_back(self, assignment: int, reason: str, detail: str = "") -> None:
         """Tokens first, then the assignment."""
         self._flush(everything=True)
         if self.book.forget(assignment) is not None:
-            self._tell(HandBack(assignment, reason, detail))
-        self._quiet.set()
+            self._send(HandBack(assignment, reason, detail))
+        self._progress.set()
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -242,17 +239,17 @@ class Agent:
             changed = await self._load(pulled)
         except EngineFailed as error:
             log.warning("weights not loaded", version=version, error=str(error))
-            self._tell(WeightsFailed(version, self._engine.version, str(error)))
+            self._send(WeightsFailed(version, self._engine.version, str(error)))
             if self._engine.version == NO_VERSION:
-                self._engine_broke(str(error))
+                self.engine_failed(str(error))
             else:
                 await self._check_engine()
             return False
         else:
             if changed:
-                self._tell(self._hello())
+                self._send(self.hello())
             seconds = self._loop.time() - begun
-            self._tell(WeightsLoaded(version, pulled.seconds, seconds, pulled.bytes_pulled))
+            self._send(WeightsLoaded(version, pulled.seconds, seconds, pulled.bytes_pulled))
             log.info("serving", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
             return True
         finally:
@@ -260,18 +257,18 @@ class Agent:
             self._go_on()
 
     async def _load(self, pulled: Pulled) -> bool:
-        """True when the engine turned out to be another than was told so far. Raises EngineFailed."""
-        told = self._info
+        """True when the engine's capacity turned out to be another than was announced so far. Raises EngineFailed."""
+        announced = self._info
         if not self._started:
             self._info = await self._engine.start(pulled.staged.folder)
             self._started = True
         await self._engine.load_weights(pulled.staged.version, pulled.staged.folder)
-        return self._info != told
+        return self._info != announced
 
     def _go_on(self) -> None:
         for stream in self.book.unfinished():
             if stream.assign.max_version < self._engine.version:
-                self._hand_back(stream.assign.assignment, "versionChanged")
+                self.hand_back(stream.assign.assignment, "versionChanged")
             else:
                 self._generation.start(stream)
 
@@ -288,14 +285,14 @@ class Agent:
         self._spawn(self._run_drain(drain.reason))
 
     async def _run_drain(self, reason: str) -> None:
-        """Generates on while there is time: who should go on elsewhere, and when, is for the manager to say."""
+        """Generates on while there is time: which samples go on elsewhere, and when, the manager decides."""
         while self.book.unfinished() and self._drain_left() > 0:
-            await self._wait_for_quiet(min(REPLAN_S, max(0.0, self._drain_left())))
+            await self._wait_for_progress(min(REPLAN_S, max(0.0, self._drain_left())))
         await self._give_back([stream.assign.assignment for stream in self.book.unfinished()], "draining")
         self._flush(everything=True)
         while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
-            await self._wait_for_quiet(REPLAN_S)
-        self._tell(Deregister(reason))
+            await self._wait_for_progress(REPLAN_S)
+        self._send(Deregister(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
 
     async def _give_back(self, assignments: Sequence[int], reason: str) -> None:
@@ -303,18 +300,18 @@ class Agent:
         await self._generation.stop(assignments)
         for assignment in assignments:
             if self.book.is_unfinished(assignment):
-                self._hand_back(assignment, reason)
+                self.hand_back(assignment, reason)
 
     def _drain_left(self) -> float:
         """Seconds in which engines may still generate."""
         assert self._drain_at is not None
         return self._drain_at - self._drain_reserve - self._loop.time()
 
-    async def _wait_for_quiet(self, seconds: float) -> None:
-        self._quiet.clear()
+    async def _wait_for_progress(self, seconds: float) -> None:
+        self._progress.clear()
         try:
             async with asyncio.timeout(seconds):
-                await self._quiet.wait()
+                await self._progress.wait()
         except TimeoutError:
             return
 
@@ -329,16 +326,16 @@ class Agent:
         try:
             await self._engine.health()
         except EngineFailed as error:
-            self._engine_broke(str(error))
+            self.engine_failed(str(error))
 
-    def _engine_broke(self, why: str) -> None:
+    def engine_failed(self, why: str) -> None:
         for stream in self.book.unfinished():
-            self._hand_back(stream.assign.assignment, "engineError", why)
+            self.hand_back(stream.assign.assignment, "engineError", why)
         self._flush(everything=True)
-        self._tell(Deregister(f"engine failed: {why}"))
+        self._send(Deregister(f"engine failed: {why}"))
         self._end(EXIT_FAILED, f"the engine failed: {why}")
 
-    def _fail(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         self._end(EXIT_FAILED, why)
 
     def _end(self, code: int, why: str) -> None:
@@ -355,7 +352,7 @@ class Agent:
             async with asyncio.timeout(CLOSE_S):
                 await self._engine.close()
         except TimeoutError:
-            log.warning("the engine does not end; the leash takes it", seconds=CLOSE_S)
+            log.warning("the engine does not end; its parent death signal will end it", seconds=CLOSE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

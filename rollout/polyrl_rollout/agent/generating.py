@@ -6,17 +6,14 @@ ends. Each run of a sequence has a request id of its own, because SGLang may abo
     wait                        deadline
     end of an aborted stream    ABORT_S, then its task is cancelled
     the engine's next chunk     the engine port's own
-
-Refuses to hold: messages (see `app`), what to stop and why. Read next: `versions`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import structlog
 
@@ -31,23 +28,27 @@ MAX_FAILURES: Final = 3
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Whom to tell."""
+class GenerationHandler(Protocol):
+    """What the agent does with what the streams bring."""
 
-    tokens: Callable[[], None]
-    """New tokens, or an end, are in the book."""
-    returned: Callable[[int, str, str], None]
-    """(assignment, reason, detail): it ended unfinished, and not because somebody asked for it."""
-    engine_failed: Callable[[str], None]
-    """The engine is broken; nothing more will come of it."""
+    def on_tokens(self) -> None:
+        """New tokens, or an end, are in the book."""
+        ...
+
+    def hand_back(self, assignment: int, reason: str, detail: str) -> None:
+        """A sequence ended unfinished, and not because it was stopped."""
+        ...
+
+    def engine_failed(self, why: str) -> None:
+        """The engine is broken; nothing more will come of it."""
+        ...
 
 
 class Generation:
     """All sequences that run on one engine."""
 
-    def __init__(self, engine: InferenceEngine, book: TokenBook, listener: Listener) -> None:
-        self._engine, self._book, self._listener = engine, book, listener
+    def __init__(self, engine: InferenceEngine, book: TokenBook, handler: GenerationHandler) -> None:
+        self._engine, self._book, self._handler = engine, book, handler
         self._running: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self._requests = itertools.count()
         self._failures = 0
@@ -65,7 +66,7 @@ class Generation:
         task = asyncio.create_task(self._run(stream, rid), name=f"generate {number}")
         self._running[number] = (rid, task)
 
-    def look_for_room(self) -> None:
+    def update_room(self) -> None:
         """Streams are read only while the book has room: after its tokens were kept or forgotten, they go on."""
         if self._book.has_room():
             self._room.set()
@@ -101,7 +102,7 @@ class Generation:
         except RequestRejected as error:
             self._give_back(number, rid, "rejected", str(error))
         except EngineFailed as error:
-            await self._judge(number, rid, str(error))
+            await self._check_failure(number, rid, str(error))
         else:
             if not stream.finish:
                 self._give_back(number, rid, "engineError", "the engine's stream ended without a reason")
@@ -116,27 +117,27 @@ class Generation:
             self._failures, self.tokens_at = 0, now
             if chunk.finish is not None:
                 self._leave(stream.assign.assignment, request.rid)
-            self._listener.tokens()
-            self.look_for_room()
+            self._handler.on_tokens()
+            self.update_room()
             await self._room.wait()
 
-    async def _judge(self, number: int, rid: str, error: str) -> None:
+    async def _check_failure(self, number: int, rid: str, error: str) -> None:
         """One failed request, or a failed engine?"""
         self._failures += 1
         log.warning("the engine failed a request", assignment=number, error=error)
         try:
             await self._engine.health()
         except EngineFailed as worse:
-            self._listener.engine_failed(str(worse))
+            self._handler.engine_failed(str(worse))
             return
         if self._failures >= MAX_FAILURES:
-            self._listener.engine_failed(f"{self._failures} requests failed one after the other: {error}")
+            self._handler.engine_failed(f"{self._failures} requests failed one after the other: {error}")
             return
         self._give_back(number, rid, "engineError", error)
 
     def _give_back(self, number: int, rid: str, reason: str, detail: str) -> None:
         if self._leave(number, rid):
-            self._listener.returned(number, reason, detail)
+            self._handler.hand_back(number, reason, detail)
 
     def _leave(self, number: int, rid: str) -> bool:
         """True when this run was still wanted."""

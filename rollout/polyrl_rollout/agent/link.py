@@ -1,8 +1,8 @@
 """One connection to the manager: open, greeted by the caller, used, lost. A lost one is never mended but replaced.
 
-Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the engine's name. So nothing that waited in
-an old connection can arrive after a new greeting. Unreadable frames are dropped and counted; the first is told, the
-second, the fourth, the eighth...
+Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the engine's name. A new connection is a new
+socket, so nothing that waited in an old one can arrive after a new greeting. Unreadable frames are dropped and counted;
+the first, the second, the fourth, the eighth... is logged.
 
     what                                     when            then
     nobody listens, or refuses our key       at once         LinkDown
@@ -11,7 +11,9 @@ second, the fourth, the eighth...
     the manager closed, died or was killed   at once         LinkDown
     SEND_HWM frames wait to be sent          at once         LinkDown
 
-Refuses to hold: what is said, when to try again (see `app`). Read next: `tokens`.
+A partition, injected by a fault, holds messages back in one direction or in both, and neither end is notified. As when
+packets are lost on the way, what is sent meanwhile arrives later, in its order. Heartbeats need both directions, so a
+partition of either kind that outlasts PARTITION_TOLERATED_S breaks the connection, and what it held is lost.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ log = structlog.get_logger(__name__)
 HANDSHAKE_S: Final = 5.0
 HEARTBEAT_MS: Final = 2_000
 HEARTBEAT_LOST_MS: Final = 6_000
+PARTITION_TOLERATED_S: Final = HEARTBEAT_LOST_MS / 1000
 SEND_HWM: Final = 1_000
 """Frames that wait here; at one Deltas per 50 ms that is 50 s of a stalled manager."""
 RECEIVE_HWM: Final = 0
-"""Unlimited: what the manager says is bounded by our own credit."""
+"""Unlimited: what the manager sends is bounded by our own room."""
 
 ZmqContext: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
@@ -51,7 +54,7 @@ _LOST: Final = (
 
 
 class LinkDown(PolyRLError):
-    """The connection is gone; the sentence says how."""
+    """The connection is gone; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class ManagerAddress:
     public_key: str
 
 
-class Link:
-    """Made by `Link.open`, ended by `close`."""
+class AgentLink:
+    """Made by `AgentLink.open`, ended by `close`."""
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self._socket, self._monitor = socket, monitor
@@ -73,12 +76,19 @@ class Link:
         self._down = ""
         self.dropped_frames = 0
         self._loop = asyncio.get_running_loop()
-        self._look_planned = False
+        self._read_planned = False
+        self._partition_timer: asyncio.TimerHandle | None = None
+        self._receiving, self._sending = asyncio.Event(), asyncio.Event()
+        """Cleared while a partition holds back that direction."""
+        self._receiving.set()
+        self._sending.set()
+        self._held: list[FromAgent] = []
+        self._partition_outlasted = False
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
-        for fd, look in zip(self._fds, (self._look, self._watch), strict=True):
-            self._loop.add_reader(fd, look)
-            # The descriptor signals what comes after a look that found nothing, so there has to be a first one.
-            self._loop.call_soon(look)
+        for fd, read in zip(self._fds, (self._read, self._read_monitor), strict=True):
+            self._loop.add_reader(fd, read)
+            # The descriptor signals what comes after a read that found nothing, so there has to be a first one.
+            self._loop.call_soon(read)
 
     @classmethod
     async def open(cls, context: ZmqContext, address: ManagerAddress, keys: AgentKeys, engine: str) -> Self:
@@ -106,7 +116,10 @@ class Link:
             raise LinkDown(f"no manager at {endpoint}")
 
     def send(self, message: FromAgent) -> int:
-        """Queues a message; returns its bytes. Raises LinkDown when the queue is full."""
+        """Queues a message; returns its bytes, 0 when a partition holds it. Raises LinkDown when the queue is full."""
+        if not self._sending.is_set():
+            self._held.append(message)
+            return 0
         frame = encode(message)
         try:
             self._socket.send(frame, zmq.DONTWAIT)
@@ -114,9 +127,9 @@ class Link:
             self.fail("the manager does not read")
             raise LinkDown(self._down) from None
         # libzmq's descriptor is edge-triggered, and a send may swallow the edge of an arrival.
-        if not self._look_planned:
-            self._look_planned = True
-            self._loop.call_soon(self._look)
+        if not self._read_planned:
+            self._read_planned = True
+            self._loop.call_soon(self._read)
         return len(frame)
 
     async def receive(self) -> ToAgent:
@@ -125,7 +138,39 @@ class Link:
         if message is None:
             self._inbox.put_nowait(None)
             raise LinkDown(self._down)
+        await self._receiving.wait()
+        if self._partition_outlasted:
+            raise LinkDown(self._down)
         return message
+
+    def partition(self, inward: bool = True, outward: bool = True) -> None:
+        """Nothing passes in these directions until `heal`. Idempotent."""
+        if inward:
+            self._receiving.clear()
+        if outward:
+            self._sending.clear()
+        if self._partition_timer is None and not self._partition_outlasted:
+            self._partition_timer = self._loop.call_later(PARTITION_TOLERATED_S, self._break)
+
+    def heal(self) -> None:
+        """What was held passes. Raises LinkDown when that is too much at once. Idempotent."""
+        self._end_partition()
+        held, self._held = self._held, []
+        for message in held:
+            self.send(message)
+
+    def _break(self) -> None:
+        self._partition_outlasted = True
+        self._held.clear()
+        self._end_partition()
+        self.fail("no answer to heartbeats, in a partition")
+
+    def _end_partition(self) -> None:
+        if self._partition_timer is not None:
+            self._partition_timer.cancel()
+            self._partition_timer = None
+        self._receiving.set()
+        self._sending.set()
 
     def fail(self, why: str) -> None:
         """Gives the connection up: `receive` raises from now on."""
@@ -136,14 +181,16 @@ class Link:
         """Ends the connection; queued frames get `linger_s` to leave. Idempotent."""
         if self._socket.closed:
             return
+        if self._partition_timer is not None:
+            self._partition_timer.cancel()
         for fd in self._fds:
             self._loop.remove_reader(fd)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=int(linger_s * 1000))
 
-    def _look(self) -> None:
-        self._look_planned = False
+    def _read(self) -> None:
+        self._read_planned = False
         while not self._socket.closed:
             try:
                 frame = self._socket.recv(zmq.DONTWAIT)
@@ -152,14 +199,11 @@ class Link:
             try:
                 self._inbox.put_nowait(decode_to_agent(frame))
             except ProtocolError as error:
-                self._dropped(error)
+                self.dropped_frames += 1
+                if self.dropped_frames & (self.dropped_frames - 1) == 0:
+                    log.warning("dropped", what="frames of the manager", count=self.dropped_frames, why=str(error))
 
-    def _dropped(self, why: ProtocolError) -> None:
-        self.dropped_frames += 1
-        if self.dropped_frames & (self.dropped_frames - 1) == 0:
-            log.warning("dropped", what="frames of the manager", count=self.dropped_frames, why=str(why))
-
-    def _watch(self) -> None:
+    def _read_monitor(self) -> None:
         while not self._monitor.closed:
             try:
                 frames = self._monitor.recv_multipart(zmq.DONTWAIT)

@@ -2,8 +2,6 @@
 
 Only the newest announcement counts: it cancels a pull that is under way, never a switch. A version that cannot be had
 or loaded is answered WeightsFailed, and the old one serves on; the manager announces again.
-
-Refuses to hold: the transfer (see `puller`), what happens to sequences at a switch (see `app`). Read next: `app`.
 """
 
 from __future__ import annotations
@@ -30,22 +28,22 @@ class Versions:
         puller: Puller,
         staging: Staging,
         switch: Callable[[Pulled], Awaitable[bool]],
-        tell: Callable[[FromAgent], None],
+        send: Callable[[FromAgent], None],
     ) -> None:
-        """`switch` has the engine load a staged version and tells the manager; False when the old one serves on."""
+        """`switch` has the engine load a staged version and notifies the manager; False when the old one serves on."""
         self._engine, self._puller, self._staging = engine, puller, staging
-        self._switch, self._tell = switch, tell
+        self._switch, self._send = switch, send
         self._wanted: Announce | None = None
         self._changed = asyncio.Event()
         self._served: Staged | None = None
 
     def announce(self, message: Announce) -> None:
-        """The manager's word that a version exists; repeats are harmless."""
+        """A version exists; repeats are harmless."""
         if message.version == self._engine.version:
-            self._tell(WeightsLoaded(message.version, 0.0, 0.0, 0))
+            self._send(WeightsLoaded(message.version, 0.0, 0.0, 0))
         elif message.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
-            self._tell(WeightsFailed(message.version, self._engine.version, why))
+            self._send(WeightsFailed(message.version, self._engine.version, why))
         elif message != self._wanted:
             self._wanted = message
             self._changed.set()
@@ -77,7 +75,7 @@ class Versions:
             return await pulling
         except PullFailed as error:
             log.warning("weights not pulled", version=announce.version, error=str(error))
-            self._tell(WeightsFailed(announce.version, self._engine.version, str(error)))
+            self._send(WeightsFailed(announce.version, self._engine.version, str(error)))
             return None
         finally:
             pulling.cancel()

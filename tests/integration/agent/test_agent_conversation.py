@@ -42,7 +42,7 @@ from polyrl.wire import (
     pack_ids,
     unpack_ids,
 )
-from polyrl_rollout.agent import partition
+from polyrl_rollout.agent import link
 from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
@@ -455,7 +455,7 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     await rig.assign(1, budget=200)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
     greetings = len(rig.manager.all_of(Hello))
-    rig.agent.cut_off()
+    rig.agent.partition()
     left = rig.agent.book._seq
     await rig.assign(2)
     await rig.manager.until(lambda: rig.manager.all_of(Deltas)[-1].seq >= left, "tokens that had left before")
@@ -463,7 +463,7 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     await asyncio.sleep(0.5)
     assert len(rig.manager.heard) == heard
     assert 2 not in rig.agent.book.streams
-    rig.agent.let_back()
+    rig.agent.heal()
     await rig.finished(range(1, 3))
     assert rig.manager.tokens == {1: undisturbed(1, 200), 2: undisturbed(2, 40)}
     assert len(rig.manager.all_of(Hello)) == greetings
@@ -474,20 +474,20 @@ async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Ri
     await rig.serve(0)
     await rig.assign(1, budget=200)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
-    rig.agent.cut_off(inward=True, outward=False)
+    rig.agent.partition(inward=True, outward=False)
     await rig.assign(2)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 50, "tokens")
     assert 2 not in rig.agent.book.streams
-    rig.agent.let_back()
+    rig.agent.heal()
     await rig.finished(range(1, 3))
-    rig.agent.cut_off(inward=False, outward=True)
+    rig.agent.partition(inward=False, outward=True)
     await asyncio.sleep(0.1)  # what had left before arrives
     heard = len(rig.manager.heard)
     await rig.assign(3)
     await asyncio.sleep(0.5)
     assert 3 in rig.agent.book.streams, "it hears, and generates"
     assert len(rig.manager.heard) == heard
-    rig.agent.let_back()
+    rig.agent.heal()
     await rig.finished(range(3, 4))
     assert rig.manager.tokens[1] == undisturbed(1, 200)
 
@@ -496,30 +496,30 @@ async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Ri
 async def test_a_link_needs_both_directions_for_longer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, inward: bool, outward: bool
 ) -> None:
-    monkeypatch.setattr(partition, "HEARTBEAT_LOST_MS", 200)
+    monkeypatch.setattr(link, "PARTITION_TOLERATED_S", 0.2)
     await rig.serve(0)
     greetings = len(rig.manager.all_of(Hello))
-    rig.agent.cut_off(inward, outward)
+    rig.agent.partition(inward, outward)
     await asyncio.sleep(0.6)
     assert len(rig.manager.all_of(Hello)) == greetings, "it cannot dial"
-    rig.agent.let_back()
+    rig.agent.heal()
     await rig.manager.hear(Hello, greetings + 1)
 
 
 async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "HEARTBEAT_LOST_MS", 200)
+    monkeypatch.setattr(link, "PARTITION_TOLERATED_S", 0.2)
     rig.engine.tokens_per_second = 400
     await rig.serve(0)
     await rig.assign(1, budget=300)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
     greetings = len(rig.manager.all_of(Hello))
-    rig.agent.cut_off()
+    rig.agent.partition()
     await rig.assign(2)  # lost with the connection
     await asyncio.sleep(0.6)
     assert len(rig.manager.all_of(Hello)) == greetings
-    rig.agent.let_back()
+    rig.agent.heal()
     await rig.manager.hear(Hello, greetings + 1)
     await rig.finished(range(1, 2))
     assert rig.manager.tokens == {1: undisturbed(1, 300)}

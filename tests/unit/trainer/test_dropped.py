@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 from structlog.testing import capture_logs
 
-from polyrl_rollout.agent.link import Link
+from polyrl_rollout.agent.link import AgentLink
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.dropped_messages import DroppedMessages
 
@@ -40,11 +40,11 @@ async def test_an_agent_tells_of_a_manager_that_it_cannot_read() -> None:
     peer, socket = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
     peer.bind("inproc://manager")
     socket.connect("inproc://manager")
-    link = Link(socket, socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+    link = AgentLink(socket, socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
     for _ in range(3):
         peer.send(b"\xc1")
     with capture_logs() as lines:
-        link._look()
+        link._read()
     link.close()
     context.destroy(linger=0)
     assert link.dropped_frames == 3
