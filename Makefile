@@ -9,6 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The stamp changes with what is to be installed, so a pull that changes dependencies reinstalls by itself.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# Tests wait for processes as often as they compute, so three of them keep two cores busy. A file's tests stay together,
+# because they share what they set up.
+WORKERS ?= 3
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Found by verify rather than by test, so that whoever runs both runs nothing twice.
+HOUSE := tests/unit/test_house.py tests/unit/core/manifest/test_crd_current.py
+# Kept between checkouts: what did not change is not checked anew.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/polyrl/mypy
 JOB ?= examples/sort-digits/job.yaml
 ARGS ?=
 
@@ -19,8 +27,10 @@ help: ## List the targets
 run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 	$(BIN)/polyrl run $(JOB) $(ARGS)
 
-test: install ## Pass all tests but those that need SGLang or a cluster (and the docs' commands, which verify runs)
-	$(BIN)/python -m pytest -m "not sglang and not e2e" -q --ignore=tests/docs
+test: install ## Pass all tests but those that need SGLang or Kubernetes (and what verify runs)
+	$(BIN)/python -m pytest tests/integration tests/properties tests/unit $(HOUSE:%=--ignore=%) \
+	  -m "not sglang and not api and not alone" -q $(PARALLEL)
+	$(BIN)/python -m pytest tests/integration/local -m alone -q
 
 ##@ Develop
 install: $(STAMP) ## Make .venv with everything pinned by constraints.txt
@@ -53,21 +63,27 @@ constraints: install ## Resolve the newest pins within pyproject.toml's ranges
 	$(BIN)/uv pip compile -q --upgrade --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --extra all --extra dev --python-version 3.11 pyproject.toml -o constraints.txt
 
+dead: install ## vulture: code that nothing uses
+	$(BIN)/vulture
+
 ##@ Test
-test-unit: install ## Milliseconds each, no I/O
-	$(BIN)/python -m pytest tests/unit -q
+test-fast: install ## Pass the unit tests that take milliseconds: the inner loop, under a minute
+	$(BIN)/python -m pytest tests/unit -m "not slow" -q -n 2 --dist loadfile
 
-test-integration: install ## Real sockets, processes and engines
-	$(BIN)/python -m pytest tests/integration -m "not sglang" -q
+test-unit: install ## Pass all tests that need no process and no socket, schedules and exhaustive searches with them
+	$(BIN)/python -m pytest tests/unit tests/properties -q $(PARALLEL)
 
-verify: lint types contracts ## What must hold before a merge: style, types, contracts, generated files, docs commands
-	$(BIN)/python -m pytest -q tests/unit/test_house.py tests/unit/core/manifest/test_crd_current.py tests/docs
+test-integration: install ## Pass the tests on real sockets, processes and engines
+	$(BIN)/python -m pytest tests/integration -m "not sglang and not api and not alone" -q $(PARALLEL)
+
+verify: lint types contracts dead ## What must hold before a merge: style, types, layers, sizes, words, generated files, docs
+	$(BIN)/python -m pytest -q $(HOUSE) tests/docs
 
 include $(wildcard make/*.mk)
 
 ##@ Clean
 clean: ## Remove what can be made again (keeps runs/)
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help run test install lint types contracts fmt crds constraints test-unit test-integration verify clean
+.PHONY: help run test install lint types contracts dead fmt crds constraints test-fast test-unit test-integration verify clean

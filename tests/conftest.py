@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -28,3 +29,10 @@ def seed() -> int:
     drawn = int(SEED) if SEED else random.SystemRandom().randrange(2**32)
     print(f"seed {drawn}, repeated by POLYRL_SEED={drawn}")
     return drawn
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Schedules and exhaustive searches take seconds each."""
+    for item in items:
+        if Path(__file__).parent / "properties" in item.path.parents:
+            item.add_marker(pytest.mark.slow)

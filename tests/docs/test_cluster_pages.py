@@ -5,6 +5,7 @@ Blocks marked `sh cluster` need a cluster; tests/e2e/test_docs_on_cluster.py run
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from copy import deepcopy
@@ -25,7 +26,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCES = {"", "sh", "sh cluster", "text", "console", "python", "yaml", "json"}
 REFERENCE = ROOT / "docs/reference/cluster.md"
 CORE = ROOT / "core/polyrl/cluster"
-SHELL = ROOT / "operator/polyrl_operator/cluster"
+SHELL = ROOT / "operator/polyrl_operator"
 
 FIELDS = {field.alias for field in JobSpec.model_fields.values()}
 
@@ -96,23 +97,36 @@ def literals(*files: Path, pattern: str) -> set[str]:
     return {word for file in files for word in re.findall(pattern, file.read_text())}
 
 
+def strings(*files: Path) -> set[str]:
+    """Whole string constants of the code; what docstrings quote is none."""
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
 def missing(words: set[str]) -> set[str]:
     page = REFERENCE.read_text()
     return {word for word in words if not re.search(rf"\b{re.escape(word)}\b", page)}
 
 
 def test_the_reference_names_every_condition_and_reason() -> None:
-    files = [CORE / f"{name}.py" for name in ("story/conditions", "size/wish", "acceptance")]
-    words = literals(*files, pattern=r'"([A-Z][a-z]+(?:[A-Z][a-z]+)*)"') - {"True", "False", "Unknown", "Valid", "Pod"}
+    files = [CORE / "acceptance.py", CORE / "reporting/conditions.py", *CORE.glob("autoscaling/*.py")]
+    words = {text for text in strings(*files) if re.fullmatch(r"([A-Z][a-z]+)+", text)} - {
+        "True",
+        "False",
+        "Unknown",
+        "Valid",
+        "Pod",
+    }
     ordinary = {"Ready", "Registered", "StepAdvanced", "Measured", "Idle", "TrainerComplete", "TrainerFailed"}
     assert len(words) > 20
     assert missing(words - ordinary) == set()
 
 
 def test_the_reference_names_every_event() -> None:
-    words = literals(CORE / "story/announce.py", pattern=r'Say\("([A-Za-z]+)"')
-    words |= literals(CORE / "story/announce.py", pattern=r': \("([A-Z][A-Za-z]+)", "(?:Normal|Warning)"\)')
-    words |= literals(CORE / "story/announce.py", pattern=r'"(RolloutScaled[A-Za-z]+)"')
+    files = list(CORE.glob("reporting/*.py"))
+    words = literals(*files, pattern=r'\b[A-Z]\w+\(\s*(?:reason=)?"([A-Z][A-Za-z]+)"')
+    words |= literals(*files, pattern=r': \("([A-Z][A-Za-z]+)", "(?:Normal|Warning)"\)')
+    words |= literals(*files, pattern=r'"(RolloutScaled[A-Za-z]+)"')
     assert len(words) > 12
     assert missing(words) == set()
 
@@ -124,7 +138,7 @@ def test_the_reference_names_every_label_and_annotation() -> None:
 
 
 def test_the_reference_names_every_metric() -> None:
-    words = literals(*SHELL.glob("*.py"), pattern=r'"(polyrl_[a-z_]+)"')
+    words = literals(*SHELL.rglob("*.py"), pattern=r'"(polyrl_[a-z_]+)"')
     page = REFERENCE.read_text()
     assert len(words) > 10
     assert {word for word in words if word not in page} == set()

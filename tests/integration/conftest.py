@@ -41,6 +41,16 @@ TOKENS: Final = {
 }
 
 
+NEEDS_API: Final = {"api_server", "helm_program"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What asks for an API server or Helm needs one: `make test` leaves it to `make test-api`."""
+    for item in items:
+        if NEEDS_API & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.api)
+
+
 @dataclass
 class BareApiServer:
     """etcd and kube-apiserver as processes; requests are made with a token each."""

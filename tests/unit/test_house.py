@@ -1,25 +1,84 @@
-"""The house's shape, held by a test: sizes, docstrings, names, and that nothing is importable as `operator`."""
+"""The house's shape, held by a test: sizes, docstrings, names, folders, and what goes into the wheel.
+
+`KNOWN` lists are what is still to be mended: they may shrink, and what is not in them must not come back.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
+from typing import Final
 
-import pytest
+from hatchling.builders.wheel import WheelBuilder
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("core/polyrl", "operator/polyrl_operator", "rollout/polyrl_rollout", "trainer/polyrl_trainer")
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 60
-P90_FUNCTION_LINES = 35
-VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = {
+    "core": "core/polyrl",
+    "operator": "operator/polyrl_operator",
+    "cli": "cli/polyrl_cli",
+    "rollout": "rollout/polyrl_rollout",
+    "trainer": "trainer/polyrl_trainer",
+}
+MODULES: Final = sorted(path for package in PACKAGES.values() for path in (ROOT / package).rglob("*.py"))
+PRODUCTION: Final = [path for path in MODULES if "testing" not in path.parts]
+
+MAX_FILE_LINES: Final = 500
+MAX_FUNCTION_LINES: Final = 60
+P90_FUNCTION_LINES: Final = 35
+MAX_MODULES_IN_A_FOLDER: Final = 12
+MAX_LINES: Final = 36_500
+"""Of production code in all."""
+VAGUE: Final = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+KNOWN_FULL_FOLDERS: Final[set[str]] = {
+    "rollout/polyrl_rollout/testing/simulation", "trainer/polyrl_trainer", "trainer/polyrl_trainer/backends",
+}  # fmt: skip
+KNOWN_DOUBLES: Final[set[str]] = {
+    "Assigned", "Fault", "Link", "Moved", "NumbersTaken", "Published", "Run", "Scored", "StepProgress", "Transition",
+    "TurnEnded", "_Event",
+}  # fmt: skip
+
+# Of a private language. What they mean has a name in the field: told is confirmed, a beat is a heartbeat, and so on.
+PRIVATE_WORDS: Final = (
+    "beat", "burial", "bye", "closing", "cut", "dear", "desk", "disown", "dismiss", "drill", "farewell", "gate", "goes",
+    "hear", "historian", "homes", "infliction", "judged", "leash", "look", "looks", "missed", "obey", "owed",
+    "patience", "probation", "said", "say", "says", "singles", "soon", "speaker", "stamps", "story", "strike",
+    "strikes", "struck", "tally", "tell", "tells", "told", "trusted", "unask", "wish", "wished",
+)  # fmt: skip
+KNOWN_PRIVATE: Final[set[str]] = {
+    "AgentsDesk", "BURIAL_S", "ControlDesk", "Cut", "ENDPOINTS_LOOK_S", "FAREWELL_S", "FRAMES_PER_LOOK", "Historian",
+    "LOCK_LOOK_S", "MISSED_TOLD", "POD_PATIENCE_S", "SAID_WHY_EXITS", "SampleTally", "Speaker", "Struck", "TOLD_S",
+    "TokenTally", "TrainerDesk", "Trusted", "_SAY", "_Told", "_beat", "_bye", "_disown", "_gate", "_hear",
+    "_historian", "_judged", "_look", "_look_planned", "_looks_at", "_missed", "_obey", "_plan_look", "_say",
+    "_say_again", "_say_done", "_say_failed", "_speaker", "_struck", "_tell", "_told", "_trusted", "beat", "beat_s",
+    "call_soon", "call_soon_threadsafe", "closing", "cut", "cut_chunks", "cut_off", "disown", "gate", "goes_to",
+    "hear", "homes", "judged", "look", "look_for_room", "look_for_stragglers", "look_through", "obey", "patience",
+    "said", "said_at", "said_why", "say", "singles", "soon", "speaker", "stamps", "story", "struck", "tell", "told",
+    "told_at", "told_events", "told_line", "trusted", "unask",
+}  # fmt: skip
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
 def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -27,18 +86,86 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return node.end_lineno - node.lineno + 1
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_module_is_small_named_and_says_what_it_is_for(path: Path) -> None:
-    assert path.read_text().count("\n") <= MAX_FILE_LINES
-    assert path.stem not in VAGUE
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module opens with what it is for"
-    too_long = {node.name: length(node) for node in functions(path) if length(node) > MAX_FUNCTION_LINES}
-    assert not too_long
+def test_files_are_small() -> None:
+    assert [name(path) for path in MODULES if lines(path) > MAX_FILE_LINES] == []
 
 
-def test_nine_of_ten_functions_are_short() -> None:
-    lengths = sorted(length(node) for path in MODULES for node in functions(path))
-    assert lengths[int(len(lengths) * 0.9)] <= P90_FUNCTION_LINES
+def test_folders_are_small() -> None:
+    counts: dict[str, int] = defaultdict(int)
+    for path in MODULES:
+        counts[name(path.parent)] += 1
+    assert {folder for folder, count in counts.items() if count > MAX_MODULES_IN_A_FOLDER} <= KNOWN_FULL_FOLDERS
+
+
+def test_production_is_small() -> None:
+    assert sum(lines(path) for path in PRODUCTION) <= MAX_LINES
+
+
+def test_functions_are_short() -> None:
+    lengths = {f"{name(path)}:{node.name}": length(node) for path in MODULES for node in functions(path)}
+    assert {where: size for where, size in lengths.items() if size > MAX_FUNCTION_LINES} == {}
+    assert sorted(lengths.values())[int(len(lengths) * 0.9)] <= P90_FUNCTION_LINES
+
+
+def test_modules_and_packages_say_what_they_are_for() -> None:
+    assert [name(path) for path in MODULES if not ast.get_docstring(tree(path))] == []
+    folders = {path.parent for path in MODULES}
+    assert [name(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_no_module_has_a_vague_name() -> None:
+    assert [name(path) for path in MODULES if path.stem in VAGUE or path.parent.name in VAGUE] == []
+
+
+def test_a_class_name_exists_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{name(path)}:{node.lineno}")
+    doubles = {double: places for double, places in found.items() if len(places) > 1}
+    assert {double: places for double, places in doubles.items() if double not in KNOWN_DOUBLES} == {}
+
+
+def identifiers(path: Path) -> set[str]:
+    """Defined or used in a module."""
+    fields = (getattr(node, field, None) for node in ast.walk(tree(path)) for field in ("id", "attr", "arg", "name"))
+    return {field for field in fields if isinstance(field, str)}
+
+
+def words(identifier: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
+
+
+def test_no_identifier_holds_a_private_word() -> None:
+    used = set().union(*map(identifiers, PRODUCTION))
+    private = {identifier for identifier in used if set(words(identifier)) & set(PRIVATE_WORDS)}
+    assert sorted(private - KNOWN_PRIVATE) == []
+
+
+def test_unit_tests_lie_as_what_they_test_lies() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests/unit") for path in (ROOT / "tests/unit").rglob("test_*.py")}
+    strangers = [
+        str(folder)
+        for folder in folders
+        if folder.parts
+        and not (folder.parts[0] in PACKAGES and (ROOT / PACKAGES[folder.parts[0]] / Path(*folder.parts[1:])).is_dir())
+    ]
+    assert strangers == []
+
+
+def test_tests_are_no_package() -> None:
+    packages = [path for path in (ROOT / "tests").rglob("__init__.py") if "stand-ins" not in path.parts]
+    assert not packages, "stand-ins are packages of their own; tests are none"
+
+
+def test_the_wheel_holds_all_packages_and_no_test_kit() -> None:
+    inside = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    expected = {
+        str(path.relative_to(ROOT / top)) for top in PACKAGES for path in PRODUCTION if name(path).startswith(top)
+    }
+    assert {file for file in inside if file.endswith(".py")} == expected
+    assert [file for file in inside if "testing" in Path(file).parts] == []
 
 
 def test_nothing_is_importable_as_operator() -> None:
@@ -48,11 +175,6 @@ def test_nothing_is_importable_as_operator() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert str(ROOT) not in answer.stdout
-
-
-def test_tests_are_no_package() -> None:
-    packages = [path for path in (ROOT / "tests").rglob("__init__.py") if "stand-ins" not in path.parts]
-    assert not packages, "stand-ins are packages of their own; tests are none"
 
 
 def test_core_loads_nothing_heavy() -> None:

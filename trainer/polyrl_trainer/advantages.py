@@ -1,4 +1,4 @@
-"""Advantages from rewards: pure functions over arrays."""
+"""Advantages from rewards: pure functions over arrays. Read next: `losses.grpo`."""
 
 from __future__ import annotations
 

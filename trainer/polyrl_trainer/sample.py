@@ -1,4 +1,8 @@
-"""A training example as the learner sees it: numpy arrays, the field's names, no tensors."""
+"""A training example as the learner sees it: numpy arrays, the field's names, no tensors.
+
+Refuses to hold: where it came from on the wire (see `client`), how it is batched (see `sequence_packing`).
+Read next: `backend`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Sample:
     assistant wrote (SFT)."""
     prompt_length: int
     id: str = ""
-    """`GROUP.INDEX`; empty for SFT rows."""
+    """`group.index`; empty for SFT rows."""
     group: int = -1
     """Samples of one prompt share it."""
     prompt: str = ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from polyrl.cluster.timestamps import millisecond
 from polyrl.manifest.status import JobStatus
 from polyrl_operator.api.kinds import access_of
@@ -51,6 +53,7 @@ def test_what_happens_to_pods_makes_no_series() -> None:
     assert metrics.registry.get_sample_value("polyrl_preemption_notice_seconds_count") == 299, "but all were counted"
 
 
+@pytest.mark.slow
 def test_series_grow_with_jobs_and_go_with_them() -> None:
     metrics = Metrics(RequestTracer())
     metrics.decided(JobKey("team", "job-0"), status(1))

@@ -164,6 +164,7 @@ async def test_what_failed_after_the_answer_is_done_later_without_asking_again(m
     assert len(cache.pods(KEY, "job-uid")) == 4
 
 
+@pytest.mark.slow
 async def test_what_is_refused_is_asked_for_after_longer_and_longer_pauses() -> None:
     turns, server, _ = operator(replicas=0)
     server.forbidden = {"Pod"}

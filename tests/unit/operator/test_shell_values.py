@@ -74,6 +74,7 @@ def patched(old: Any, patch: Any) -> Any:
     return new
 
 
+@pytest.mark.slow
 @given(objects, objects)
 def test_a_patch_makes_the_one_into_the_other_and_is_empty_only_for_the_same(
     old: dict[str, Any], new: dict[str, Any]

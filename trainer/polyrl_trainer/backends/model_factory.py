@@ -1,7 +1,8 @@
 """Makes the policy: from the fields of a transformers config with seeded random weights, or from a Hugging Face folder.
 
 Master weights are float32, on the CPU, in eval mode. A folder that lacks a tensor, or a config with a misspelt field,
-is refused: transformers would fill both in silently.
+is refused: transformers would fill both in silently. Refuses to hold: devices, optimizers (see `torch_backend`),
+tokenizers. Read next: `model_probe`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from polyrl_trainer.backends.configs import Dtype, SpecialTokens
 
 UNDECLARED_FIELDS = frozenset({"model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"})
 """Fields of published config.json files that transformers reads, though not every config declares them."""
+
 MAX_REASON_CHARACTERS = 200
 """Of a foreign error message; some list every model that exists."""
+
 _AUTO_MODEL: Any = AutoModelForCausalLM
 """transformers leaves these class methods untyped."""
+
 NO_SPECIAL_TOKENS = SpecialTokens()
 
 PLACE = "spec.recipe.model.config"

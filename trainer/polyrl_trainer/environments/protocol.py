@@ -1,4 +1,8 @@
-"""What an environment is: a coroutine that plays one episode. Token in, token out: what it writes is encoded once."""
+"""What an environment is: a coroutine that plays one episode. Token in, token out: what it writes is encoded once.
+
+Refuses to hold: rewards; the reward function judges the finished episode like any other sample. Read next:
+`calculator`.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +25,4 @@ class Environment(Protocol):
         is led through the recorded turns: it must write again what it wrote, or the sample is discarded with reason
         environmentDiverged and its prompt is asked anew. Whatever else it does, it then does twice.
         """
+        ...

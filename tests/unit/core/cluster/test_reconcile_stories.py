@@ -183,6 +183,7 @@ def test_rollouts_that_fail_at_start_are_tried_ever_more_rarely() -> None:
     assert story.reason("RolloutAvailable") == "Registered"
 
 
+@pytest.mark.slow
 def test_storm_of_two_hundred_lost_nodes() -> None:
     story = running(raw_job({"replicas": 200, "maxReplicas": 200}))
     story.cluster.pass_time(100)

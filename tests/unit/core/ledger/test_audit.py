@@ -363,6 +363,7 @@ def test_a_ledger_that_breaks_the_window_is_caught(
     pytest.fail(f"I9 did not notice {mutant.__name__} in {MUTANT_SCHEDULES} schedules")
 
 
+@pytest.mark.slow
 def test_runs_under_random_faults_are_called_sound(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     recorder = Recorder(monkeypatch)
     shown: set[str] = set()

@@ -162,6 +162,7 @@ def test_pauses_between_looks_cost_a_step_nothing(seed: int, monkeypatch: Patch)
     assert run(0) / run(1 << 30) < 1.1
 
 
+@pytest.mark.slow
 def test_what_looking_costs_on_a_large_fleet_is_bounded(monkeypatch: Patch) -> None:
     """Found by the benchmark of 256 engines: each end of a sample looked at hundreds that no move would help, and the
     manager stood still."""

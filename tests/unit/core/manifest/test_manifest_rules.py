@@ -147,6 +147,7 @@ def disagreements(spec: JobSpec) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_python_and_cel_agree_on_any_spec(seed: int) -> None:
@@ -201,6 +202,7 @@ def _mend(spec: Any, valid: Any, path: tuple[str, ...]) -> None:
         spec.pop(path[-1], None)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_valid_job_survives_json_and_yaml(seed: int) -> None:
@@ -286,6 +288,7 @@ def test_any_text_is_refused_in_whole_lines(text: str) -> None:
     assert all(LINE.match(line) and "\n" not in line for line in refusal(text))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), JUNK, JUNK)
 @example(73341, {"\n": None}, None)

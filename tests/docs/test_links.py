@@ -1,0 +1,53 @@
+"""Links of the pages lead somewhere: to a file that is there, and to a heading that it has."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "examples", "benchmarks", "charts")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))])
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
+NAMED_FILE = re.compile(
+    r"`((?:core|operator|cli|rollout|trainer|tests|benchmarks|examples|charts|images|make|docs)/[\w./*-]+)"
+)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them: lower case, punctuation dropped, spaces as dashes."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> list[str]:
+    found = [markdown or html for markdown, html in LINK.findall(FENCED.sub("", page.read_text()))]
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def broken(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return not target.exists() or bool(anchor and target.suffix == ".md" and anchor not in anchors(target))
+
+
+def test_pages_have_links() -> None:
+    assert sum(len(links(page)) for page in PAGES) > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [link for link in links(page) if broken(page, link)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """A star stands for any; NAME for the reader's own."""
+    named = {name.rstrip("/.") for name in NAMED_FILE.findall(page.read_text()) if "NAME" not in name}
+    assert sorted(name for name in named if not any(ROOT.glob(name))) == []

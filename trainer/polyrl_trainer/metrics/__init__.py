@@ -1,0 +1,1 @@
+"""Where step metrics go, and how their history is taken back to a checkpoint."""
