@@ -40,7 +40,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from statuses import Statuses
 
 from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.connect import load_configuration, watch_session
+from polyrl_operator.api.connect import load_configuration, stream_session
 from polyrl_operator.api.kinds import JOB
 from polyrl_operator.testing.fake_nodes import FakeNodes
 
@@ -182,7 +182,7 @@ async def main(args: argparse.Namespace) -> None:
         configuration = await load_configuration(kubeconfig)
         api = await stack.enter_async_context(ApiClient(configuration))
         client = Client(api, field_manager="benchmark")
-        session = await stack.enter_async_context(watch_session(configuration, []))
+        session = await stack.enter_async_context(stream_session(configuration))
         args.nodes = "the cluster's"
         if plane is not None and all((ASSETS / name).is_file() for name in NEEDED):
             args.nodes = "kwok's"

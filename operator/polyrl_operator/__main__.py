@@ -1,119 +1,101 @@
-"""`python -m polyrl_operator`: the operator. Every flag is also read from the environment as POLYRL_<FLAG>.
+"""`python -m polyrl_operator`: the operator; `options` are its flags.
 
-Exit status: 0 asked to end, 1 failed (it is to be started anew), 2 a flag is wrong. Read next: `app`.
+Exit status: 0 asked to end, 1 failed (it is to be restarted), 2 a flag is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import socket
-from pathlib import Path
-from typing import Annotated, Final
+import inspect
+import logging
+import sys
+from typing import Any, Final
 
 import structlog
 import typer
 
-from polyrl.cluster.resources.owner import Settings
 from polyrl.errors import UserError
-from polyrl_operator import logs
 from polyrl_operator.app import run
-from polyrl_operator.informer.watch import SILENCE_S
-from polyrl_operator.options import HEALTH_PORT, METRICS_PORT, Options
+from polyrl_operator.options import Options
 
 log = structlog.get_logger(__name__)
 
 FAILED: Final = 1
 USER_ERROR: Final = 2
 
-YOUNG: Final = 5_000
+GC_THRESHOLD: Final = 5_000
 """Objects made before the collector looks at them, 700 by default: one answer of the API server has hundreds."""
+
+NO_FLAGS: Final = ("identity", "terms")
+"""Options that nobody sets by hand."""
+
+LIBRARIES: Final = ("kopf", "aiohttp", "asyncio", "kubernetes")
+"""Whose warnings are logged, and nothing below."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _env(name: str) -> str:
-    return f"POLYRL_{name}"
-
-
-@app.command()
-def main(  # noqa: PLR0913 - one argument per flag
-    manager_image: Annotated[str, typer.Option(envvar=_env("MANAGER_IMAGE"), help="Image of managers.")],
-    trainer_image: Annotated[str, typer.Option(envvar=_env("TRAINER_IMAGE"), help="Default image of trainers.")],
-    rollout_image: Annotated[str, typer.Option(envvar=_env("ROLLOUT_IMAGE"), help="Default image of rollouts.")],
-    namespace: Annotated[
-        list[str] | None, typer.Option(envvar=_env("NAMESPACE"), help="Namespace whose jobs are run; repeatable.")
-    ] = None,
-    all_namespaces: Annotated[bool, typer.Option(envvar=_env("ALL_NAMESPACES"), help="Run jobs of all.")] = False,
-    nodes: Annotated[bool, typer.Option(envvar=_env("NODES"), help="Watch nodes and NodeClaims.")] = True,
-    lease_namespace: Annotated[str, typer.Option(envvar=_env("LEASE_NAMESPACE"), help="Of the Lease.")] = "default",
-    lease_name: Annotated[str, typer.Option(envvar=_env("LEASE_NAME"), help="Of the Lease.")] = "polyrl-operator",
-    image_pull_policy: Annotated[str, typer.Option(envvar=_env("IMAGE_PULL_POLICY"))] = "IfNotPresent",
-    cluster_domain: Annotated[str, typer.Option(envvar=_env("CLUSTER_DOMAIN"))] = "cluster.local",
-    trainer_priority_class: Annotated[str, typer.Option(envvar=_env("TRAINER_PRIORITY_CLASS"))] = "",
-    rollout_priority_class: Annotated[str, typer.Option(envvar=_env("ROLLOUT_PRIORITY_CLASS"))] = "",
-    host: Annotated[str, typer.Option(envvar=_env("HOST"), help="Address of both ports.")] = "0.0.0.0",
-    metrics_port: Annotated[int, typer.Option(envvar=_env("METRICS_PORT"))] = METRICS_PORT,
-    health_port: Annotated[int, typer.Option(envvar=_env("HEALTH_PORT"))] = HEALTH_PORT,
-    kubeconfig: Annotated[
-        Path | None, typer.Option(envvar="KUBECONFIG", help="Outside a cluster; default: the user's.")
-    ] = None,
-    watch_silence: Annotated[
-        float, typer.Option(envvar=_env("WATCH_SILENCE"), min=1, help="Seconds after which a silent watch begins anew.")
-    ] = SILENCE_S,
-    log_level: Annotated[str, typer.Option(envvar=_env("LOG_LEVEL"), help="debug, info, warning, error.")] = "info",
-) -> None:
+def main(**flags: Any) -> None:
     """Runs PolyRLJobs as pods until it is asked to end."""
-    options = Options(
-        settings=Settings(
-            manager_image=manager_image,
-            trainer_image=trainer_image,
-            rollout_image=rollout_image,
-            image_pull_policy=image_pull_policy,
-            cluster_domain=cluster_domain,
-            trainer_priority_class=trainer_priority_class,
-            rollout_priority_class=rollout_priority_class,
-        ),
-        namespaces=_namespaces(namespace or [], all_namespaces),
-        lease_namespace=lease_namespace,
-        lease_name=lease_name,
-        identity=os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
-        watch_nodes=nodes,
-        host=host,
-        metrics_port=metrics_port,
-        health_port=health_port,
-        kubeconfig=kubeconfig,
-        silence_s=watch_silence,
-    )
+    options = Options(**flags)
+    if options.all_namespaces == bool(options.namespace):
+        raise typer.BadParameter("give either --namespace, once or more, or --all-namespaces")
+    configure_logs(options.log_level)
+    # Spares the collector. What was loaded stays for good, and need not be looked through again with every few thousand
+    # objects that events and answers are read into; these hold no cycles, and go without it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     try:
-        logs.configure(log_level)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--log-level") from None
-    try:
-        _run(options)
+        asyncio.run(run(options))
     except UserError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(USER_ERROR) from None
     except Exception:
-        log.exception("the operator cannot go on, and is to be started anew")
+        log.exception("the operator cannot go on, and is to be restarted")
         raise typer.Exit(FAILED) from None
 
 
-def _run(options: Options) -> None:
-    """Spares the collector first. What was loaded stays for good, and need not be looked through again with every few
-    thousand objects that events and answers are read into; these hold no cycles, and go without it."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG)
-    asyncio.run(run(options))
+def configure_logs(level: str) -> None:
+    """Log lines as JSON on stderr, ours and the libraries' alike."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        message = f"{level!r} is no log level; use debug, info, warning or error"
+        raise typer.BadParameter(message, param_hint="--log-level")
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    render: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    for library in LIBRARIES:
+        logging.getLogger(library).setLevel(max(number, logging.WARNING) if number > logging.DEBUG else number)
 
 
-def _namespaces(named: list[str], everywhere: bool) -> tuple[str, ...] | None:
-    if everywhere == bool(named):
-        raise typer.BadParameter("give either --namespace, once or more, or --all-namespaces")
-    return None if everywhere else tuple(dict.fromkeys(named))
-
+# The fields of Options are the flags: declared once.
+_parameters = inspect.signature(Options, eval_str=True).parameters.values()
+_flags = [one.replace(kind=one.KEYWORD_ONLY) for one in _parameters if one.name not in NO_FLAGS]
+vars(main)["__signature__"] = inspect.Signature(_flags)
+app.command(context_settings={"auto_envvar_prefix": "POLYRL"})(main)
 
 if __name__ == "__main__":
     app()

@@ -1,7 +1,4 @@
-"""One replica of the operator, wired: who feeds whom, which tasks run, and how it ends.
-
-Refuses to hold: behaviour (each part has its own). Read next: `watches`, `worker`, `leader`, `health`.
-"""
+"""One replica of the operator, wired: who feeds whom, which tasks run, and how it ends."""
 
 from __future__ import annotations
 
@@ -18,17 +15,15 @@ from kubernetes.aio.client.configuration import Configuration
 from polyrl.cluster import names
 from polyrl.errors import ProtocolError
 from polyrl_operator import health
-from polyrl_operator.api.client import Client
-from polyrl_operator.api.connect import load_configuration, watch_session
+from polyrl_operator.api.client import Client, ClusterClock
+from polyrl_operator.api.connect import load_configuration, stream_session
 from polyrl_operator.api.kinds import CLAIM, SECRET, ResourceKind
-from polyrl_operator.api.server_clock import ClusterClock
-from polyrl_operator.api.service_account import own_reference
-from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.informer.resync import Resync
-from polyrl_operator.informer.watch import KopfWatches, watched_kinds
-from polyrl_operator.leader import Leader
+from polyrl_operator.informer.watch import KopfWatches, StreamMonitor, watched_kinds
+from polyrl_operator.leader import Leader, service_account
 from polyrl_operator.managers.client import ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.metrics import Metrics
@@ -37,123 +32,131 @@ from polyrl_operator.reconciler.events import SENDERS, Events
 from polyrl_operator.reconciler.executor import Executor
 from polyrl_operator.reconciler.reconciler import WORKERS, Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
-from polyrl_operator.secret import ManagerCredentials, access
+from polyrl_operator.secret import ManagerCredentials, manager_credentials
 
 log = structlog.get_logger(__name__)
 
 
 class Operator:
-    """All parts. Made inside a running loop; `run` until it ends or is cancelled, then `close`."""
+    """All parts, made inside a running loop; its `tasks` are run side by side."""
 
     def __init__(
-        self, options: Options, api: ApiClient, managers: aiohttp.ClientSession, requests: RequestTracer
+        self, options: Options, api: ApiClient, managers: aiohttp.ClientSession, requests: RequestCounter
     ) -> None:
         self.options, self.requests = options, requests
-        place = options.lease_namespace, options.lease_name
         self.clock = ClusterClock()
-        own = Client(api, clock=self.clock)
-        self.leader = Leader(own, *place, options.identity, options.terms, own_reference())
+        self.leader = Leader(
+            Client(api, clock=self.clock),
+            options.lease_namespace,
+            options.lease_name,
+            identity=options.identity,
+            terms=options.terms,
+            owner=service_account(),
+        )
         self.client = Client(api, may_write=self.leader.leads, clock=self.clock)
         self.queue = WorkQueue()
         self.cache = Cache(self.queue.add)
         self.metrics = Metrics(requests)
         self.events = Events(self.client, options.identity)
-        self.resync = Resync(self.client, self.cache, options.namespaces, nodes=options.watch_nodes)
-        managed = ManagerClient(managers)
-        self.links = ManagerPoller(managed, self._access, self.queue.add, self._told, self.metrics, self.clock.now)
-        actor = Executor(self.client, self.cache, self.events, self.links)
-        self.turns = Reconciler(
+        self.resync = Resync(self.client, self.cache, options.namespaces, nodes=options.nodes)
+        self.streams = StreamMonitor(on_gap=self.resync.request)
+        self.managers = ManagerPoller(
+            ManagerClient(managers),
+            self._credentials,
+            wake=self.queue.add,
+            confirmed=lambda key, uid: self.reconciler.confirm_drain(key, uid),
+            drains=self.metrics,
+            now=self.clock.now,
+        )
+        self.reconciler = Reconciler(
             self.cache,
             self.client,
-            actor,
-            self.links,
-            self.queue,
-            self.metrics,
-            options.settings,
-            sees_nodes=options.watch_nodes,
+            executor=Executor(self.client, self.cache, self.events, self.managers),
+            managers=self.managers,
+            queue=self.queue,
+            metrics=self.metrics,
+            settings=options.settings,
+            sees_nodes=options.nodes,
         )
         self._gauges()
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """All that runs side by side, but for the watches."""
-        workers = [self.turns.work(self.resync.until_ready) for _ in range(WORKERS)]
         return [
-            self.leader.hold(self.resync.begin, self._stand_by),
-            self.resync.keep(self._wake_all),
+            self.leader.run(self.resync.begin, self._stand_by),
+            self.resync.run(self._wake_all),
             *(self.events.send() for _ in range(SENDERS)),
-            *workers,
+            *(self.reconciler.work(self.resync.until_ready) for _ in range(WORKERS)),
         ]
 
     def checks(self, watched: tuple[ResourceKind, ...]) -> list[health.Check]:
         """What /healthz looks at."""
-        places = self.options.namespaces or (None,)
-        paths = [kind.path(place) for kind in watched for place in (places if kind.namespaced else (None,))]
+        namespaces = self.options.namespaces or (None,)
+        paths = [kind.path(one) for kind in watched for one in (namespaces if kind.namespaced else (None,))]
         return [
-            health.silent_watches(self.requests.stream_ages, paths, health.SILENCES * self.options.silence_s),
-            health.too_old("a job has been at its turn", self.turns.longest, health.TURN_S),
-            health.too_old("a job has waited for its turn", self._waited, health.QUEUE_S),
+            health.silent_watches(self.streams.ages, paths, health.SILENCES * self.options.watch_silence),
+            health.too_old("a job has been reconciled", self.reconciler.longest, health.RECONCILE_S),
+            health.too_old("a job has waited to be reconciled", self._longest_wait, health.QUEUE_S),
         ]
 
     def ready(self) -> bool:
         """A leader has read everything; a standby is ready to lead."""
         return self.resync.ready or not self.leader.leads()
 
-    def _waited(self) -> float:
-        """Only a leader with everything read takes turns."""
+    def _longest_wait(self) -> float:
+        """Only a leader with everything read reconciles."""
         return self.queue.oldest_age() if self.resync.ready else 0.0
 
     def _stand_by(self) -> None:
         self.resync.end()
-        self.links.leave()
+        self.managers.stop()
 
     def _wake_all(self) -> None:
         for key in self.cache.all_jobs():
             self.queue.add(key)
 
-    def _told(self, key: JobKey, uid: str) -> None:
-        self.turns.told(key, uid)
-
-    async def _access(self, key: JobKey) -> ManagerCredentials:
+    async def _credentials(self, key: JobKey) -> ManagerCredentials:
         secret = await self.client.get(SECRET, key.namespace, names.keys_secret(key.name))
         if secret is None:
             raise ProtocolError(f"{key}: there is no Secret {names.keys_secret(key.name)}")
-        return access(secret)
+        return manager_credentials(secret)
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge
-        gauge("polyrl_queue_length", "Jobs whose turn it is.", lambda: float(len(self.queue)))
-        gauge("polyrl_queue_age_seconds", "Wait of the job that has waited longest.", self._waited)
+        gauge("polyrl_queue_length", "Jobs that are to be reconciled.", lambda: float(len(self.queue)))
+        gauge("polyrl_queue_age_seconds", "Wait of the job that has waited longest.", self._longest_wait)
         gauge("polyrl_leads", "1 when this replica holds the Lease.", lambda: float(self.leader.leads()))
         gauge("polyrl_events_dropped", "Events that were not stored.", lambda: float(self.events.dropped))
-        ages = self.requests.stream_ages
+        ages = self.streams.ages
         gauge("polyrl_watch_silence_seconds", "Of the most silent watch.", lambda: max(ages().values(), default=0.0))
 
 
 @asynccontextmanager
 async def operator(options: Options, configuration: Configuration) -> AsyncIterator[Operator]:
     """An operator with its connections, which are closed at the end; nothing runs yet."""
-    made: list[Operator] = []
-    requests = RequestTracer(on_doubt=lambda: made[0].resync.soon())
+    requests = RequestCounter()
     configuration.trace_configs = [requests.trace()]
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(ApiClient(configuration))
         managers = await stack.enter_async_context(manager_session())
-        made.append(Operator(options, api, managers, requests))
-        stack.push_async_callback(made[0].leader.release)
-        stack.push_async_callback(made[0].links.close)
-        yield made[0]
+        made = Operator(options, api, managers, requests)
+        stack.push_async_callback(made.leader.release)
+        stack.push_async_callback(made.managers.close)
+        yield made
 
 
 async def run(options: Options) -> None:
-    """Until a signal ends it. Raises UserError when no cluster is reached, and what kopf cannot mend."""
+    """Until a signal ends it. Raises UserError when no cluster is reached, and whatever a part failed with."""
     configuration = await load_configuration(options.kubeconfig)
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(operator(options, configuration))
-        watched = watched_kinds(nodes=options.watch_nodes, claims=await _has_claims(one, options))
+        # Whether this cluster has Karpenter's NodeClaims.
+        claims = options.nodes and CLAIM.plural in await one.client.discover(CLAIM)
+        watched = watched_kinds(nodes=options.nodes, claims=claims)
 
         def connect() -> tuple[aiohttp.ClientSession, str]:
-            session = watch_session(configuration, [one.requests.trace(watches=True)])
-            return session, configuration.host
+            traces = [one.requests.trace()]
+            return stream_session(configuration, one.streams.middleware, trace_configs=traces), configuration.host
 
         for app, port in (
             (health.metrics_app(one.metrics.registry), options.metrics_port),
@@ -162,16 +165,8 @@ async def run(options: Options) -> None:
             runner, bound = await health.serve(app, options.host, port)
             stack.push_async_callback(runner.cleanup)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
-        watches = KopfWatches(one.cache, connect, options.namespaces, watched, options.silence_s)
+        watches = KopfWatches(one.cache, connect, options.namespaces, watched, options.watch_silence)
         await _until_first_ends([watches.run(), *one.tasks()])
-
-
-async def _has_claims(one: Operator, options: Options) -> bool:
-    """Whether this cluster has Karpenter's NodeClaims."""
-    if not options.watch_nodes:
-        return False
-    group = await one.client.discover(CLAIM)
-    return CLAIM.plural in group
 
 
 async def _until_first_ends(work: list[Coroutine[Any, Any, None]]) -> None:

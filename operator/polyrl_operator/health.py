@@ -1,11 +1,11 @@
-"""What is wrong with this replica, told to the kubelet and to Prometheus over HTTP.
+"""What is wrong with this replica, for the kubelet and for Prometheus over HTTP.
 
     /healthz   503 when a restart may help: a watch is silent, a worker is stuck, the queue does not move
     /readyz    503 until everything was read; a standby is ready as well
     /metrics   on its own port
 
-That an event loop answers says little; each check looks at what was promised instead.
-Refuses to hold: repairs. Read next: `requests`, `worker`.
+That an event loop answers says little (kopf's own liveness endpoint answers 200 to that); each check looks at what
+was promised instead.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import prometheus_client
 from aiohttp import web
 
 SILENCES: Final = 3
-"""A watch is begun anew after one silence; one that stays silent through three is beyond repair from within."""
+"""A watch is opened again after one silence; one that stays silent through three is beyond repair from within."""
 
-TURN_S: Final = 180.0
-"""Longest turn of one job: beyond its own deadline."""
+RECONCILE_S: Final = 180.0
+"""Longest reconcile of one job: beyond its own deadline."""
 
 QUEUE_S: Final = 120.0
-"""Longest wait of a job for its turn, while this replica leads."""
+"""Longest wait of a job to be reconciled, while this replica leads."""
 
 Check = Callable[[], list[str]]
 """What is wrong, a sentence each."""
@@ -87,5 +87,4 @@ async def serve(app: web.Application, host: str, port: int) -> tuple[web.AppRunn
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()
-    addresses = runner.addresses
-    return runner, int(addresses[0][1])
+    return runner, int(runner.addresses[0][1])

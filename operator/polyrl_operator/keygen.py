@@ -1,7 +1,4 @@
-"""Makes the keys of one run: three CURVE pairs and one HTTP token, handed out as `polyrl.keys` says who needs what.
-
-Refuses to overwrite: a run's keys are made once, before its first process. Read next: `polyrl.keys`.
-"""
+"""Makes the keys of one run: three CURVE pairs and one HTTP token, handed out as `polyrl.keys` says who needs what."""
 
 from __future__ import annotations
 

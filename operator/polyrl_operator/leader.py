@@ -3,16 +3,18 @@
 No clocks are compared: a standby takes over when it has itself seen the Lease unchanged for its whole duration, and the
 holder stops by its own clock, earlier than that. A holder that could not renew stops writing at once, and must take the
 Lease anew; what it had in flight is harmless, because names are made before requests and writes name uids and versions.
-Refuses to hold: what is done under the Lease. Read next: `app`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -22,6 +24,8 @@ from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import LEASE
 
 log = structlog.get_logger(__name__)
+
+TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Terms:
     renew_s: float = 10.0
     """The holder stops acting after so long without one: earlier than anybody else begins."""
     retry_s: float = 2.0
-    """Between renewals, and between a standby's looks."""
+    """Between renewals, and between a standby's attempts."""
 
 
 DEFAULT_TERMS: Final = Terms()
@@ -41,7 +45,7 @@ DEFAULT_TERMS: Final = Terms()
 
 
 class Leader:
-    """Run `hold` as a task; `leads` is asked before every write."""
+    """Run `run` as a task; `leads` is asked before every write."""
 
     def __init__(
         self,
@@ -63,18 +67,18 @@ class Leader:
         """True while no other replica can hold the Lease."""
         return time.monotonic() - self._renewed_at < self._terms.renew_s
 
-    async def hold(self, began: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Takes and renews the Lease until cancelled; says whenever it was taken, and whenever it was lost."""
+    async def run(self, began: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Takes and renews the Lease until cancelled; calls `began` whenever it was taken, `ended` when lost."""
         led = False
         while True:
             try:
                 async with asyncio.timeout(self._terms.renew_s / 2):
-                    await self._look()
+                    await self._try_lease()
             except (ApiError, TimeoutError) as error:
                 log.warning("lease not renewed", error=str(error) or "no answer in time", leads=self.leads())
             if self.leads() is not led:
                 led = self.leads()
-                log.info("leads" if led else "leads no longer", lease=self._name, identity=self._identity)
+                log.info("became leader" if led else "lost leadership", lease=self._name, identity=self._identity)
                 (began if led else ended)()
             await asyncio.sleep(self._terms.retry_s)
 
@@ -92,8 +96,8 @@ class Leader:
         except ApiError as error:
             log.warning("lease not given back", error=str(error))
 
-    async def _look(self) -> None:
-        """One look; takes or renews the Lease if that is right. Raises ApiError."""
+    async def _try_lease(self) -> None:
+        """Reads the Lease once, and takes or renews it if that is right. Raises ApiError."""
         asked_at = time.monotonic()
         lease = await self._client.get(LEASE, self._namespace, self._name)
         if lease is None:
@@ -129,6 +133,18 @@ class Leader:
     def _spec(self) -> dict[str, Any]:
         seconds = max(1, round(self._terms.duration_s))
         return {"holderIdentity": self._identity, "leaseDurationSeconds": seconds, "renewTime": _now()}
+
+
+def service_account(token: Path = TOKEN) -> Object | None:
+    """An owner reference to our own ServiceAccount, as our token names it: then the Lease goes with the release. None
+    outside a pod, and for a token of another kind. The token is not verified: that is for the API server to do."""
+    try:
+        payload = token.read_text(encoding="ascii").split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        account = claims["kubernetes.io"]["serviceaccount"]
+        return {"apiVersion": "v1", "kind": "ServiceAccount", "name": account["name"], "uid": account["uid"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _now() -> str:

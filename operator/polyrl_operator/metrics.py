@@ -1,10 +1,8 @@
-"""Prometheus metrics of the operator. No label names a pod, so that their number does not grow with what happens.
-
-Refuses to hold: a port (see `health`). Read next: `health`.
-"""
+"""Prometheus metrics of the operator. No label names a pod, so that their number does not grow with what happens."""
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -13,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from polyrl.manifest.status import JobStatus
-from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.informer.cached_object import JobKey
 
 RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
@@ -26,11 +24,11 @@ JOB: Final = ("namespace", "job")
 class Metrics:
     """Made once, filled by all."""
 
-    def __init__(self, requests: RequestTracer) -> None:
+    def __init__(self, requests: RequestCounter) -> None:
         self.registry = registry = CollectorRegistry()
-        self.reconciles = Counter("polyrl_reconciles", "Turns of jobs.", ("outcome",), registry=registry)
+        self.reconciles = Counter("polyrl_reconciles", "Reconciles of jobs.", ("outcome",), registry=registry)
         self.reconcile_seconds = Histogram(
-            "polyrl_reconcile_seconds", "Duration of a turn.", buckets=RECONCILE_BUCKETS, registry=registry
+            "polyrl_reconcile_seconds", "Duration of a reconcile.", buckets=RECONCILE_BUCKETS, registry=registry
         )
         self.status_writes = Counter("polyrl_status_writes", "Statuses written.", registry=registry)
         self._drain_seconds = Histogram(
@@ -100,20 +98,19 @@ class Metrics:
 
 
 class _RequestCounts(Collector):
-    """Requests as `RequestTracer` counted them."""
+    """Requests as `RequestCounter` counted them."""
 
-    def __init__(self, requests: RequestTracer) -> None:
+    def __init__(self, requests: RequestCounter) -> None:
         self._requests = requests
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         family = CounterMetricFamily(
             "polyrl_api_requests", "Requests to the API server.", labels=("verb", "resource", "code")
         )
-        totals: dict[tuple[str, str, str], int] = {}
-        for (access, outcome), count in self._requests.counts.items():
-            resource = access.resource if not access.resource.startswith("/") else "discovery"
-            labels = (access.verb, resource, outcome)
-            totals[labels] = totals.get(labels, 0) + count
+        totals: Counts[tuple[str, str, str]] = Counts()
+        for (permission, outcome), count in self._requests.counts.items():
+            resource = permission.resource if not permission.resource.startswith("/") else "discovery"
+            totals[permission.verb, resource, outcome] += count
         for labels, count in totals.items():
             family.add_metric(labels, count)
         yield family

@@ -1,23 +1,37 @@
-"""A job's Secret: the key file of every role, and the manager's certificate. Drawn once; what pods mount is by item.
+"""A job's Secret: the key file of every role, and the certificate of its manager. Made once per run; what pods mount is
+by item, and nothing of it is kept here after the request that stores it.
 
-Refuses to hold: secrets after the request that stores them. Read next: `certificate`, `polyrl.keys`.
+The certificate is signed by an authority of the run's own that signs nothing else, and whose key is thrown away. The
+operator pins that authority, so no other certificate speaks for the manager, whatever the cluster's DNS says.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.owner import Owner
 from polyrl.keys import FILE_NAMES, OperatorKeys, format_keys, parse_keys
-from polyrl_operator.certificate import make_certificate
 from polyrl_operator.keygen import make_run_keys
 
 AUTHORITY: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
+
+VALIDITY: Final = timedelta(days=3650)
+"""No run lasts so long, and none should end because of a date."""
+
+SKEW: Final = timedelta(days=1)
+"""How far behind ours a node's clock may be."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +58,72 @@ def keys_secret(owner: Owner, action: MakeKeys) -> Object:
     }
 
 
-def access(secret: Object) -> ManagerCredentials:
+def manager_credentials(secret: Object) -> ManagerCredentials:
     """The operator's part of a Secret as stored. Raises InvalidData or KeyError when it is not one of ours."""
     data = {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
     source = f"Secret {secret['metadata']['name']}"
     keys = parse_keys(OperatorKeys, data[FILE_NAMES[OperatorKeys]], source)
     return ManagerCredentials(keys.http_token, data[AUTHORITY].decode())
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """PEM texts."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+def make_certificate(hosts: Iterable[str]) -> Certificate:
+    """A server certificate for these DNS names, its authority, and its key (PKCS 8, not encrypted)."""
+    names = list(hosts)
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"polyrl {names[0]}"[:64])])
+    authority = (
+        _builder(issuer, issuer, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    leaf = (
+        _builder(x509.Name([]), issuer, key.public_key())
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(own, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Certificate(authority.public_bytes(pem), leaf.public_bytes(pem), private)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + VALIDITY)
+    )
+
+
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

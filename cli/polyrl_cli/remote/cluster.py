@@ -24,7 +24,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
 from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.connect import watch_session
+from polyrl_operator.api.connect import stream_session
 from polyrl_operator.api.kinds import JOB, ResourceKind
 
 FIELD_MANAGER: Final = "polyrl"
@@ -132,7 +132,7 @@ async def user_cluster(where: ClusterOptions, namespace: str | None = None) -> A
     refuses, and when there is none."""
     configuration, own = await _configuration(where)
     chosen = where.namespace or namespace or own
-    async with ApiClient(configuration) as api, watch_session(configuration, []) as session:
+    async with ApiClient(configuration) as api, stream_session(configuration) as session:
         client = Client(api, field_manager=FIELD_MANAGER)
         try:
             yield UserCluster(client, session, str(configuration.host), chosen)

@@ -26,7 +26,7 @@ from polyrl.cluster.actions import (
     SuspendTrainer,
 )
 from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
-from polyrl.cluster.observation.job import job_facts
+from polyrl.cluster.observation.job import child_facts, job_facts, node_facts, trainer_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Settings
@@ -86,10 +86,10 @@ class FakeOperator:
         return job_facts(
             job if self.status is None else job | {"status": self.status},
             pods=filter(None, (pod_facts(raw) for (kind, _), raw in seen.items() if kind == "Pod")),
-            trainer=next((raw for (kind, _), raw in seen.items() if kind == "Job"), None),
-            nodes={name: raw for (kind, name), raw in seen.items() if kind == "Node"},
-            claims={},
-            children=[raw for (kind, _), raw in seen.items() if kind not in fixed],
+            trainer=next((trainer_facts(raw) for (kind, _), raw in seen.items() if kind == "Job"), None),
+            nodes={name: node_facts(raw) for (kind, name), raw in seen.items() if kind == "Node"},
+            claims=(),
+            children=[child_facts(kind, raw) for (kind, _), raw in seen.items() if kind not in fixed],
             manager=self.manager(),
             dry_run=self.dry_run[1] if self.dry_run is not None and self.dry_run[0] == generation else None,
         )

@@ -3,25 +3,28 @@
 Every request has a deadline, and is sent again where the server asks for it or was not there: all that we send may be
 repeated, because names are made before the request and deletes name a uid. No typed models: they cost memory and hide
 fields that they do not know.
-Refuses to hold: which objects there should be, caches. Read next: `act`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
+import structlog
 from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import PolyRLError
 from polyrl_operator.api.kinds import KINDS, ResourceKind
-from polyrl_operator.api.server_clock import ClusterClock
+
+log = structlog.get_logger(__name__)
 
 FIELD_MANAGER: Final = "polyrl-operator"
 REQUEST_S: Final = 10.0
@@ -42,6 +45,11 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
+DATE_RESOLUTION_S: Final = 1.0
+"""A Date header is cut to its second."""
+LOGGED_CORRECTION_S: Final = 2.0
+"""A correction of the clock worth a log line: more than the resolution and a slow answer explain."""
+
 
 class ApiError(PolyRLError):
     """The API server refused, or did not answer (status 0)."""
@@ -59,6 +67,36 @@ class ApiError(PolyRLError):
 
 class NotLeader(PolyRLError):
     """Another replica may be acting: nothing is written."""
+
+
+class ClusterClock:
+    """The API server's time, learnt from its answers: timestamps on objects are compared with this, never with our own
+    clock. `steady` is monotonic, `wall` what is believed before the first answer.
+
+    Every answer carries its Date in whole seconds, so the server's time lies between two bounds; an estimate outside of
+    them is corrected. Between answers the monotonic clock goes on: setting the machine's clock changes nothing.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
+        self.steady = steady
+        self._offset = wall() - steady()
+
+    def now(self) -> float:
+        """Unix seconds, as the API server counts them."""
+        return self.steady() + self._offset
+
+    def synchronize(self, date: str | None, sent_at: float) -> None:
+        """An answer just came with this Date, to a request sent at `sent_at` of the steady clock."""
+        if date is None:
+            return
+        try:
+            stamp = parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return
+        before = self._offset
+        self._offset = min(max(before, stamp - self.steady()), stamp + DATE_RESOLUTION_S - sent_at)
+        if abs(self._offset - before) > LOGGED_CORRECTION_S:
+            log.warning("clock corrected to the API server's", by_s=round(self._offset - before, 1))
 
 
 class Client:
@@ -80,7 +118,7 @@ class Client:
     async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object; None when there is none."""
         try:
-            return await self._ask("GET", kind.path(namespace, name))
+            return await self._request("GET", kind.path(namespace, name))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -89,7 +127,7 @@ class Client:
     async def discover(self, kind: ResourceKind) -> frozenset[str]:
         """Plural names of what is served of this kind's group and version; empty when there is no such group."""
         try:
-            answer = await self._ask("GET", f"/apis/{kind.api_version}")
+            answer = await self._request("GET", f"/apis/{kind.api_version}")
         except ApiError as error:
             if error.status == 404:
                 return frozenset()
@@ -103,7 +141,7 @@ class Client:
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         accept = METADATA_ONLY if metadata_only else JSON
         while True:
-            page = await self._ask("GET", kind.path(namespace), query, accept=accept)
+            page = await self._request("GET", kind.path(namespace), query, accept=accept)
             yield page.get("items") or [], page["metadata"].get("resourceVersion", "")
             more = page["metadata"].get("continue")
             if not more:
@@ -113,13 +151,13 @@ class Client:
     async def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """The object as stored. Raises ApiError; 409 when the name is taken."""
         query = {"fieldManager": self._field_manager} | ({"dryRun": "All"} if dry_run else {})
-        return await self._ask("POST", _collection(item), query, body=item)
+        return await self._request("POST", _collection(item), query, body=item)
 
     async def apply(self, item: Object) -> Object:
         """Server-side apply: the fields named in `item` are as it says from now on."""
         query = {"fieldManager": self._field_manager, "force": "true"}
         path = f"{_collection(item)}/{item['metadata']['name']}"
-        return await self._ask("PATCH", path, query, body=item, content=APPLY_PATCH)
+        return await self._request("PATCH", path, query, body=item, content=APPLY_PATCH)
 
     async def patch(
         self, kind: ResourceKind, namespace: str, name: str, change: Object, subresource: str = ""
@@ -127,11 +165,11 @@ class Client:
         """JSON merge patch. With metadata.uid or resourceVersion in `change` it is refused (409) for another object."""
         query = {"fieldManager": self._field_manager}
         path = kind.path(namespace, name, subresource)
-        return await self._ask("PATCH", path, query, body=change, content=MERGE_PATCH)
+        return await self._request("PATCH", path, query, body=change, content=MERGE_PATCH)
 
     async def update(self, item: Object) -> Object:
         """Replaces an object; refused (409) when its resourceVersion is not the newest."""
-        return await self._ask("PUT", f"{_collection(item)}/{item['metadata']['name']}", body=item)
+        return await self._request("PUT", f"{_collection(item)}/{item['metadata']['name']}", body=item)
 
     async def delete(
         self, kind: ResourceKind, namespace: str, name: str, uid: str, grace_s: int | None = None
@@ -142,13 +180,13 @@ class Client:
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         try:
-            return await self._ask("DELETE", kind.path(namespace, name), body=options)
+            return await self._request("DELETE", kind.path(namespace, name), body=options)
         except ApiError as error:
             if error.status in (404, 409):
                 return None
             raise
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -183,7 +221,7 @@ class Client:
             words = str(error) or type(error).__name__
             raise _Again(ApiError(0, "Unreachable", f"the API server does not answer: {words}")) from error
         if response.status < 400:
-            self.clock.heard(response.headers.get("Date"), sent_at)
+            self.clock.synchronize(response.headers.get("Date"), sent_at)
             answer: Object = msgspec.json.decode(data)
             return answer
         refusal = _refusal(response.status, data)

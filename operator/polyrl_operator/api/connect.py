@@ -2,7 +2,6 @@
 
 One configuration serves both clients: ours (`client`) and kopf's, which gets a session of its own, so that a stream
 that hangs never holds a connection that an action needs.
-Refuses to hold: requests. Read next: `client`, `requests`.
 """
 
 from __future__ import annotations
@@ -10,20 +9,16 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import UserError
-from polyrl_operator.api.line_framing import WholeLines
 
 CONNECTIONS: Final = 64
 """To the API server at a time, ours without kopf's: more than workers that act at once."""
-
-CONNECT_S: Final = 5.0
-"""Until a connection stands; a server that is away is tried again rather than waited for."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
@@ -46,8 +41,12 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
     return configuration
 
 
-def watch_session(configuration: Configuration, traces: list[aiohttp.TraceConfig]) -> aiohttp.ClientSession:
-    """An own session for long streams, with fresh credentials on every request; watches give whole lines."""
+def stream_session(
+    configuration: Configuration,
+    *middlewares: aiohttp.ClientMiddlewareType,
+    trace_configs: list[aiohttp.TraceConfig] | None = None,
+) -> aiohttp.ClientSession:
+    """A session of its own for long streams, with fresh credentials on every request."""
 
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -55,21 +54,13 @@ def watch_session(configuration: Configuration, traces: list[aiohttp.TraceConfig
             request.headers["Authorization"] = token
         return await handler(request)
 
-    connector = aiohttp.TCPConnector(limit=0, ssl=_tls(configuration))
     return aiohttp.ClientSession(
-        connector=connector,
-        trace_configs=traces,
-        middlewares=(authorize, _whole_lines),
+        connector=aiohttp.TCPConnector(limit=0, ssl=_tls(configuration)),
+        trace_configs=trace_configs,
+        middlewares=(authorize, *middlewares),
         read_bufsize=1 << 20,
         trust_env=False,
     )
-
-
-async def _whole_lines(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    response = await handler(request)
-    if "watch" in request.url.query and response.status == 200:
-        response.content = cast(aiohttp.StreamReader, WholeLines(response.content))
-    return response
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:

@@ -1,13 +1,10 @@
-"""The kinds of objects that the operator touches, and their URLs; and back: which verb and resource a request was.
-
-Refuses to hold: what the objects contain (see `polyrl.cluster.resources`). Read next: `client`.
-"""
+"""The kinds of objects that the operator reads and writes, and their URLs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import quote
 
 from polyrl.cluster import names
@@ -61,38 +58,3 @@ KINDS: Final[Mapping[str, ResourceKind]] = {
 }
 
 assert JOB.api_version == API_VERSION
-
-
-class Permission(NamedTuple):
-    """One permission, as a rule of a Role grants it."""
-
-    verb: str
-    group: str
-    resource: str
-    """Plural, with `/subresource` where there is one; a path starting with `/` for what is no resource."""
-
-
-_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-
-
-def access_of(method: str, path: str, watch: bool = False) -> Permission:
-    """The permission that a request needs."""
-    parts = path.strip("/").split("/")
-    if parts[0] == "api" and len(parts) > 2:
-        group, rest = "", parts[2:]
-    elif parts[0] == "apis" and len(parts) > 3:
-        group, rest = parts[1], parts[3:]
-    else:
-        return Permission(method.lower(), "", path)
-    if rest[0] == "namespaces" and len(rest) > 2:
-        rest = rest[2:]
-    resource = "/".join((rest[0], *rest[2:]))
-    return Permission(_verb(method, named=len(rest) > 1, watch=watch), group, resource)
-
-
-def _verb(method: str, *, named: bool, watch: bool) -> str:
-    if method != "GET":
-        return _VERBS[method]
-    if watch:
-        return "watch"
-    return "get" if named else "list"

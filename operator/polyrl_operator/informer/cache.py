@@ -1,195 +1,194 @@
-"""What is known of the cluster: trimmed objects by the job they belong to, from watches, lists and our own requests.
+"""What is known of the cluster: facts of objects by the job they belong to, from watches, lists and our own requests.
 
 Whatever comes is compared by resourceVersion, so that the order of arrival does not matter: an old list cannot undo a
-newer event. Objects are kept as JSON text (a fraction of what dictionaries take) and read when their job's turn
-comes; every look-up is by job or by node, so that no cost grows with the number of jobs.
-Refuses to hold: judgement; requests (see `resync`). Read next: `expectations`, `queue`.
+newer event. Objects become facts once, when they arrive (jobs stay JSON text, a fraction of what dictionaries take);
+every look-up is by job or by node, so that no cost grows with the number of jobs.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
+from polyrl.cluster.observation.facts import ChildFacts, ClaimFacts, NodeFacts, PodFacts, TrainerFacts
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
-from polyrl_operator.informer.cached_object import NOWHERE, CachedObject, JobKey, held_of, job_of, place_of, version_of
+from polyrl_operator.informer.cached_object import CachedObject, JobKey, Place, cached_object, place_of, version_of
 from polyrl_operator.informer.expectations import Expectations
 
-WATCHED = (POD.name, TRAINER.name)
-"""Kinds of children whose end a watch tells; the others are forgotten with their job."""
-
-
-Shelf = dict[tuple[str, str], CachedObject]
-"""By namespace and name (jobs), or by kind and name (all others)."""
+WATCHED: Final = (POD.name, TRAINER.name)
+"""Kinds of children whose end a watch reports; the others are forgotten with their job."""
 
 
 class Cache:
-    """Call `observe` with whatever is seen; `wake` is told whose turn it is."""
+    """Call `observe` with whatever the API server sends; `wake` gets each job that a change concerns."""
 
     def __init__(self, wake: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._wake, self._clock = wake, clock
         self._expectations = Expectations()
-        self._jobs: Shelf = {}
-        self._children: defaultdict[JobKey, Shelf] = defaultdict(dict)
-        self._machines: Shelf = {}
-        """Nodes and NodeClaims."""
+        self._objects: dict[Place, CachedObject] = {}
+        self._of_job: defaultdict[JobKey, dict[Place, CachedObject]] = defaultdict(dict)
+        """Children of each job."""
         self._pods_on: defaultdict[str, Counter[JobKey]] = defaultdict(Counter)
         """By node: how many pods it runs of each job."""
-        self._claim_of: dict[str, str] = {}
-        """By node: the name of its NodeClaim."""
+        self._claim_of: dict[str, Place] = {}
+        """By node: its NodeClaim."""
 
-    def observe(self, kind: ResourceKind, raw: Object, *, gone: bool = False, quiet: bool = False) -> bool:
-        """Takes in an object as the API server gave it; True when that changed anything that is kept. `quiet`: whom it
-        concerns knows it already."""
+    def observe(self, kind: ResourceKind, raw: Object, *, deleted: bool = False, quiet: bool = False) -> bool:
+        """Takes in an object as the API server gave it; True when that changed anything that is kept. `quiet`: wakes
+        nobody, for whom it concerns knows it already."""
         metadata, now = raw["metadata"], self._clock()
-        shelf, name = self._place(kind, metadata)
-        held, version, place = shelf.get(name), version_of(metadata), place_of(kind, metadata)
-        if (held is not None and version < held.version) or self._expectations.is_old(place, version, now):
+        place, version = place_of(kind, metadata), version_of(metadata)
+        old = self._objects.get(place)
+        if (old is not None and version < old.version) or self._expectations.is_old(place, version, now):
             return False
-        if gone:
+        if deleted:
             self._expectations.ended(place, metadata["uid"], version, now)
-        new = None if gone else held_of(kind, raw, now)
-        if held is not None and new is not None and held.text == new.text:
-            held.version = new.version
+        new = None if deleted else cached_object(kind, raw, now)
+        if old is not None and old == new:
+            old.version = version
             return False
-        if new is None:
-            shelf.pop(name, None)
-        else:
-            shelf[name] = new
-        concerned = self._index(kind, metadata, held, new)
+        concerned = self._replace(place, old, new)
         if not quiet:
             for key in concerned:
                 self._wake(key)
-        return held is not new
+        return old is not new
 
-    def forget_absent(self, kind: ResourceKind, namespace: str | None, seen: set[str], version: int) -> int:
-        """Drops what a complete list of `version` did not show; the number of objects dropped."""
-        absent = [held for held in self._of_kind(kind, namespace) if held.uid not in seen and held.version <= version]
-        for held in absent:
-            raw = held.read()
-            raw["metadata"]["resourceVersion"] = str(version)
-            self.observe(kind, raw, gone=True)
+    def forget_absent(self, kind: ResourceKind, namespace: str | None, listed: set[str], version: int) -> int:
+        """Drops what a complete list of `version` did not hold, by uid; the number of objects dropped."""
+        absent = [
+            (place, held)
+            for place, held in self._objects.items()
+            if place.kind == kind.name and namespace in (None, place.namespace)
+            if held.uid not in listed and held.version <= version
+        ]
+        for place, held in absent:
+            self._expectations.ended(place, held.uid, version, self._clock())
+            for key in self._replace(place, held, None):
+                self._wake(key)
         return len(absent)
 
-    def leaves(self, uid: str) -> None:
-        """A deletion of ours was accepted; its end is owed."""
-        self._expectations.leaves(uid, self._clock())
+    def expect_deletion(self, uid: str) -> None:
+        """A deletion of ours was accepted."""
+        self._expectations.deletion_accepted(uid, self._clock())
 
     def drop(self, kind: ResourceKind, key: JobKey, name: str, uid: str) -> None:
-        """A child of the job is known to be gone, though no watch said so."""
-        held = self._children[key].get((kind.name, name))
+        """A child of the job is known to be gone, though no watch reported it."""
+        place = Place(kind.name, key.namespace, name)
+        held = self._objects.get(place)
         if held is not None and held.uid == uid:
-            self._expectations.ended((kind.name, key.namespace, name), uid, held.version, self._clock())
-            del self._children[key][kind.name, name]
-            self._count(key, held, -1)
+            self._expectations.ended(place, uid, held.version, self._clock())
+            self._replace(place, held, None)
 
     def all_jobs(self) -> list[JobKey]:
         """Every job."""
-        return [JobKey(*name) for name in self._jobs]
+        return [JobKey(place.namespace, place.name) for place in self._objects if place.kind == JOB.name]
 
     def job(self, key: JobKey) -> Object | None:
-        """The job."""
-        held = self._jobs.get(key)
-        return None if held is None else held.read()
-
-    def pods(self, key: JobKey, job_uid: str) -> list[Object]:
-        """Pods of this job, and not of a namesake that was deleted."""
-        trainer = self._children[key].get((TRAINER.name, names.trainer_name(key.name)))
-        owners = {job_uid} | ({trainer.uid} if trainer is not None and trainer.owner == job_uid else set())
-        return [self._seen(held) for held in self._held(key, (POD.name,)) if held.owner in owners]
-
-    def trainer(self, key: JobKey, job_uid: str) -> Object | None:
-        """The trainer's Job."""
-        held = self._children[key].get((TRAINER.name, names.trainer_name(key.name)))
-        return None if held is None or held.owner != job_uid else self._seen(held)
-
-    def children(self, key: JobKey, job_uid: str) -> list[Object]:
-        """All other children, metadata only."""
-        fixed = (held for (kind, _), held in self._children[key].items() if kind not in WATCHED)
-        return [self._seen(held) for held in fixed if held.owner == job_uid]
-
-    def nodes_of(self, pods: Iterable[Object]) -> tuple[dict[str, Object], dict[str, Object]]:
-        """Nodes of these pods, and those nodes' NodeClaims; both by the node's name, where they exist."""
-        wanted = {pod["spec"].get("nodeName", "") for pod in pods}
-        nodes = {name: (NODE.name, name) for name in wanted}
-        claims = {name: (CLAIM.name, self._claim_of.get(name, "")) for name in wanted}
-        found = [
-            {name: self._machines[place].read() for name, place in places.items() if place in self._machines}
-            for places in (nodes, claims)
-        ]
-        return found[0], found[1]
-
-    def changed_at(self, key: JobKey, pod: str) -> float | None:
-        """When the newest news came that concern a pod: its own, its node's or its node's claim's; None: not known."""
-        held = self._children[key].get((POD.name, pod))
+        """The job, with its newest resourceVersion."""
+        held = self._objects.get(Place(JOB.name, *key))
         if held is None:
             return None
-        places = ((NODE.name, held.node), (CLAIM.name, self._claim_of.get(held.node, "")))
-        about = [self._machines[place] for place in places if place in self._machines]
+        raw: Object = msgspec.json.decode(held.content)
+        raw["metadata"]["resourceVersion"] = str(held.version)
+        return raw
+
+    def pods(self, key: JobKey, job_uid: str) -> list[PodFacts]:
+        """Pods of this job, and not of a namesake that was deleted. One whose deletion was accepted is being deleted,
+        even if the watch has not reported it yet."""
+        trainer = self._trainer(key, job_uid)
+        owners = {job_uid, job_uid if trainer is None else trainer.uid}
+        found = [held for held in self._children(key, POD.name) if held.owner in owners and held.content is not None]
+        return [
+            replace(held.content, deletion_at=time.time())
+            if held.content.deletion_at is None and self._deletion_expected(held)
+            else held.content
+            for held in found
+        ]
+
+    def trainer(self, key: JobKey, job_uid: str) -> TrainerFacts | None:
+        """The trainer's Job."""
+        held = self._trainer(key, job_uid)
+        return None if held is None else self._with_deletion(held)
+
+    def children(self, key: JobKey, job_uid: str) -> list[ChildFacts]:
+        """All other children."""
+        fixed = (held for place, held in self._of_job.get(key, {}).items() if place.kind not in WATCHED)
+        return [self._with_deletion(held) for held in fixed if held.owner == job_uid]
+
+    def nodes_of(self, pods: Iterable[PodFacts]) -> tuple[dict[str, NodeFacts], list[ClaimFacts]]:
+        """Nodes of these pods by name, and those nodes' NodeClaims, where they exist."""
+        wanted = {pod.node for pod in pods}
+        nodes = {name: self._objects.get(Place(NODE.name, "", name)) for name in wanted}
+        claims = [self._objects.get(self._claim_of[name]) for name in wanted if name in self._claim_of]
+        return {name: node.content for name, node in nodes.items() if node}, [one.content for one in claims if one]
+
+    def changed_at(self, key: JobKey, pod: str) -> float | None:
+        """When the newest change came that concerns a pod: its own, its node's or its node's claim's; None: unknown."""
+        held = self._objects.get(Place(POD.name, key.namespace, pod))
+        if held is None or held.job != key:
+            return None
+        node, claim = Place(NODE.name, "", held.node), self._claim_of.get(held.node)
+        about = [self._objects[place] for place in (node, claim) if place is not None and place in self._objects]
         return max(one.changed_at for one in (held, *about))
 
-    def _place(self, kind: ResourceKind, metadata: Object) -> tuple[Shelf, tuple[str, str]]:
-        name: str = metadata["name"]
-        if kind is JOB:
-            return self._jobs, (metadata["namespace"], name)
-        if kind in (NODE, CLAIM):
-            return self._machines, (kind.name, name)
-        return self._children[job_of(metadata)], (kind.name, name)
-
-    def _index(
-        self, kind: ResourceKind, metadata: Object, old: CachedObject | None, new: CachedObject | None
-    ) -> list[JobKey]:
-        """Keeps the look-ups by node; the jobs that the change concerns."""
-        if kind is JOB:
-            key = JobKey(metadata["namespace"], metadata["name"])
+    def _replace(self, place: Place, old: CachedObject | None, new: CachedObject | None) -> list[JobKey]:
+        """Puts `new` in the place of `old`, in all look-ups; the jobs that the change concerns."""
+        if new is None:
+            self._objects.pop(place, None)
+        else:
+            self._objects[place] = new
+        if place.kind == JOB.name:
             if new is None:
-                self._forget_fixed(key)
-            return [key]
-        if kind in (NODE, CLAIM):
-            node = metadata["name"] if kind is NODE else (new or old or NOWHERE).node
-            if kind is CLAIM and node:
-                self._claim_of[node] = metadata["name"]
+                self._forget_fixed(JobKey(place.namespace, place.name))
+            return [JobKey(place.namespace, place.name)]
+        if place.kind in (NODE.name, CLAIM.name):
+            node = (new or old or _ABSENT).node
+            if place.kind == CLAIM.name and node:
+                self._claim_of[node] = place
             return list(self._pods_on.get(node, ()))
-        key = job_of(metadata)
-        self._count(key, old, -1)
-        self._count(key, new, +1)
-        return [key]
+        if old is not None and old.job is not None:
+            self._of_job[old.job].pop(place, None)
+            if not self._of_job[old.job]:
+                del self._of_job[old.job]
+        if new is not None and new.job is not None:
+            self._of_job[new.job][place] = new
+        self._count(old, -1)
+        self._count(new, +1)
+        return list(dict.fromkeys(held.job for held in (old, new) if held is not None and held.job is not None))
 
-    def _count(self, key: JobKey, pod: CachedObject | None, by: int) -> None:
-        if pod is not None and pod.node:
-            jobs = self._pods_on[pod.node]
-            jobs[key] += by
-            if not jobs[key]:
-                del jobs[key]
-            if not jobs:
-                del self._pods_on[pod.node]
+    def _count(self, pod: CachedObject | None, by: int) -> None:
+        if pod is None or pod.job is None or not pod.node:
+            return
+        jobs = self._pods_on[pod.node]
+        jobs[pod.job] += by
+        if not jobs[pod.job]:
+            del jobs[pod.job]
+        if not jobs:
+            del self._pods_on[pod.node]
 
     def _forget_fixed(self, key: JobKey) -> None:
-        left = {place: held for place, held in self._children[key].items() if place[0] in WATCHED}
-        if left:
-            self._children[key] = left
-        else:
-            del self._children[key]
+        for place in [place for place in self._of_job.get(key, ()) if place.kind not in WATCHED]:
+            self._replace(place, self._objects[place], None)
 
-    def _held(self, key: JobKey, kinds: tuple[str, ...]) -> list[CachedObject]:
-        return [held for (kind, _), held in self._children[key].items() if kind in kinds]
+    def _children(self, key: JobKey, kind: str) -> Iterator[CachedObject]:
+        return (held for place, held in self._of_job.get(key, {}).items() if place.kind == kind)
 
-    def _of_kind(self, kind: ResourceKind, namespace: str | None) -> list[CachedObject]:
-        if kind is JOB:
-            return [held for (where, _), held in self._jobs.items() if namespace in (None, where)]
-        if kind in (NODE, CLAIM):
-            return [held for (what, _), held in self._machines.items() if what == kind.name]
-        keys = [key for key in self._children if namespace in (None, key.namespace)]
-        return [held for key in keys for held in self._held(key, (kind.name,))]
+    def _trainer(self, key: JobKey, job_uid: str) -> CachedObject | None:
+        held = self._objects.get(Place(TRAINER.name, key.namespace, names.trainer_name(key.name)))
+        return None if held is None or held.owner != job_uid else held
 
-    def _seen(self, held: CachedObject) -> Object:
-        """The object; one whose deletion was accepted says so, even if the watch has not told yet."""
-        raw = held.read()
-        if self._expectations.is_leaving(held.uid, self._clock()):
-            stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            raw["metadata"].setdefault("deletionTimestamp", stamp)
-        return raw
+    def _deletion_expected(self, held: CachedObject) -> bool:
+        return self._expectations.is_pending(held.uid, self._clock())
+
+    def _with_deletion(self, held: CachedObject) -> Any:
+        return replace(held.content, deleting=True) if self._deletion_expected(held) else held.content
+
+
+_ABSENT: Final = CachedObject(uid="", job=None, owner="", node="", content=None, version=0, changed_at=0.0)

@@ -1,8 +1,7 @@
-"""Reads everything anew: before the first act under a Lease, after a watch began again, and every few minutes.
+"""Lists everything anew: before the first action under a Lease, after a gap in a watch, and every few minutes.
 
-A watch that begins again lists what is there, and says nothing of what went meanwhile; and children that are not
+A watch that is opened again lists what is there, and reports nothing of what went meanwhile; and children that are not
 watched are seen only here. Lists are paged, and of fixed children only metadata is asked for.
-Refuses to hold: what is kept (see `cache`). Read next: `watches`.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ PERIOD_S: Final = 300.0
 """Between resyncs: how long an unwatched child may be missing unnoticed."""
 
 SETTLE_S: Final = 1.0
-"""After a watch began again: several begin at once, and one resync serves all."""
+"""After a gap: several watches are opened again at once, and one resync serves all."""
 
 RETRY_S: Final = 2.0
 """After a resync that failed."""
 
-OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-"""The one selector of every list and watch of children."""
+CHILDREN: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+"""The one label selector of every list and watch of children."""
 
 
 class Resync:
-    """Run `keep` as a task; `ready` tells whether everything was read since `restart`."""
+    """Run `run` as a task; `ready` is true once everything was read since `begin`."""
 
     def __init__(self, client: Client, cache: Cache, namespaces: Sequence[str] | None, *, nodes: bool) -> None:
         self._client, self._cache = client, cache
-        self._places: Sequence[str | None] = namespaces if namespaces is not None else (None,)
+        self._namespaces: Sequence[str | None] = namespaces if namespaces is not None else (None,)
         self._nodes = nodes
         self._claims = nodes
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._ready = asyncio.Event()
         self._leads = False
         self._term = 0
@@ -54,7 +53,7 @@ class Resync:
         return self._ready.is_set()
 
     async def until_ready(self) -> None:
-        """Waits until everything was read since `begin`; ends when cancelled."""
+        """Waits until everything was read since `begin`."""
         await self._ready.wait()
 
     def begin(self) -> None:
@@ -62,45 +61,45 @@ class Resync:
         self._term += 1
         self._leads = True
         self._ready.clear()
-        self._wanted.set()
+        self._requested.set()
 
     def end(self) -> None:
         """It leads no longer."""
         self._leads = False
         self._ready.clear()
 
-    def soon(self) -> None:
-        """A watch began again. A standby reads nothing: it will when it leads."""
+    def request(self) -> None:
+        """A watch had a gap. A standby reads nothing: it will when it leads."""
         if self._leads:
-            self._wanted.set()
+            self._requested.set()
 
-    async def keep(self, done: Callable[[], None]) -> None:
+    async def run(self, done: Callable[[], None]) -> None:
         """Resyncs until cancelled; `done` is called after each."""
         while True:
-            await self._next()
+            await self._until_due()
             term = self._term
             try:
-                await self.once()
+                await self.read_all()
             except PolyRLError as error:
                 log.warning("resync failed", error=str(error))
-                self._wanted.set()
+                self._requested.set()
                 await asyncio.sleep(RETRY_S)
             else:
+                # Leadership may have gone, or come back, during the lists: then these do not count.
                 if self._leads and term == self._term:
                     self._ready.set()
                     done()
 
-    async def _next(self) -> None:
-        """Waits until a resync is asked for, or due."""
+    async def _until_due(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PERIOD_S if self._leads else None):
-                await self._wanted.wait()
+                await self._requested.wait()
                 if self.ready:
                     await asyncio.sleep(SETTLE_S)
-        self._wanted.clear()
+        self._requested.clear()
 
-    async def once(self) -> None:
-        """Reads everything. Raises ApiError; what was read by then is kept."""
+    async def read_all(self) -> None:
+        """Reads everything once. Raises ApiError; what was read by then is kept."""
         if self._nodes:
             await self._read(NODE, None)
         if self._claims:
@@ -109,24 +108,22 @@ class Resync:
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
-                # No Karpenter here; should it come, the operator is to be started anew.
+                # No Karpenter here; should it come, the operator is to be restarted.
                 self._claims = False
-        for place in self._places:
+        for namespace in self._namespaces:
             for kind in (*FIXED, TRAINER, POD):
-                await self._read(kind, place, OURS, metadata_only=kind in FIXED)
-            await self._read(JOB, place)
+                await self._read(kind, namespace, CHILDREN)
+            await self._read(JOB, namespace)
         self.rounds += 1
 
-    async def _read(
-        self, kind: ResourceKind, place: str | None, selector: str = "", *, metadata_only: bool = False
-    ) -> None:
-        seen: set[str] = set()
-        listed = 0
-        async for items, version in self._client.pages(kind, place, selector, metadata_only=metadata_only):
-            listed = int(version or 0)
+    async def _read(self, kind: ResourceKind, namespace: str | None, selector: str = "") -> None:
+        listed: set[str] = set()
+        newest = 0
+        async for items, version in self._client.pages(kind, namespace, selector, metadata_only=kind in FIXED):
+            newest = int(version or 0)
             for item in items:
-                seen.add(item["metadata"]["uid"])
+                listed.add(item["metadata"]["uid"])
                 self._cache.observe(kind, item)
-        gone = self._cache.forget_absent(kind, place, seen, listed)
+        gone = self._cache.forget_absent(kind, namespace, listed, newest)
         if gone:
             log.info("resync found objects gone", kind=kind.name, count=gone)

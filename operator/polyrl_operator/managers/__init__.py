@@ -1,1 +1,5 @@
-"""The operator's side of each job's manager: the HTTP client, and the poller that keeps its status fresh."""
+"""The operator's side of each job's manager.
+
+client   requests over HTTP, with the certificate of the run pinned
+poller   one long-poll per manager, and drains until they are confirmed
+"""

@@ -1,8 +1,7 @@
-"""Events on jobs: each decision told once, repeats counted up in place, and no flood.
+"""Events on jobs: each decision recorded once, repeats counted up in place, and no flood.
 
-An Event's name is made from what it says, so that an operator that starts anew and says it again counts it up as well.
+An Event's name is made from its content, so that an operator that starts anew and repeats it counts it up as well.
 Sending is apart from acting: an Event that cannot be stored delays nobody, and is dropped when too many wait.
-Refuses to hold: what is worth saying (see `polyrl.cluster`). Read next: `worker`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Final
 import structlog
 
 from polyrl.cluster.actions import Object, RecordEvent
+from polyrl.cluster.resources.owner import Owner
 from polyrl.manifest.job import API_VERSION, KIND
 from polyrl.manifest.spec import OPERATOR
 from polyrl_operator.api.client import ApiError, Client, NotLeader
@@ -27,10 +27,10 @@ from polyrl_operator.api.kinds import EVENT
 log = structlog.get_logger(__name__)
 
 REMEMBERED: Final = 4096
-"""Events whose repeats are counted; older ones are told anew."""
+"""Events whose repeats are counted; older ones are recorded anew."""
 
 WINDOW_S: Final = 360.0
-"""After which the same sentence is news again."""
+"""After which a repeat is a new Event."""
 
 RECOUNT_S: Final = 10.0
 """Least time between two updates of one Event's count."""
@@ -45,61 +45,53 @@ NOTE_LENGTH: Final = 1024
 """Characters that the API takes."""
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The job that an Event is about."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
 @dataclass
-class _Told:
+class _Series:
     first_at: float
     sent_at: float
     count: int = 1
 
 
-class Aggregator:
+class EventAggregator:
     """Decides whether a sentence becomes an Event, a higher count of one, or nothing for now."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[str, _Told] = OrderedDict()
+        self._series: OrderedDict[str, _Series] = OrderedDict()
 
     def count(self, name: str, now: float) -> int | None:
-        """1: tell it; more: it was told, raise its count to this; None: counted, but written later."""
-        told = self._told.get(name)
-        if told is None or now - told.first_at > WINDOW_S:
-            self._told[name] = _Told(now, now)
-            self._told.move_to_end(name)
-            if len(self._told) > REMEMBERED:
-                self._told.popitem(last=False)
+        """1: create it; more: it exists, raise its count to this; None: counted, but written later."""
+        series = self._series.get(name)
+        if series is None or now - series.first_at > WINDOW_S:
+            self._series[name] = _Series(now, now)
+            self._series.move_to_end(name)
+            if len(self._series) > REMEMBERED:
+                self._series.popitem(last=False)
             return 1
-        told.count += 1
-        if now - told.sent_at < RECOUNT_S:
+        series.count += 1
+        if now - series.sent_at < RECOUNT_S:
             return None
-        told.sent_at = now
-        return told.count
+        series.sent_at = now
+        return series.count
 
 
 class Events:
-    """Run `send` as SENDERS tasks; `say` never waits."""
+    """Run `send` as SENDERS tasks; `record` never waits."""
 
     def __init__(self, client: Client, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._instance, self._clock = client, instance, clock
-        self._aggregator = Aggregator()
+        self._aggregator = EventAggregator()
         self._waiting: asyncio.Queue[tuple[Object, int]] = asyncio.Queue(WAITING)
         self.dropped = 0
 
-    def say(self, subject: Subject, say: RecordEvent) -> None:
-        """Tells it, sooner or later."""
-        name = _name(subject, say)
+    def record(self, job: Owner, event: RecordEvent) -> None:
+        """Records it on the job, sooner or later."""
+        content = "\n".join((job.uid, event.type, event.reason, event.message))
+        name = f"{job.name}.{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         count = self._aggregator.count(name, self._clock())
         if count is None:
             return
         try:
-            self._waiting.put_nowait((self._event(subject, say, name), count))
+            self._waiting.put_nowait((self._object(job, event, name), count))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -123,32 +115,21 @@ class Events:
                     raise
                 count = 2
         series = {"series": {"count": count, "lastObservedTime": event["eventTime"]}}
-        metadata = event["metadata"]
-        await self._client.patch(EVENT, metadata["namespace"], metadata["name"], series)
+        await self._client.patch(EVENT, event["metadata"]["namespace"], event["metadata"]["name"], series)
 
-    def _event(self, subject: Subject, say: RecordEvent, name: str) -> Object:
+    def _object(self, job: Owner, event: RecordEvent, name: str) -> Object:
         at = datetime.fromtimestamp(self._client.clock.now(), UTC)
+        subject = {"apiVersion": API_VERSION, "kind": KIND, "namespace": job.namespace, "name": job.name}
         return {
             "apiVersion": EVENT.api_version,
             "kind": EVENT.name,
-            "metadata": {"name": name, "namespace": subject.namespace},
+            "metadata": {"name": name, "namespace": job.namespace},
             "eventTime": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "reportingController": OPERATOR,
             "reportingInstance": self._instance,
-            "action": say.reason,
-            "reason": say.reason,
-            "type": say.type,
-            "note": say.message[:NOTE_LENGTH],
-            "regarding": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "namespace": subject.namespace,
-                "name": subject.name,
-                "uid": subject.uid,
-            },
+            "action": event.reason,
+            "reason": event.reason,
+            "type": event.type,
+            "note": event.message[:NOTE_LENGTH],
+            "regarding": subject | {"uid": job.uid},
         }
-
-
-def _name(subject: Subject, say: RecordEvent) -> str:
-    said = "\n".join((subject.uid, say.type, say.reason, say.message))
-    return f"{subject.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"

@@ -1,16 +1,15 @@
-"""Does what was decided: the one place that changes anything in a cluster.
+"""Executes what was decided: the one place that changes anything in a cluster.
 
-Actions are taken in order; those of one sort on one kind go side by side, as a hundred new pods should. Each may be
-repeated: a creation that meets its own object is done, one that meets a stranger's waits for it to go; deletions and
+Actions are taken in order; neighbours of one type on one kind go side by side, as a hundred new pods should. Each may
+be repeated: a creation that meets its own object is done, one that meets a stranger's waits for it to go; deletions and
 annotations name a uid. What the API server refuses for good (quota, Pod Security, a webhook) is an answer, no error.
-Refuses to hold: why (see `polyrl.cluster.reconcile`). Read next: `worker`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -35,20 +34,19 @@ from polyrl_operator.api.kinds import JOB, KINDS, POD, TRAINER
 from polyrl_operator.informer.cache import WATCHED, Cache
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.managers.poller import ManagerPoller
-from polyrl_operator.reconciler.events import Events, Subject
+from polyrl_operator.reconciler.events import Events
 from polyrl_operator.secret import keys_secret
 
 log = structlog.get_logger(__name__)
 
-SIDE_BY_SIDE: Final = 32
+CONCURRENCY: Final = 32
 """Requests of all jobs at a time: half the connections, so that status, Lease and events never queue behind pods."""
 
-OF_ONE_JOB: Final = 16
-"""Requests of one turn at a time: a job of hundreds of pods leaves room for others."""
+JOB_CONCURRENCY: Final = 16
+"""Requests of one reconcile at a time: a job of hundreds of pods leaves room for others."""
 
 REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 """Statuses that mean no: quota, Pod Security, a webhook, a namespace that ends, an object that is too large."""
-
 
 NO_ACCOUNT: Final = 'serviceaccount "default" not found'
 """In the API server's words, when a namespace has no default account."""
@@ -60,58 +58,56 @@ class NameTaken(ApiError):
 
 @dataclass
 class ExecutionResult:
-    """What doing it taught."""
+    """What came of the actions."""
 
     created: int = 0
     refusal: str = ""
-    """The API server's words, when it refused a creation."""
+    """The API server's message, when it refused a creation."""
     dry_run: str | None = None
     """Answer to a DryRun: its refusal, or empty."""
-    deleted: list[str] = field(default_factory=list)
-    """Kinds."""
 
 
 class Executor:
     """Acts for all jobs."""
 
-    def __init__(self, client: Client, cache: Cache, events: Events, links: ManagerPoller) -> None:
-        self._client, self._cache, self._events, self._links = client, cache, events, links
-        self._slots = asyncio.Semaphore(SIDE_BY_SIDE)
+    def __init__(self, client: Client, cache: Cache, events: Events, managers: ManagerPoller) -> None:
+        self._client, self._cache, self._events, self._managers = client, cache, events, managers
+        self._slots = asyncio.Semaphore(CONCURRENCY)
 
-    async def act(self, owner: Owner, actions: Iterable[Action]) -> ExecutionResult:
-        """Does them. Raises ApiError or NotLeader at the first that failed; those after it were not begun."""
-        outcome, own = ExecutionResult(), asyncio.Semaphore(OF_ONE_JOB)
-        for batch in _batches(actions):
+    async def execute(self, owner: Owner, actions: Iterable[Action]) -> ExecutionResult:
+        """Executes them. Raises ApiError or NotLeader at the first that failed; those after it were not begun."""
+        result, own_slots = ExecutionResult(), asyncio.Semaphore(JOB_CONCURRENCY)
+        for _, group in groupby(actions, key=_type_and_kind):
+            batch = list(group)
             for action in batch:
-                log.info("act", job=f"{owner.namespace}/{owner.name}", action=str(action))
+                log.info("action", job=f"{owner.namespace}/{owner.name}", action=str(action))
             done = await asyncio.gather(
-                *(self._one(owner, action, outcome, own) for action in batch), return_exceptions=True
+                *(self._one(owner, action, result, own_slots) for action in batch), return_exceptions=True
             )
-            for result in done:
-                if isinstance(result, BaseException):
-                    raise result
-        return outcome
+            for error in done:
+                if isinstance(error, BaseException):
+                    raise error
+        return result
 
-    async def _one(self, owner: Owner, action: Action, outcome: ExecutionResult, own: asyncio.Semaphore) -> None:
+    async def _one(self, owner: Owner, action: Action, result: ExecutionResult, own_slots: asyncio.Semaphore) -> None:
         match action:
             case RecordEvent():
-                self._events.say(Subject(owner.namespace, owner.name, owner.uid), action)
+                self._events.record(owner, action)
                 return
             case DrainEngine():
                 key = JobKey(owner.namespace, owner.name)
-                self._links.drain(key, action, self._cache.changed_at(key, action.pod))
+                self._managers.drain(key, action, self._cache.changed_at(key, action.pod))
                 return
-        async with own, self._slots:
+        async with own_slots, self._slots:
             match action:
                 case Create():
-                    await self._create(owner, action.object, outcome)
+                    await self._create(owner, action.object, result)
                 case MakeKeys():
-                    await self._create(owner, keys_secret(owner, action), outcome)
+                    await self._create(owner, keys_secret(owner, action), result)
                 case Apply():
                     self._cache.observe(KINDS[action.object["kind"]], await self._client.apply(action.object))
                 case Delete():
                     await self._delete(owner, action)
-                    outcome.deleted.append(action.kind)
                 case Annotate():
                     await self._annotate(owner, action)
                 case SuspendTrainer():
@@ -119,23 +115,23 @@ class Executor:
                     stored = await self._client.patch(TRAINER, owner.namespace, action.name, change)
                     self._cache.observe(TRAINER, stored)
                 case DryRun():
-                    outcome.dry_run = await self._dry_run(owner, action)
+                    result.dry_run = await self._dry_run(owner, action)
 
-    async def _create(self, owner: Owner, item: Object, outcome: ExecutionResult) -> None:
+    async def _create(self, owner: Owner, item: Object, result: ExecutionResult) -> None:
         kind = KINDS[item["kind"]]
         try:
             stored = await self._client.create(item)
-            outcome.created += 1
+            result.created += 1
         except ApiError as error:
             if error.status in REFUSED:
-                outcome.refusal = f"{kind.name} {item['metadata']['name']}: {error}"
+                result.refusal = f"{kind.name} {item['metadata']['name']}: {error}"
                 return
             if error.status != 409:
                 raise
-            stored = await self._own(owner, item)
+            stored = await self._existing(owner, item)
         self._cache.observe(kind, stored)
 
-    async def _own(self, owner: Owner, item: Object) -> Object:
+    async def _existing(self, owner: Owner, item: Object) -> Object:
         """The object that has the name already, when it is this job's."""
         kind, name = KINDS[item["kind"]], item["metadata"]["name"]
         stored = await self._client.get(kind, owner.namespace, name)
@@ -154,7 +150,7 @@ class Executor:
         if answer is None or kind.name not in WATCHED:
             self._cache.drop(kind, key, action.name, action.uid)
         else:
-            self._cache.leaves(action.uid)
+            self._cache.expect_deletion(action.uid)
 
     async def _annotate(self, owner: Owner, action: Annotate) -> None:
         change = {"metadata": {"uid": action.uid, "annotations": dict(action.annotations)}}
@@ -167,7 +163,7 @@ class Executor:
     async def _dry_run(self, owner: Owner, action: DryRun) -> str:
         for item in action.objects:
             try:
-                await self._client.create(_as_anybody(owner, item), dry_run=True)
+                await self._client.create(_with_default_account(owner, item), dry_run=True)
             except ApiError as error:
                 if NO_ACCOUNT in str(error):
                     # A namespace that is a moment old has none yet.
@@ -179,20 +175,15 @@ class Executor:
         return ""
 
 
-def _as_anybody(owner: Owner, item: Object) -> Object:
-    """A pod as the namespace's default account: our own does not exist before the job is accepted."""
+def _with_default_account(owner: Owner, item: Object) -> Object:
+    """A pod under the namespace's default account: our own does not exist before the job is accepted."""
     spec = item.get("spec") or {}
     if item["kind"] != POD.name or spec.get("serviceAccountName") != owner.name:
         return item
     return item | {"spec": {key: value for key, value in spec.items() if key != "serviceAccountName"}}
 
 
-def _batches(actions: Iterable[Action]) -> Iterator[list[Action]]:
-    """Runs of actions of one sort on one kind."""
-    return (list(batch) for _, batch in groupby(actions, key=_sort))
-
-
-def _sort(action: Action) -> tuple[type[Action], str]:
+def _type_and_kind(action: Action) -> tuple[type[Action], str]:
     match action:
         case Create() | Apply():
             return type(action), action.object["kind"]

@@ -1,9 +1,8 @@
-"""Writes a job's status: once per turn, only what changed, and not too often.
+"""Writes a job's status: once per reconcile, only what changed, and not too often.
 
-Counts, and conditions that flip, are written in the turn that decided them, and nothing further is decided before
+Counts, and conditions that flip, are written in the reconcile that decided them, and nothing further is decided before
 counts are: a pod may be deleted once it was counted, so what counts it must have been stored by then. Plain numbers
-wait until two seconds after the last write; meanwhile they are shown to the next turns as if they were stored.
-Refuses to hold: what the status says (see `polyrl.cluster.reporting.status`). Read next: `merge_patch`.
+wait until two seconds after the last write; meanwhile they are shown to the next reconciles as if they were stored.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from typing import Any, Final
 from polyrl.cluster.actions import Object
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB
-from polyrl_operator.api.merge_patch import merge_patch
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.cached_object import JobKey
 
 SPACING_S: Final = 2.0
-"""Least time between two writes of one job's status while nothing counts and no condition flips."""
+"""Least time between two writes of one job's status while no count changes and no condition flips."""
 
 COUNTS: Final = (
     ("rollout", "created"),
@@ -34,8 +32,8 @@ COUNTS: Final = (
 )
 """Fields that later decisions rest on and that nothing else remembers."""
 
-MARKS: Final = ("state", "runID", "startTime", "completionTime", "lastSuspendTime", "lastResumeTime", "failure")
-"""Fields that change with a flip."""
+MILESTONES: Final = ("state", "runID", "startTime", "completionTime", "lastSuspendTime", "lastResumeTime", "failure")
+"""Other fields that are written at once."""
 
 
 @dataclass
@@ -61,7 +59,7 @@ class StatusWriter:
 
     async def catch_up(self, key: JobKey, raw: Object, pending: PendingStatus) -> Object:
         """The job with what was decided; counts that could not be stored are, first. Raises ApiError."""
-        if pending.status is not None and _weighty(raw.get("status") or {}) != _weighty(pending.status):
+        if pending.status is not None and _urgent(raw.get("status") or {}) != _urgent(pending.status):
             await self._write(key, raw, pending, pending.status)
             return self._cache.job(key) or raw
         return pending.shown(raw)
@@ -77,7 +75,7 @@ class StatusWriter:
             return
         pending.status = status
         due = pending.written_at + SPACING_S
-        if time.monotonic() < due and _weighty(stored) == _weighty(status):
+        if time.monotonic() < due and _urgent(stored) == _urgent(status):
             self._wake_at(key, due)
             return
         await self._write(key, raw, pending, status)
@@ -88,21 +86,32 @@ class StatusWriter:
         try:
             stored = await self._client.patch(JOB, key.namespace, key.name, body, "status")
         except ApiError as error:
-            if error.status == 409:
-                await self._refresh(key)
             if error.status == 404:
                 pending.status = None
                 return
+            if error.status == 409 and (newest := await self._client.get(JOB, key.namespace, key.name)) is not None:
+                # Somebody changed the job since it was read: the next reconcile begins from what is stored.
+                self._cache.observe(JOB, newest)
             raise
         pending.status, pending.written_at = None, time.monotonic()
         self._written()
         self._cache.observe(JOB, stored, quiet=True)
 
-    async def _refresh(self, key: JobKey) -> None:
-        """Somebody changed the job since it was read."""
-        newest = await self._client.get(JOB, key.namespace, key.name)
-        if newest is not None:
-            self._cache.observe(JOB, newest)
+
+def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch (RFC 7386) that makes `old` into `new`; empty when they are the same. `new` may hold no
+    null."""
+    patch: dict[str, Any] = {key: None for key in old.keys() - new.keys()}
+    for key, value in new.items():
+        if key not in old:
+            patch[key] = value
+        elif isinstance(value, dict) and isinstance(old[key], dict):
+            inner = merge_patch(old[key], value)
+            if inner:
+                patch[key] = inner
+        elif value != old[key]:
+            patch[key] = value
+    return patch
 
 
 def counts(status: dict[str, Any]) -> tuple[int, ...]:
@@ -110,7 +119,7 @@ def counts(status: dict[str, Any]) -> tuple[int, ...]:
     return tuple((status.get(part) or {}).get(field) or 0 for part, field in COUNTS)
 
 
-def _weighty(status: dict[str, Any]) -> tuple[object, ...]:
+def _urgent(status: dict[str, Any]) -> tuple[object, ...]:
     """What is not left waiting."""
     conditions = sorted((one.get("type"), one.get("status")) for one in status.get("conditions") or ())
-    return conditions, counts(status), *(status.get(mark) for mark in MARKS)
+    return conditions, counts(status), *(status.get(field) for field in MILESTONES)

@@ -1,11 +1,9 @@
-"""Whose turn it is: one entry per job however much happens to it, one worker per job at a time, wake-ups by the clock.
+"""Which job is reconciled next: one entry per job however much happens to it, one worker per job at a time.
 
-    add(key)            something about the job changed; a thousand changes before its turn are one turn
-    wake_at(key, t)     look again at t; only the earliest wake-up of a job counts
-    done(key)           its turn went well: what happens to it in the next moment is one turn again
-    failed(key)         its turn failed: it comes again later, each time later than before, or soon after news
-
-Refuses to hold: what a turn does (see `worker`). Read next: `worker`.
+add(key)            something about the job changed; a thousand changes before its reconcile are one reconcile
+wake_at(key, t)     reconcile again at t; only the earliest wake-up of a job counts
+done(key)           all went well: what happens to it in the next moment is one reconcile again
+failed(key)         it comes again later, each time later than before, or soon after a change
 """
 
 from __future__ import annotations
@@ -23,15 +21,14 @@ FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""
 
 MAX_BACKOFF_S: Final = 60.0
-"""Longest pause between two turns of a job that keeps failing and of which there is no news."""
+"""Longest pause between two reconciles of a job that keeps failing and to which nothing happens."""
 
 MIN_PAUSE_S: Final = 0.5
-"""Pause that news do not cut short: a job that fails on every event costs two turns a second, and a notice of
-preemption is still told within its two."""
-
+"""Pause that no change cuts short: a job that fails on every event costs two reconciles a second, and a notice of
+preemption still reaches the manager within its two seconds."""
 
 SPACING_S: Final = 0.2
-"""Between two turns of one job: pods that are made together start one after the other, and need no turn each. A tenth
+"""Between two reconciles of one job: pods that are made together start one after the other, and need none each. A tenth
 of what may pass from a notice to its drain."""
 
 
@@ -43,16 +40,15 @@ class WorkQueue:
         self._waiting: dict[JobKey, float] = {}
         """Due now, since when; in order."""
         self._busy: set[JobKey] = set()
-        self._again: set[JobKey] = set()
-        """Added while busy."""
+        self._added_while_busy: set[JobKey] = set()
         self._failures: dict[JobKey, int] = {}
         self._not_before: dict[JobKey, float] = {}
         self._wakes: list[tuple[float, JobKey]] = []
         self._wake_of: dict[JobKey, float] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._again)
+        return len(self._waiting) + len(self._added_while_busy)
 
     def oldest_age(self) -> float:
         """Seconds that the key which waits longest has been due."""
@@ -60,15 +56,15 @@ class WorkQueue:
         return 0.0 if since is None else self._clock() - since
 
     def add(self, key: JobKey) -> None:
-        """It is this job's turn, at once or when its pause is over."""
+        """Due at once, or when its pause is over."""
         due = self._not_before.get(key, 0.0)
         if due > self._clock():
             self.wake_at(key, due)
         elif key in self._busy:
-            self._again.add(key)
+            self._added_while_busy.add(key)
         elif key not in self._waiting:
             self._waiting[key] = self._clock()
-            self._news.set()
+            self._changed.set()
 
     def wake_at(self, key: JobKey, when: float) -> None:
         """Adds it at `when` (of the clock), or earlier if it was to be woken earlier."""
@@ -76,10 +72,10 @@ class WorkQueue:
             return
         self._wake_of[key] = when
         heapq.heappush(self._wakes, (when, key))
-        self._news.set()
+        self._changed.set()
 
     async def take(self) -> JobKey:
-        """Waits for a key whose turn it is; call `done` or `failed` afterwards. Ends when cancelled."""
+        """Waits for a key that is due; call `done` or `failed` afterwards."""
         while True:
             self._wake_due()
             if self._waiting:
@@ -87,21 +83,21 @@ class WorkQueue:
                 del self._waiting[key]
                 self._busy.add(key)
                 return key
-            self._news.clear()
+            self._changed.clear()
             try:
                 async with asyncio.timeout(self._until_wake()):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 
     def done(self, key: JobKey) -> None:
-        """Its turn went well."""
+        """Its reconcile went well."""
         self._failures.pop(key, None)
         self._not_before[key] = self._clock() + SPACING_S
         self._release(key)
 
     def failed(self, key: JobKey) -> float:
-        """Its turn went wrong; the seconds until its next without news."""
+        """Its reconcile failed; the seconds until the next if nothing happens."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16)) * random.uniform(1, 1.5)
         now = self._clock()
@@ -117,8 +113,8 @@ class WorkQueue:
 
     def _release(self, key: JobKey) -> None:
         self._busy.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+        if key in self._added_while_busy:
+            self._added_while_busy.discard(key)
             self.add(key)
 
     def _wake_due(self) -> None:

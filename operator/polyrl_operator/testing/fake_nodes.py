@@ -20,7 +20,7 @@ from polyrl.cluster.actions import Object
 from polyrl.worker import Role
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER, ResourceKind
-from polyrl_operator.informer.resync import OURS
+from polyrl_operator.informer.resync import CHILDREN
 
 SIDE_BY_SIDE: Final = 32
 """Requests at a time."""
@@ -70,7 +70,7 @@ class FakeNodes:
         await self._status(TRAINER, namespace, names.trainer_name(job), status | {"conditions": ended})
 
     async def _follow(self, kind: ResourceKind, seen: Callable[[str, Object], Any]) -> None:
-        selector = "" if kind is JOB else OURS
+        selector = "" if kind is JOB else CHILDREN
         while True:
             with suppress(aiohttp.ClientError, TimeoutError, ApiError, OSError):
                 version = ""

@@ -23,7 +23,7 @@ import yaml
 from aiohttp import WSMsgType, web
 
 from polyrl.partition_signals import HEAL, PARTITION
-from polyrl_operator.certificate import make_certificate
+from polyrl_operator.secret import make_certificate
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits"
 STEP_S = 120.0

@@ -26,25 +26,22 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.cluster.names import trainer_name
-from polyrl.cluster.resources.owner import Settings
 from polyrl.control import DRAIN_PATH, STATUS_PATH, DrainAnswer, DrainRequest
 from polyrl.keys import OperatorKeys, parse_keys
 from polyrl.status import ManagerStatus
 from polyrl_operator.api.client import Client
-from polyrl_operator.api.connect import load_configuration, watch_session
+from polyrl_operator.api.connect import load_configuration, stream_session
 from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER
 from polyrl_operator.app import Operator, operator
-from polyrl_operator.certificate import Certificate, make_certificate
 from polyrl_operator.managers.client import Address
 from polyrl_operator.options import Options
-from polyrl_operator.secret import ManagerCredentials
+from polyrl_operator.secret import Certificate, ManagerCredentials, make_certificate
 from polyrl_operator.testing.fake_nodes import FakeNodes
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 150.0
 """For what takes seconds: on crowded cores a process alone takes one of its own to start."""
 LOOK_S = 0.05
-SETTINGS = Settings(manager_image="polyrl-manager", trainer_image="polyrl-trainer", rollout_image="polyrl-rollout")
 
 
 def manifest(name: str = "job", **spec: Any) -> dict[str, Any]:
@@ -80,14 +77,16 @@ class Place:
     def options(self, **changed: Any) -> Options:
         """Of an operator for this namespace."""
         given: dict[str, Any] = {
-            "settings": SETTINGS,
-            "namespaces": (self.namespace,),
+            "manager_image": "polyrl-manager",
+            "trainer_image": "polyrl-trainer",
+            "rollout_image": "polyrl-rollout",
+            "namespace": [self.namespace],
             "lease_namespace": self.namespace,
             "identity": f"test-{uuid.uuid4().hex[:6]}",
             "host": "127.0.0.1",
             "metrics_port": 0,
             "health_port": 0,
-            "watch_nodes": False,
+            "nodes": False,
             "kubeconfig": self.server.kubeconfig(),
         }
         return Options(**given | changed)
@@ -247,7 +246,7 @@ class Manager:
         self.port = 0
 
     @property
-    def access(self) -> ManagerCredentials:
+    def manager_credentials(self) -> ManagerCredentials:
         return ManagerCredentials(self.token, self.certificate.authority.decode())
 
     @property
@@ -362,7 +361,7 @@ class Nodes(FakeNodes):
 @pytest.fixture
 async def nodes(place: Place) -> AsyncIterator[FakeNodes]:
     """Nodes on which pods run at once."""
-    async with watch_session(place.configuration, []) as session:
+    async with stream_session(place.configuration) as session:
         fake = Nodes(place, session)
         task = asyncio.create_task(fake.play())
         yield fake
@@ -392,7 +391,7 @@ async def running(place: Place, look_s: float = 0.2, **changed: Any) -> AsyncIte
 
         async def look() -> None:
             while True:
-                one.resync.soon()
+                one.resync.request()
                 await asyncio.sleep(look_s)
 
         held.tasks = [asyncio.create_task(work) for work in (*one.tasks(), look())]

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from polyrl_operator.api.connect import watch_session
+from polyrl_operator.api.connect import stream_session
 from polyrl_operator.api.kinds import JOB, POD
 
 BEAT_S = 0.5
@@ -41,7 +41,7 @@ class FaultProxy:
         self._port = 0
 
     async def start(self) -> None:
-        self._session = watch_session(self._place.configuration, [])
+        self._session = stream_session(self._place.configuration)
         app = web.Application(client_max_size=1 << 24)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -262,7 +262,7 @@ async def test_while_watches_are_silent_lists_keep_it_right(
         live = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await place.pods("rollout")}
         assert live[kept["name"]] == kept["uid"], "who was well was left alone"
         assert len(live) == 4, "and nothing was made twice"
-        assert [line["action"] for line in operator.said("act") if line["action"].startswith("delete")] == []
+        assert [line["action"] for line in operator.said("action") if line["action"].startswith("delete")] == []
 
 
 async def test_a_watch_that_gives_no_events_ends_it_to_be_started_anew(

@@ -14,13 +14,12 @@ from polyrl.cluster.actions import DrainEngine
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl_operator.certificate import make_certificate
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.managers import client as client_module
 from polyrl_operator.managers import poller
 from polyrl_operator.managers.client import ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller
-from polyrl_operator.secret import ManagerCredentials
+from polyrl_operator.secret import ManagerCredentials, make_certificate
 
 KEY = JobKey("ns", "job")
 DEADLINE_S = 20.0
@@ -121,11 +120,11 @@ async def test_silence_is_counted_and_told_until_it_is_no_news(
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
-    await until(lambda: links.facts(KEY).failed_polls == poller.MISSED_TOLD + 2)  # type: ignore[union-attr]
-    assert heard.woken == 1 + poller.MISSED_TOLD
+    await until(lambda: links.facts(KEY).failed_polls == poller.WAKING_FAILURES + 2)  # type: ignore[union-attr]
+    assert heard.woken == 1 + poller.WAKING_FAILURES
     await manager.start()
     await until(lambda: links.facts(KEY).failed_polls == 0)  # type: ignore[union-attr]
-    assert heard.woken == 2 + poller.MISSED_TOLD
+    assert heard.woken == 2 + poller.WAKING_FAILURES
 
 
 async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links: ManagerPoller, heard: Heard) -> None:

@@ -15,7 +15,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl_operator.api.connect import load_configuration
 from polyrl_operator.api.kinds import JOB, POD
-from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.app import Operator
 from polyrl_operator.informer import resync
 from polyrl_operator.managers.client import manager_session
@@ -55,13 +55,13 @@ async def alive(place: Any, fuse: Fuse | None = None) -> AsyncIterator[Operator]
     """An operator that dies without a last word when the fuse blows: its Lease is not given back, but is its own."""
     configuration = await load_configuration(place.server.kubeconfig())
     async with ApiClient(configuration) as api, manager_session() as managers:
-        one = Operator(place.options(identity="same"), api, managers, RequestTracer())
+        one = Operator(place.options(identity="same"), api, managers, RequestCounter())
         if fuse is not None:
             fuse.fit(one)
 
         async def look() -> None:
             while True:
-                one.resync.soon()
+                one.resync.request()
                 await asyncio.sleep(0.05)
 
         tasks = [asyncio.create_task(work) for work in (*one.tasks(), look())]
@@ -71,7 +71,7 @@ async def alive(place: Any, fuse: Fuse | None = None) -> AsyncIterator[Operator]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await one.links.close()
+            await one.managers.close()
 
 
 @pytest.fixture(autouse=True)

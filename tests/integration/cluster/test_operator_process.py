@@ -82,7 +82,7 @@ async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any,
         async with start_operator(name="second") as second:
             await second.port_of("/readyz")
             await place.until("the standby is ready", lambda: ready(second))
-            assert not second.said("act")
+            assert not second.said("action")
             await first.end(signal.SIGKILL)
             killed_at = time.monotonic()
             pod = (await place.rollouts(2))[0]["metadata"]
@@ -90,7 +90,7 @@ async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any,
             pods = await place.until("the lost rollout is replaced", lambda: replaced(place, pod["name"]))
             print(f"replaced {time.monotonic() - killed_at:.1f} s after the leader was killed")
             assert {one["metadata"]["name"] for one in pods} == {"job-r-2", "job-r-3"} or pod["name"] == "job-r-2"
-            created = [line["action"] for line in second.said("act") if "create Pod" in line["action"]]
+            created = [line["action"] for line in second.said("action") if "create Pod" in line["action"]]
             assert len(created) == 1, created
 
 

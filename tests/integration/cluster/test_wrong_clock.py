@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.timestamps import unix
-from polyrl_operator.api import server_clock
+from polyrl_operator.api import client
 from polyrl_operator.api.kinds import JOB
 
 WRONG_S = 300.0
@@ -22,7 +22,7 @@ async def test_its_times_are_the_clusters(
     place: Any, nodes: Any, run_operator: Any, monkeypatch: pytest.MonkeyPatch, wrong_s: float
 ) -> None:
     real = time.time
-    monkeypatch.setattr(server_clock.ClusterClock.__init__, "__defaults__", (lambda: real() + wrong_s, time.monotonic))
+    monkeypatch.setattr(client.ClusterClock.__init__, "__defaults__", (lambda: real() + wrong_s, time.monotonic))
     async with run_operator() as held:
         assert abs(held.one.clock.now() - real()) > WRONG_S / 2, "it begins with the machine's"
         stored = await place.submit(ttlSecondsAfterFinished=TTL_S)

@@ -37,7 +37,7 @@ from polyrl.worker import HANDED_OVER_EXIT
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_cli.report.metrics_file import read_metrics
-from polyrl_operator.secret import access, keys_secret
+from polyrl_operator.secret import keys_secret, manager_credentials
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
@@ -118,7 +118,7 @@ class Kubelet:
 
     async def status(self) -> ManagerStatus:
         """As the operator asks for it: by the Service's name, with the token, and the authority pinned."""
-        known = access(self.secret)
+        known = manager_credentials(self.secret)
         trust = ssl.create_default_context(cadata=known.authority)
         url = f"https://{HOST}:{self.ports[self.owner.job.spec.manager.port]}/v1/status"
         headers = {"Authorization": f"Bearer {known.token}"}

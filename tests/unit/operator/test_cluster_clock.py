@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 import pytest
 
-from polyrl_operator.api.server_clock import ClusterClock
+from polyrl_operator.api.client import ClusterClock
 
 BEGAN = 1_000_000.4
 """Of the cluster, Unix seconds, when the steady clock shows 0."""
@@ -30,7 +30,7 @@ class Server:
         self.at += there_s
         date = formatdate(self.truth, usegmt=True)
         self.at += back_s
-        self.clock.heard(date, sent_at)
+        self.clock.synchronize(date, sent_at)
 
     @property
     def error(self) -> float:
@@ -81,5 +81,5 @@ def test_a_clusters_clock_that_is_set_is_followed(leap_s: float) -> None:
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 99 Nov 2026 22:00:00 GMT"])
 def test_an_answer_without_a_date_says_nothing(date: str | None) -> None:
     server = Server(0.0)
-    server.clock.heard(date, 0.0)
+    server.clock.synchronize(date, 0.0)
     assert server.error < 1e-6

@@ -29,7 +29,7 @@ def pod(name: str, owner: str = "job-uid", version: int = 1) -> dict[str, Any]:
         "namespace": "ns",
         "uid": f"uid-{name}",
         "resourceVersion": str(version),
-        "labels": {"polyrl.dev/job-name": "j"},
+        "labels": {"polyrl.dev/job-name": "j", "polyrl.dev/role": "rollout"},
         "ownerReferences": [{"uid": owner, "controller": True}],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"serviceAccountName": "j"}}
@@ -149,33 +149,33 @@ async def test_pages_are_read_to_the_end() -> None:
     assert "continue=more" in transport.asked[1][1]
 
 
-class Told:
-    """Plays events and links."""
+class Recorder:
+    """Plays events and the manager poller."""
 
     def __init__(self) -> None:
-        self.said: list[RecordEvent] = []
+        self.recorded: list[RecordEvent] = []
 
-    def say(self, subject: object, say: RecordEvent) -> None:
-        self.said.append(say)
+    def record(self, job: object, event: RecordEvent) -> None:
+        self.recorded.append(event)
 
 
-def actor(*answers: Answer | Exception) -> tuple[Executor, Cache, Transport, Told]:
+def actor(*answers: Answer | Exception) -> tuple[Executor, Cache, Transport, Recorder]:
     api, transport = client(*answers)
-    cache, told = Cache(lambda key: None), Told()
+    cache, recorder = Cache(lambda key: None), Recorder()
     cache.observe(JOB, {"metadata": {"name": "j", "namespace": "ns", "uid": "job-uid", "resourceVersion": "1"}})
-    return Executor(api, cache, told, told), cache, transport, told  # type: ignore[arg-type]
+    return Executor(api, cache, recorder, recorder), cache, transport, recorder  # type: ignore[arg-type]
 
 
 async def test_what_was_made_is_known_at_once() -> None:
     act, cache, _, _ = actor(Answer(201, pod("j-r-1")))
-    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why")])
+    outcome = await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
     assert outcome.created == 1
-    assert [one["metadata"]["name"] for one in cache.pods(KEY, "job-uid")] == ["j-r-1"]
+    assert [one.name for one in cache.pods(KEY, "job-uid")] == ["j-r-1"]
 
 
 async def test_a_creation_that_meets_its_own_object_is_done() -> None:
     act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1")))
-    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why")])
+    outcome = await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
     assert outcome.created == 0
     assert len(cache.pods(KEY, "job-uid")) == 1
 
@@ -183,15 +183,15 @@ async def test_a_creation_that_meets_its_own_object_is_done() -> None:
 async def test_a_creation_that_meets_a_strangers_object_waits_for_it_to_go() -> None:
     act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1", owner="former-uid")))
     with pytest.raises(NameTaken, match="Pod j-r-1 is there and is not of this PolyRLJob"):
-        await act.act(OWNER, [Create(pod("j-r-1"), "why")])
+        await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
     assert cache.pods(KEY, "job-uid") == []
 
 
 async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> None:
-    act, _, _, told = actor(FULL)
-    outcome = await act.act(OWNER, [Create(pod("j-r-1"), "why"), RecordEvent("Said", "after it")])
+    act, _, _, recorder = actor(FULL)
+    outcome = await act.execute(OWNER, [Create(pod("j-r-1"), "why"), RecordEvent("Said", "after it")])
     assert outcome.refusal == "Pod j-r-1: exceeded quota: pods=5"
-    assert len(told.said) == 1
+    assert len(recorder.recorded) == 1
 
 
 async def test_what_comes_after_a_failure_is_not_begun() -> None:
@@ -199,31 +199,30 @@ async def test_what_comes_after_a_failure_is_not_begun() -> None:
     cache.observe(POD, pod("j-r-1"))
     annotate = Annotate("j-r-1", "uid-j-r-1", {"polyrl.dev/counted": "preemption-1"}, "counted")
     with pytest.raises(ApiError):
-        await act.act(OWNER, [annotate, Delete("Pod", "j-r-1", "uid-j-r-1", "it is counted")])
+        await act.execute(OWNER, [annotate, Delete("Pod", "j-r-1", "uid-j-r-1", "it is counted")])
     assert {method for method, _ in transport.asked} == {"PATCH"}
 
 
 async def test_a_pod_that_was_deleted_is_leaving_until_the_watch_says_that_it_is_gone() -> None:
     act, cache, _, _ = actor(Answer(200, {"kind": "Status", "status": "Success"}))
     cache.observe(POD, pod("j-r-1"))
-    await act.act(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
-    assert "deletionTimestamp" in cache.pods(KEY, "job-uid")[0]["metadata"]
+    await act.execute(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
+    assert cache.pods(KEY, "job-uid")[0].deletion_at is not None
 
 
 async def test_a_pod_that_was_gone_already_is_gone() -> None:
     act, cache, _, _ = actor(Answer(404, {"message": "not found"}))
     cache.observe(POD, pod("j-r-1"))
-    await act.act(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
+    await act.execute(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
     assert cache.pods(KEY, "job-uid") == []
 
 
 async def test_keys_are_made_once() -> None:
     stored = pod("j-keys") | {"kind": "Secret"}
     act, cache, transport, _ = actor(TAKEN, Answer(200, stored))
-    await act.act(OWNER, [MakeKeys("j-keys", ("j-manager",))])
+    await act.execute(OWNER, [MakeKeys("j-keys", ("j-manager",))])
     assert [path.partition("?")[0] for _, path in transport.asked] == [SECRET.path("ns"), SECRET.path("ns", "j-keys")]
-    assert [child["kind"] for child in cache.children(KEY, "job-uid")] == ["Secret"]
-    assert "data" not in cache.children(KEY, "job-uid")[0]
+    assert [child.kind for child in cache.children(KEY, "job-uid")] == ["Secret"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ async def test_keys_are_made_once() -> None:
 )
 async def test_a_dry_run_brings_the_servers_own_words(answer: Answer, expected: str) -> None:
     act, _, transport, _ = actor(answer)
-    outcome = await act.act(OWNER, [DryRun((pod("j-r-0"),), 1)])
+    outcome = await act.execute(OWNER, [DryRun((pod("j-r-0"),), 1)])
     assert outcome.dry_run == expected
     assert "dryRun=All" in transport.asked[0][1]
 
@@ -241,7 +240,7 @@ async def test_a_namespace_that_is_a_moment_old_is_asked_again() -> None:
     young = Answer(403, {"message": 'error looking up service account ns/default: serviceaccount "default" not found'})
     act, _, _, _ = actor(young)
     with pytest.raises(ApiError):
-        await act.act(OWNER, [DryRun((pod("j-r-0"),), 1)])
+        await act.execute(OWNER, [DryRun((pod("j-r-0"),), 1)])
 
 
 class Clock:

@@ -8,8 +8,7 @@ import pytest
 
 from polyrl.cluster.timestamps import millisecond
 from polyrl.manifest.status import JobStatus
-from polyrl_operator.api.kinds import access_of
-from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.api.permissions import RequestCounter, permission_for
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.metrics import Metrics
 
@@ -38,7 +37,7 @@ def status(number: int) -> JobStatus:
 
 
 def test_what_happens_to_pods_makes_no_series() -> None:
-    requests = RequestTracer()
+    requests = RequestCounter()
     metrics = Metrics(requests)
     pods = "/api/v1/namespaces/team/pods"
     sizes = []
@@ -46,7 +45,7 @@ def test_what_happens_to_pods_makes_no_series() -> None:
         metrics.decided(JobKey("team", "job"), status(number))
         metrics.drained(0.1, known=True)
         for method, path in (("POST", pods), ("DELETE", f"{pods}/job-r-{number}"), ("PATCH", f"{pods}/job-r-{number}")):
-            requests.counts[access_of(method, path), "2xx"] += 1
+            requests.counts[permission_for(method, path), "2xx"] += 1
         sizes.append(len(series(metrics)))
     assert set(sizes) == {sizes[0]}
     assert not [labels for _, labels in series(metrics) if any("-r-" in value for _, value in labels)]
@@ -55,7 +54,7 @@ def test_what_happens_to_pods_makes_no_series() -> None:
 
 @pytest.mark.slow
 def test_series_grow_with_jobs_and_go_with_them() -> None:
-    metrics = Metrics(RequestTracer())
+    metrics = Metrics(RequestCounter())
     metrics.decided(JobKey("team", "job-0"), status(1))
     one = len(series(metrics))
     keys = [JobKey("team", f"job-{number}") for number in range(1000)]

@@ -14,11 +14,11 @@ import polyrl_operator.api.client as client_module
 from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS
-from polyrl_operator.api.tracing import RequestTracer
+from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.metrics import Metrics
-from polyrl_operator.reconciler.executor import OF_ONE_JOB, Executor
+from polyrl_operator.reconciler.executor import JOB_CONCURRENCY, Executor
 from polyrl_operator.reconciler.reconciler import Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
 
@@ -86,9 +86,9 @@ class Server:
 
 
 class Mute:
-    """Plays events, and links to a manager that is not there."""
+    """Plays events, and the poller of a manager that is not there."""
 
-    def say(self, *_: object) -> None:
+    def record(self, *_: object) -> None:
         return None
 
     def follow(self, *_: object, **__: object) -> None:
@@ -117,9 +117,9 @@ def operator(replicas: int = 3) -> tuple[Reconciler, Server, Cache]:
     api, cache = Client(server), Cache(queue.add)  # type: ignore[arg-type]
     cache.observe(JOB, server.job)
     actor = Executor(api, cache, mute, mute)  # type: ignore[arg-type]
-    settings, metrics = Settings("m", "t", "r"), Metrics(RequestTracer())
-    turns = Reconciler(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
-    return turns, server, cache
+    settings, metrics = Settings("m", "t", "r"), Metrics(RequestCounter())
+    reconciler = Reconciler(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
+    return reconciler, server, cache
 
 
 def accepted(server: Server) -> tuple[str, str]:
@@ -128,8 +128,8 @@ def accepted(server: Server) -> tuple[str, str]:
 
 
 async def test_a_new_job_is_asked_about_then_made_then_told_once() -> None:
-    turns, server, _ = operator()
-    await turns.turn(KEY)
+    reconciler, server, _ = operator()
+    await reconciler.reconcile(KEY)
     made = [what for what in server.asked if what in KINDS]
     assert Counter(made)["Pod"] == 4
     last_dry_run = len(server.asked) - 1 - server.asked[::-1].index("dry run")
@@ -141,9 +141,9 @@ async def test_a_new_job_is_asked_about_then_made_then_told_once() -> None:
 
 
 async def test_a_job_whose_pods_are_refused_is_told_so_once_and_nothing_is_made() -> None:
-    turns, server, _ = operator()
+    reconciler, server, _ = operator()
     server.dry_runs = Answer(403, {"message": "violates PodSecurity"})
-    await turns.turn(KEY)
+    await reconciler.reconcile(KEY)
     assert [what for what in server.asked if what in KINDS] == []
     assert server.asked.count("status") == 1
     assert accepted(server) == ("False", "InvalidPodTemplate")
@@ -151,14 +151,14 @@ async def test_a_job_whose_pods_are_refused_is_told_so_once_and_nothing_is_made(
 
 async def test_what_failed_after_the_answer_is_done_later_without_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RETRY_S", 0.0)
-    turns, server, cache = operator()
+    reconciler, server, cache = operator()
     server.broken = {"Pod"}
     with pytest.raises(ApiError):
-        await turns.turn(KEY)
+        await reconciler.reconcile(KEY)
     assert cache.pods(KEY, "job-uid") == []
     asked = server.asked.count("dry run")
     server.broken = set()
-    await turns.turn(KEY)
+    await reconciler.reconcile(KEY)
     assert server.asked.count("dry run") == asked
     assert accepted(server) == ("True", "Valid")
     assert len(cache.pods(KEY, "job-uid")) == 4
@@ -166,11 +166,11 @@ async def test_what_failed_after_the_answer_is_done_later_without_asking_again(m
 
 @pytest.mark.slow
 async def test_what_is_refused_is_asked_for_after_longer_and_longer_pauses() -> None:
-    turns, server, _ = operator(replicas=0)
+    reconciler, server, _ = operator(replicas=0)
     server.forbidden = {"Pod"}
     try:
         async with asyncio.timeout(REFUSED_S), asyncio.TaskGroup() as workers:
-            workers.create_task(turns.work(lambda: asyncio.sleep(0)))
+            workers.create_task(reconciler.work(lambda: asyncio.sleep(0)))
     except TimeoutError:
         pass
     assert Counter(server.asked)["Service"] >= 1, "it is at work"
@@ -178,7 +178,7 @@ async def test_what_is_refused_is_asked_for_after_longer_and_longer_pauses() -> 
 
 
 async def test_a_large_job_leaves_room_for_others() -> None:
-    turns, server, cache = operator(replicas=40)
-    await turns.turn(KEY)
+    reconciler, server, cache = operator(replicas=40)
+    await reconciler.reconcile(KEY)
     assert len(cache.pods(KEY, "job-uid")) == 41
-    assert server.most_at_once == OF_ONE_JOB
+    assert server.most_at_once == JOB_CONCURRENCY

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from polyrl.cluster.actions import MakeKeys
 from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, parse_keys
-from polyrl_operator.api.kinds import CLAIM, JOB, POD, Permission, access_of
-from polyrl_operator.api.merge_patch import merge_patch
-from polyrl_operator.certificate import make_certificate
-from polyrl_operator.reconciler.events import RECOUNT_S, REMEMBERED, WINDOW_S, Aggregator
-from polyrl_operator.secret import access, keys_secret
+from polyrl_operator.api.kinds import CLAIM, JOB, POD
+from polyrl_operator.api.permissions import Permission, permission_for
+from polyrl_operator.reconciler.events import RECOUNT_S, REMEMBERED, WINDOW_S, EventAggregator
+from polyrl_operator.reconciler.status_writer import merge_patch
+from polyrl_operator.secret import keys_secret, make_certificate, manager_credentials
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_paths(path: str, expected: str) -> None:
     ],
 )  # fmt: skip
 def test_the_permission_that_a_request_needs(method: str, path: str, watch: bool, expected: Permission) -> None:
-    assert access_of(method, path, watch) == expected
+    assert permission_for(method, path, watch) == expected
 
 
 values = st.recursive(
@@ -85,7 +85,7 @@ def test_a_patch_makes_the_one_into_the_other_and_is_empty_only_for_the_same(
 
 
 def test_a_sentence_is_told_once_and_then_counted() -> None:
-    aggregator = Aggregator()
+    aggregator = EventAggregator()
     assert aggregator.count("a", 0.0) == 1
     assert aggregator.count("a", 1.0) is None
     assert aggregator.count("b", 1.0) == 1
@@ -95,10 +95,10 @@ def test_a_sentence_is_told_once_and_then_counted() -> None:
 
 
 def test_what_is_remembered_of_events_is_bounded() -> None:
-    aggregator = Aggregator()
+    aggregator = EventAggregator()
     for number in range(3 * REMEMBERED):
         assert aggregator.count(str(number), 0.0) == 1
-    assert len(aggregator._told) == REMEMBERED
+    assert len(aggregator._series) == REMEMBERED
 
 
 class Owner:
@@ -112,7 +112,7 @@ def test_the_secret_holds_every_roles_file_and_the_operator_reads_its_own() -> N
     files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
     for kind in (ManagerKeys, TrainerKeys, AgentKeys, OperatorKeys):
         parse_keys(kind, files[FILE_NAMES[kind]], "test")
-    read = access(secret)
+    read = manager_credentials(secret)
     assert read.token == parse_keys(ManagerKeys, files["manager.key"], "test").http_token
     assert read.token not in repr(read)
     assert set(files) == {*FILE_NAMES.values(), "ca.crt", "tls.crt", "tls.key"}

@@ -71,7 +71,7 @@ class PodFacts:
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Taint:
     """One taint of a node."""
 
@@ -81,7 +81,7 @@ class Taint:
     added_at: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """One node that runs, or ran, a pod of the job."""
 
@@ -103,7 +103,18 @@ class NodeFacts:
     """Reason of the NodeClaim's disruption, when it says one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class ClaimFacts:
+    """A Karpenter NodeClaim."""
+
+    node: str
+    """Name of the node that it became; empty: none yet."""
+    deletion_at: float | None = None
+    reason: str = ""
+    """Reason of its disruption, when it says one."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerFacts:
     """The trainer's Job."""
 
@@ -131,7 +142,7 @@ class ManagerFacts:
     """Polls in a row without an answer since."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChildFacts:
     """A child that is neither a pod nor the trainer's Job: whether it is there, and of which content."""
 

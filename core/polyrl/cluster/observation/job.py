@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from polyrl.cluster import names
 from polyrl.cluster.observation import raw
 from polyrl.cluster.observation.facts import (
     ChildFacts,
+    ClaimFacts,
     JobFacts,
     ManagerFacts,
     NodeFacts,
@@ -18,7 +20,7 @@ from polyrl.cluster.observation.facts import (
     Taint,
     TrainerFacts,
 )
-from polyrl.cluster.observation.raw import NOTHING, Raw
+from polyrl.cluster.observation.raw import Raw
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import OPERATOR
@@ -32,17 +34,15 @@ def job_facts(
     raw_job: Raw,
     *,
     pods: Iterable[PodFacts],
-    trainer: Raw | None,
-    nodes: Mapping[str, Raw] | None,
-    claims: Mapping[str, Raw],
-    children: Iterable[Raw],
+    trainer: TrainerFacts | None,
+    nodes: Mapping[str, NodeFacts] | None,
+    claims: Iterable[ClaimFacts],
+    children: Iterable[ChildFacts],
     manager: ManagerFacts | None,
     dry_run: str | None,
 ) -> JobFacts:
-    """Facts of one job. `pods` (from `pod_facts`) and `children` are those with its label, `nodes` those of the cluster
-    by name (None when the operator may not watch nodes), `claims` the Karpenter NodeClaims by any key. Each of
-    `children` has its `kind`.
-    """
+    """Facts of one job. `pods` and `children` are those with its label, `nodes` those of the cluster by name (None when
+    the operator may not watch nodes), `claims` the Karpenter NodeClaims of these, and perhaps of others."""
     seen = sorted(pods, key=lambda pod: (pod.created_at, pod.name))
     job, refusal = _job(raw_job)
     return JobFacts(
@@ -56,11 +56,11 @@ def job_facts(
         refusal=refusal,
         managed_by=raw.text(raw_job, "spec", "managedBy") or OPERATOR,
         deleting="deletionTimestamp" in raw.part(raw_job, "metadata"),
-        trainer=None if trainer is None else _trainer(trainer),
+        trainer=trainer,
         pods=tuple(seen),
-        nodes=node_facts(nodes or {}, claims, (pod.node for pod in seen if pod.node)),
+        nodes=_with_claims(nodes or {}, claims, (pod.node for pod in seen if pod.node)),
         sees_nodes=nodes is not None,
-        children=tuple(_child(child) for child in children),
+        children=tuple(children),
         manager=manager,
         dry_run=dry_run,
     )
@@ -84,7 +84,8 @@ def _status(raw_job: Raw) -> JobStatus:
         return JobStatus()
 
 
-def _trainer(job: Raw) -> TrainerFacts:
+def trainer_facts(job: Raw) -> TrainerFacts:
+    """Facts of the trainer's Job."""
     complete, failed = raw.condition(job, "Complete"), raw.condition(job, "Failed")
     created_at = unix(raw.text(job, "metadata", "creationTimestamp")) or 0.0
     own, template = raw.part(job, "metadata", "labels"), raw.part(job, "spec", "template", "metadata", "labels")
@@ -104,9 +105,10 @@ def _trainer(job: Raw) -> TrainerFacts:
     )
 
 
-def _child(child: Raw) -> ChildFacts:
+def child_facts(kind: str, child: Raw) -> ChildFacts:
+    """Facts of a child of this kind; its metadata are enough."""
     return ChildFacts(
-        kind=raw.text(child, "kind"),
+        kind=kind,
         name=raw.text(child, "metadata", "name"),
         uid=raw.text(child, "metadata", "uid"),
         content_hash=raw.text(child, "metadata", "annotations", names.ANNOTATION_CONTENT),
@@ -118,13 +120,8 @@ DISRUPTED_BY_CHOICE: Final = "DisruptionReason"
 """Condition of a NodeClaim that Karpenter ends of its own accord; its reason says Drifted, Underutilized, Empty."""
 
 
-def node_facts(nodes: Mapping[str, Raw], claims: Mapping[str, Raw], wanted: Iterable[str]) -> dict[str, NodeFacts]:
-    """Facts of those of the `wanted` nodes that exist. `claims` may be empty: not every cluster has Karpenter."""
-    by_node = {raw.text(claim, "status", "nodeName"): claim for claim in claims.values()}
-    return {name: _node(nodes[name], by_node.get(name, NOTHING)) for name in set(wanted) if name in nodes}
-
-
-def _node(node: Raw, claim: Raw) -> NodeFacts:
+def node_facts(node: Raw) -> NodeFacts:
+    """Facts of one node, as far as its own object has them."""
     ready = raw.condition(node, "Ready")
     message = ": ".join(filter(None, (raw.text(ready, "reason"), raw.text(ready, "message"))))
     return NodeFacts(
@@ -137,17 +134,34 @@ def _node(node: Raw, claim: Raw) -> NodeFacts:
         unschedulable=raw.flag(node, "spec", "unschedulable"),
         taints=tuple(_taint(taint) for taint in raw.parts(node, "spec", "taints")),
         deletion_at=unix(raw.text(node, "metadata", "deletionTimestamp")),
-        claim_deletion_at=unix(raw.text(claim, "metadata", "deletionTimestamp")),
-        claim_reason=_claim_reason(claim),
     )
+
+
+def claim_facts(claim: Raw) -> ClaimFacts:
+    """Facts of one NodeClaim."""
+    chosen = raw.condition(claim, DISRUPTED_BY_CHOICE)
+    return ClaimFacts(
+        node=raw.text(claim, "status", "nodeName"),
+        deletion_at=unix(raw.text(claim, "metadata", "deletionTimestamp")),
+        reason=raw.text(chosen, "reason") if raw.holds(chosen) else "",
+    )
+
+
+def _with_claims(
+    nodes: Mapping[str, NodeFacts], claims: Iterable[ClaimFacts], wanted: Iterable[str]
+) -> dict[str, NodeFacts]:
+    """Those of the `wanted` nodes that exist, with what their claims add: not every cluster has Karpenter."""
+    by_node = {claim.node: claim for claim in claims}
+    return {name: _with_claim(nodes[name], by_node.get(name)) for name in set(wanted) if name in nodes}
+
+
+def _with_claim(node: NodeFacts, claim: ClaimFacts | None) -> NodeFacts:
+    if claim is None:
+        return node
+    return replace(node, claim_deletion_at=claim.deletion_at, claim_reason=claim.reason)
 
 
 def _taint(taint: Raw) -> Taint:
     return Taint(
         raw.text(taint, "key"), raw.text(taint, "value"), raw.text(taint, "effect"), unix(raw.text(taint, "timeAdded"))
     )
-
-
-def _claim_reason(claim: Raw) -> str:
-    chosen = raw.condition(claim, DISRUPTED_BY_CHOICE)
-    return raw.text(chosen, "reason") if raw.holds(chosen) else ""

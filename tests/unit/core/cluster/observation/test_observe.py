@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.facts import Exit, PodPhase, Taint
-from polyrl.cluster.observation.job import job_facts
+from polyrl.cluster.observation.job import child_facts, claim_facts, job_facts, node_facts, trainer_facts
 from polyrl.cluster.observation.pods import pod_facts
 from polyrl.cluster.timestamps import millisecond, second, unix
 from polyrl.sample import Pool
@@ -43,7 +43,14 @@ NONSENSE = st.recursive(
 def observed(job: dict[str, Any], **more: Any) -> Any:
     empty: dict[str, Any] = {"pods": [], "trainer": None, "nodes": {}, "claims": {}, "children": []}
     given = empty | {"manager": None, "dry_run": None} | more
-    return job_facts(job, **given | {"pods": filter(None, map(pod_facts, given["pods"]))})
+    made = {
+        "pods": filter(None, map(pod_facts, given["pods"])),
+        "trainer": None if given["trainer"] is None else trainer_facts(given["trainer"]),
+        "nodes": None if given["nodes"] is None else {key: node_facts(node) for key, node in given["nodes"].items()},
+        "claims": map(claim_facts, given["claims"].values()),
+        "children": [child_facts("Service", child) for child in given["children"]],
+    }
+    return job_facts(job, **given | made)
 
 
 def test_pod() -> None:
@@ -184,7 +191,7 @@ def test_status_that_cannot_be_read_is_rebuilt() -> None:
 
 
 def test_children_and_order() -> None:
-    child = {"kind": "Service", "metadata": {"name": "s", "uid": "c", "annotations": {names.ANNOTATION_CONTENT: "h"}}}
+    child = {"metadata": {"name": "s", "uid": "c", "annotations": {names.ANNOTATION_CONTENT: "h"}}}
     younger = {"metadata": {"name": "a", "creationTimestamp": second(AT + 1), "labels": LABELS}}
     older = {"metadata": {"name": "b", "creationTimestamp": STAMP, "labels": LABELS}}
     seen = observed(raw_job(), children=[child], pods=[younger, older])

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from polyrl.worker import Role
 from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.cached_object import JobKey
-from polyrl_operator.informer.expectations import EXPECTATION_S, SWEEP_AT, Expectations
+from polyrl_operator.informer.expectations import DELETION_TIMEOUT_S, SWEEP_AT, Expectations
 
 KEY = JobKey("ns", "j")
 CONFIG_MAP = next(kind for kind in FIXED if kind.name == "ConfigMap")
@@ -39,7 +40,7 @@ def pod(
         "namespace": "ns",
         "uid": uid or f"uid-{name}",
         "resourceVersion": str(version),
-        "labels": {"polyrl.dev/job-name": "j"},
+        "labels": {"polyrl.dev/job-name": "j", "polyrl.dev/role": "rollout"},
         "ownerReferences": owners,
         "managedFields": [{"big": "x" * 100}],
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 100, "polyrl.dev/counted": "yes"},
@@ -74,16 +75,25 @@ def cache(woken: list[JobKey], clock: Clock) -> Cache:
 
 
 def names(cache: Cache) -> set[str]:
-    return {one["metadata"]["name"] for one in cache.pods(KEY, "job-uid")}
+    return {one.name for one in cache.pods(KEY, "job-uid")}
 
 
 def test_what_is_kept_is_small_and_is_what_decisions_read(cache: Cache) -> None:
     cache.observe(POD, pod("p", 5, node="n", phase="Running"))
     (kept,) = cache.pods(KEY, "job-uid")
-    assert kept["metadata"]["annotations"] == {"polyrl.dev/counted": "yes"}
-    assert kept["spec"] == {"nodeName": "n", "restartPolicy": "Never"}
-    assert kept["status"]["phase"] == "Running"
+    assert kept.annotations == {"polyrl.dev/counted": "yes"}
+    assert (kept.node, kept.phase, kept.role) == ("n", "Running", Role.ROLLOUT)
+
+
+def test_a_job_is_kept_without_what_may_be_long(cache: Cache) -> None:
+    raw = job(5, replicas=2)
+    raw["metadata"] |= {"managedFields": [{"big": "x" * 100}], "annotations": {"kubectl.kubernetes.io/x": "x" * 100}}
+    cache.observe(JOB, raw)
+    kept = cache.job(KEY)
+    assert kept is not None
+    assert kept["spec"] == {"replicas": 2}
     assert kept["metadata"]["resourceVersion"] == "5"
+    assert kept["metadata"]["annotations"] == {}
     assert "managedFields" not in kept["metadata"]
 
 
@@ -98,26 +108,26 @@ def test_the_order_of_arrival_does_not_matter() -> None:
     for order in permutations(news):
         cache = Cache(lambda key: None)
         for raw, gone in order:
-            cache.observe(POD, raw, gone=gone)
+            cache.observe(POD, raw, deleted=gone)
         assert names(cache) == {"q"}, order
 
 
 def test_an_old_list_neither_revives_nor_removes(cache: Cache) -> None:
     cache.observe(POD, pod("dead", 3))
-    cache.observe(POD, pod("dead", 9), gone=True)
+    cache.observe(POD, pod("dead", 9), deleted=True)
     cache.observe(POD, pod("young", 12))
     assert not cache.observe(POD, pod("dead", 5)), "it was seen to be gone"
-    assert cache.forget_absent(POD, None, seen=set(), version=10) == 0
+    assert cache.forget_absent(POD, None, listed=set(), version=10) == 0
     assert names(cache) == {"young"}
-    assert cache.forget_absent(POD, None, seen=set(), version=12) == 1
+    assert cache.forget_absent(POD, None, listed=set(), version=12) == 1
     assert names(cache) == set()
 
 
 def test_a_name_that_is_used_again_is_another_object(cache: Cache) -> None:
     cache.observe(POD, pod("p", 3, uid="one"))
     cache.observe(POD, pod("p", 8, uid="two"))
-    cache.observe(POD, pod("p", 5, uid="one"), gone=True)
-    assert [one["metadata"]["uid"] for one in cache.pods(KEY, "job-uid")] == ["two"]
+    cache.observe(POD, pod("p", 5, uid="one"), deleted=True)
+    assert [one.uid for one in cache.pods(KEY, "job-uid")] == ["two"]
 
 
 def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: Cache, woken: list[JobKey]) -> None:
@@ -141,7 +151,7 @@ def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[JobKey], c
     clock.now = 1007.0
     cache.observe(CLAIM, claim)
     assert woken == [KEY]
-    assert set(cache.nodes_of(cache.pods(KEY, "job-uid"))[1]) == {"n"}
+    assert [claim.node for claim in cache.nodes_of(cache.pods(KEY, "job-uid"))[1]] == ["n"]
     assert cache.changed_at(KEY, "p") == 1007.0
     assert cache.changed_at(KEY, "unknown") is None
 
@@ -149,11 +159,11 @@ def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[JobKey], c
 def test_a_node_without_our_pods_any_more_concerns_nobody(cache: Cache, woken: list[JobKey]) -> None:
     cache.observe(POD, pod("p", 3, node="n"))
     cache.observe(POD, pod("q", 4, node="n"))
-    cache.observe(POD, pod("p", 5, node="n"), gone=True)
+    cache.observe(POD, pod("p", 5, node="n"), deleted=True)
     woken.clear()
     cache.observe(NODE, node("n", 6))
     assert woken == [KEY]
-    cache.observe(POD, pod("q", 7, node="n"), gone=True)
+    cache.observe(POD, pod("q", 7, node="n"), deleted=True)
     woken.clear()
     cache.observe(NODE, node("n", 8, taints=("x",)))
     assert woken == []
@@ -176,17 +186,17 @@ def test_pods_of_the_trainer_belong_to_its_job(cache: Cache) -> None:
 
 def test_a_deletion_of_ours_shows_until_its_end_or_until_it_is_overdue(cache: Cache, clock: Clock) -> None:
     cache.observe(POD, pod("p", 3))
-    cache.leaves("uid-p")
-    assert "deletionTimestamp" in cache.pods(KEY, "job-uid")[0]["metadata"]
-    clock.now += EXPECTATION_S
-    assert "deletionTimestamp" not in cache.pods(KEY, "job-uid")[0]["metadata"]
+    cache.expect_deletion("uid-p")
+    assert cache.pods(KEY, "job-uid")[0].deletion_at is not None
+    clock.now += DELETION_TIMEOUT_S
+    assert cache.pods(KEY, "job-uid")[0].deletion_at is None
 
 
 def test_fixed_children_go_with_their_job_and_pods_when_they_are_gone(cache: Cache) -> None:
     cache.observe(CONFIG_MAP, pod("cfg", 3))
     cache.observe(POD, pod("p", 4))
-    assert [child["kind"] for child in cache.children(KEY, "job-uid")] == ["ConfigMap"]
-    cache.observe(JOB, job(9), gone=True)
+    assert [child.kind for child in cache.children(KEY, "job-uid")] == ["ConfigMap"]
+    cache.observe(JOB, job(9), deleted=True)
     assert cache.job(KEY) is None
     assert cache.children(KEY, "job-uid") == []
     assert names(cache) == {"p"}
@@ -209,40 +219,40 @@ def test_whatever_comes_in_whatever_order_the_newest_is_what_is_kept(seed: int) 
         for life in range(draw.randint(1, 4)):
             for _ in range(draw.randint(1, 4)):
                 version += 1
-                history.append((pod("p", version, uid=f"life-{life}", phase=f"Phase{version}"), False))
+                history.append((pod("p", version, uid=f"life-{life}", node=f"node-{version}"), False))
             alive = f"life-{life}"
             if draw.random() < 0.7:
                 version += 1
                 history.append((pod("p", version, uid=f"life-{life}"), True))
                 alive = ""
-        told = history * 2
-        draw.shuffle(told)
+        delivered = history * 2
+        draw.shuffle(delivered)
         cache = Cache(lambda key: None)
-        for raw, gone in told:
-            cache.observe(POD, raw, gone=gone)
+        for raw, gone in delivered:
+            cache.observe(POD, raw, deleted=gone)
             if draw.random() < 0.2:
                 cache.forget_absent(POD, None, set(), draw.randint(0, version) if not alive else 0)
-        assert [one["metadata"]["uid"] for one in cache.pods(KEY, "job-uid")] == ([alive] if alive else [])
+        assert [one.uid for one in cache.pods(KEY, "job-uid")] == ([alive] if alive else [])
 
 
 def test_expectations_end_by_themselves_and_do_not_pile_up() -> None:
     expectations = Expectations()
     for number in range(3 * SWEEP_AT):
-        expectations.leaves(str(number), float(number))
+        expectations.deletion_accepted(str(number), float(number))
         expectations.ended(number, f"other-{number}", number, float(number))
     end = 3.0 * SWEEP_AT
-    assert expectations.is_leaving(str(3 * SWEEP_AT - 1), end)
-    assert not expectations.is_leaving("0", end)
+    assert expectations.is_pending(str(3 * SWEEP_AT - 1), end)
+    assert not expectations.is_pending("0", end)
     assert expectations.is_old(3 * SWEEP_AT - 1, 5, end)
     assert not expectations.is_old(0, 0, end)
-    assert len(expectations._leaving) <= SWEEP_AT + 1
-    assert len(expectations._ends) <= SWEEP_AT + 1
+    assert len(expectations._deletions) <= SWEEP_AT + 1
+    assert len(expectations._tombstones) <= SWEEP_AT + 1
 
 
-def test_an_end_that_was_seen_is_no_longer_owed() -> None:
+def test_an_end_that_was_seen_is_no_longer_expected() -> None:
     expectations = Expectations()
-    expectations.leaves("uid", 0.0)
+    expectations.deletion_accepted("uid", 0.0)
     expectations.ended("place", "uid", 7, 1.0)
-    assert not expectations.is_leaving("uid", 1.0)
+    assert not expectations.is_pending("uid", 1.0)
     assert expectations.is_old("place", 7, 1.0)
     assert not expectations.is_old("place", 8, 1.0)
