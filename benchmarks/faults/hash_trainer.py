@@ -115,7 +115,7 @@ class HashTrainer:
         return self._state.next_group - 1
 
     async def _give_up_held(self, step: int) -> None:
-        for number in self._held.leave(step, Purpose.TRAIN):
+        for number in self._held.give_up(step, Purpose.TRAIN):
             await self._client.reject(sample_id(number, 0), DiscardReason.STALE, "of another step")
 
     async def _replace_dropped(self, step: int, version: int) -> None:

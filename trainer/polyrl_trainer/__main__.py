@@ -3,7 +3,7 @@
 Logs are JSON lines on stderr. Ends with 0 when done or stopped on request, 1 when the run cannot go on, 2 on wrong
 input, each failure with one sentence. Where another process takes its place it ends with HANDED_OVER_EXIT when that one
 is to go on, or does so already, and with TEMPORARY_EXIT when that one may succeed where it did not.
-Refuses to import torch before the arguments are known to be right. Read next: `app`.
+Refuses to import torch before the arguments are known to be right.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ def main(  # noqa: PLR0913 - one argument per flag
     manifest_dir: Annotated[Path, typer.Option(help="Folder that the manifest's relative paths start from.")],
     run: Annotated[Path, typer.Option(help="The run's folder.")],
     keys: Annotated[Path, typer.Option(help="The trainer's key file.")],
-    run_epoch: Annotated[int, typer.Option("--epoch", help="Start of the run; the manager must be of the same.")],
+    run_epoch: Annotated[int, typer.Option("--epoch", help="The run epoch; the manager must be of the same.")],
     manager_endpoints: Annotated[Path | None, typer.Option(help="The manager's endpoints file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="A run's folder or a checkpoint to go on from.")] = None,
     weights_port: Annotated[int, typer.Option(help="Where agents get weights; 0: the system chooses.")] = 0,
     advertise: Annotated[str, typer.Option(help="Host that agents on other machines reach this one by.")] = "",
-    max_manager_outage: Annotated[
-        float, typer.Option(help="Seconds that the manager may be away.")
-    ] = MAX_MANAGER_OUTAGE_S,
+    max_manager_outage: Annotated[float, typer.Option(help="Seconds without manager.")] = MAX_MANAGER_OUTAGE_S,
     hand_over: Annotated[bool, typer.Option("--hand-over", help="Leave a run open that another goes on with.")] = False,
 ) -> None:
     """Learn until the recipe is done."""
@@ -48,8 +46,19 @@ def main(  # noqa: PLR0913 - one argument per flag
         signal.signal(signal.SIGTERM, lambda *_: os._exit(HANDED_OVER_EXIT))
     from polyrl_trainer.app import Arguments, run_trainer
 
-    connection = (weights_port, advertise, max_manager_outage, hand_over)
-    arguments = Arguments(job, manifest_dir, run, keys, run_epoch, manager_endpoints, resume, *connection)
+    arguments = Arguments(
+        job=job,
+        manifest_dir=manifest_dir,
+        run=run,
+        keys=keys,
+        run_epoch=run_epoch,
+        manager_endpoints=manager_endpoints,
+        resume=resume,
+        weights_port=weights_port,
+        advertise=advertise,
+        max_manager_outage_s=max_manager_outage,
+        hand_over=hand_over,
+    )
     try:
         done = asyncio.run(run_trainer(arguments))
     except PolyRLError as error:

@@ -1,4 +1,4 @@
-"""Advantages from rewards: pure functions over arrays. Read next: `losses.grpo`."""
+"""Advantages from rewards: pure functions over arrays."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ A process that starts in a folder with checkpoints of its own goes on from the n
 SIGTERM asks the stages to stop: they finish what they compute and save. Then the run is over, or, where machines are
 taken away (`hand_over`), a successor goes on: nobody is told that the run ended. A failure reaches the manager as
 Finish(ok=False), and the user as one sentence.
-Refuses to hold: learning (see `stages`), argument parsing (see `__main__`). Read next: `stages`.
 """
 
 from __future__ import annotations
@@ -28,23 +27,19 @@ from polyrl.manifest.recipe import Mode
 from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.client import CONNECT_TIMEOUT_S, MAX_MANAGER_OUTAGE_S, RolloutClient
+from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
 from polyrl_trainer.generation.adopted_groups import AdoptedGroups
-from polyrl_trainer.generation.group_filter import CustomGroupFilter
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.stages import RolloutSide, Stages, greedy_sampling
-from polyrl_trainer.metrics.loggers import METRICS, open_metrics
-from polyrl_trainer.metrics.rewind import go_back_to
+from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
 from polyrl_trainer.preparation import Prepared, prepare
-from polyrl_trainer.result import was_done, write_result
-from polyrl_trainer.session import Session
+from polyrl_trainer.session import Session, run_beside, was_done, write_result
 from polyrl_trainer.state import TrainerState, TrainingStage
-from polyrl_trainer.supervision import run_beside
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
-from polyrl_trainer.user_code.rewards import Failures, RewardFunction
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.versions import PolicyVersions
 
@@ -52,13 +47,10 @@ log = structlog.get_logger()
 
 STOP_DEADLINE_S: Final = 15.0
 """From being asked to stop to the end, saving included; a runner kills after 20 s."""
-
 FINISH_DEADLINE_S: Final = 5.0
 """Longest wait for the manager to take the end of a failed run; it may be what failed."""
-
 KEPT_VERSIONS: Final = 2
 """Weight versions served beside those that staleness needs: the newest, and the one that slow pullers are at."""
-
 LOOPBACK: Final = "127.0.0.1"
 
 STAGE_OF_MODE: Final = {
@@ -71,23 +63,20 @@ STAGE_OF_MODE: Final = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command line."""
+    """The command line; each one is described in `__main__`."""
 
     job: Path
     manifest_dir: Path
     run: Path
     keys: Path
     run_epoch: int
-    manager_endpoints: Path | None = None
+    manager_endpoints: Path | None
     """None: a mode without engines; nothing is evaluated."""
-    resume: Path | None = None
-    weights_port: int = 0
-    """0: the system chooses."""
-    advertise: str = ""
-    """Host under which other machines reach this one; empty: all are on this one."""
-    max_manager_outage_s: float = MAX_MANAGER_OUTAGE_S
-    """How long the manager may be away, at the start and later."""
-    hand_over: bool = False
+    resume: Path | None
+    weights_port: int
+    advertise: str
+    max_manager_outage_s: float
+    hand_over: bool
     """Whoever stops this process starts another one."""
 
 
@@ -96,7 +85,7 @@ async def run_trainer(arguments: Arguments) -> bool:
     trainer has come, another PolyRLError for the rest."""
     job = read_job(arguments.job)
     if arguments.hand_over and was_done(arguments.run):
-        await _say_done(arguments)
+        await _report_done(arguments)
         return True
     prepared = prepare(job.spec, arguments.manifest_dir)
     session, resumed_from = _open_session(arguments, job)
@@ -108,7 +97,7 @@ async def run_trainer(arguments: Arguments) -> bool:
     outcome: str | None = "failed"
     try:
         done = await _run_stages(arguments, job, prepared, session, stages)
-        outcome = _outcome(done)
+        outcome = "done" if done else "stopped"
         return done
     except Superseded:
         outcome = None  # it is the successor's to say
@@ -117,10 +106,6 @@ async def run_trainer(arguments: Arguments) -> bool:
         if outcome is not None:
             write_result(arguments.run, session.state, outcome)
         session.metrics.close()
-
-
-def _outcome(done: bool) -> str:
-    return "done" if done else "stopped"
 
 
 def read_job(path: Path) -> PolyRLJob:
@@ -143,11 +128,10 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
     go_back_to(arguments.run / METRICS, state)
-    metrics = open_metrics(arguments.run, recipe.logging.tensorboard)
+    metrics = MetricsLogger(arguments.run, tensorboard=recipe.logging.tensorboard)
     every = recipe.checkpoint.every_steps
-    return Session(
-        state, checkpoints, metrics, every, max_manager_outage_s=arguments.max_manager_outage_s
-    ), resumed_from
+    outage_s = arguments.max_manager_outage_s
+    return Session(state, checkpoints, metrics, every, max_manager_outage_s=outage_s), resumed_from
 
 
 def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
@@ -155,9 +139,8 @@ def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
     recipe = job.spec.recipe
     possible = {STAGE_OF_MODE[recipe.mode]} | ({TrainingStage.RL} if recipe.mode is Mode.SFT_RL else set())
     if state.stage not in possible:
-        raise InvalidData(
-            f"{checkpoint}: is of stage {state.stage.value}, which mode {recipe.mode.value} does not have"
-        )
+        stage, mode = state.stage.value, recipe.mode.value
+        raise InvalidData(f"{checkpoint}: is of stage {stage}, which mode {mode} does not have")
     if state.seed != recipe.seed:
         raise InvalidData(f"{checkpoint}: was made with seed {state.seed}, the manifest says {recipe.seed}")
     return state
@@ -174,27 +157,29 @@ async def _run_stages(
             return False
         try:
             async with _rollout_side(arguments, job, prepared, session, client) as side:
-                story = stages.run(side)
-                done = await _until_left(arguments, session, story, side.host.run(), side.supply.run())
+                services = side.runner.run(), side.supply.run()
+                done = await _until_left(arguments, session, stages.run(side), *services)
         except Exception as error:
             if not (arguments.hand_over and _is_temporary(error)):
-                await _say_failed(client, error)
+                await _report_failed(client, error)
             raise
         if arguments.hand_over and not done:
             return False
         # Whoever kills this process from now on takes nothing away: the run has ended well.
-        write_result(arguments.run, session.state, _outcome(done))
+        write_result(arguments.run, session.state, "done" if done else "stopped")
         await client.finish(True, "done" if done else "stopped on request, after a checkpoint")
         return done
 
 
 async def _until_left(
-    arguments: Arguments, session: Session, story: Coroutine[Any, Any, bool], *beside: Coroutine[Any, Any, None]
+    arguments: Arguments, session: Session, main: Coroutine[Any, Any, bool], *services: Coroutine[Any, Any, None]
 ) -> bool:
-    """True when the story is told, False when the run was asked to stop. Where a successor goes on, nothing that fails
-    after that counts: it goes on from the newest checkpoint on disk, which is whole."""
+    """True when `main` has run to its end, False when the run was asked to stop.
+
+    Where a successor goes on, nothing that fails after that counts: it goes on from the newest checkpoint, which is
+    whole."""
     try:
-        return await run_beside(story, *beside, _stop_in_time(session))
+        return await run_beside(main, *services, _stop_in_time(session))
     except PolyRLError as error:
         if not (arguments.hand_over and session.stop.is_set()):
             raise
@@ -204,15 +189,16 @@ async def _until_left(
 
 def _client(arguments: Arguments) -> AbstractAsyncContextManager[RolloutClient]:
     assert arguments.manager_endpoints is not None
-    max_manager_outage_s = arguments.max_manager_outage_s
-    connect_s = max_manager_outage_s if arguments.hand_over else CONNECT_TIMEOUT_S
-    manager, keys = arguments.manager_endpoints, arguments.keys
     return RolloutClient.connect(
-        manager, keys, arguments.run_epoch, connect_timeout_s=connect_s, max_manager_outage_s=max_manager_outage_s
+        arguments.manager_endpoints,
+        arguments.keys,
+        arguments.run_epoch,
+        connect_timeout_s=arguments.max_manager_outage_s if arguments.hand_over else CONNECT_TIMEOUT_S,
+        max_manager_outage_s=arguments.max_manager_outage_s,
     )
 
 
-async def _say_done(arguments: Arguments) -> None:
+async def _report_done(arguments: Arguments) -> None:
     """For a predecessor that was killed after it had finished, but before its end was seen."""
     if arguments.manager_endpoints is not None:
         async with _client(arguments) as client:
@@ -240,14 +226,15 @@ async def _rollout_side(
         failures = Failures(results.user_code_failures, results.first_failures)
         timeout_s = float(recipe.reward.timeout_seconds)
         reward = RewardFunction(prepared.reward, calls, timeout_s, failures)
-        episodes, gate = None, None
+        episodes, group_filter = None, None
         if prepared.environment is not None and recipe.environment is not None:
             episodes = Episodes(prepared.environment, recipe.environment, prepared.tokenizer)
         if prepared.group_filter is not None:
-            gate = CustomGroupFilter(prepared.group_filter, calls, timeout_s, recipe.sampling.samples_per_prompt)
-        held = AdoptedGroups(known.held, gated=gate is not None)
-        host = UserCodeRunner(client, prepared.tokenizer, reward, episodes, gate, held)
-        supply = GroupSupply(client, host, session, held)
+            size = recipe.sampling.samples_per_prompt
+            group_filter = CustomGroupFilter(prepared.group_filter, calls, timeout_s, size)
+        adopted = AdoptedGroups(known.held, whole_groups=group_filter is not None)
+        runner = UserCodeRunner(client, prepared.tokenizer, reward, episodes, group_filter, adopted)
+        supply = GroupSupply(client, runner, session, adopted)
         publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)
         stack.callback(publisher.close)
         evaluator = None
@@ -255,7 +242,7 @@ async def _rollout_side(
             sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
             evaluator = Evaluator(prepared.evaluation, sampling, client, supply, session)
         versions = PolicyVersions(publisher, client, session, (known.version, known.manifest_hash))
-        yield RolloutSide(client, host, supply, versions, evaluator)
+        yield RolloutSide(client, runner, supply, versions, evaluator)
 
 
 async def _stop_in_time(session: Session) -> None:
@@ -270,12 +257,12 @@ def _is_temporary(error: Exception) -> bool:
     return isinstance(error, DeadlineExceeded | Superseded) or not isinstance(error, PolyRLError)
 
 
-async def _say_failed(client: RolloutClient, error: Exception) -> None:
+async def _report_failed(client: RolloutClient, error: Exception) -> None:
     try:
         async with asyncio.timeout(FINISH_DEADLINE_S):
             await client.finish(False, str(error) or type(error).__name__)
-    except (PolyRLError, TimeoutError) as unheard:
-        log.warning("the manager did not hear that the run failed", reason=str(unheard))
+    except (PolyRLError, TimeoutError) as undelivered:
+        log.warning("the manager was not reached to report that the run failed", reason=str(undelivered))
 
 
 def _engine(job: PolyRLJob) -> EngineConfig:

@@ -4,9 +4,6 @@ A backend takes four configs (model, engine, optimizer, checkpoint), knows no al
 `forward_backward` accumulates gradients of *summed* losses; `optim_step(normalizer)` divides them, clips, steps and
 zeroes. So a mini-batch may arrive in any number of micro-batches and its gradient is the same: the caller counts
 samples or tokens.
-
-Refuses to hold: sampling, rewards, advantages, when to step. Read next: `torch_backend`, then `losses`;
-`backend_conformance` is the check that every backend must pass.
 """
 
 from __future__ import annotations
@@ -81,35 +78,27 @@ class TrainingBackend(Protocol):
         `temperature` is the one that the samples were drawn at (SamplingParams: 0 is greedy and scores at 1), so that
         the learner's logprobs and the engines' are those of the same distribution. SFT leaves it at 1.
         """
-        ...
 
     def log_probs(
         self, batch: Sequence[Sample], temperature: float = 1.0
     ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
         """float32[T] per sample, without gradient; 0 where loss_mask is 0."""
-        ...
 
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
         """Divides accumulated gradients by `normalizer` (> 0), clips, steps optimizer and schedule, zeroes."""
-        ...
 
     def discard_gradients(self) -> TrainFuture[None]:
         """Forgets what was accumulated, as if the mini-batch had never begun; then `save` is possible again."""
-        ...
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and CPU tensors in the serving dtype, tied weights once; a snapshot of the newest step."""
-        ...
 
     def serving_files(self) -> dict[str, bytes]:
         """File name to content: what an engine's model folder needs besides weights and tokenizer."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Writes model (safetensors), optimizer, schedule and RNG into an existing empty folder, which then is also a
         Hugging Face model folder: a later stage, or anyone else, can start from it."""
-        ...
 
     def load(self, folder: Path) -> None:
         """Inverse of `save`, exact. Raises InvalidData naming the file that is missing or does not fit."""
-        ...

@@ -8,11 +8,11 @@ A checkpoint is written under a temporary name, flushed to the disk, and renamed
 starts. The newest `keep` stay, and the last of each stage besides: a later stage starts from it.
 Who starts last is the run's one writer. One that a frozen machine brings back, on a disk that several machines share,
 finds another name in .trainer and touches nothing any more.
-Refuses to hold: when to save (see the loops), the model's format (see `torch_backend`). Read next: `session`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -35,9 +35,6 @@ WRITER: Final = ".trainer"
 """Beside the folder."""
 WRITER_BYTES: Final = 8
 """Of a writer's random name."""
-
-READ_BYTES: Final = 4 << 20
-"""Piece in which files are read for their checksums."""
 
 
 class FileSeal(msgspec.Struct, frozen=True):
@@ -111,7 +108,7 @@ class Checkpoints:
             # Saved again at the same step, as when a run is stopped right after a periodic save.
             final.rename(replaced)
         unfinished.rename(final)
-        _sync_folder(self.folder)
+        sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _prune(self) -> None:
@@ -185,35 +182,39 @@ def _check_file(path: Path, expected: FileSeal) -> None:
     size = path.stat().st_size
     if size != expected.size:
         raise InvalidData(f"{path}: has {size} bytes, the checkpoint was sealed with {expected.size}")
-    if _checksum(path) != expected.xxh3:
+    if checksum(path) != expected.xxh3:
         raise InvalidData(f"{path}: its content differs from what was saved (checksum)")
 
 
 def _seal(folder: Path, stage_final: bool, serial: int) -> Seal:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    seals = {str(path.relative_to(folder)): FileSeal(path.stat().st_size, _checksum(path)) for path in files}
+    seals = {str(path.relative_to(folder)): FileSeal(path.stat().st_size, checksum(path)) for path in files}
     return Seal(stage_final, seals, serial)
 
 
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
+def checksum(path: Path) -> str:
+    """xxh3-128 of a file's content, in hex."""
     with path.open("rb") as file:
-        while piece := file.read(READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """A file or a folder is on the disk, not only in its cache, when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """The file has the new content or the old one, never a part."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    sync(path)
+    sync(path.parent)

@@ -1,7 +1,6 @@
 """What a socket dropped, counted, and told at the first, second, fourth, eighth...: seldom enough for a flood.
 
 A frame that cannot be read is no reason to end, and no secret either: a peer of another version looks just so.
-Refuses to hold: whether it is dropped (see `client_link`, `publisher`).
 """
 
 from __future__ import annotations

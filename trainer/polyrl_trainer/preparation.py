@@ -1,7 +1,6 @@
 """Everything of the user's that a run needs, loaded and checked before anything else starts: data, tokenizer, code.
 
 So a misspelt field in row 17 or a missing reward function ends the run in its first second, with one sentence.
-Refuses to hold: the model, sockets. Read next: `stages`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,13 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import DatasetSpec, GroupFilter, Mode, RecipeSpec
 from polyrl_trainer.data.buffer import DataBuffer
-from polyrl_trainer.data.conversations import prepare_conversations
-from polyrl_trainer.data.finished_samples import FinishedGroup, prepare_finished_groups
-from polyrl_trainer.data.prompts import Prompt, prepare_prompts
+from polyrl_trainer.data.examples import (
+    FinishedGroup,
+    Prompt,
+    prepare_conversations,
+    prepare_finished_groups,
+    prepare_prompts,
+)
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.environments.protocol import Environment

@@ -1,9 +1,6 @@
 """The port between loops and whoever generates: `client.RolloutClient` over sockets, or a test's fake in memory.
 
 Every call is safe to repeat, and ends: with its answer, or with DeadlineExceeded naming who is awaited.
-
-Refuses to hold: sockets (see `client`), rewards (see `loop_host`), what to submit (see `rl_loop`).
-Read next: `loop_host`.
 """
 
 from __future__ import annotations
@@ -21,51 +18,42 @@ class Rollouts(Protocol):
     """Groups in, scored samples out."""
 
     async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        """Announces a weight version that can be pulled at `endpoint`."""
-        ...
+        """Announces a weight version; agents pull it from `endpoint`, whose CURVE server key is `public_key` (Z85)."""
 
     async def submit(self, groups: Sequence[Group]) -> None:
-        """Asks for these groups; a number already known is ignored."""
-        ...
+        """Requests these groups; a number already known is ignored. Raises RequestRefused for groups that cannot be."""
 
     def turns(self) -> AsyncIterator[TurnDone]:
-        """Finished turns that await a verdict; a turn may come again until it has one."""
-        ...
+        """Finished turns that await a verdict; a turn may be repeated until it has one."""
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float]) -> None:
-        """The sample is finished and worth `reward`."""
-        ...
+        """The sample is finished and worth `reward`; `metrics` are its named components."""
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
-        """An environment wrote `ids` after `turn`; generate the next one."""
-        ...
+        """An environment wrote the tokens `ids` (one or more) after `turn`; the next turn is generated after them."""
 
     async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
-        """No reward can be had for this sample."""
-        ...
+        """No reward can be had for this sample: its group will be dropped."""
 
     async def next(
         self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
     ) -> Batch:
-        """Complete groups in arrival order. Raises DeadlineExceeded naming who was awaited."""
-        ...
+        """Complete, scored groups of `step`, in arrival order: see `wire.BatchRequest`.
+
+        Raises DeadlineExceeded after `deadline_s`; its text names who is awaited, since when.
+        """
 
     async def acknowledge(self, batch: int) -> None:
-        """The batch is part of the trainer's state."""
-        ...
+        """The batch is part of the trainer's state; the manager forgets its tokens."""
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
-        """Cancels what is left of `step` as surplus."""
-        ...
+        """What is left of `step` is cancelled as surplus."""
 
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
         """Lets engines on the trainer's devices generate, or takes the devices back."""
-        ...
 
     async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """What status shows; the newest report wins."""
-        ...
+        """What the run's status shows; the newest report wins."""
 
     def dropped(self) -> AsyncIterator[GroupDropped]:
-        """Groups of which nothing will be trained, each once."""
-        ...
+        """Groups of which nothing will be trained, each once; submit another in the place of each."""

@@ -1,8 +1,4 @@
-"""A training example as the learner sees it: numpy arrays, the field's names, no tensors.
-
-Refuses to hold: where it came from on the wire (see `client`), how it is batched (see `sequence_packing`).
-Read next: `backend`.
-"""
+"""A training example as the learner sees it: numpy arrays, the field's names, no tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ class Sample:
     assistant wrote (SFT)."""
     prompt_length: int
     id: str = ""
-    """`group.index`; empty for SFT rows."""
+    """`GROUP.INDEX`; empty for SFT rows."""
     group: int = -1
     """Samples of one prompt share it."""
     prompt: str = ""

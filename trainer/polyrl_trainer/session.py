@@ -1,28 +1,28 @@
-"""What all loops share of one run: its state, where it is saved, where it is reported, and whether it was asked to
-stop.
-
-Refuses to hold: the model (see `backend`), samples. Read next: `sft_loop`, the shortest of the loops.
-"""
+"""What all loops share of one run: its state, where it is saved and reported, whether it was asked to stop, its end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from concurrent.futures import Future
+import json
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import structlog
 
+from polyrl.errors import RunFailed
 from polyrl_trainer.backend import TrainingBackend
-from polyrl_trainer.checkpoints import Checkpoints
-from polyrl_trainer.metrics.loggers import MetricsLogger
+from polyrl_trainer.checkpoints import Checkpoints, replace_file
+from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
+
+RESULT: Final = "trainer-result.json"
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Session:
     """Set when the run was asked to end; loops save and return."""
     max_manager_outage_s: float = 0.0
     """How long capacity may be away; loops wait for samples at least so long."""
-    told: dict[str, float] = field(default_factory=dict)
+    status_values: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
 
     def enter(self, stage: TrainingStage) -> None:
@@ -48,18 +48,14 @@ class Session:
             self.state.stage, self.state.step, self.state.stage_done = stage, 0, False
 
     async def report(
-        self,
-        step: int,
-        values: Mapping[str, float],
-        phase: str | None = None,
-        told: Mapping[str, float] | None = None,
+        self, step: int, values: Mapping[str, float], phase: str = "", status_values: Mapping[str, float] | None = None
     ) -> None:
-        """To metrics, and to status when there is a manager; `told`, named as in `StepValue`, stays in status."""
+        """To metrics, and to status when there is a manager; `status_values` stay there until newer ones."""
         phase = phase or self.state.stage.value
         self.metrics.log(phase, step, values)
-        self.told.update(told or {})
+        self.status_values.update(status_values or {})
         if self.rollouts is not None:
-            await self.rollouts.report(phase, step, {**values, **self.told})
+            await self.rollouts.report(phase, step, {**values, **self.status_values})
 
     async def save(self, backend: TrainingBackend) -> None:
         """A checkpoint of the state as it is now, while the event loop lives on."""
@@ -86,6 +82,62 @@ class Session:
             stopping.cancel()
 
 
-def result_of(future: Future[Result]) -> Awaitable[Result]:
-    """A backend's future as something to await: the loop host and the client live on meanwhile."""
-    return asyncio.wrap_future(future)
+async def run_beside(main: Coroutine[Any, Any, Result], *services: Coroutine[Any, Any, None]) -> Result:
+    """The result of `main`, which needs the services: raises its error, or that of the first service to end before."""
+    main_task = asyncio.ensure_future(main)
+    service_tasks = [asyncio.ensure_future(service) for service in services]
+    try:
+        await asyncio.wait({main_task, *service_tasks}, return_when=asyncio.FIRST_COMPLETED)
+        if not main_task.done():
+            _raise_end(next(service for service in service_tasks if service.done()))
+        return await main_task
+    finally:
+        for task in (main_task, *service_tasks):
+            task.cancel()
+        await asyncio.gather(main_task, *service_tasks, return_exceptions=True)
+
+
+def _raise_end(service: asyncio.Future[None]) -> None:
+    error = service.exception()
+    if error is None:
+        raise RunFailed("the manager ended its conversation with the trainer before the run was over")
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    raise error
+
+
+def write_result(run: Path, state: TrainerState, outcome: str) -> None:
+    """RUN/trainer-result.json, for the run's summary; `outcome` is done, stopped or failed."""
+    replace_file(run / RESULT, json.dumps(result_of_run(state, outcome), indent=2).encode() + b"\n")
+
+
+def was_done(run: Path) -> bool:
+    """True when a trainer in this folder got to the end before."""
+    try:
+        return bool(json.loads((run / RESULT).read_bytes())["outcome"] == "done")
+    except FileNotFoundError:
+        return False
+
+
+def result_of_run(state: TrainerState, outcome: str) -> dict[str, Any]:
+    """Names as in summary.json; seconds, counts and shares."""
+    results = state.results
+    longer = max(results.generate_seconds, results.rl_train_seconds)
+    return {
+        "outcome": outcome,
+        "seed": state.seed,
+        "exactMatch": results.exact_match,
+        "steps": results.steps,
+        "optimizerSteps": results.optimizer_steps,
+        "weightVersions": state.version + 1,
+        "generateSeconds": round(results.generate_seconds, 3),
+        "trainSeconds": round(results.train_seconds, 3),
+        "rlTrainSeconds": round(results.rl_train_seconds, 3),
+        "rlStepSeconds": round(results.rl_step_seconds, 3),
+        "stepRatio": round(results.rl_step_seconds / longer, 4) if longer else None,
+        "tokensTrained": results.tokens_trained,
+        "paddingFraction": results.padded_positions / max(1, results.positions_computed),
+        "droppedGroups": results.dropped_groups,
+        "userCodeFailures": results.user_code_failures,
+        "firstFailures": results.first_failures,
+    }

@@ -2,7 +2,6 @@
 besides the model.
 
 It changes only when a step is whole, so that it always describes a moment to which a run can go back.
-Refuses to hold: tensors, paths of this machine. Read next: `checkpoints`.
 """
 
 from __future__ import annotations
@@ -75,6 +74,13 @@ class TrainerState(msgspec.Struct):
     cursors: dict[str, Any] = {}
     """`DataBuffer.state()` by stage."""
     results: Results = msgspec.field(default_factory=Results)
+
+    def finish_step(self, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
+        """The step is whole: from here on a checkpoint contains it. `cursor` is `DataBuffer.state()`."""
+        self.step += 1
+        self.weights_changed = True
+        self.cursors[self.stage] = cursor
+        self.results.count_learned(sums)
 
     def copy(self) -> TrainerState:
         """An independent value."""

@@ -2,9 +2,17 @@
 
     agents  --DEALER/ROUTER-->  +---------+  <--ROUTER/DEALER--  trainer
                                 | ledger  |
-    operator, CLI  --HTTP-->    +---------+  --events-->  consumers (a journal)
+    operator, CLI  --HTTP-->    +---------+  --events-->  the journal
 
-One asyncio loop, one thread. Nobody in here waits for a peer: a frame in gives ledger outcomes out, and a send that
-would block is counted and dropped, because leases and the peers' own repetition already cover a lost frame.
-Read next: `server` (the wiring), `sockets` (one ROUTER), `agents` and `trainer_desk` (who may say what), `http_api`.
+One asyncio loop, one thread. Nobody in here waits for a peer: a frame in gives the ledger's effects out, and a send
+that would block is counted and dropped, because leases and the peers' own repetition already cover a lost frame.
+
+    server      the wiring: two sockets, the HTTP API and one timer around the ledger
+    sockets     one ROUTER, and who may connect to it
+    sessions    which frames of whom become messages: of the agents, of the one trainer
+    journal     each durable event in SQLite before a message that depends on it leaves
+    http/       the control API, metrics, the OpenAPI document
+    __main__    `python -m polyrl_rollout.manager`: files and flags in, an exit code out
+
+Others start the process; only tests and benchmarks import `server.Manager`.
 """

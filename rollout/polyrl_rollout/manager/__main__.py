@@ -1,8 +1,7 @@
-"""`python -m polyrl_rollout.manager`: reads the job and the keys, binds, tells where it listens, serves, ends.
+"""`python -m polyrl_rollout.manager`: reads the job and the keys, binds, writes its endpoints, serves, ends.
 
 Logs are JSON lines on stderr. Ends with 0 after the trainer's Finish (with --stay, for pods, which would be started
 again, it shows the final status instead) or SIGTERM, 1 when the run cannot go on, 2 on wrong input.
-Refuses to hold: the manager (see `server`). Read next: `server`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from polyrl.errors import InvalidData, PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
-from polyrl_rollout.manager.http.encryption import https_of
+from polyrl_rollout.manager.http.api import https_of
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 

@@ -1,14 +1,12 @@
 """The manager itself: two ROUTERs, the HTTP API and one timer around the ledger.
 
-    frames -> desks -> ledger -> events to the journal, messages to the outbox
+    frames -> sessions -> ledger -> events to the journal, messages to the outbox
     end of a batch of frames -> journal commits -> outbox leaves; under load at most every GATHER_S
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
 No message leaves before the events that it depends on are safe. The run ends after the trainer's FinishRun: once
 all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later; one that stays serves on.
 A bug in a callback ends the process: a ledger that half-took a message must not go on.
-
-Refuses to hold: rules (the ledger's), wire formats, HTTP. Read next: `polyrl.ledger`.
 """
 
 from __future__ import annotations
@@ -35,14 +33,12 @@ from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
 from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
 from polyrl.worker import EVERYWHERE
-from polyrl_rollout.manager.agent_sessions import AgentsDesk
-from polyrl_rollout.manager.authentication import Admission
 from polyrl_rollout.manager.http.api import make_app
-from polyrl_rollout.manager.http.control import ControlDesk
+from polyrl_rollout.manager.http.control import ControlService
 from polyrl_rollout.manager.http.metrics import ManagerCollector
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.manager.sockets import Router, RouterKeys
-from polyrl_rollout.manager.trainer_session import TrainerDesk
+from polyrl_rollout.manager.sessions import AgentSessions, TrainerSession
+from polyrl_rollout.manager.sockets import Authenticator, Router, RouterKeys
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
@@ -111,13 +107,13 @@ class Manager:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = self._keys
         allowed = {"agents": keys.agent_public_key, "trainer": keys.trainer_public_key}
-        self._admission = Admission(self._context, allowed)
-        self._admission.start()
+        self._authenticator = Authenticator(self._context, allowed)
+        self._authenticator.start()
         self._agents_router = self._bind("agents", self._listen.agents_port)
         self._trainer_router = self._bind("trainer", self._listen.trainer_port)
-        self._agents = AgentsDesk(self._agents_router, self._from_agent)
-        self._trainer = TrainerDesk(self._trainer_router, self._from_trainer)
-        self._control = ControlDesk(self._ledger, self._run_epoch, self._deliver_and_settle, self._complete, self._now)
+        self._agents = AgentSessions(self._agents_router, self._from_agent)
+        self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
+        self._control = ControlService(self._ledger, self._run_epoch, self)
         await self._open_http()
         return self
 
@@ -132,7 +128,7 @@ class Manager:
         await self._http.cleanup()
         self._agents_router.close(LINGER_S)
         self._trainer_router.close(LINGER_S)
-        self._admission.stop()
+        self._authenticator.stop()
         await asyncio.to_thread(self._context.term)
         if self._journal is not None:
             self._journal.close()
@@ -164,14 +160,14 @@ class Manager:
 
     def handshakes_refused(self) -> int:
         """Peers that came with a wrong key."""
-        return self._admission.refused("agents") + self._admission.refused("trainer")
+        return self._authenticator.refused("agents") + self._authenticator.refused("trainer")
 
     async def run(self) -> None:
         """Serves until the run is over or `stop` is called. Raises RunFailed when a callback broke."""
         if self._journal is not None:
-            self._journal.begin(self._ledger.state, self._now())
+            self._journal.begin(self._ledger.state, self.now())
         if self._resumes:
-            self._deliver_and_settle(self._ledger.resume(self._now()))
+            self.deliver_and_settle(self._ledger.resume(self.now()))
         self._agents_router.start(self._agents.on_frame, self._gather)
         self._trainer_router.start(self._trainer.on_frame, self._settle)
         log.info("manager listens", **msgspec.structs.asdict(self.endpoints))
@@ -182,16 +178,16 @@ class Manager:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """The ledger's clock: goes on where the journal ended, stands still while no manager runs."""
         return self._clock_s + self._loop.time()
 
     def _from_agent(self, engine: str, message: FromAgent) -> None:
-        self._deliver(self._ledger.from_agent(engine, message, self._now()))
+        self._deliver(self._ledger.from_agent(engine, message, self.now()))
 
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
         """Gives the answers to a greeting, safe to be sent; all other answers leave with the batch."""
-        outcome = self._ledger.from_trainer(message, self._now())
+        outcome = self._ledger.from_trainer(message, self.now())
         if isinstance(message, FinishRun) and self._finish_task is None:
             self._finish_task = asyncio.create_task(self._finish())
         if not isinstance(message, TrainerHello):
@@ -207,7 +203,7 @@ class Manager:
         self._to_agents += outcome.to_agents
         self._to_trainer += outcome.to_trainer
 
-    def _deliver_and_settle(self, outcome: Effects) -> None:
+    def deliver_and_settle(self, outcome: Effects) -> None:
         self._deliver(outcome)
         self._settle()
 
@@ -238,7 +234,7 @@ class Manager:
             self._gathering = None
         while True:
             if self._journal is not None:
-                self._journal.commit(self._ledger.state, self._now())
+                self._journal.commit(self._ledger.state, self.now())
             if not self._to_agents and not self._to_trainer:
                 return
             agents, self._to_agents = self._to_agents, []
@@ -260,15 +256,15 @@ class Manager:
 
     def _tick(self) -> None:
         self._timer = None
-        self._deliver_and_settle(self._ledger.tick(self._now()))
+        self.deliver_and_settle(self._ledger.tick(self.now()))
 
     async def _finish(self) -> None:
-        seen_off = await self._control.see_off(FINISH_DEADLINE_S)
-        log.info("the run is over", seen_off=seen_off)
+        all_gone = await self._control.await_departures(FINISH_DEADLINE_S)
+        log.info("the run is over", all_gone=all_gone)
         if not self._stays:
             self.stop()
 
-    def _complete(self, status: ManagerStatus) -> ManagerStatus:
+    def complete(self, status: ManagerStatus) -> ManagerStatus:
         return msgspec.structs.replace(
             status, trainer_connected=self._trainer.connected, delta_bytes=self._agents.delta_bytes
         )
@@ -284,7 +280,7 @@ class Manager:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
         traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
-        registry.register(ManagerCollector(self._control.status, traffic, self._admission.refused))
+        registry.register(ManagerCollector(self._control.status, traffic, self._authenticator.refused))
         app = make_app(self._control, self._keys.http_token, registry)
         self._http = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
         await self._http.setup()

@@ -1,7 +1,8 @@
 """One bound ROUTER: frames in by batches, frames out without ever waiting.
 
-Pattern: ROUTER; we bind, peers dial with DEALER. CURVE server; `admission` decides who gets in. A peer is known by its
-ZeroMQ identity, and a peer that dials again under its identity takes the old connection's place (ROUTER_HANDOVER).
+Pattern: ROUTER; we bind, peers dial with DEALER. CURVE server: libzmq asks `Authenticator` during each handshake (ZAP,
+RFC 27), and no frame of a peer whose key is not on the list of the socket gets past it. A peer is known by its ZeroMQ
+identity, and a peer that dials again under its identity takes the old connection's place (ROUTER_HANDOVER).
 
     direction   high-water mark          when full
     receive     RECEIVE_HWM per peer     libzmq stops reading that peer's TCP stream; the peer's own queue fills
@@ -9,21 +10,20 @@ ZeroMQ identity, and a peer that dials again under its identity takes the old co
     send        peer not connected       `send` answers GONE; the frame is dropped and counted
 
 libzmq's descriptor is edge-triggered: it signals once, and any call on the socket may swallow the signal. So a wakeup
-reads until nothing is left, and every send is followed by one more look.
-
-Refuses to hold: what frames mean. Read next: `agents`.
+reads until nothing is left, and every send is followed by one more read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 import zmq
+from zmq.auth.asyncio import AsyncioAuthenticator
 
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.wire import MAX_FRAME_BYTES
@@ -66,7 +66,7 @@ class Traffic:
     unsent: Counter[str] = field(default_factory=Counter)
     """Frames not sent, by `Sent` value."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Frames received and not believed, by kind; the kinds are a fixed few words."""
+    """Frames received and not believed, by kind; the kinds are a fixed few."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class Router:
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop = asyncio.get_running_loop()
         self._handler: FrameHandler | None = None
-        self._look_planned = False
+        self._read_planned = False
 
     def start(self, handler: FrameHandler, idle: Callable[[], None]) -> None:
         """Hands each frame to `handler`; calls `idle` after every batch."""
         self._handler = handler
         self._idle = idle
-        self._loop.add_reader(self._descriptor, self._look)
-        self._plan_look()
+        self._loop.add_reader(self._descriptor, self._read)
+        self._plan_read()
 
     def send(self, identity: bytes, frame: bytes) -> Sent:
-        """Queues one frame for a peer, or says why not; never waits."""
+        """Queues one frame for a peer, or returns why not; never waits."""
         try:
             self._socket.send_multipart((identity, frame), zmq.DONTWAIT, copy=True)
         except zmq.Again:
@@ -114,10 +114,10 @@ class Router:
         else:
             self.traffic.frames_out += 1
             self.traffic.bytes_out += len(frame)
-            self._plan_look()
+            self._plan_read()
             return Sent.QUEUED
         self.traffic.unsent[sent.value] += 1
-        self._plan_look()
+        self._plan_read()
         return sent
 
     def close(self, linger_s: float) -> None:
@@ -127,13 +127,13 @@ class Router:
             self._handler = None
         self._socket.close(linger=int(linger_s * 1000))
 
-    def _plan_look(self) -> None:
-        if not self._look_planned and self._handler is not None:
-            self._look_planned = True
-            self._loop.call_soon(self._look)
+    def _plan_read(self) -> None:
+        if not self._read_planned and self._handler is not None:
+            self._read_planned = True
+            self._loop.call_soon(self._read)
 
-    def _look(self) -> None:
-        self._look_planned = False
+    def _read(self) -> None:
+        self._read_planned = False
         handler = self._handler
         if handler is None:
             return
@@ -150,7 +150,7 @@ class Router:
             traffic.bytes_in += len(parts[1])
             handler(parts[0], parts[1])
         else:
-            self._plan_look()
+            self._plan_read()
         self._idle()
 
 
@@ -167,3 +167,38 @@ def _configure(socket: zmq.Socket[bytes], keys: RouterKeys) -> None:
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
     socket.setsockopt(zmq.LINGER, 0)
+
+
+class _AllowList:
+    """pyzmq's credentials provider, over one set of keys."""
+
+    def __init__(self, public_key: str) -> None:
+        self._public_key = public_key.encode()
+        self.refused = 0
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """True when `key` (Z85) may enter `domain`; the name is pyzmq's."""
+        admitted = key == self._public_key
+        self.refused += not admitted
+        return admitted
+
+
+class Authenticator:
+    """The ZAP handler of a context; it must run before the context's sockets bind."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Mapping[str, str]) -> None:
+        """`allowed` maps a ZAP domain to the one public key that may enter it."""
+        self._authenticator = AsyncioAuthenticator(context)
+        self._lists = {domain: _AllowList(key) for domain, key in allowed.items()}
+        for domain, allow_list in self._lists.items():
+            self._authenticator.configure_curve_callback(domain, allow_list)
+
+    def start(self) -> None:
+        self._authenticator.start()
+
+    def stop(self) -> None:
+        self._authenticator.stop()
+
+    def refused(self, domain: str) -> int:
+        """Handshakes refused so far, for a key that is not on the list."""
+        return self._lists[domain].refused

@@ -34,7 +34,7 @@ from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.testing.fake_engine import LOGPROB, FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
 from polyrl_trainer.generation.adopted_groups import AdoptedGroups

@@ -21,25 +21,23 @@ from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.data import DataBuffer
-from polyrl_trainer.data.prompts import prepare_prompts
+from polyrl_trainer.data.examples import prepare_prompts
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
-from polyrl_trainer.generation.group_filter import CustomGroupFilter
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import run_rl_training
 from polyrl_trainer.loops.rl_step import RlParts
 from polyrl_trainer.loops.stages import greedy_sampling
-from polyrl_trainer.metrics.loggers import JSONLLogger
-from polyrl_trainer.session import Session
+from polyrl_trainer.metrics import MetricsLogger
+from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
-from polyrl_trainer.supervision import run_beside
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
-from polyrl_trainer.user_code.rewards import Failures, RewardFunction
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
 from polyrl_trainer.weights.versions import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
@@ -158,7 +156,7 @@ class Run:
         if resume is not None:
             state = read_checkpoint(resume)
             backend.load(resume / "model")
-        session = Session(state, checkpoints, JSONLLogger(folder / "metrics.jsonl"), 1, rollouts)
+        session = Session(state, checkpoints, MetricsLogger(folder), 1, rollouts)
         rows = [DataRow(f"f:{number}", {"prompt": f"{number}=", "number": number}) for number in range(PROMPTS)]
         prompts = prepare_prompts(rows, TOKENIZER, 100)
         calls = UserCalls(8)
@@ -173,7 +171,7 @@ class Run:
             prompts=DataBuffer([prompts], [1.0], seed=7),
             tokenizer=TOKENIZER,
             rollouts=rollouts,
-            host=host,
+            runner=host,
             supply=supply,
             versions=PolicyVersions(MemoryPublisher(), rollouts, session),
             evaluator=Evaluator(prompts[:5], greedy_sampling(spec, EOS_ID), rollouts, supply, session),

@@ -12,13 +12,12 @@ from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, Mode
 from polyrl_trainer.backends.single_process import create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.data import DataBuffer
-from polyrl_trainer.data.conversations import prepare_conversations
-from polyrl_trainer.data.finished_samples import prepare_finished_groups
+from polyrl_trainer.data.examples import prepare_conversations, prepare_finished_groups
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
-from polyrl_trainer.metrics.loggers import JSONLLogger
+from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainerState, TrainingStage
 
@@ -52,7 +51,7 @@ class Learner:
             state = read_checkpoint(resume)
             self.backend.load(resume / "model")
         self.metrics = folder / "metrics.jsonl"
-        self.session = Session(state, self.checkpoints, JSONLLogger(self.metrics), checkpoint_every_steps=3)
+        self.session = Session(state, self.checkpoints, MetricsLogger(folder), checkpoint_every_steps=3)
 
     def close(self):
         self.backend.close()

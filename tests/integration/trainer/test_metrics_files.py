@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
-from polyrl_trainer.metrics.loggers import METRICS, open_metrics
-from polyrl_trainer.metrics.rewind import go_back_to
+from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 
@@ -15,11 +14,11 @@ from polyrl_trainer.state import TrainerState, TrainingStage
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row has a time of its own."""
     ticks = iter(range(1, 1000))
-    monkeypatch.setattr("polyrl_trainer.metrics.loggers.time.time", lambda: float(next(ticks)))
+    monkeypatch.setattr("polyrl_trainer.metrics.time.time", lambda: float(next(ticks)))
 
 
 def write(run: Path, *steps: int) -> None:
-    metrics = open_metrics(run, tensorboard=False)
+    metrics = MetricsLogger(run)
     for step in steps:
         metrics.log("rl", step, {"loss": 1 / step})
     metrics.close()

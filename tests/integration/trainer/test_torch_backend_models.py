@@ -15,11 +15,8 @@ from safetensors.torch import load_file, save_file
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, SpecialTokens
 from polyrl_trainer.backends.model_factory import load_model, serving_files
-from polyrl_trainer.backends.model_probe import probe_model
-from polyrl_trainer.backends.packed_batch import pack
-from polyrl_trainer.backends.policy import create_policy
-from polyrl_trainer.backends.policy_forward import hidden_states
-from polyrl_trainer.backends.sequence_packing import PackingPolicy, plan_passes
+from polyrl_trainer.backends.packing import PackingPolicy, pack, plan_passes
+from polyrl_trainer.backends.policy import create_policy, hidden_states, probe_model
 from polyrl_trainer.sample import Sample
 
 SIZES: dict[str, Any] = {

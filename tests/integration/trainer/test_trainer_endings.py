@@ -15,7 +15,7 @@ from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.keygen import write_run_keys
 from polyrl_trainer.__main__ import exit_code_of
-from polyrl_trainer.result import RESULT
+from polyrl_trainer.session import RESULT
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 DEADLINE_S = 120

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polyrl_trainer.metrics.rewind import kept_rows
+from polyrl_trainer.metrics import kept_rows
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 WHOLE = "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4 eval4"

@@ -11,9 +11,9 @@ import pytest
 
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Scored, group_digest
 from polyrl.wire import Batch, GroupDropped, HeldGroup, PublishVersion, ReservedWindow, TrainerWelcome, TurnDone
-from polyrl_trainer.client.cursor import Cursor
+from polyrl_trainer.client.conversation import Cursor
 from polyrl_trainer.data.buffer import DrawnItem
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
@@ -60,22 +60,22 @@ def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
 def test_only_the_very_same_group_of_allowed_versions_is_taken(wanted: Group, expected: int | None) -> None:
     groups = AdoptedGroups([held(7)])
     assert groups.take(wanted) == expected
-    assert groups.leave(4, Purpose.TRAIN) == ([] if expected else [7])
+    assert groups.give_up(4, Purpose.TRAIN) == ([] if expected else [7])
 
 
 def test_each_is_taken_once_and_two_of_the_same_prompt_one_after_the_other() -> None:
     groups = AdoptedGroups([held(7), held(8), held(9, token=6)])
     groups.forget(9)
     assert [groups.take(group(99)) for _ in range(3)] == [7, 8, None]
-    assert groups.leave(4, Purpose.TRAIN) == []
+    assert groups.give_up(4, Purpose.TRAIN) == []
 
 
-def test_half_of_the_verdicts_is_of_no_use_to_a_gate_and_later_turns_are_taken() -> None:
+def test_half_of_the_verdicts_is_of_no_use_to_a_group_filter_and_later_turns_are_taken() -> None:
     left = [held(7, scored=1), held(8, turn=1)]
     assert [AdoptedGroups(left).take(group(99)) for _ in range(1)] == [7]
-    strict = AdoptedGroups(left, gated=True)
+    strict = AdoptedGroups(left, whole_groups=True)
     assert (strict.take(group(99)), strict.take(group(99))) == (8, None)
-    assert strict.leave(4, Purpose.TRAIN) == [7]
+    assert strict.give_up(4, Purpose.TRAIN) == [7]
 
 
 # --- supply and loop host ---------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def turn_of(number: int, index: int = 0) -> TurnDone:
 
 def site(*groups: HeldGroup) -> tuple[Told, UserCodeRunner, GroupSupply]:
     told, left = Told(), AdoptedGroups(groups)
-    host = UserCodeRunner(told, Tokenizer(), OneForAll(), held=left)  # type: ignore[arg-type]
+    host = UserCodeRunner(told, Tokenizer(), OneForAll(), adopted=left)  # type: ignore[arg-type]
     return told, host, GroupSupply(told, host, Session(), left)  # type: ignore[arg-type]
 
 
@@ -256,7 +256,7 @@ def welcome(journal: str) -> TrainerWelcome:
 
 def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
     cursor = Cursor()
-    assert cursor.meet(welcome("one")) == ([], [])
+    assert cursor.reconcile(welcome("one")) == ([], [])
     groups = [group(number) for number in range(5)]
     cursor.submit(groups)
     cursor.accept(groups)
@@ -268,15 +268,15 @@ def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
     cursor.accept([other])
     cursor.end_step(9, Purpose.TRAIN)
     publish, window = PublishVersion(1, 3, "tcp://a", "k", b"h"), ReservedWindow(2, False)
-    cursor.tell(ReservedWindow(1, True))
-    cursor.tell(publish)
-    cursor.tell(window)
+    cursor.announce(ReservedWindow(1, True))
+    cursor.announce(publish)
+    cursor.announce(window)
     assert (cursor.next_group, cursor.next_batch) == (5, 7)
-    assert cursor.meet(welcome("one")) == ([], [])
-    lost, again = cursor.meet(welcome("two"))
+    assert cursor.reconcile(welcome("one")) == ([], [])
+    lost, again = cursor.reconcile(welcome("two"))
     assert [(drop.group, drop.step, drop.reason) for drop in lost] == [
         (0, 4, DiscardReason.JOURNAL_LOST),
         (4, 4, DiscardReason.JOURNAL_LOST),
     ]
     assert set(again) == {publish, window}
-    assert cursor.meet(welcome("two")) == ([], [])
+    assert cursor.reconcile(welcome("two")) == ([], [])

@@ -1,7 +1,6 @@
 """One thread that does a backend's work in order, so that the caller's event loop stays live.
 
 Calls run in the order in which they were submitted; a future holds each one's result or error.
-Refuses to hold: what the work is (see `torch_backend`, `reference_policy`).
 """
 
 from __future__ import annotations

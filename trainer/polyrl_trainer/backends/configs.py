@@ -1,7 +1,4 @@
-"""The four configs that every backend takes: model, engine, optimizer, checkpoint. Frozen, checked when made.
-
-Refuses to hold: anything of an algorithm, a data row or a rollout. Read next: `torch_backend`.
-"""
+"""The four configs that every backend takes: model, engine, optimizer, checkpoint. Frozen, checked when made."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Makes the policy: from the fields of a transformers config with seeded random weights, or from a Hugging Face folder.
 
 Master weights are float32, on the CPU, in eval mode. A folder that lacks a tensor, or a config with a misspelt field,
-is refused: transformers would fill both in silently. Refuses to hold: devices, optimizers (see `torch_backend`),
-tokenizers. Read next: `model_probe`.
+is refused: transformers would fill both in silently.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ from polyrl_trainer.backends.configs import Dtype, SpecialTokens
 
 UNDECLARED_FIELDS = frozenset({"model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"})
 """Fields of published config.json files that transformers reads, though not every config declares them."""
-
 MAX_REASON_CHARACTERS = 200
 """Of a foreign error message; some list every model that exists."""
-
 _AUTO_MODEL: Any = AutoModelForCausalLM
 """transformers leaves these class methods untyped."""
-
 NO_SPECIAL_TOKENS = SpecialTokens()
 
 PLACE = "spec.recipe.model.config"

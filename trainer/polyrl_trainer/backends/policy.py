@@ -1,26 +1,111 @@
-"""A model on its device, with how it is fed: plans passes, packs, scores. Shared by learner and reference.
+"""A model on its device: packed tokens in, log-probabilities and entropies of the learned positions out.
 
 Always in eval mode: dropout would make the learner's logprobs those of another function than the engines compute.
-Refuses to hold: gradients, optimizers (see `torch_backend`). Read next: `policy_forward`.
+Memory is bounded: only the positions that predict a learned token reach the vocabulary head, in chunks whose float32
+logits fit a stated room. When training needs more than one chunk, each chunk's logits are computed again in the
+backward pass instead of being kept (Chen et al. 2016, arXiv 1604.06174).
+
+Shapes: R rows, L width, H hidden size, V vocabulary, P learned positions, C positions of a chunk.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from polyrl.errors import InvalidData
+from polyrl_trainer.backend import TrainFuture
+from polyrl_trainer.backends.background import Background
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
-from polyrl_trainer.backends.model_probe import probe_model
-from polyrl_trainer.backends.packed_batch import PackedBatch, pack, unpack
-from polyrl_trainer.backends.policy_forward import score
-from polyrl_trainer.backends.sequence_packing import PackingPolicy, plan_passes
+from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack, plan_passes, unpack
 from polyrl_trainer.sample import Sample
+
+LOGIT_BYTES = 4
+"""Logits become float32 before log_softmax, whatever the dtype of the head: bfloat16 logprobs are off by 1 %."""
+
+
+def score(
+    model: PreTrainedModel, batch: PackedBatch, temperature: float, max_logits_bytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""
+    hidden_PH = hidden_states(model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
+    head = vocabulary_head(model)
+    scale = 1.0 / effective_temperature(temperature)
+    chunk = max(1, max_logits_bytes // (LOGIT_BYTES * model.config.get_text_config().vocab_size))
+    parts = []
+    for hidden_CH, targets in zip(torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True):
+        if torch.is_grad_enabled() and len(hidden_PH) > chunk:
+            parts.append(checkpoint(_score_chunk, head, hidden_CH, targets, scale, use_reentrant=False))
+        else:
+            parts.append(_score_chunk(head, hidden_CH, targets, scale))
+    return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+
+def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """[R, L, H] of the last layer, after the final norm; sequences are told apart by position ids alone."""
+    output = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden
+
+
+def vocabulary_head(model: PreTrainedModel) -> nn.Module:
+    """The layer from hidden states to logits."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
+
+
+def effective_temperature(temperature: float) -> float:
+    """Greedy sampling (0) reports logprobs at temperature 1, see `SamplingParams`. Raises ValueError below 0."""
+    if temperature < 0:
+        raise ValueError(f"temperature must be at least 0, not {temperature}")
+    return temperature or 1.0
+
+
+def _score_chunk(
+    head: nn.Module, hidden_CH: torch.Tensor, targets: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits_CV = head(hidden_CH).float() * scale
+    log_probs_CV = torch.log_softmax(logits_CV, dim=-1)
+    log_probs = log_probs_CV.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(log_probs_CV.exp() * log_probs_CV).sum(-1)
+    return log_probs, entropy
+
+
+FIRST_LENGTH, SECOND_LENGTH = 5, 4
+"""Tokens of the two probe sequences: enough for a convolution of width 4 to leak over the boundary."""
+RELATIVE_TOLERANCE = 1e-3
+"""Of the largest logit; float32 kernels of different shapes differ by about 1e-6 of it."""
+
+
+@torch.no_grad()
+def probe_model(model: PreTrainedModel) -> None:
+    """Raises InvalidData when packed sequences influence each other, or head(hidden) is not the model's logits."""
+    vocabulary = model.config.get_text_config().vocab_size
+    first = torch.arange(FIRST_LENGTH).remainder(vocabulary).unsqueeze(0)
+    second = torch.arange(FIRST_LENGTH, FIRST_LENGTH + SECOND_LENGTH).remainder(vocabulary).unsqueeze(0)
+    positions = torch.cat([torch.arange(FIRST_LENGTH), torch.arange(SECOND_LENGTH)]).unsqueeze(0)
+    name = model.config.model_type
+    try:
+        alone = model(input_ids=second, use_cache=False).logits[0]
+        hidden = hidden_states(model, torch.cat([first, second], dim=1), positions)
+        packed = vocabulary_head(model)(hidden)[0, FIRST_LENGTH:]
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise InvalidData(f"the model ({name}) fails on its first tokens: {' '.join(str(error).split())}") from error
+    if (alone - packed).abs().max() > RELATIVE_TOLERANCE * alone.abs().max():
+        raise InvalidData(
+            f"models of type {name} cannot be trained packed: their logits depend on the neighbours in a row, "
+            "or are rescaled after the vocabulary head"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,3 +162,35 @@ def _device_name(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
+class ReferencePolicy:
+    """The frozen policy that a KL penalty compares with: scores, never learns.
+
+    It is made from the source that the stage started from, not copied from a running learner, so a resumed run compares
+    with the same reference as an undisturbed one.
+    """
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
+        """Raises InvalidManifest or InvalidData for a source that cannot be scored."""
+        self._policy = create_policy(model, engine)
+        self._policy.model.requires_grad_(False)
+        self._background = Background("reference policy", engine.threads, engine.wait_seconds)
+
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """float32[T] per sample; 0 where loss_mask is 0. Same meaning as `TrainingBackend.log_probs`."""
+        return self._background.submit(self._policy.log_probs, batch, temperature)
+
+    def close(self) -> None:
+        """Ends the background thread."""
+        self._background.close()
+
+
+async def with_reference(samples: list[Sample], reference: ReferencePolicy | None, temperature: float) -> list[Sample]:
+    """The same samples with their `reference_log_probs`, if there is a reference."""
+    if reference is None:
+        return samples
+    scores = await asyncio.wrap_future(reference.log_probs(samples, temperature))
+    return [replace(sample, reference_log_probs=score) for sample, score in zip(samples, scores, strict=True)]

@@ -2,8 +2,6 @@
 
 Weights and optimizer state are float32; with `dtype` bfloat16 the forward pass runs under autocast. A mini-batch is
 exact: its gradient is the sum over all its samples, divided once, and if any part of it failed, no step is taken.
-
-Refuses to hold: algorithms (the loss is passed in), several processes. Read next: `policy`, then `losses`.
 """
 
 from __future__ import annotations
@@ -18,13 +16,18 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 from polyrl.errors import RunFailed
-from polyrl_trainer.backend import Loss, StepResult, TrainFuture
+from polyrl_trainer.backend import Loss, StepResult, TrainFuture, TrainingBackend
 from polyrl_trainer.backends.background import Background
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
-from polyrl_trainer.backends.learning_rate import learning_rate_at
 from polyrl_trainer.backends.model_factory import load_model, serving_files
-from polyrl_trainer.backends.optimizer_state import create_optimizer, expected_state, named_state, restore_state
-from polyrl_trainer.backends.packed_batch import PackedBatch, loss_inputs
+from polyrl_trainer.backends.optimizer import (
+    create_optimizer,
+    expected_state,
+    learning_rate_at,
+    named_state,
+    restore_state,
+)
+from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
 from polyrl_trainer.backends.policy import Policy, create_policy
 from polyrl_trainer.backends.training_state import (
     MODEL_FILE,
@@ -35,7 +38,7 @@ from polyrl_trainer.backends.training_state import (
     read_tensors,
     write_checkpoint,
 )
-from polyrl_trainer.losses.metrics import merge
+from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
 
 
@@ -47,8 +50,8 @@ def create_torch_backend(
     return TorchBackend(create_policy(model, engine), engine, optimizer, checkpoint)
 
 
-class TorchBackend:
-    """`TrainingBackend` in one process."""
+class TorchBackend(TrainingBackend):
+    """In one process."""
 
     def __init__(
         self, policy: Policy, engine: EngineConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig
@@ -65,38 +68,35 @@ class TorchBackend:
     def forward_backward(
         self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0
     ) -> TrainFuture[dict[str, float]]:
-        """See `TrainingBackend`. After an error in here, `optim_step` refuses until `load`: the gradient has a hole."""
+        """After an error in here, `optim_step` refuses until `load`: the gradient has a hole."""
         return self._background.submit(self._forward_backward, batch, loss, temperature)
 
     def log_probs(
         self, batch: Sequence[Sample], temperature: float = 1.0
     ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
-        """See `TrainingBackend`."""
         return self._background.submit(self._policy.log_probs, batch, temperature)
 
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
-        """See `TrainingBackend`. The future raises RunFailed, and no weight changes, when the gradient is not finite or
+        """The future raises RunFailed, and no weight changes, when the gradient is not finite or
         not whole; ValueError when there is no gradient or the normalizer is not positive."""
         return self._background.submit(self._optim_step, normalizer)
 
     def discard_gradients(self) -> TrainFuture[None]:
-        """See `TrainingBackend`."""
         return self._background.submit(self._drop_gradients)
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainingBackend`. The copy is whole before the first tensor is given out; waits for queued work."""
+        """The copy is whole before the first tensor is given out; waits for queued work."""
         return iter(self._background.wait_for("a snapshot of the weights", self._snapshot))
 
     def serving_files(self) -> dict[str, bytes]:
-        """See `TrainingBackend`."""
         return serving_files(self._policy.model)
 
     def save(self, folder: Path) -> None:
-        """See `TrainingBackend`. Raises RunFailed within a mini-batch: gradients are not saved."""
+        """Raises RunFailed within a mini-batch: gradients are not saved."""
         self._background.wait_for("a checkpoint to be written", self._save, folder)
 
     def load(self, folder: Path) -> None:
-        """See `TrainingBackend`. Drops accumulated gradients."""
+        """Drops accumulated gradients."""
         self._background.wait_for("a checkpoint to be read", self._load, folder)
 
     def close(self) -> None:

@@ -1,28 +1,23 @@
 """The files of a learner's checkpoint: safetensors and JSON, no pickle, each with a checksum.
 
-    config.json, generation_config.json, model.safetensors   a Hugging Face folder; weights in float32
-    optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
-    rng.safetensors                                          generator states, one per device type
-    training_state.json                                      step and checksums; written last
-
-Refuses to hold: when to save, where, and that a folder is complete or absent (the caller renames a finished folder into
-place); what is inside (see `torch_backend`).
+config.json, generation_config.json, model.safetensors   a Hugging Face folder; weights in float32
+optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
+rng.safetensors                                          generator states, one per device type
+training_state.json                                      step and checksums; written last
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import torch
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl_trainer.checkpoints import checksum, sync
 
 FORMAT_VERSION = 1
 STATE_FILE = "training_state.json"
@@ -58,11 +53,12 @@ def write_checkpoint(
         save_file(contents, folder / name, metadata=SAFETENSORS_METADATA)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    checksums = {name: _checksum(folder / name) for name in [*tensors, *files]}
+    checksums = {name: checksum(folder / name) for name in [*tensors, *files]}
     state = TrainingState(FORMAT_VERSION, step, checksums)
     (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     if fsync:
-        _flush(folder, [*checksums, STATE_FILE])
+        for path in (*(folder / name for name in checksums), folder / STATE_FILE, folder):
+            sync(path)
 
 
 def read_state(folder: Path, verify: bool) -> TrainingState:
@@ -76,8 +72,11 @@ def read_state(folder: Path, verify: bool) -> TrainingState:
         raise InvalidData(f"{path}: {error}") from error
     if state.format_version != FORMAT_VERSION:
         raise InvalidData(f"{path}: format version {state.format_version}, this release reads {FORMAT_VERSION}")
-    for name, checksum in state.checksums.items():
-        _check_file(folder / name, checksum if verify else None)
+    for name, noted in state.checksums.items():
+        if not (folder / name).is_file():
+            raise InvalidData(f"{folder / name}: missing from the checkpoint")
+        if verify and checksum(folder / name) != noted:
+            raise InvalidData(f"{folder / name}: its checksum is not the one that was noted when it was written")
     return state
 
 
@@ -106,24 +105,3 @@ def check_tensors(path: Path, found: Mapping[str, torch.Tensor], expected: Mappi
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _check_file(path: Path, checksum: str | None) -> None:
-    if not path.is_file():
-        raise InvalidData(f"{path}: missing from the checkpoint")
-    if checksum is not None and _checksum(path) != checksum:
-        raise InvalidData(f"{path}: its checksum is not the one that was noted when it was written")
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-def _flush(folder: Path, names: list[str]) -> None:
-    for path in [*(folder / name for name in names), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -8,6 +8,6 @@ Other packages import from `polyrl_trainer.client` only.
 """
 
 from polyrl_trainer.client.client import CONNECT_TIMEOUT_S, MAX_MANAGER_OUTAGE_S, RolloutClient
-from polyrl_trainer.client.requests import RequestRefused
+from polyrl_trainer.client.conversation import RequestRefused
 
 __all__ = ["CONNECT_TIMEOUT_S", "MAX_MANAGER_OUTAGE_S", "RequestRefused", "RolloutClient"]

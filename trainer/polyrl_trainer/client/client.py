@@ -1,13 +1,8 @@
 """`RolloutClient`: everything a trainer needs of the rollout side, in a dozen calls. No tensors, no torch.
 
-Any trainer can use it (see docs/reference/client.md): submit groups, judge finished turns, take batches of complete,
-scored groups, acknowledge them, publish weight versions. It fits `rollouts.Rollouts`, the port of PolyRL's own loops.
-
 Every call is one request with a deadline; a lost connection or a manager that started again is bridged inside, by
 greeting anew and sending again what is unanswered, under the same request numbers. Streams have no deadline of their
 own: they end with an error when the manager stays away for `max_manager_outage_s`.
-
-Refuses to hold: rewards, tensors, what to submit. Read next: `client_link`, `client_requests`, `client_streams`.
 """
 
 from __future__ import annotations
@@ -21,58 +16,52 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
+from polyrl import wire
 from polyrl.control import parse_endpoints
 from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
-from polyrl.wire import (
-    Accepted,
-    Acknowledge,
-    Batch,
-    BatchRequest,
-    Declined,
-    EndStep,
-    Extend,
-    FinishRun,
-    FromTrainer,
-    GroupDropped,
-    Late,
-    PublishVersion,
-    Reject,
-    ReservedWindow,
-    Score,
-    Submit,
-    ToTrainer,
-    TrainerHello,
-    TrainerReport,
-    TrainerWelcome,
-    TurnDone,
-    pack_ids,
-)
-from polyrl_trainer.client.cursor import Cursor
+from polyrl.wire import Batch, GroupDropped, TrainerWelcome, TurnDone, pack_ids
+from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests
 from polyrl_trainer.client.link import ManagerLink
-from polyrl_trainer.client.requests import PendingRequests
-from polyrl_trainer.client.streams import DropStream, TurnStream
+from polyrl_trainer.rollouts import Rollouts
 
 CONNECT_TIMEOUT_S: Final = 30.0
 """A manager starts in two seconds; the rest is for a machine that is busy starting everything else."""
-
 MAX_MANAGER_OUTAGE_S: Final = 60.0
 """Longest absence of the manager that is bridged, unless the caller knows better: a process that is started anew and
 replays its journal."""
-
 ANSWER_S: Final = 10.0
 """Answers take milliseconds; the rest is for a busy machine. An absent manager's return comes on top."""
-
-ENDPOINTS_LOOK_S: Final = 0.05
-"""Between looks for the endpoints file: nothing announces a file, and it comes once."""
-
+ENDPOINTS_POLL_S: Final = 0.05
+"""Between reads of the endpoints file: nothing announces a file, and it comes once."""
 LINGER_S: Final = 1.0
 """Time that the last frames get to leave."""
 
 
-class RolloutClient:
-    """One connection to the rollout side of one run; made by `connect`, used on one event loop."""
+class RolloutClient(Rollouts):
+    """One connection to the rollout side of one run; made by `connect`, used on one event loop.
+
+    Any trainer can use it: submit groups, score finished turns, take batches, acknowledge them, publish weights. Each
+    call is described at `Rollouts`, the port that it fits. The same step runs in memory with `testing.FakeRollouts`:
+
+    >>> import asyncio
+    >>> from polyrl.sample import Group, Purpose, SamplingParams
+    >>> from polyrl.wire import pack_ids, unpack_ids
+    >>> from polyrl_trainer.testing.fake_rollouts import FakeRollouts
+    >>> async def train(client):
+    ...     await client.publish(0, "tcp://127.0.0.1:5555", "public key", b"manifest hash")
+    ...     sampling, prompt = SamplingParams(max_new_tokens=8), pack_ids([1, 2, 3])
+    ...     await client.submit([Group(0, 0, Purpose.TRAIN, prompt, 1, sampling, min_version=0, max_version=0)])
+    ...     turn = await anext(client.turns())
+    ...     await client.score(turn.response.sample, 0, float(len(unpack_ids(turn.response.ids))), {})
+    ...     limits = {"min_samples": 1, "max_samples": 1, "max_tokens": 1000, "deadline_s": 60}
+    ...     batch = await client.next(0, purpose=Purpose.TRAIN, **limits)
+    ...     await client.acknowledge(batch.number)
+    ...     return [scored.reward for scored in batch.samples]
+    >>> asyncio.run(train(FakeRollouts(lambda group, index, response: [7, 7])))
+    [2.0]
+    """
 
     def __init__(
         self, manager: str, keys: TrainerKeys, run_epoch: int, acknowledged: int, max_manager_outage_s: float
@@ -82,8 +71,8 @@ class RolloutClient:
         self._run_epoch = run_epoch
         self._name = secrets.token_hex(8)
         self._cursor = Cursor(acknowledged)
-        self._turns = TurnStream()
-        self._dropped = DropStream()
+        self._turns = EventStream[TurnDone]()
+        self._dropped = EventStream[GroupDropped]()
         self._link = ManagerLink(self._locate, keys, self._hello, max_manager_outage_s)
         self._requests = PendingRequests(self._link.send)
         self._first_welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
@@ -104,7 +93,7 @@ class RolloutClient:
         `manager` is the manager's endpoints file, which may not be there yet, or its `tcp://host:port`. `acknowledged`
         is the newest batch that the trainer's state contains, `max_manager_outage_s` the longest absence of the
         manager that is bridged later on. Raises DeadlineExceeded when no manager welcomes it in time, InvalidData for
-        a wrong key file, RunFailed when the manager refuses it (another epoch), Superseded when another trainer has
+        a wrong key file, RunFailed when the manager refuses it (another run epoch), Superseded when another trainer has
         come.
         """
         client = cls(
@@ -125,19 +114,16 @@ class RolloutClient:
         return self._first_welcome.result()
 
     async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        """Announces a weight version; agents pull it from `endpoint`, whose CURVE server key is `public_key` (Z85)."""
-
-        def make(number: int) -> PublishVersion:
-            message = PublishVersion(number, version, endpoint, public_key, manifest_hash)
-            self._cursor.tell(message)
+        def make(number: int) -> wire.PublishVersion:
+            message = wire.PublishVersion(number, version, endpoint, public_key, manifest_hash)
+            self._cursor.announce(message)
             return message
 
-        await self._ask(make, f"version {version}")
+        await self._request(make, f"version {version}")
 
     async def submit(self, groups: Sequence[Group]) -> None:
-        """Asks for these groups; a number already known is ignored. Raises Declined for groups that cannot be."""
         self._cursor.submit(groups)
-        await self._ask(lambda n: Submit(n, tuple(groups)), f"a submission of {len(groups)} groups")
+        await self._request(lambda n: wire.Submit(n, tuple(groups)), f"a submission of {len(groups)} groups")
         self._cursor.accept(groups)
 
     def turns(self) -> AsyncIterator[TurnDone]:
@@ -145,83 +131,72 @@ class RolloutClient:
         return aiter(self._turns)
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float] | None = None) -> None:
-        """The sample is finished and worth `reward`; `metrics` are its named components."""
-        await self._ask(lambda n: Score(n, sample, turn, reward, dict(metrics or {})), f"the score of {sample}")
-        self._turns.settle(sample, turn)
+        await self._request(
+            lambda n: wire.Score(n, sample, turn, reward, dict(metrics or {})), f"the score of {sample}"
+        )
+        self._turns.forget(lambda key: key == (sample, turn))
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
-        """An environment wrote the tokens `ids` (one or more) after `turn`; the next turn is generated after them."""
-        await self._ask(lambda n: Extend(n, sample, turn, pack_ids(ids)), f"the extension of {sample}")
-        self._turns.settle(sample, turn)
+        await self._request(lambda n: wire.Extend(n, sample, turn, pack_ids(ids)), f"the extension of {sample}")
+        self._turns.forget(lambda key: key == (sample, turn))
 
     async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
-        """No reward can be had for this sample: its group will be dropped."""
-        await self._ask(lambda n: Reject(n, sample, reason, detail), f"the rejection of {sample}")
-        self._turns.settle_sample(sample)
+        await self._request(lambda n: wire.Reject(n, sample, reason, detail), f"the rejection of {sample}")
+        self._turns.forget(lambda key: key[0] == sample)
 
     async def next(
         self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
     ) -> Batch:
-        """Complete, scored groups of `step`, in arrival order: see `wire.Next`.
-
-        Raises DeadlineExceeded after `deadline_s`; its text names who is awaited, since when.
-        """
         what = f"a batch of step {step} ({purpose})"
-        answer = await self._requests.ask(
-            lambda n: BatchRequest(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
+        answer = await self._requests.request(
+            lambda n: wire.BatchRequest(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
             what,
             deadline_s + self._max_manager_outage_s + ANSWER_S,
         )
         if isinstance(answer, Batch):
             return answer
-        if isinstance(answer, Late):
+        if isinstance(answer, wire.Late):
             raise DeadlineExceeded(what, f"the rollouts ({answer.waiting_for})", deadline_s)
         raise ProtocolError(f"the manager answered {type(answer).__name__} to BatchRequest")
 
     async def acknowledge(self, batch: int) -> None:
-        """The batch is part of the trainer's state; the manager forgets its tokens."""
-        await self._ask(lambda n: Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
+        await self._request(lambda n: wire.Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
         self._cursor.acknowledged = max(self._cursor.acknowledged, batch)
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
-        """What is left of `step` is cancelled as surplus."""
-        await self._ask(lambda n: EndStep(n, step, purpose), f"the end of step {step}")
+        await self._request(lambda n: wire.EndStep(n, step, purpose), f"the end of step {step}")
         self._cursor.end_step(step, purpose)
 
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
-        """Lets engines on the trainer's devices generate, or takes the devices back."""
-
-        def make(number: int) -> ReservedWindow:
-            message = ReservedWindow(number, open)
-            self._cursor.tell(message)
+        def make(number: int) -> wire.ReservedWindow:
+            message = wire.ReservedWindow(number, open)
+            self._cursor.announce(message)
             return message
 
-        await self._ask(make, "the reserved window")
+        await self._request(make, "the reserved window")
 
     def dropped(self) -> AsyncIterator[GroupDropped]:
-        """Groups of which nothing will be trained, each once; submit another in the place of each."""
         return aiter(self._dropped)
 
     def take_dropped(self) -> list[GroupDropped]:
-        """The dropped groups known now; for loops that would rather ask than iterate."""
+        """The dropped groups known now; for loops that poll rather than iterate."""
         return self._dropped.take_all()
 
     async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """What the run's status shows; the newest report wins."""
-        await self._ask(lambda n: TrainerReport(n, phase, step, dict(values)), "a report")
+        await self._request(lambda n: wire.TrainerReport(n, phase, step, dict(values)), "a report")
 
     async def finish(self, ok: bool, message: str) -> None:
         """The job is over: what is left is cancelled, agents are drained, the manager ends. Streams end, too."""
-        await self._ask(lambda n: FinishRun(n, ok, message), "the end of the run")
+        await self._request(lambda n: wire.FinishRun(n, ok, message), "the end of the run")
         self._turns.end()
         self._dropped.end()
 
-    async def _ask(self, make: Callable[[int], FromTrainer], what: str) -> None:
-        await self._requests.ask(make, what, self._max_manager_outage_s + ANSWER_S)
+    async def _request(self, make: Callable[[int], wire.FromTrainer], what: str) -> None:
+        await self._requests.request(make, what, self._max_manager_outage_s + ANSWER_S)
 
     async def _hold_link(self) -> None:
         try:
-            await self._link.run(self._hear, self._on_welcome)
+            await self._link.run(self._handle, self._on_welcome)
         except PolyRLError as error:
             self._requests.fail(error)
             self._turns.end(error)
@@ -239,39 +214,39 @@ class RolloutClient:
     def _on_welcome(self, welcome: TrainerWelcome) -> None:
         if not self._first_welcome.done():
             self._first_welcome.set_result(welcome)
-        lost, again = self._cursor.meet(welcome)
+        lost, again = self._cursor.reconcile(welcome)
         for dropped in lost:
-            self._dropped.hear(dropped)
+            self._dropped.put_once(dropped.group, dropped)
         for message in again:
             self._link.send(message)
         self._requests.send_again()
 
-    def _hear(self, message: ToTrainer) -> None:
+    def _handle(self, message: wire.ToTrainer) -> None:
         if isinstance(message, TurnDone):
-            self._turns.hear(message)
+            self._turns.put_once((message.response.sample, message.response.turn), message)
         elif isinstance(message, GroupDropped):
             self._cursor.drop(message)
-            self._dropped.hear(message)
-        elif isinstance(message, Accepted | Declined | Batch | Late):
+            self._dropped.put_once(message.group, message)
+        elif isinstance(message, wire.Accepted | wire.Declined | Batch | wire.Late):
             if isinstance(message, Batch):
                 self._cursor.receive(message)
-            self._requests.take(message)
+            self._requests.resolve(message)
 
-    def _hello(self) -> TrainerHello:
+    def _hello(self) -> wire.TrainerHello:
         cursor, fresh = self._cursor, not self._first_welcome.done()
-        return TrainerHello(
+        return wire.TrainerHello(
             self._run_epoch, cursor.acknowledged, self._name, cursor.next_group, cursor.next_batch, fresh
         )
 
     async def _locate(self) -> str:
-        """The manager's endpoint; waits for the file of this epoch's manager, as long as its absence is borne."""
+        """The manager's endpoint; waits for the file of this run epoch's manager, as long as its absence is borne."""
         if "://" in self._manager:
             return self._manager
         try:
             async with asyncio.timeout(self._max_manager_outage_s):
                 path = Path(self._manager)
                 while (endpoint := _read_endpoint(path, self._run_epoch)) is None:  # noqa: ASYNC110 - files have no event
-                    await asyncio.sleep(ENDPOINTS_LOOK_S)
+                    await asyncio.sleep(ENDPOINTS_POLL_S)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the endpoints file {self._manager}", "the manager", self._max_manager_outage_s
@@ -280,7 +255,7 @@ class RolloutClient:
 
 
 def _read_endpoint(path: Path, run_epoch: int) -> str | None:
-    """The trainer's endpoint in the file at `path`; None while there is no file, or one of another epoch's manager."""
+    """The trainer's endpoint in the file at `path`; None while there is none, or one of another run epoch."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except FileNotFoundError:

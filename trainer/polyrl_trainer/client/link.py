@@ -10,8 +10,6 @@ All runs on the caller's loop, so a caller that computes must do so in another t
 after silence of a lease, or when the manager says Fenced, a fresh socket dials the endpoint that the endpoints file
 names by then, and greets again; the owner then sends what is unanswered. Only a greeting that fails for
 `max_manager_outage_s` ends the link.
-
-Refuses to hold: requests (see `client_requests`). Read next: `client`.
 """
 
 from __future__ import annotations
@@ -23,41 +21,25 @@ from typing import Final
 
 import zmq
 
+from polyrl import wire
 from polyrl.control import may_be_ipv6
 from polyrl.errors import DeadlineExceeded, PolyRLError, ProtocolError, RunFailed, Superseded
 from polyrl.keys import TrainerKeys
-from polyrl.wire import (
-    MAX_FRAME_BYTES,
-    SUPERSEDED,
-    Fenced,
-    FromTrainer,
-    ToTrainer,
-    TrainerHeartbeat,
-    TrainerHello,
-    TrainerWelcome,
-    decode_to_trainer,
-    encode,
-)
+from polyrl.wire import Fenced, FromTrainer, ToTrainer, TrainerHello, TrainerWelcome
 from polyrl_trainer.dropped_messages import DroppedMessages
 
 RECEIVE_HWM: Final = 1_000
 """Frames that wait here; a frame is a finished turn or a batch, so this is minutes of work."""
-
 GREETING_S: Final = 1.0
 """Pause between greetings."""
-
 REDIAL_S: Final = 3.0
 """A dial without a welcome is given up after this long: the manager may have come back at another port."""
-
 REFUSED_PAUSE_S: Final = 0.2
 """Pause after a dial that nobody took: the manager is on its way back, and will say where it listens."""
-
 FENCED_AGAIN_S: Final = 3.0
 """A manager that fences fresh greetings for so long means them, not the frames that were under way before."""
-
 FRAMES_PER_LOOK: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
-
 
 _BROKEN: Final = (
     zmq.EVENT_DISCONNECTED
@@ -72,7 +54,7 @@ _BROKEN: Final = (
 def refusal(fenced: Fenced) -> PolyRLError:
     """What a trainer makes of being fenced for good."""
     sentence = f"the manager refuses this trainer: {fenced.reason}"
-    return Superseded(sentence) if fenced.reason == SUPERSEDED else RunFailed(sentence)
+    return Superseded(sentence) if fenced.reason == wire.SUPERSEDED else RunFailed(sentence)
 
 
 class ManagerLink:
@@ -155,11 +137,11 @@ class ManagerLink:
             self._look()
             if self._loop.time() - self._heard_at > welcome.lease_s:
                 return
-            self.send(TrainerHeartbeat())
+            self.send(wire.TrainerHeartbeat())
 
     def _put(self, message: FromTrainer) -> None:
         if self._socket is not None:
-            self._socket.send(encode(message), zmq.DONTWAIT)
+            self._socket.send(wire.encode(message), zmq.DONTWAIT)
             self._plan_look()
 
     async def _turn_or(self, timeout_s: float) -> None:
@@ -179,7 +161,7 @@ class ManagerLink:
         socket.setsockopt(zmq.IDENTITY, self._identity)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
         monitor = socket.get_monitor_socket(_BROKEN)
         self._socket, self._monitor, self._welcome, self._fenced, self._broken = socket, monitor, None, None, False
@@ -233,7 +215,7 @@ class ManagerLink:
 
     def _hear(self, frame: bytes) -> None:
         try:
-            message = decode_to_trainer(frame)
+            message = wire.decode_to_trainer(frame)
         except ProtocolError as error:
             self.undecodable.add(error)
             return

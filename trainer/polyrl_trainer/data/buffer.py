@@ -4,8 +4,6 @@ The order depends on the seed and on how much was drawn, never on when the proce
 epoch has its own permutation, and the source of the next draw is the one furthest behind its share (ties: the
 first), so shares are exact at every moment and need no random state. What was drawn but not used can be put back,
 and comes first.
-
-Refuses to hold: files (see `rows`), tokenization, prefetching. Read next: `rl_loop`.
 """
 
 from __future__ import annotations

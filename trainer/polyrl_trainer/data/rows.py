@@ -1,8 +1,7 @@
 """Reads JSONL (gzipped or not) and parquet into rows that know their place, so that a complaint names file and line.
 
 Refuses to guess: a file that is not UTF-8, a line that is not an object or a missing field ends in InvalidData,
-never in a skipped row. Read next: `prompts`, `conversations` and `finished_samples`, which say what each stage
-needs of a row.
+never in a skipped row.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,14 @@ class DataRow:
     def refuse(self, fault: str) -> InvalidData:
         """The error that names this row."""
         return InvalidData(f"{self.place}: {fault}")
+
+    @contextmanager
+    def named_in(self, prefix: str = "") -> Iterator[None]:
+        """InvalidData raised inside names this row, and `prefix`."""
+        try:
+            yield
+        except InvalidData as error:
+            raise self.refuse(f"{prefix}{error}") from error
 
 
 def read_rows(path: Path) -> list[DataRow]:

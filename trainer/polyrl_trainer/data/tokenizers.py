@@ -2,7 +2,7 @@
 folder.
 
 Refuses: text that cannot be represented (an unknown character is InvalidData, never <unk>), downloads, and chat
-templates that rewrite earlier turns, because then no loss mask could tell who wrote what. Read next: `data.rows`.
+templates that rewrite earlier turns, because then no loss mask could tell who wrote what.
 """
 
 from __future__ import annotations
@@ -32,23 +32,18 @@ class Tokenizer(Protocol):
 
     def encode_prompt(self, text: str) -> list[int]:
         """The start of a sequence, with whatever the model expects before its first word. Raises InvalidData."""
-        ...
 
     def encode_text(self, text: str) -> list[int]:
         """Text in the middle of a sequence. Raises InvalidData."""
-        ...
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Ids of a whole conversation, and a mask of the same length: 1 on assistant turns. Raises InvalidData."""
-        ...
 
     def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation up to where the assistant begins. Raises InvalidData."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        ...
 
 
 def load_tokenizer(spec: TokenizerSpec, model_folder: Path | None, root: Path) -> Tokenizer:

@@ -2,7 +2,7 @@
 next.
 
 Refuses: names, calls, and powers or numbers large enough to stall the interpreter; such an expression reads `error`,
-which the policy may learn to avoid. Read next: `loop_host`, which plays the episodes.
+which the policy may learn to avoid.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from polyrl_trainer.sample import Sample
 
 MAX_EXPRESSION_CHARACTERS: Final = 200
 """Longer ones are no arithmetic that a step of reasoning needs, and deep ones would exhaust the parser's stack."""
-
 MAX_MAGNITUDE: Final = 1e15
 """Above it doubles no longer hold whole numbers exactly."""
-
 _CALL: Final = re.compile(r"<calc>(.*?)(?:</calc>)?\s*\Z", re.DOTALL)
 
 _BINARY: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {

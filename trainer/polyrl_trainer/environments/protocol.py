@@ -1,8 +1,4 @@
-"""What an environment is: a coroutine that plays one episode. Token in, token out: what it writes is encoded once.
-
-Refuses to hold: rewards; the reward function judges the finished episode like any other sample. Read next:
-`calculator`.
-"""
+"""What an environment is: a coroutine that plays one episode. Token in, token out: what it writes is encoded once."""
 
 from __future__ import annotations
 
@@ -25,4 +21,3 @@ class Environment(Protocol):
         is led through the recorded turns: it must write again what it wrote, or the sample is discarded with reason
         environmentDiverged and its prompt is asked anew. Whatever else it does, it then does twice.
         """
-        ...

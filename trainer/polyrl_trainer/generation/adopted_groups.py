@@ -3,8 +3,6 @@
 A trainer that goes on from a checkpoint submits the prompts of its next step again. Those that the manager still holds
 for the same step, prompt, sampling and weight versions need not be generated twice: they are taken as they are.
 Everything else that is held is too old, or too new, for the weights that training goes on with.
-
-Refuses to hold: messages, prompts (see `group_supply`). Read next: `group_supply`.
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ from polyrl.wire import HeldGroup
 class AdoptedGroups:
     """Each held group is taken once, or is left at the end."""
 
-    def __init__(self, held: Iterable[HeldGroup] = (), *, gated: bool = False) -> None:
-        """`gated`: verdicts leave by whole groups, so one with some of them is of no use."""
+    def __init__(self, held: Iterable[HeldGroup] = (), *, whole_groups: bool = False) -> None:
+        """`whole_groups`: verdicts leave by whole groups, so one with some of them is of no use."""
         self._useful: dict[int, HeldGroup] = {}
         self._useless: dict[int, HeldGroup] = {}
-        for one in held:
-            (self._useless if gated and one.scored else self._useful)[one.id] = one
+        for group in held:
+            (self._useless if whole_groups and group.scored else self._useful)[group.id] = group
 
     def __contains__(self, number: int) -> bool:
         return number in self._useful
 
     def take(self, group: Group) -> int | None:
-        """The number of one that asks for the same as `group` does and may be trained in its place; None without."""
+        """The number of a held group with the prompt, sampling and allowed versions of `group`; None without."""
         digest, low, high = group_digest(group), group.min_version, group.max_version
         for number, one in self._useful.items():
             if one.digest == digest and low <= one.min_version <= one.max_version <= high:
@@ -42,9 +40,9 @@ class AdoptedGroups:
         self._useful.pop(number, None)
         self._useless.pop(number, None)
 
-    def leave(self, step: int, purpose: Purpose) -> list[int]:
-        """What is of no use once this step was submitted: what is left of it, and with a training step all that is
-        left, since training goes on with other weights. It is held no longer."""
+    def give_up(self, step: int, purpose: Purpose) -> list[int]:
+        """Gives up what is of no use once this step was submitted: what is left of the step, and with a training step
+        all that is left, since training goes on with other weights."""
         left = self._useless | self._useful
         if purpose is not Purpose.TRAIN:
             left = {number: one for number, one in left.items() if (one.step, one.purpose) == (step, purpose)}

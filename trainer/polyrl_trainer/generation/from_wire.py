@@ -1,6 +1,6 @@
 """What came over the wire, as the learner and the user's reward function see it.
 
-Refuses: arrays whose lengths disagree (ProtocolError); a sample is whole or it is not trained. Read next: `sample`.
+Refuses: arrays whose lengths disagree (ProtocolError); a sample is whole or it is not trained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from polyrl.errors import ProtocolError
 from polyrl.sample import Finish, Response, Scored, Span, sample_id
 from polyrl.wire import unpack_ids
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 

@@ -5,8 +5,6 @@
 
 Turns may come more than once; a verdict is given once per turn. Everything a sample needs that the manager does not
 hold (prompt text, metadata) is registered with its group before the group is submitted.
-
-Refuses to hold: which groups to submit (see `rl_loop`), threads (see `user_calls`). Read next: `episodes`.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ from dataclasses import dataclass, field
 
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.wire import TurnDone
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.from_wire import past_turns, to_sample
-from polyrl_trainer.generation.group_filter import CustomGroupFilter, ScoredTurn
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
-from polyrl_trainer.user_code.rewards import Failures, RewardFunction, Unscored
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction, ScoredTurn, Unscored
 
 
 @dataclass
@@ -35,7 +32,7 @@ class GroupRecord:
 
     prompt: Prompt
     answered: set[tuple[int, int]] = field(default_factory=set)
-    """(index, turn) pairs that are being judged or were."""
+    """(index, turn) pairs that are being answered or were."""
     last_turn_at: float = 0.0
     """Monotonic time of the newest finished turn; 0 before the first."""
 
@@ -49,19 +46,19 @@ class UserCodeRunner:
         tokenizer: Tokenizer,
         reward: RewardFunction,
         episodes: Episodes | None = None,
-        gate: CustomGroupFilter | None = None,
-        held: AdoptedGroups | None = None,
+        group_filter: CustomGroupFilter | None = None,
+        adopted: AdoptedGroups | None = None,
     ) -> None:
-        """`held`: groups of an earlier trainer, whose turns may come before they are registered."""
+        """`adopted`: groups of an earlier trainer, whose turns may come before they are registered."""
         self._rollouts = rollouts
         self._tokenizer = tokenizer
         self._reward = reward
         self._episodes = episodes
-        self._gate = gate
-        self._held = held or AdoptedGroups()
+        self._group_filter = group_filter
+        self._adopted = adopted or AdoptedGroups()
         self._early: dict[int, list[TurnDone]] = {}
-        """Turns of held groups that nobody has registered yet."""
-        self._judges: asyncio.TaskGroup | None = None
+        """Turns of adopted groups that nobody has registered yet."""
+        self._tasks: asyncio.TaskGroup | None = None
         self._groups: dict[int, GroupRecord] = {}
 
     @property
@@ -82,8 +79,8 @@ class UserCodeRunner:
             self._early.pop(group, None)
             if self._episodes is not None:
                 self._episodes.forget(group)
-            if self._gate is not None:
-                self._gate.forget(group)
+            if self._group_filter is not None:
+                self._group_filter.forget(group)
 
     def last_turn_at(self, groups: Iterable[int]) -> float:
         """Monotonic time of the newest finished turn of these groups; 0 when none has one."""
@@ -91,28 +88,29 @@ class UserCodeRunner:
 
     async def run(self) -> None:
         """Ends when the stream of turns ends; raises what ends the run."""
-        async with asyncio.TaskGroup() as self._judges:
+        async with asyncio.TaskGroup() as self._tasks:
             async for turn in self._rollouts.turns():
                 self._take(turn)
 
     def _take(self, turn: TurnDone) -> None:
         record = self._groups.get(turn.group)
-        if record is None and turn.group in self._held:
+        if record is None and turn.group in self._adopted:
             self._early.setdefault(turn.group, []).append(turn)
         elif record is None:
             return  # its group was released while its last turns were on their way; its verdict matters to nobody
         elif (turn.index, turn.response.turn) not in record.answered:
-            assert self._judges is not None, "turns come while the host runs"
+            assert self._tasks is not None, "turns come while the runner runs"
             record.answered.add((turn.index, turn.response.turn))
             record.last_turn_at = time.monotonic()
-            self._judges.create_task(self._judge(turn, record.prompt))
+            self._tasks.create_task(self._answer(turn, record.prompt))
 
-    async def _judge(self, turn: TurnDone, prompt: Prompt) -> None:
+    async def _answer(self, turn: TurnDone, prompt: Prompt) -> None:
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)
         try:
             text = await self._environment_text(sample, turn, prompt)
         except EpisodeFailed as failed:
-            await self._reject(sample, Unscored(failed.reason, failed.detail))
+            self.failures.add(sample.id, Unscored(failed.reason, failed.detail))
+            await self._rollouts.reject(sample.id, failed.reason, failed.detail)
             return
         if text is not None:
             await self._rollouts.extend(sample.id, turn.response.turn, self._tokenizer.encode_text(text))
@@ -121,19 +119,19 @@ class UserCodeRunner:
         if isinstance(verdict, Unscored):
             await self._rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:
-            await self._answer(ScoredTurn(sample, turn.response.turn, verdict), turn.purpose)
+            await self._pass_on(ScoredTurn(sample, turn.response.turn, verdict), turn.purpose)
 
-    async def _answer(self, judged: ScoredTurn, purpose: Purpose) -> None:
+    async def _pass_on(self, scored: ScoredTurn, purpose: Purpose) -> None:
         """The score, or with a custom group filter the whole group's scores once they are there."""
-        gate = self._gate if purpose is Purpose.TRAIN else None
-        passed = [judged] if gate is None else await gate.judge(judged)
+        group_filter = self._group_filter if purpose is Purpose.TRAIN else None
+        passed = [scored] if group_filter is None else await group_filter.admit(scored)
         if isinstance(passed, Unscored):
             if passed.reason is not DiscardReason.FILTERED:
-                self.failures.add(judged.sample.id, passed)
-            await self._rollouts.reject(judged.sample.id, passed.reason, passed.detail)
+                self.failures.add(scored.sample.id, passed)
+            await self._rollouts.reject(scored.sample.id, passed.reason, passed.detail)
             return
-        for one in passed:
-            await self._rollouts.score(one.sample.id, one.turn, one.reward.value, one.reward.metrics)
+        for turn in passed:
+            await self._rollouts.score(turn.sample.id, turn.turn, turn.reward.value, turn.reward.metrics)
 
     async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
@@ -141,7 +139,3 @@ class UserCodeRunner:
             return None
         past = past_turns(turn.group, turn.index, turn.response, prompt, self._tokenizer)
         return await self._episodes.play(sample, turn.response.turn, past)
-
-    async def _reject(self, sample: Sample, unscored: Unscored) -> None:
-        self.failures.add(sample.id, unscored)
-        await self._rollouts.reject(sample.id, unscored.reason, unscored.detail)

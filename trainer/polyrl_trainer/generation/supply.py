@@ -7,7 +7,6 @@ A step is never silently short: each dropped group that the step needs is replac
 many are, the run fails with the counts by reason and the first message of each. What was dropped because the manager
 lost its journal, or because an environment did not repeat itself after a restart, is submitted again with the same
 prompt; that is no fault of the prompt and counts as no replacement. A restart does it once to a group at most.
-Refuses to hold: which prompts (the caller's `replace` says), training. Read next: `rl_loop`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from polyrl.errors import ProtocolError, RunFailed
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, sample_id
 from polyrl.wire import GroupDropped, pack_ids
 from polyrl_trainer.data.buffer import DrawnItem
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
 
-_ASKED_AGAIN: Final = (DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED)
+_RESUBMITTED: Final = (DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED)
 """Reasons that a restart brings, of which a group that is submitted now has none."""
 
 Replace = Callable[[GroupDropped, DrawnItem[Prompt]], DrawnItem[Prompt] | None]
@@ -63,12 +62,12 @@ class StepGroups:
         self._changed = asyncio.Event()
 
     async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:
-        """Registers the prompts with the loop host, then asks for them."""
+        """Registers the prompts with the runner of user code, then submits them."""
         numbered = {self._supply.number_for(self._group(0, draw.item)): draw for draw in draws}
         self.live.update(numbered)
         await self._supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
         self._changed.set()
-        await self._supply.give_up_held(self.plan)
+        await self._supply.give_up_adopted(self.plan)
 
     def prompt_of(self, group: int) -> Prompt:
         """Raises ProtocolError for a group that this step does not wait for: trained already, dropped, or foreign."""
@@ -98,8 +97,8 @@ class StepGroups:
             return
         self.dropped[dropped.reason.value] += 1
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
-        self._supply.release([dropped.group])
-        if dropped.reason in _ASKED_AGAIN:
+        self._supply.runner.release([dropped.group])
+        if dropped.reason in _RESUBMITTED:
             await self.submit([draw])
             return
         replacement = self._replace(dropped, draw)
@@ -138,13 +137,13 @@ class GroupSupply:
     """Hands out group numbers, and brings each dropped group to the step that waits for it."""
 
     def __init__(
-        self, rollouts: Rollouts, host: UserCodeRunner, session: Session, held: AdoptedGroups | None = None
+        self, rollouts: Rollouts, runner: UserCodeRunner, session: Session, adopted: AdoptedGroups | None = None
     ) -> None:
-        """`held`: what a trainer that goes on from a checkpoint may take instead of having it generated."""
+        """`adopted`: what a trainer that goes on from a checkpoint may take instead of having it generated."""
         self._rollouts = rollouts
-        self._host = host
+        self.runner = runner
         self._session = session
-        self._held = held or AdoptedGroups()
+        self._adopted = adopted or AdoptedGroups()
         self._open: dict[tuple[Purpose, int], StepGroups] = {}
 
     def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:
@@ -158,38 +157,34 @@ class GroupSupply:
         self._open.pop((groups.plan.purpose, groups.plan.step), None)
         await self._rollouts.end_step(groups.plan.step, groups.plan.purpose)
         surplus = [groups.live[number] for number in sorted(groups.live)]
-        self.release([*groups.used, *groups.live])
+        self.runner.release([*groups.used, *groups.live])
         return surplus
 
     async def run(self) -> None:
         """Consumes drops for as long as the run lives; raises what ends the run."""
         async for dropped in self._rollouts.dropped():
-            self._held.forget(dropped.group)
+            self._adopted.forget(dropped.group)
             groups = self._open.get((dropped.purpose, dropped.step))
             if groups is not None:
                 await groups.drop(dropped)
 
     def number_for(self, group: Group) -> int:
         """That of a held group that is the same, else one that was never given out before in this run."""
-        held = self._held.take(group)
+        held = self._adopted.take(group)
         if held is not None:
             return held
         self._session.state.next_group += 1
         return self._session.state.next_group - 1
 
-    async def give_up_held(self, plan: GroupPlan) -> None:
+    async def give_up_adopted(self, plan: GroupPlan) -> None:
         """What is still held then is of another step, or of weights that are not these."""
-        left = self._held.leave(plan.step, plan.purpose)
-        self.release(left)
+        left = self._adopted.give_up(plan.step, plan.purpose)
+        self.runner.release(left)
         text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"
         await asyncio.gather(*(self._rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))
 
     async def submit(self, groups: Mapping[Group, Prompt]) -> None:
-        """Registers with the loop host first: a turn may be back before `submit` returns."""
+        """Registers with the runner of user code first: a turn may be back before `submit` returns."""
         for group, prompt in groups.items():
-            self._host.register(group.id, prompt)
+            self.runner.register(group.id, prompt)
         await self._rollouts.submit(list(groups))
-
-    def release(self, groups: Sequence[int]) -> None:
-        """See `UserCodeRunner.release`."""
-        self._host.release(groups)

@@ -2,7 +2,6 @@
 
 `exactMatch` is the mean of the metric `exact_match` when the reward function gives one, else the share of samples
 whose reward is at least 1. Samples without a verdict are counted and named, never taken for wrong.
-Refuses to hold: training, checkpoints. Read next: `group_supply`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import GroupDropped
 from polyrl_trainer.data.buffer import DrawnItem
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.step_metrics import mean_metrics
 from polyrl_trainer.rollouts import Rollouts
@@ -29,10 +28,8 @@ log = structlog.get_logger()
 
 EVALUATION_DEADLINE_S: Final = 600.0
 """Longest wait for the next evaluated samples; as for training."""
-
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped sample after the manager said that nothing more will come."""
-
 MAX_TOKENS_PER_ANSWER: Final = 1 << 20
 """Of one batch of evaluated samples; they are only counted, so the bound is the size of a frame, about 8 MB."""
 
@@ -89,8 +86,8 @@ class Evaluator:
         if scored is None:
             return None
         evaluation = _judge(scored, len(self._prompts), groups)
-        told: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
-        await self._session.report(step, _metrics(evaluation, scored), phase="eval", told=told)
+        exact: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
+        await self._session.report(step, _metrics(evaluation, scored), phase="eval", status_values=exact)
         return evaluation
 
     async def _collect(self, groups: StepGroups) -> list[Scored]:

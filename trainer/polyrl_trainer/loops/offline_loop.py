@@ -3,27 +3,26 @@ manager.
 
 Where the file carries no `rollout_log_probs`, the policy at the start of the step stands in for the one that drew
 them, so the ratio begins at 1 and several optimizer steps per step are still clipped.
-Refuses to hold: generation, scoring. Read next: `data.finished_samples`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.advantages import with_group_advantages
 from polyrl_trainer.backend import StepResult, TrainingBackend
+from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
-from polyrl_trainer.data.finished_samples import FinishedGroup
-from polyrl_trainer.loops.rl_step import Reference
+from polyrl_trainer.data.examples import FinishedGroup
 from polyrl_trainer.loops.step_metrics import learning_metrics
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.session import Session, result_of
+from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
 
@@ -32,22 +31,25 @@ async def run_offline_training(
     groups: DataBuffer[FinishedGroup],
     recipe: RecipeSpec,
     session: Session,
-    reference: Reference | None = None,
+    reference: ReferencePolicy | None = None,
 ) -> bool:
     """Trains to `algorithm.steps` from where `session.state` stands. True when done, False when stopped."""
     session.enter(TrainingStage.OFFLINE_RL)
-    state = session.state
+    state, results = session.state, session.state.results
     if TrainingStage.OFFLINE_RL in state.cursors:
         groups.restore(state.cursors[TrainingStage.OFFLINE_RL])
     while state.step < recipe.algorithm.steps and not session.stop.is_set():
         started = time.monotonic()
         drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]
-        samples = await _prepare(backend, drawn, recipe, reference)
-        sums, results = await _train(backend, samples, recipe)
+        mini_batches = await _prepare(backend, drawn, recipe, reference)
+        sums, steps = await _train(backend, mini_batches, recipe)
         seconds = time.monotonic() - started
-        _commit(session, groups, sums, len(results), seconds)
-        learned = [sample for mini_batch in samples for sample in mini_batch]
-        values = learning_metrics(learned, averages(sums), results)
+        results.optimizer_steps += len(steps)
+        results.train_seconds += seconds
+        results.rl_train_seconds += seconds
+        results.rl_step_seconds += seconds
+        state.finish_step(groups.state(), sums)
+        values = learning_metrics(list(itertools.chain(*mini_batches)), averages(sums), steps)
         throughput = sums["tokens"] / max(seconds, 1e-9)
         timing = {"timing_s/step": seconds, "perf/throughput": throughput, "data/epochs": groups.epochs}
         await session.report(state.step, {**values, **timing})
@@ -56,10 +58,11 @@ async def run_offline_training(
 
 
 async def _prepare(
-    backend: TrainingBackend, drawn: Sequence[FinishedGroup], recipe: RecipeSpec, reference: Reference | None
+    backend: TrainingBackend, drawn: Sequence[FinishedGroup], recipe: RecipeSpec, reference: ReferencePolicy | None
 ) -> list[list[Sample]]:
     """Mini-batches of whole groups, with advantages and all logprobs that the loss needs."""
     size = recipe.algorithm.mini_batch_prompts or recipe.algorithm.prompts_per_step
+    temperature = recipe.sampling.temperature
     mini_batches = []
     for first in range(0, len(drawn), size):
         # A group may be drawn twice in one step when the file is small: its draws are baselines of their own.
@@ -67,23 +70,20 @@ async def _prepare(
             replace(one, group=place) for place, group in enumerate(drawn[first : first + size]) for one in group
         ]
         samples = with_group_advantages(numbered, normalize=recipe.algorithm.normalize_advantage)
-        samples = await _with_rollout_log_probs(backend, samples, recipe.sampling.temperature)
-        if reference is not None:
-            scores = await result_of(reference.log_probs(samples, recipe.sampling.temperature))
-            samples = [replace(one, reference_log_probs=score) for one, score in zip(samples, scores, strict=True)]
-        mini_batches.append(samples)
+        samples = await _with_rollout_log_probs(backend, samples, temperature)
+        mini_batches.append(await with_reference(samples, reference, temperature))
     return mini_batches
 
 
 async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:
-    lacking = [one for one in samples if one.rollout_log_probs is None]
+    lacking = [sample for sample in samples if sample.rollout_log_probs is None]
     if not lacking:
         return samples
-    scored = await result_of(backend.log_probs(lacking, temperature))
+    scored = await asyncio.wrap_future(backend.log_probs(lacking, temperature))
     scores = iter(scored)
     return [
-        one if one.rollout_log_probs is not None else replace(one, rollout_log_probs=np.asarray(next(scores)))
-        for one in samples
+        sample if sample.rollout_log_probs is not None else replace(sample, rollout_log_probs=next(scores))
+        for sample in samples
     ]
 
 
@@ -94,22 +94,7 @@ async def _train(
     sums: dict[str, float] = {}
     results = []
     for samples in mini_batches:
-        learned = await result_of(backend.forward_backward(samples, loss, recipe.sampling.temperature))
+        learned = await asyncio.wrap_future(backend.forward_backward(samples, loss, recipe.sampling.temperature))
         sums = merge(sums, learned)
-        results.append(await result_of(backend.optim_step(normalizer=len(samples))))
+        results.append(await asyncio.wrap_future(backend.optim_step(normalizer=len(samples))))
     return sums, results
-
-
-def _commit(
-    session: Session, groups: DataBuffer[FinishedGroup], sums: dict[str, float], optimizer_steps: int, seconds: float
-) -> None:
-    """The step is whole: from here on a checkpoint contains it."""
-    state = session.state
-    state.step += 1
-    state.weights_changed = True
-    state.cursors[TrainingStage.OFFLINE_RL] = groups.state()
-    state.results.optimizer_steps += optimizer_steps
-    state.results.train_seconds += seconds
-    state.results.rl_train_seconds += seconds
-    state.results.rl_step_seconds += seconds
-    state.results.count_learned(sums)

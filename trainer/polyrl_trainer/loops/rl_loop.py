@@ -1,21 +1,22 @@
-"""Reinforcement learning, one step after the other; this file is the story, its neighbours are the parts.
+"""Reinforcement learning, one step after the other.
 
     publish version v ─> open the reserved window ─> submit promptsPerStep groups (and over-sampled ones)
-        engines generate, the loop host scores                          (all the while)
+        engines generate, user code scores                          (all the while)
         Next ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
     surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
 
 Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order. A step
 that is abandoned (the run was asked to stop) leaves no trace: the state is that of the step's start.
-Refuses to hold: sockets, user code, the model. Read next: `rl_step`.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.loops.rl_step import RlParts, RlStep
-from polyrl_trainer.session import Session, result_of
+from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
 
@@ -34,7 +35,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
         step = RlStep(parts, recipe, session, state.step + 1, first=state.step == began_at)
         if not await step.run():
             session.state = before
-            await result_of(parts.backend.discard_gradients())
+            await asyncio.wrap_future(parts.backend.discard_gradients())
             await session.save(parts.backend)
             return False
         await session.end_step(parts.backend, algorithm.steps)

@@ -2,18 +2,13 @@
 
 The learner waits for at most one thing at a time, and everything that it waits for has a deadline that names who is
 awaited. A batch that is not whole groups of this step, each for the first time, is a ProtocolError.
-
-Refuses to hold: the order of steps, checkpoints, evaluation (see `rl_loop`). Read next: `group_supply`, `rl_metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
-
-import numpy as np
-import numpy.typing as npt
+import asyncio
+from dataclasses import dataclass
+from typing import Final
 
 from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.recipe import RecipeSpec
@@ -21,9 +16,10 @@ from polyrl.sample import Purpose, SamplingParams
 from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped
 from polyrl_trainer.advantages import with_group_advantages
-from polyrl_trainer.backend import TrainFuture, TrainingBackend
+from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
@@ -33,26 +29,14 @@ from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.session import Session, result_of
-from polyrl_trainer.state import TrainingStage
+from polyrl_trainer.session import Session
 from polyrl_trainer.weights.versions import PolicyVersions
 
 NEXT_DEADLINE_S: Final = 600.0
 """Longest wait for the next complete groups; beyond it the run fails, naming who was awaited. Long enough for the
 longest responses on a fleet that has just lost everything but its reserved engine."""
-
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped group after the manager said that nothing more will come."""
-
-
-class Reference(Protocol):
-    """The frozen policy of the KL penalty."""
-
-    def log_probs(
-        self, batch: Sequence[Sample], temperature: float = 1.0
-    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
-        """float32[T] per sample."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,11 +47,11 @@ class RlParts:
     prompts: DataBuffer[Prompt]
     tokenizer: Tokenizer
     rollouts: Rollouts
-    host: UserCodeRunner
+    runner: UserCodeRunner
     supply: GroupSupply
     versions: PolicyVersions
     evaluator: Evaluator | None = None
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
     """Needed when klCoefficient is above 0."""
 
 
@@ -103,13 +87,14 @@ class RlStep:
                 await parts.supply.close(groups)
                 return False
             sums = merge(sums, learned)
-        self._clock.generated(parts.host.last_turn_at(groups.used))
+        self._clock.generated(parts.runner.last_turn_at(groups.used))
         parts.prompts.put(await parts.supply.close(groups))
         await self._finish(groups, sums)
         return True
 
     async def _submit(self) -> StepGroups:
         algorithm, version = self._recipe.algorithm, self._session.state.version
+        max_replaced = algorithm.max_replaced_groups_per_step
         plan = GroupPlan(
             step=self._step,
             purpose=Purpose.TRAIN,
@@ -117,7 +102,7 @@ class RlStep:
             sampling=training_sampling(self._recipe, self._parts.tokenizer),
             min_version=max(0, version - algorithm.max_staleness),
             max_version=version,
-            max_replaced=_first_set(algorithm.max_replaced_groups_per_step, algorithm.prompts_per_step),
+            max_replaced=algorithm.prompts_per_step if max_replaced is None else max_replaced,
         )
         groups = self._parts.supply.open(plan, self._replacement)
         self._groups = groups
@@ -145,19 +130,26 @@ class RlStep:
                 return None
         assert missing == 0, "a batch crossed the mini-batch boundary"
         with self._clock.training():
-            result = await result_of(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
+            result = await asyncio.wrap_future(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
         for number in batches:
             await self._parts.rollouts.acknowledge(number)
         self._session.state.results.optimizer_steps += 1
-        self._clock.stepped(result)
+        self._clock.optimizer_steps.append(result)
         return sums
 
     async def _next(self, groups: StepGroups, missing: int, *, stoppable: bool) -> Batch | None:
         """A batch with at least one group; None when asked to stop first."""
         while True:
             with self._clock.waiting():
-                asked = self._ask(missing)
-                batch = await (self._session.unless_stopped(asked) if stoppable else asked)
+                pull = self._parts.rollouts.next(
+                    self._step,
+                    purpose=Purpose.TRAIN,
+                    min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
+                    max_samples=missing,
+                    max_tokens=self._recipe.max_tokens_per_micro_batch,
+                    deadline_s=max(NEXT_DEADLINE_S, self._session.max_manager_outage_s),
+                )
+                batch = await (self._session.unless_stopped(pull) if stoppable else pull)
             if batch is None or batch.samples:
                 return batch
             # All that was submitted is packed or dropped: replacements are on their way, or nothing will ever come.
@@ -168,27 +160,17 @@ class RlStep:
                     SUPPLY_DEADLINE_S,
                 )
 
-    async def _ask(self, missing: int) -> Batch:
-        return await self._parts.rollouts.next(
-            self._step,
-            purpose=Purpose.TRAIN,
-            min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
-            max_samples=missing,
-            max_tokens=self._recipe.max_tokens_per_micro_batch,
-            deadline_s=max(NEXT_DEADLINE_S, self._session.max_manager_outage_s),
-        )
-
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
         samples = self._receive(groups, batch)
         if not self._trained:
             # The learner needs the devices now; what reserved engines still run moves to others, if there are others.
             await self._parts.rollouts.reserved_window(False)
             self._clock.reserved_closes()
+        temperature = self._recipe.sampling.temperature
         with self._clock.training():
             samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
-            samples = await self._with_reference(samples)
-            temperature = self._recipe.sampling.temperature
-            sums = await result_of(self._parts.backend.forward_backward(samples, self._loss, temperature))
+            samples = await with_reference(samples, self._parts.reference, temperature)
+            sums = await asyncio.wrap_future(self._parts.backend.forward_backward(samples, self._loss, temperature))
         self._trained += samples
         self._reward_metrics += [scored.metrics for scored in batch.samples]
         return sums
@@ -206,33 +188,21 @@ class RlStep:
         groups.use(list(indices))
         return samples
 
-    async def _with_reference(self, samples: list[Sample]) -> list[Sample]:
-        if self._parts.reference is None:
-            return samples
-        scores = await result_of(self._parts.reference.log_probs(samples, self._recipe.sampling.temperature))
-        return [replace(sample, reference_log_probs=score) for sample, score in zip(samples, scores, strict=True)]
-
     async def _finish(self, groups: StepGroups, sums: dict[str, float]) -> None:
-        """The step is whole: the state moves on, and says so."""
         state, clock = self._session.state, self._clock
-        state.step = self._step
-        state.weights_changed = True
-        state.cursors[TrainingStage.RL] = self._parts.prompts.state()
-        state.results.count_learned(sums)
+        state.finish_step(self._parts.prompts.state(), sums)
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         values = step_metrics(self._trained, self._reward_metrics, groups, averages(sums), clock)
         values["data/epochs"] = self._parts.prompts.epochs
-        await self._session.report(state.step, values, told=self._told(values["reward/mean"]))
-
-    def _told(self, reward: float) -> dict[str, float]:
-        """Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure."""
-        polluted = self._first or self._clock.update_weights_s == 0.0
-        return {
-            **self._clock.told(),
+        # Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure.
+        polluted = self._first or clock.update_weights_s == 0.0
+        status_values = {
+            **clock.status_values(),
             StepValue.POLLUTED_STEP: float(polluted),
-            StepValue.REWARD: reward,
+            StepValue.REWARD: values["reward/mean"],
         }
+        await self._session.report(state.step, values, status_values=status_values)
 
 
 def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
@@ -245,7 +215,3 @@ def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParam
         top_k=sampling.top_k,
         stop_token_ids=(tokenizer.eos_id,),
     )
-
-
-def _first_set(*values: int | None) -> int:
-    return next(value for value in values if value is not None)

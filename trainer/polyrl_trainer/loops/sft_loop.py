@@ -1,11 +1,11 @@
 """Supervised fine-tuning: draw a batch, one optimizer step, say how it went; nothing else happens here.
 
 The gradient is that of the mean loss per learned token of the batch, however the backend splits it.
-Refuses to hold: rollouts, evaluation between steps. Read next: `rl_loop`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from polyrl.manifest.recipe import SftSpec
@@ -13,7 +13,7 @@ from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.session import Session, result_of
+from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
 
@@ -26,27 +26,14 @@ async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], s
     while state.step < sft.steps and not session.stop.is_set():
         started = time.monotonic()
         batch = [draw.item for draw in data.get(sft.batch_size)]
-        sums, result = await _train(backend, batch)
-        _commit(session, data, sums, time.monotonic() - started)
+        sums = await asyncio.wrap_future(backend.forward_backward(batch, sft_loss))
+        result = await asyncio.wrap_future(backend.optim_step(normalizer=sums["tokens"]))
+        state.results.optimizer_steps += 1
+        state.results.train_seconds += time.monotonic() - started
+        state.finish_step(data.state(), sums)
         await session.report(state.step, _metrics(sums, result, data.epochs, time.monotonic() - started))
         await session.end_step(backend, sft.steps)
     return state.step >= sft.steps
-
-
-async def _train(backend: TrainingBackend, batch: list[Sample]) -> tuple[dict[str, float], StepResult]:
-    sums = await result_of(backend.forward_backward(batch, sft_loss))
-    return sums, await result_of(backend.optim_step(normalizer=sums["tokens"]))
-
-
-def _commit(session: Session, data: DataBuffer[Sample], sums: dict[str, float], seconds: float) -> None:
-    """The step is whole: from here on a checkpoint contains it."""
-    state = session.state
-    state.step += 1
-    state.weights_changed = True
-    state.cursors[TrainingStage.SFT] = data.state()
-    state.results.optimizer_steps += 1
-    state.results.train_seconds += seconds
-    state.results.count_learned(sums)
 
 
 def _metrics(sums: dict[str, float], result: StepResult, epochs: float, seconds: float) -> dict[str, float]:

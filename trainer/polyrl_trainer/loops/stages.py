@@ -4,13 +4,13 @@
 
 Each stage has a backend of its own, made from what the stage before it saved, with a fresh optimizer. A resumed run
 enters the stage that its checkpoint belongs to, and repeats no evaluation that is in its results.
-Refuses to hold: how a stage learns (see the loops), processes and signals (see `app`). Read next: `rl_loop`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import Mode, OptimizerSpec, RecipeSpec
 from polyrl.sample import SamplingParams
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
+from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.offline_loop import run_offline_training
-from polyrl_trainer.loops.reference_policy import ReferencePolicy
 from polyrl_trainer.loops.rl_loop import run_rl_training
 from polyrl_trainer.loops.rl_step import RlParts
 from polyrl_trainer.loops.sft_loop import run_sft_training
@@ -43,7 +43,7 @@ class RolloutSide:
     """What exists only when a manager does."""
 
     rollouts: Rollouts
-    host: UserCodeRunner
+    runner: UserCodeRunner
     supply: GroupSupply
     versions: PolicyVersions
     evaluator: Evaluator | None
@@ -83,61 +83,45 @@ class Stages:
         if state.stage is not TrainingStage.SFT:
             return True
         assert self._prepared.conversations is not None, "SFT has its data"
-        backend = self._backend(model_source(self._recipe, self._manifest_dir), sft.optimizer, sft.steps)
-        try:
+        start = model_source(self._recipe, self._manifest_dir)
+        with closing(self._backend(start, sft.optimizer, sft.steps)) as backend:
             await self._evaluate("base", side, backend)
             if not await run_sft_training(backend, self._prepared.conversations, sft, self._session):
                 return False
             # With RL to come, this is the same policy as the one that RL starts from.
             await self._evaluate("afterSft", side, backend)
-        finally:
-            backend.close()
         return not self._session.stop.is_set()
 
     async def _rl(self, side: RolloutSide) -> bool:
-        algorithm = self._recipe.algorithm
         start = self._rl_start()
         self._session.enter(TrainingStage.RL)
         assert self._prepared.prompts is not None, "RL has its data"
-        backend = self._backend(start, algorithm.optimizer, algorithm.steps * self._optimizer_steps_per_step())
-        reference = self._reference(start)
-        parts = RlParts(
-            backend=backend,
-            prompts=self._prepared.prompts,
-            tokenizer=self._prepared.tokenizer,
-            rollouts=side.rollouts,
-            host=side.host,
-            supply=side.supply,
-            versions=side.versions,
-            evaluator=side.evaluator,
-            reference=reference,
-        )
-        try:
+        with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
+            parts = RlParts(
+                backend=backend,
+                prompts=self._prepared.prompts,
+                tokenizer=self._prepared.tokenizer,
+                rollouts=side.rollouts,
+                runner=side.runner,
+                supply=side.supply,
+                versions=side.versions,
+                evaluator=side.evaluator,
+                reference=reference,
+            )
             await self._evaluate("base", side, backend, only_without=("afterSft",))
             if not await run_rl_training(parts, self._recipe, self._session):
                 return False
             await self._evaluate("afterRl", side, backend)
-        finally:
-            backend.close()
-            if reference is not None:
-                reference.close()
         return not self._session.stop.is_set()
 
     async def _offline(self, side: RolloutSide | None) -> bool:
-        algorithm = self._recipe.algorithm
         start = model_source(self._recipe, self._manifest_dir)
         assert self._prepared.finished is not None, "offline RL has its data"
-        backend = self._backend(start, algorithm.optimizer, algorithm.steps * self._optimizer_steps_per_step())
-        reference = self._reference(start)
-        try:
+        with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
             await self._evaluate("base", side, backend)
             if not await run_offline_training(backend, self._prepared.finished, self._recipe, self._session, reference):
                 return False
             await self._evaluate("afterRl", side, backend)
-        finally:
-            backend.close()
-            if reference is not None:
-                reference.close()
         return not self._session.stop.is_set()
 
     async def _evaluate(
@@ -165,40 +149,36 @@ class Stages:
             )
         return final / MODEL
 
+    def _rl_backend(self, source: ModelPlace) -> TorchBackend:
+        algorithm = self._recipe.algorithm
+        steps_per_step = algorithm.prompts_per_step // (algorithm.mini_batch_prompts or algorithm.prompts_per_step)
+        return self._backend(source, algorithm.optimizer, algorithm.steps * steps_per_step)
+
     def _backend(self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
-        state = self._session.state
-        backend = create_torch_backend(
-            self._model(source),
-            self._engine,
-            OptimizerConfig.from_manifest(optimizer, max(1, total_steps)),
-            CheckpointConfig(),
-        )
-        check_vocabulary(self._prepared.tokenizer, _vocabulary(backend))
-        if self._resumed_from is not None and state.step > 0:
+        schedule = OptimizerConfig.from_manifest(optimizer, max(1, total_steps))
+        backend = create_torch_backend(self._model(source), self._engine, schedule, CheckpointConfig())
+        vocabulary = int(json.loads(backend.serving_files()["config.json"])["vocab_size"])
+        check_vocabulary(self._prepared.tokenizer, vocabulary)
+        if self._resumed_from is not None and self._session.state.step > 0:
             backend.load(self._resumed_from / MODEL)
             self._resumed_from = None
         return backend
 
-    def _reference(self, source: ModelPlace) -> ReferencePolicy | None:
+    @contextmanager
+    def _reference(self, source: ModelPlace) -> Iterator[ReferencePolicy | None]:
         if self._recipe.algorithm.kl_coefficient == 0:
-            return None
-        return ReferencePolicy(self._model(source), self._engine)
+            yield None
+            return
+        with closing(ReferencePolicy(self._model(source), self._engine)) as reference:
+            yield reference
 
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self._prepared.tokenizer
         special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
         return ModelConfig(source, self._recipe.seed, self._recipe.model.dtype, special)
 
-    def _optimizer_steps_per_step(self) -> int:
-        algorithm = self._recipe.algorithm
-        return algorithm.prompts_per_step // (algorithm.mini_batch_prompts or algorithm.prompts_per_step)
-
 
 def greedy_sampling(recipe: RecipeSpec, eos_id: int) -> SamplingParams:
     """How evaluation samples."""
     return SamplingParams(max_new_tokens=recipe.sampling.max_new_tokens, temperature=0.0, stop_token_ids=(eos_id,))
-
-
-def _vocabulary(backend: TorchBackend) -> int:
-    return int(json.loads(backend.serving_files()["config.json"])["vocab_size"])

@@ -3,7 +3,6 @@
 `timing_s/gen` runs from submission to the last turn that was used; `timing_s/train` is the learner's own time, most
 of it while others generate. `perf/step_ratio` is the step's wall time over the larger of the two: 1 is perfect
 overlap, and `timing_s/update_weights`, `timing_s/reward_tail` and `timing_s/other` say what the rest is.
-Refuses to hold: training. Read next: `metrics`.
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ class StepClock:
         self._started = time.monotonic()
         self._submitted = self._started
         self._last_batch = self._started
-        self.update_weights_s = 0.0
-        self.reserved_s = 0.0
-        self.generate_s = 0.0
-        self.train_s = 0.0
-        self.wait_s = 0.0
-        self.reward_tail_s = 0.0
-        self.step_s = 0.0
+        self.update_weights_s = self.reserved_s = self.generate_s = self.train_s = self.wait_s = 0.0
+        self.reward_tail_s = self.step_s = 0.0
         self.optimizer_steps: list[StepResult] = []
 
     def submitted(self) -> None:
@@ -49,10 +43,6 @@ class StepClock:
         """Generation of all that was used had ended at `last_turn_at`; its last batch arrived a little later."""
         self.generate_s = max(0.0, last_turn_at - self._submitted)
         self.reward_tail_s = max(0.0, self._last_batch - max(last_turn_at, self._submitted))
-
-    def stepped(self, result: StepResult) -> None:
-        """An optimizer step was taken."""
-        self.optimizer_steps.append(result)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -77,8 +67,8 @@ class StepClock:
         results.rl_train_seconds += self.train_s
         results.rl_step_seconds += self.step_s
 
-    def told(self) -> dict[str, float]:
-        """What scaling is told of the step."""
+    def status_values(self) -> dict[str, float]:
+        """What autoscaling reads of the step."""
         return {
             StepValue.ROLLOUT_SECONDS: self.generate_s,
             StepValue.RESERVED_SECONDS: min(self.reserved_s, self.generate_s),

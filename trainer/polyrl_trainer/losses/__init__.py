@@ -4,7 +4,6 @@ Each formula stands in its function's docstring with its source. Read next: `sft
 """
 
 from polyrl_trainer.losses.grpo import GrpoConfig, grpo_loss
-from polyrl_trainer.losses.metrics import averages, merge
-from polyrl_trainer.losses.sft import sft_loss
+from polyrl_trainer.losses.sft import averages, merge, sft_loss
 
 __all__ = ["GrpoConfig", "averages", "grpo_loss", "merge", "sft_loss"]

@@ -1,7 +1,6 @@
 """GRPO: policy gradient on group-relative advantages with a clipped ratio (Shao et al. 2024, arXiv 2402.03300, eq. 3).
 
-Refuses to hold: advantages (see `advantages`), correction for engines that differ from the learner: the ratio is taken
-to what the engine itself reported, and the drift between the two is measured. Read next: `kl`.
+The ratio is taken to what the engine itself reported; the drift between engine and learner is measured, not corrected.
 """
 
 from __future__ import annotations
@@ -13,8 +12,19 @@ import torch
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import Loss, LossInputs
-from polyrl_trainer.losses.kl import k1, k3
-from polyrl_trainer.losses.metrics import as_floats
+from polyrl_trainer.losses.sft import as_floats
+
+
+def k1(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
+    """-log r: unbiased, of high variance, negative for some tokens. Elementwise, any shape."""
+    return log_q - log_p
+
+
+def k3(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
+    """(r - 1) - log r: unbiased, of low variance, never negative. Elementwise, any shape."""
+    log_ratio = log_p - log_q
+    return torch.expm1(log_ratio) - log_ratio
+
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped here before exp: e^20 is beyond any clip range, and e^89 is float32's end."""

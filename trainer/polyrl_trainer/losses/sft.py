@@ -1,11 +1,56 @@
-"""Supervised loss: cross-entropy on the tokens that the mask marks. Read next: `grpo`."""
+"""The supervised loss, and how the named numbers of all losses add up.
+
+Sums over learned tokens add, names that end in `_max` take the larger: so any split of a mini-batch into micro-batches
+and passes reports the same numbers. `averages` is applied once, for the log.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from polyrl_trainer.backend import LossInputs
-from polyrl_trainer.losses.metrics import as_floats
+
+MAX_SUFFIX = "_max"
+
+COUNTS = frozenset({"loss", "tokens", "positions", "padded_positions"})
+"""Sums that `averages` does not divide by tokens."""
+
+
+def as_floats(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Scalars to floats with one transfer from the device."""
+    numbers = torch.stack([value.detach().float() for value in values.values()]).tolist()
+    return dict(zip(values, numbers, strict=True))
+
+
+def merge(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of both parts together."""
+    merged = dict(total)
+    for name, value in more.items():
+        if name not in merged:
+            merged[name] = value
+        elif name.endswith(MAX_SUFFIX):
+            merged[name] = max(merged[name], value)
+        else:
+            merged[name] += value
+    return with_padding_fraction(merged)
+
+
+def with_padding_fraction(sums: Mapping[str, float]) -> dict[str, float]:
+    """`padding_fraction` renewed from the two sums it comes from, if they are there."""
+    if not sums.get("positions"):
+        return dict(sums)
+    return {**sums, "padding_fraction": sums["padded_positions"] / sums["positions"]}
+
+
+def averages(sums: Mapping[str, float]) -> dict[str, float]:
+    """Sums over tokens divided by `tokens`; maxima, counts and `padding_fraction` as they are."""
+    kept = COUNTS | {"padding_fraction"}
+    tokens = max(1.0, sums.get("tokens", 0.0))
+    return {
+        name: value if name in kept or name.endswith(MAX_SUFFIX) else value / tokens for name, value in sums.items()
+    }
 
 
 def sft_loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:

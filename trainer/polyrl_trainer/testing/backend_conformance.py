@@ -5,8 +5,6 @@
 `create` makes a backend from the four configs; it is called several times. The comparison is an independent,
 deliberately naive learner: one unpacked sequence at a time, full logits, torch's own cross-entropy and AdamW. In a
 distributed backend every rank calls this with the same arguments. Raises AssertionError at the first difference.
-
-Refuses to hold: speed, and what a single backend promises beyond the port. Read next: `backend`.
 """
 
 from __future__ import annotations

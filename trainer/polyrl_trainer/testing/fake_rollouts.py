@@ -2,7 +2,7 @@
 
 Turns come back in a random order drawn from a seed, as from a fleet; groups complete when all their samples are
 scored; batches follow the ledger's rules (whole groups, order of completion, at least the minimum unless nothing
-more can come). Any group can be made to vanish with a reason. Read next: `rollouts`.
+more can come). Any group can be made to vanish with a reason.
 """
 
 from __future__ import annotations

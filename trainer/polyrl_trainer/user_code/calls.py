@@ -6,8 +6,6 @@
 At most `max_concurrency` calls run. A call that outlives its deadline is abandoned: Python cannot end a thread, so
 the thread is *lost* until its function returns. Too many lost threads fail the run, because then they starve the
 learner.
-
-Refuses to hold: what a result means (see `rewards`, `loop_host`). Read next: `rewards`.
 """
 
 from __future__ import annotations
@@ -16,13 +14,15 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from polyrl.errors import RunFailed
 
 MAX_LOST_THREADS: Final = 64
 """Threads hanging in user code at once; each holds a stack and may hold the interpreter lock. A gut feeling."""
-
 WEDGED_SECONDS: Final = 1.0
 """Time in which the user's event loop must take a callback after a timeout; beyond it a call has blocked the loop."""
 
@@ -57,16 +57,16 @@ class UserCalls:
             return await self._call_sync(function, arguments, timeout)
 
     async def _call_sync(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
-        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call = _ThreadCall(function, arguments, outcome, self._thread_returned)
-        call.start()
+        call = _start_thread(function, arguments)
+        outcome = asyncio.wrap_future(call)
         try:
             return await asyncio.wait_for(outcome, timeout)
         except TimeoutError:
-            if outcome.cancelled():
-                self._lost += call.abandon()
-                raise CallTimedOut from None
-            raise  # The function's own TimeoutError.
+            if not outcome.cancelled():
+                raise  # The function's own TimeoutError.
+            self._lost += 1
+            call.add_done_callback(partial(self._thread_returned, asyncio.get_running_loop()))
+            raise CallTimedOut from None
 
     async def _call_async(self, coroutine: Coroutine[Any, Any, Any], timeout: float) -> Any:
         event_loop = self._user_loop()
@@ -96,7 +96,11 @@ class UserCalls:
                 self._lost += 1
                 self.close()
 
-    def _thread_returned(self) -> None:
+    def _thread_returned(self, loop: asyncio.AbstractEventLoop, _: Future[Any]) -> None:
+        with suppress(RuntimeError):  # The trainer's loop is closed: nobody counts any more.
+            loop.call_soon_threadsafe(self._found)
+
+    def _found(self) -> None:
         self._lost -= 1
 
     def close(self) -> None:
@@ -106,50 +110,21 @@ class UserCalls:
             self._event_loop = None
 
 
-class _ThreadCall:
-    """One sync call in its own daemon thread."""
+def _start_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
+    """Calls in a daemon thread of its own: a pool's threads would hold up the end of the process."""
+    call: Future[Any] = Future()
+    call.set_running_or_notify_cancel()  # From here on no cancellation of a waiter reaches it.
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        outcome: asyncio.Future[Any],
-        returned_late: Callable[[], None],
-    ) -> None:
-        self._function = function
-        self._arguments = arguments
-        self._outcome = outcome
-        self._returned_late = returned_late
-        self._loop = outcome.get_loop()
-        self._done = False
-        self._abandoned = False
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="user-code", daemon=True).start()
-
-    def abandon(self) -> int:
-        """1 when the thread still runs, and will be reported when it returns; 0 when it has just ended."""
-        self._abandoned = not self._done
-        return int(self._abandoned)
-
-    def _run(self) -> None:
-        result: Any = None
-        error: BaseException | None = None
+    def run() -> None:
         try:
-            result = self._function(*self._arguments)
-        except BaseException as raised:  # noqa: BLE001 - handed to the caller, whatever it is
-            error = raised
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, result, error)
-        except RuntimeError:
-            return  # The trainer's loop is closed: nobody waits any more.
+            result = function(*arguments)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+            call.set_exception(_bearable(error))
+        else:
+            call.set_result(result)
 
-    def _deliver(self, result: Any, error: BaseException | None) -> None:
-        self._done = True
-        if self._abandoned:
-            self._returned_late()
-        elif not self._outcome.done():
-            _resolve(self._outcome, result, error)
+    threading.Thread(target=run, name="user-code", daemon=True).start()
+    return call
 
 
 def _serve(event_loop: asyncio.AbstractEventLoop) -> None:
@@ -174,10 +149,8 @@ async def _contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _resolve(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if error is None:
-        outcome.set_result(result)
-    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-        outcome.set_exception(error)
-    else:  # SystemExit and its like must not end the trainer, and a future cannot carry StopIteration.
-        outcome.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+def _bearable(error: BaseException) -> Exception:
+    """SystemExit and its like must not end the trainer, and a future cannot carry StopIteration."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -11,8 +11,6 @@ otherwise.
 
 Environments run on the trainer's event loop: they must await, not block; long computing belongs in a thread of
 their own.
-Refuses to hold: rewards, token budgets (the manager ends an episode whose budget is used up). Read next:
-`environments`.
 """
 
 from __future__ import annotations

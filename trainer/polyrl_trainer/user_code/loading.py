@@ -2,7 +2,6 @@
 run.
 
 Every refusal is InvalidCode: one sentence naming the reference, what is wrong, and what would be right.
-Refuses to hold: running it (see `rewards`). Read next: `rewards`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What a sample is worth: calls the user's one function and turns whatever happens into a value.
+"""What a sample is worth: calls the user's reward function, and the group filter beside it, and reads what they give.
 
-The function gets a `Sample` (prompt, response, tokens, metadata...) and returns a number, or a dict with `reward` and
-further named numbers for the log (`exact_match` among them feeds evaluation). A call that raises, hangs or returns
-something else is `Unscored` with its typed reason: it is counted and reported, and never becomes 0.
-
-Refuses to hold: threads (see `user_calls`), the conversation with the manager. Read next: `loop_host`.
+The reward function gets a `Sample` and returns a number, or a dict with `reward` and further named numbers for the log
+(`exact_match` among them feeds evaluation). A call that raises, hangs or returns something else is `Unscored` with its
+typed reason: it is counted and reported, and never becomes 0.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,21 +56,19 @@ class RewardFunction:
 
     async def score(self, sample: Sample) -> Verdict:
         """Raises RunFailed when too many calls hang (see `user_calls`), and nothing else."""
-        verdict = await self._ask(sample)
-        if isinstance(verdict, Unscored):
-            self.failures.add(sample.id, verdict)
-        return verdict
-
-    async def _ask(self, sample: Sample) -> Verdict:
         try:
-            result = await self._calls.call(self._function, sample, timeout=self._timeout_s)
+            verdict = read_reward(await self._calls.call(self._function, sample, timeout=self._timeout_s))
         except CallTimedOut:
-            return Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self._timeout_s:g} s")
+            verdict = Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self._timeout_s:g} s")
         except RunFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises discards its sample
-            return _raised(error)
-        return read_reward(result)
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+            verdict = Unscored(DiscardReason.REWARD_RAISED, f"{type(error).__name__}: {error}{place}")
+        if isinstance(verdict, Unscored):
+            self.failures.add(sample.id, verdict)
+        return verdict
 
 
 class Failures:
@@ -121,7 +117,56 @@ def _finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _raised(error: Exception) -> Unscored:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return Unscored(DiscardReason.REWARD_RAISED, f"{type(error).__name__}: {error}{place}")
+@dataclass(frozen=True)
+class ScoredTurn:
+    """A sample that has its reward, and the turn it ended with."""
+
+    sample: Sample
+    turn: int
+    reward: Reward
+
+
+class CustomGroupFilter:
+    """`groupFilter: custom`: holds a group's rewards back until all are there, and lets the user's function decide.
+
+    The function gets the group's samples with their rewards, and returns whether the group may train. User code runs in
+    the trainer only, so this one filter sits here; the built-in ones are the ledger's.
+    """
+
+    def __init__(
+        self, function: Callable[[list[Sample]], Any], calls: UserCalls, timeout_s: float, samples_per_group: int
+    ) -> None:
+        self._function = function
+        self._calls = calls
+        self._timeout_s = timeout_s
+        self._samples_per_group = samples_per_group
+        self._groups: dict[int, list[ScoredTurn]] = {}
+
+    async def admit(self, scored: ScoredTurn) -> list[ScoredTurn] | Unscored:
+        """The scores that may go out now: none until the group is whole, then all; or why the group may not train."""
+        group = self._groups.setdefault(scored.sample.group, [])
+        group.append(scored)
+        if len(group) < self._samples_per_group:
+            return []
+        self.forget(scored.sample.group)
+        refusal = await self._refusal([replace(turn.sample, reward=turn.reward.value) for turn in group])
+        return refusal or group
+
+    def forget(self, group: int) -> None:
+        """The group is over."""
+        self._groups.pop(group, None)
+
+    async def _refusal(self, samples: list[Sample]) -> Unscored | None:
+        try:
+            wanted = await self._calls.call(self._function, samples, timeout=self._timeout_s)
+        except CallTimedOut:
+            detail = f"filterFunction gave no answer within {self._timeout_s:g} s"
+            return Unscored(DiscardReason.REWARD_TIMED_OUT, detail)
+        except RunFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever user code raises discards its group
+            return Unscored(DiscardReason.REWARD_RAISED, f"filterFunction: {type(error).__name__}: {error}")
+        if not isinstance(wanted, bool):
+            detail = f"filterFunction must return True or False, got {wanted!r:.80}"
+            return Unscored(DiscardReason.REWARD_INVALID, detail)
+        return None if wanted else Unscored(DiscardReason.FILTERED, "filterFunction said no")

@@ -6,8 +6,6 @@
 
 `publish` copies the tensors once, into content-hashed chunks, and returns; the newest `keep` versions stay in memory
 and share the chunks they have in common. Unreadable frames are counted and dropped.
-
-Refuses to hold: who should pull what (the manager announces), when to publish (the loops). Read next: `polyrl.weights`.
 """
 
 from __future__ import annotations
@@ -24,21 +22,11 @@ import torch
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from polyrl import weights
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import (
-    CHUNK_BYTES,
-    Buffer,
-    ChunkEntry,
-    TensorEntry,
-    VersionManifest,
-    cut_chunks,
-    encode_manifest,
-    file_entry,
-    manifest_hash,
-    tensor_entry,
-)
+from polyrl.weights import CHUNK_BYTES, VersionManifest
 from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, ToPuller, decode_from_puller, encode
 from polyrl_trainer.dropped_messages import DroppedMessages
 
@@ -117,16 +105,16 @@ class WeightPublisher:
         """
         begun = time.monotonic()
         cutting = _Cutting(tensors)
-        cut = list(cut_chunks(cutting.stream(), self._chunk_bytes))
-        extras = tuple(file_entry(name, content) for name, content in sorted(files.items()))
+        cut = list(weights.cut_chunks(cutting.stream(), self._chunk_bytes))
+        extras = tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
         chunks = tuple(chunk for chunk, _ in cut)
         manifest = VersionManifest(version, None, "full", tuple(cutting.entries), chunks, extras)
-        body = encode_manifest(manifest)
+        body = weights.encode_manifest(manifest)
         self._hold(manifest, body, cut)
         seconds = time.monotonic() - begun
         log.info("weights published", version=version, bytes=manifest.total_bytes, seconds=round(seconds, 3))
         return PublishedWeights(
-            version, self.endpoint, self._public_key, manifest_hash(body), seconds, manifest.total_bytes
+            version, self.endpoint, self._public_key, weights.manifest_hash(body), seconds, manifest.total_bytes
         )
 
     def close(self) -> None:
@@ -139,7 +127,7 @@ class WeightPublisher:
         self._admission.stop()
         self._context.destroy(linger=0)
 
-    def _hold(self, manifest: VersionManifest, body: bytes, cut: list[tuple[ChunkEntry, bytes]]) -> None:
+    def _hold(self, manifest: VersionManifest, body: bytes, cut: list[tuple[weights.ChunkEntry, bytes]]) -> None:
         """Swaps in new dicts whole: the serving thread reads them without a lock."""
         if self._manifests.get(manifest.version, body) != body:
             raise ProtocolError(f"weight version {manifest.version} was published before with other content")
@@ -187,16 +175,16 @@ class _Cutting:
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._tensors = sorted(tensors, key=lambda item: (-item[1].element_size(), item[0]))
-        self.entries: list[TensorEntry] = []
+        self.entries: list[weights.TensorEntry] = []
 
-    def stream(self) -> Iterator[Buffer]:
+    def stream(self) -> Iterator[weights.Buffer]:
         """Bytes of each tensor; its entry is appended to `entries` on the way."""
         offset = 0
         for name, tensor in self._tensors:
             if tensor.dtype not in _DTYPES:
                 raise ProtocolError(f"tensor {name} has dtype {tensor.dtype}, which safetensors cannot name")
             data = _raw_bytes(tensor)
-            self.entries.append(tensor_entry(name, _DTYPES[tensor.dtype], tuple(tensor.shape), offset, data))
+            self.entries.append(weights.tensor_entry(name, _DTYPES[tensor.dtype], tuple(tensor.shape), offset, data))
             offset += len(data)
             yield data
 

@@ -3,47 +3,24 @@
 Version 0 is the initial policy; each publication adds one. Nothing is published twice: unchanged weights keep their
 number, also when a trainer that has started again from a checkpoint finds them at the manager; other weights never get
 a number that was given out before.
-Refuses to hold: transfer (see `publisher`), the decision when to publish (see the loops). Read next: `publisher`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Protocol
-
-import torch
 
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
-
-
-class Published(Protocol):
-    """Where a version can be pulled, and what it must hash to."""
-
-    @property
-    def endpoint(self) -> str: ...
-    @property
-    def public_key(self) -> str: ...
-    @property
-    def manifest_hash(self) -> bytes: ...
-
-
-class Publisher(Protocol):
-    """Serves versions to pullers; `publisher.WeightPublisher` does it over a socket."""
-
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> Published:
-        """Keeps a copy of tensors and files; blocks while they are hashed, so it is called on a thread."""
-        ...
+from polyrl_trainer.weights.publisher import PublishedWeights, WeightPublisher
 
 
 class PolicyVersions:
     """The newest version, and how the next one comes to be."""
 
     def __init__(
-        self, publisher: Publisher, rollouts: Rollouts, session: Session, newest: tuple[int, bytes] = (-1, b"")
+        self, publisher: WeightPublisher, rollouts: Rollouts, session: Session, newest: tuple[int, bytes] = (-1, b"")
     ) -> None:
         """`newest`: the version, and its manifest's hash, that the manager knew when this trainer came."""
         self._newest = newest
@@ -66,7 +43,7 @@ class PolicyVersions:
         state.version, state.weights_changed, self._served_here = version, False, True
         return time.monotonic() - started
 
-    def _publish_next(self, last: int, backend: TrainingBackend) -> tuple[int, Published]:
+    def _publish_next(self, last: int, backend: TrainingBackend) -> tuple[int, PublishedWeights]:
         """The number that these weights get, and where they are."""
         newest, known = self._newest
         self._newest = (-1, b"")
@@ -77,5 +54,5 @@ class PolicyVersions:
         version = max(last, newest) + 1
         return version, self._publish(version, backend)
 
-    def _publish(self, version: int, backend: TrainingBackend) -> Published:
+    def _publish(self, version: int, backend: TrainingBackend) -> PublishedWeights:
         return self._publisher.publish(version, backend.export_weights(), backend.serving_files())

@@ -1,49 +1,80 @@
-"""The operator's side of the manager: what the HTTP API shows of the ledger, and the one thing it may ask of it.
-
-Refuses to hold: HTTP (see `http_api`), rules. Read next: `status_feed`.
-"""
+"""The control service behind the HTTP API: what it shows of the ledger, and the one thing it may ask of it, a drain."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from polyrl.control import DrainAnswer, DrainRequest, Health, Waits
 from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
-from polyrl_rollout.manager.http.status_feed import StatusFeed
 from polyrl_rollout.manager.http.status_view import view_of
 
 FINAL_STATUS_S: Final = 3.0
 """Longest time the final status waits for somebody to read it, once all agents are gone."""
 
+MIN_INTERVAL_S: Final = 0.2
+"""Shortest time between two changes that watchers see; people and controllers need no more."""
 
-class ControlDesk:
-    """Between the HTTP API and the ledger."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        run_epoch: int,
-        deliver: Callable[[Effects], None],
-        complete: Callable[[ManagerStatus], ManagerStatus],
-        now: Callable[[], float],
-    ) -> None:
-        """`complete` adds to a status what only the shell knows; `now` is the ledger's clock."""
+class StatusFeed:
+    """A number that grows with changes, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self._loop = asyncio.get_running_loop()
+        self._planned: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    def note_change(self) -> None:
+        """Something changed; watchers see it within MIN_INTERVAL_S."""
+        if self._planned is None:
+            self._planned = self._loop.call_later(MIN_INTERVAL_S, self.publish)
+
+    def publish(self) -> None:
+        """Lets watchers go on now."""
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned = None
+        self.seq += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_beyond(self, since: int, timeout_s: float) -> None:
+        """Returns when `seq` > since, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.seq <= since:
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+class ManagerCore(Protocol):
+    """What the control service needs of the manager."""
+
+    def now(self) -> float: ...  # the ledger's clock
+
+    def deliver_and_settle(self, effects: Effects) -> None: ...
+
+    def complete(self, status: ManagerStatus) -> ManagerStatus:
+        """Adds what the ledger does not know: connections, bytes."""
+        ...
+
+
+class ControlService:
+    """Status, waits and drains of one running manager."""
+
+    def __init__(self, ledger: Ledger, run_epoch: int, manager: ManagerCore) -> None:
         self.feed = StatusFeed()
-        self._ledger = ledger
-        self._run_epoch = run_epoch
-        self._deliver = deliver
-        self._complete = complete
-        self._now = now
+        self._ledger, self._run_epoch, self._manager = ledger, run_epoch, manager
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._final_read = asyncio.Event()
 
     def status(self) -> ManagerStatus:
         """The whole run now."""
-        return self._complete(view_of(self._ledger.status(self._now()), self.feed.seq))
+        return self._manager.complete(view_of(self._ledger.status(self._manager.now()), self.feed.seq))
 
     async def watch_status(self, since: int, timeout_s: float) -> ManagerStatus:
         """The status, once it is newer than `since` or `timeout_s` is over."""
@@ -55,21 +86,22 @@ class ControlDesk:
 
     def waits(self) -> Waits:
         """Who waits for whom."""
-        now = self._now()
+        now = self._manager.now()
         return Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now)))
 
     def drain(self, request: DrainRequest) -> DrainAnswer:
         """Drains an engine; again is harmless."""
         known = any(engine.engine == request.engine for engine in self.status().engines)
         if known:
-            self._deliver(self._ledger.drain(request.engine, request.deadline_seconds, request.reason, self._now()))
+            now, seconds = self._manager.now(), request.deadline_seconds
+            self._manager.deliver_and_settle(self._ledger.drain(request.engine, seconds, request.reason, now))
         return DrainAnswer(engine=request.engine, known=known)
 
     def health(self) -> Health:
         """Written by the live loop."""
         return Health(run_epoch=self._run_epoch, uptime_seconds=self._loop.time() - self._started)
 
-    async def see_off(self, deadline_s: float) -> bool:
+    async def await_departures(self, deadline_s: float) -> bool:
         """Waits until all engines are gone and the final status was read; False when `deadline_s` came first."""
         self.feed.publish()
         try:

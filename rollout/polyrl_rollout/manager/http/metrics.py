@@ -1,7 +1,7 @@
 """The manager's numbers for Prometheus, read from the live counts at each scrape.
 
 Cardinality is bounded: labels are sockets, drop kinds, pools, engine states and discard reasons, never names of engines
-or samples. Refuses to hold: counting on the message path (see `sockets`). Read next: `http_api`.
+or samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of the HTTP API, made from the types that serve it; `python -m` this module prints it.
 
-Refuses to hold: anything that `polyrl.control` does not say. The document is kept in docs/reference/manager-api.json.
+The document is kept in docs/reference/manager-api.json.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polyrl.manifest.recipe import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
-from polyrl_trainer.backends.learning_rate import learning_rate_at
+from polyrl_trainer.backends.optimizer import learning_rate_at
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl_trainer.backends.sequence_packing import MAX_PADDING, PackingPolicy, Pass, padding_fraction, plan_passes
+from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, padding_fraction, plan_passes
 
 BUDGET = 4096
 

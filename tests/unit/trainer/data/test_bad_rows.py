@@ -10,9 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.conversations import prepare_conversations
-from polyrl_trainer.data.finished_samples import prepare_finished_groups
-from polyrl_trainer.data.prompts import prepare_prompts
+from polyrl_trainer.data.examples import prepare_conversations, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import read_rows
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 

@@ -7,8 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.conversations import prepare_conversation
-from polyrl_trainer.data.finished_samples import prepare_finished_groups
+from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
 

@@ -14,8 +14,7 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge, sft_loss
-from polyrl_trainer.losses.grpo import grpo
-from polyrl_trainer.losses.kl import k1, k3
+from polyrl_trainer.losses.grpo import grpo, k1, k3
 
 LN2 = math.log(2.0)
 

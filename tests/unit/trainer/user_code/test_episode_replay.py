@@ -16,7 +16,7 @@ from polyrl.errors import ProtocolError
 from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Span
 from polyrl.wire import pack_ids
-from polyrl_trainer.data.prompts import Prompt
+from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
 from polyrl_trainer.generation.from_wire import past_turns

@@ -1,11 +1,11 @@
-"""What the manager's agents' desk sends of what the ledger said."""
+"""What the manager's agents' sessions sends of what the ledger said."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from polyrl.wire import Cancel, Resend, ToAgent, TokensKept, decode_to_agent
-from polyrl_rollout.manager.agent_sessions import AgentsDesk
+from polyrl_rollout.manager.sessions import AgentSessions
 from polyrl_rollout.manager.sockets import Router, Sent
 
 
@@ -22,9 +22,9 @@ class Outgoing:
 
 def test_of_the_answers_to_one_engines_tokens_the_last_is_sent_and_all_else_in_order() -> None:
     outgoing = Outgoing()
-    desk = AgentsDesk(cast(Router, outgoing), lambda engine, message: None)
+    sessions = AgentSessions(cast(Router, outgoing), lambda engine, message: None)
     one, two = "one", "two"
-    desk.send_all(
+    sessions.send_all(
         [(one, TokensKept(1)), (two, TokensKept(9)), (one, Cancel(4)), (one, TokensKept(2)), (two, Resend(7, 0))]
     )
     assert outgoing.sent == [(two, TokensKept(9)), (one, Cancel(4)), (one, TokensKept(2)), (two, Resend(7, 0))]

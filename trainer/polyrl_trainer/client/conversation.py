@@ -1,0 +1,181 @@
+"""What the client knows of its conversation with the manager: open requests, streams, and what to send again.
+
+Requests are numbered, have a deadline each, and are sent again after every greeting. Turns and drops come unrequested;
+the manager repeats them, and each is handed out once. A manager without its journal knows no group: the greeting says
+which numbers are taken, so that no verdict on an old sample is believed for a new one; every group that was open counts
+as dropped for `journalLost`, and whoever submitted it submits its prompt anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from polyrl import wire
+from polyrl.errors import DeadlineExceeded, RunFailed
+from polyrl.sample import DiscardReason, Group, Purpose
+from polyrl.wire import Batch, FromTrainer, GroupDropped, TrainerWelcome
+
+Answer: TypeAlias = wire.Accepted | wire.Declined | Batch | wire.Late
+
+T = TypeVar("T")
+
+_END: Final = object()
+
+
+class RequestRefused(RunFailed):
+    """The manager will not do it; the message is its sentence."""
+
+
+class PendingRequests:
+    """Requests without an answer yet."""
+
+    def __init__(self, send: Callable[[FromTrainer], None]) -> None:
+        self._send = send
+        # A trainer that starts again must not reuse a number of the one before: the manager repeats old answers.
+        self._next_number = secrets.randbits(48)
+        self._open: dict[int, tuple[FromTrainer, asyncio.Future[Answer]]] = {}
+        self._failure: Exception | None = None
+
+    async def request(self, make: Callable[[int], FromTrainer], what: str, timeout_s: float) -> Answer:
+        """The answer to `make(number)`. Raises RequestRefused, DeadlineExceeded, or what ended the connection."""
+        if self._failure is not None:
+            raise self._failure
+        self._next_number += 1
+        number = self._next_number
+        message, awaited = make(number), asyncio.get_running_loop().create_future()
+        self._open[number] = message, awaited
+        self._send(message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer: Answer = await awaited
+        except TimeoutError:
+            raise DeadlineExceeded(f"the answer to {what}", "the manager", timeout_s) from None
+        finally:
+            del self._open[number]
+        if isinstance(answer, wire.Declined):
+            raise RequestRefused(f"{what} was refused: {answer.reason}")
+        return answer
+
+    def resolve(self, answer: Answer) -> None:
+        """Hands an answer to whoever awaits it; a second answer is dropped."""
+        _, awaited = self._open.get(answer.request, (None, None))
+        if awaited is not None and not awaited.done():
+            awaited.set_result(answer)
+
+    def send_again(self) -> None:
+        """Sends everything unanswered, in the order of the requests."""
+        for message, _ in self._open.values():
+            self._send(message)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be answered any more."""
+        self._failure = error
+        for _, awaited in self._open.values():
+            if not awaited.done():
+                awaited.set_exception(error)
+
+
+class EventStream(Generic[T]):
+    """A queue that ends, in order or with an error. The manager's own bounds (open samples) bound it."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[T | object] = asyncio.Queue()
+        self._failure: Exception | None = None
+        self._known: set[Hashable] = set()
+
+    def put_once(self, key: Hashable, item: T) -> None:
+        """Adds `item` for whoever iterates, unless its key is known: the manager repeats what it sends."""
+        if key not in self._known:
+            self._known.add(key)
+            self._queue.put_nowait(item)
+
+    def forget(self, wanted: Callable[[Any], bool]) -> None:
+        """Items of these keys are taken again when they come again."""
+        self._known = {key for key in self._known if not wanted(key)}
+
+    def take_all(self) -> list[T]:
+        """Everything that is there now."""
+        taken: list[T] = []
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if item is _END:
+                self._queue.put_nowait(_END)
+                break
+            taken.append(item)  # type: ignore[arg-type]
+        return taken
+
+    def end(self, failure: Exception | None = None) -> None:
+        """Iteration ends after what is queued; with `failure`, by raising it."""
+        self._failure = failure
+        self._queue.put_nowait(_END)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (item := await self._queue.get()) is not _END:
+            yield item  # type: ignore[misc]
+        self._queue.put_nowait(_END)
+        if self._failure is not None:
+            raise self._failure
+
+
+@dataclass
+class Cursor:
+    """One trainer's view of one run."""
+
+    acknowledged: int = -1
+    """Newest acknowledged batch."""
+    next_group: int = 0
+    """Groups below it were accepted."""
+    next_batch: int = 0
+    """Batches below it were received."""
+    journal: str = ""
+    """The manager's; empty before the first welcome."""
+    _announced: dict[type, FromTrainer] = field(default_factory=dict)
+    """The newest version and window."""
+    _open: dict[int, tuple[int, Purpose]] = field(default_factory=dict)
+    """Step and purpose of each group that was submitted and neither came in a batch, nor was dropped, nor cancelled."""
+
+    def announce(self, message: wire.PublishVersion | wire.ReservedWindow) -> None:
+        """The newest of its kind counts until the next one."""
+        self._announced[type(message)] = message
+
+    def submit(self, groups: Sequence[Group]) -> None:
+        """Their submission is on its way."""
+        self._open.update({group.id: (group.step, group.purpose) for group in groups})
+
+    def accept(self, groups: Sequence[Group]) -> None:
+        """The manager has them."""
+        self.next_group = max(self.next_group, *(group.id + 1 for group in groups), 0)
+
+    def receive(self, batch: Batch) -> None:
+        """Its groups are the trainer's now."""
+        self.next_batch = max(self.next_batch, batch.number + 1)
+        for scored in batch.samples:
+            self._open.pop(scored.group, None)
+
+    def drop(self, dropped: GroupDropped) -> None:
+        """It will not be delivered."""
+        self._open.pop(dropped.group, None)
+
+    def end_step(self, step: int, purpose: Purpose) -> None:
+        """What is left of the step will not be delivered."""
+        self._open = {number: of for number, of in self._open.items() if of != (step, purpose)}
+
+    def reconcile(self, welcome: TrainerWelcome) -> tuple[list[GroupDropped], list[FromTrainer]]:
+        """The groups that are lost, and what to send the manager again; nothing as long as the journal is the same.
+
+        Groups beyond `next_group` were not accepted yet: their submission is repeated like any request."""
+        known, self.journal = self.journal, welcome.journal
+        if known in ("", welcome.journal):
+            return [], []
+        lost = sorted((number, of) for number, of in self._open.items() if number < self.next_group)
+        for number, _ in lost:
+            del self._open[number]
+        drops = [
+            GroupDropped(number, step, purpose, DiscardReason.JOURNAL_LOST, "the manager lost its journal")
+            for number, (step, purpose) in lost
+        ]
+        return drops, list(self._announced.values())

@@ -1,0 +1,176 @@
+"""Rows to what each stage learns from; a row that does not fit is refused, never cut or skipped.
+
+- prompts (RL, evaluation): `prompt` (taken as it is), or `messages` (through the chat template, ending where the
+  assistant begins); all further fields reach the reward function as `sample.metadata`.
+- conversations (SFT): `prompt` and `response`, or `messages`; the loss mask is 1 on what the assistant wrote.
+- finished groups (offline RL): `prompt`, `response`, `reward` and `group` (any text or number that a prompt's samples
+  share), perhaps `tokens` with `prompt_length`, and `rollout_log_probs`.
+
+A conversation longer than the context is refused: one cut silently teaches to stop mid-sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyrl_trainer.data.rows import DataRow, messages_field, text_field
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.sample import Sample
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question, ready to submit."""
+
+    place: str
+    """`FILE:LINE` it came from."""
+    text: str
+    ids: tuple[int, ...]
+    metadata: dict[str, Any]
+
+
+def prepare_prompts(rows: Iterable[DataRow], tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
+    """Raises InvalidData naming the row whose prompt is missing, malformed, unknown to the tokenizer or too long."""
+    return [_prompt(row, tokenizer, max_prompt_tokens) for row in rows]
+
+
+def _prompt(row: DataRow, tokenizer: Tokenizer, max_prompt_tokens: int) -> Prompt:
+    if "messages" in row.fields:
+        messages = messages_field(row)
+        if messages[-1]["role"] == "assistant":
+            raise row.refuse("field `messages` must end before the assistant's turn, which the policy writes")
+        with row.named_in("field `messages`: "):
+            text, ids = messages[-1]["content"], tokenizer.encode_chat_prompt(messages)
+    else:
+        text = text_field(row, "prompt")
+        with row.named_in("field `prompt`: "):
+            ids = tokenizer.encode_prompt(text)
+    if len(ids) > max_prompt_tokens:
+        raise row.refuse(
+            f"the prompt has {len(ids)} tokens; at most {max_prompt_tokens} leave room for "
+            "recipe.sampling.maxNewTokens in rollout.engine.maxContext"
+        )
+    metadata = {name: value for name, value in row.fields.items() if name not in ("prompt", "messages")}
+    return Prompt(row.place, text, tuple(ids), metadata)
+
+
+def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
+    """Raises InvalidData naming the row."""
+    return [prepare_conversation(row, tokenizer, max_tokens) for row in rows]
+
+
+def prepare_conversation(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> Sample:
+    """Raises InvalidData."""
+    if "messages" in row.fields:
+        ids, mask, prompt, response = _from_messages(row, tokenizer)
+    else:
+        prompt, response = text_field(row, "prompt"), text_field(row, "response")
+        ids, prompt_length = _encode(row, tokenizer)
+        mask = [0] * prompt_length + [1] * (len(ids) - prompt_length)
+    if len(ids) > max_tokens:
+        raise row.refuse(f"the row has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
+    return Sample(
+        tokens=np.asarray(ids, dtype=np.int64),
+        loss_mask=np.asarray(mask, dtype=np.float32),
+        prompt_length=mask.index(1),
+        prompt=prompt,
+        response=response,
+    )
+
+
+def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], list[int], str, str]:
+    messages = messages_field(row)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise row.refuse("field `messages` has no assistant turn to learn from")
+    with row.named_in("field `messages`: "):
+        ids, mask = tokenizer.encode_chat(messages)
+    if not any(mask):
+        raise row.refuse("field `messages`: the assistant's turns are empty")
+    return ids, mask, "", messages[-1]["content"]
+
+
+def _encode(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
+    """Ids of prompt and response with its end-of-sequence, and how many are the prompt's."""
+    with row.named_in():
+        prompt_ids = tokenizer.encode_prompt(row.fields["prompt"])
+        return [*prompt_ids, *tokenizer.encode_text(row.fields["response"]), tokenizer.eos_id], len(prompt_ids)
+
+
+FinishedGroup = tuple[Sample, ...]
+
+_OWN_FIELDS = frozenset({"prompt", "response", "reward", "group", "tokens", "prompt_length", "rollout_log_probs"})
+
+
+def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[FinishedGroup]:
+    """Groups in the order of their first rows; groups are numbered in that order. Raises InvalidData."""
+    members: dict[str | int, list[DataRow]] = {}
+    for row in rows:
+        members.setdefault(_group_name(row), []).append(row)
+    for name, group_rows in members.items():
+        if len(group_rows) < 2:
+            raise group_rows[0].refuse(f"group {name!r} has one sample only; an advantage needs at least two")
+    return [
+        tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows)
+        for number, group_rows in enumerate(members.values())
+    ]
+
+
+def _group_name(row: DataRow) -> str | int:
+    name = row.fields.get("group")
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise row.refuse("field `group` must be text or a whole number that the prompt's samples share")
+    return name
+
+
+def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -> Sample:
+    prompt, response, reward = text_field(row, "prompt"), text_field(row, "response"), _reward(row)
+    ids, prompt_length = _given_tokens(row) if "tokens" in row.fields else _encode(row, tokenizer)
+    if len(ids) > max_tokens:
+        raise row.refuse(f"the sample has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
+    loss_mask = np.ones(len(ids), dtype=np.float32)
+    loss_mask[:prompt_length] = 0
+    return Sample(
+        tokens=np.asarray(ids, dtype=np.int64),
+        loss_mask=loss_mask,
+        prompt_length=prompt_length,
+        group=group,
+        prompt=prompt,
+        response=response,
+        reward=reward,
+        rollout_log_probs=_given_log_probs(row, len(ids), prompt_length),
+        metadata={name: value for name, value in row.fields.items() if name not in _OWN_FIELDS},
+    )
+
+
+def _reward(row: DataRow) -> float:
+    reward = row.fields.get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise row.refuse(f"field `reward` must be a finite number, got {reward!r}")
+    return float(reward)
+
+
+def _given_tokens(row: DataRow) -> tuple[list[int], int]:
+    ids, prompt_length = row.fields["tokens"], row.fields.get("prompt_length")
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise row.refuse("field `tokens` must be a list of token ids")
+    if type(prompt_length) is not int or not 0 < prompt_length < len(ids):
+        raise row.refuse(f"field `prompt_length` must be between 1 and {len(ids) - 1}, the number of tokens less one")
+    return ids, prompt_length
+
+
+def _given_log_probs(row: DataRow, length: int, prompt_length: int) -> npt.NDArray[np.float32] | None:
+    given = row.fields.get("rollout_log_probs")
+    if given is None:
+        return None
+    expected = length - prompt_length
+    if not isinstance(given, list) or len(given) != expected:
+        raise row.refuse(f"field `rollout_log_probs` must be a list of {expected} numbers, one per response token")
+    if not all(isinstance(value, int | float) and math.isfinite(value) and value <= 0 for value in given):
+        raise row.refuse("field `rollout_log_probs` must hold finite numbers that are at most 0")
+    return np.concatenate([np.zeros(prompt_length), np.asarray(given)]).astype(np.float32)

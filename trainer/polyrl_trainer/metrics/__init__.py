@@ -1,1 +1,0 @@
-"""Where step metrics go, and how their history is taken back to a checkpoint."""
