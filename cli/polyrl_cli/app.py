@@ -88,7 +88,7 @@ Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; default: i
 @app.command()
 def validate(file: ManifestFile, sets: Overrides = None) -> None:
     """Check a manifest and the files it names; every fault is shown with its line."""
-    from polyrl_cli.manifests.validate import validation_report
+    from polyrl_cli.manifests.load import validation_report
 
     for line in validation_report(file, sets or []):
         typer.echo(line)
@@ -254,7 +254,7 @@ def crd(
     """Print the CustomResourceDefinition of PolyRLJob."""
     from polyrl.errors import UserError
     from polyrl.manifest.schema.reference_page import manifest_page
-    from polyrl_cli.manifests.crd_file import crd_yaml
+    from polyrl_cli.manifests.crd import crd_yaml
 
     text = manifest_page() if docs else crd_yaml()
     if out is None:

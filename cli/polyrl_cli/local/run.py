@@ -39,8 +39,7 @@ from polyrl_cli.local.run_folder import (
     rl_steps_kept,
 )
 from polyrl_cli.local.runner import LocalRun
-from polyrl_cli.manifests.file_checks import check_files
-from polyrl_cli.manifests.load import load_manifest, notes
+from polyrl_cli.manifests.load import check_files, load_manifest, notes
 from polyrl_cli.manifests.overrides import own_overrides
 from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
 from polyrl_cli.report.plot import draw_run

@@ -1,4 +1,11 @@
-"""From a YAML file to a valid job.
+"""From a YAML file to a valid job, or to every fault at once, each with its line.
 
-Reading with line numbers, overrides, checks of files, and sentences about what is wrong.
+    yaml_source   the file's plain data, and the line of each field
+    overrides     `--set PATH=VALUE`, written into that data
+    messages      what is wrong with a field, as a sentence; which field a misspelt one probably means
+    file_checks   what a manifest names on disk
+    load          all of these in order: `load_manifest`, `check_files`, `validation_report`
+    crd           the CustomResourceDefinition as YAML
+
+The rest of the command line imports `load` alone, and `overrides.own_overrides`.
 """

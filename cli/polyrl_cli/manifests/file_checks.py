@@ -1,9 +1,7 @@
 """What a manifest names on disk: data files, the user's code, model and tokenizer folders.
 
-User code is parsed, never executed: a manifest can be validated on a machine that should not run it. Paths are relative
-to the manifest. Absolute ones belong to the machine that trains, which need not be this one; `validate` omits them.
-
-Refuses to do: reading rows or weights (the trainer does, and says so by file and line). Read next: `manifest_file`.
+User code is parsed, never executed: a manifest can be validated on a machine that should not run it. Rows and weights
+are not read either: the trainer does that, and names file and line.
 """
 
 from __future__ import annotations
@@ -11,16 +9,13 @@ from __future__ import annotations
 import ast
 import difflib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from polyrl.errors import InvalidManifest
-from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import Mode, RecipeSpec
-from polyrl_cli.manifests.load import ManifestFault, fault_lines, read_manifest
-from polyrl_cli.manifests.yaml_source import FieldPath
+from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
 DATA_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -29,51 +24,55 @@ TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.
 _RECIPE: Final[FieldPath] = ("spec", "recipe")
 
 
-def check_files(job: PolyRLJob, manifest_path: Path, sets: Sequence[str] = (), *, absolute: bool = True) -> None:
-    """Checks that what the job names is there and can be what it is named for.
+class NamedPath(NamedTuple):
+    """A path that the recipe names."""
 
-    `sets` are the overrides that made the job, so that a fault names its flag; `absolute` false leaves absolute paths
-    to the machine that trains.
-    Raises InvalidManifest with every fault, in file order.
-    """
-    base = manifest_path.parent
-    checks = [named for named in _named(job.spec.recipe, base) if absolute or not Path(named[1]).is_absolute()]
-    faults = [ManifestFault(path, said) for path, _, check in checks if (said := check())]
-    if faults:
-        raise InvalidManifest(fault_lines(read_manifest(manifest_path, sets), faults))
+    field: FieldPath
+    path: str
+    """Relative to the manifest, or absolute."""
+    check: Callable[[Path], str]
+    """What is wrong with it, as a sentence; empty: nothing."""
 
 
-def unchecked(job: PolyRLJob, manifest_path: Path) -> list[str]:
-    """Absolute paths that the job names and that are not here; for a note."""
-    found = (named for _, named, _ in _named(job.spec.recipe, manifest_path.parent))
-    return sorted({named for named in found if Path(named).is_absolute() and not Path(named).exists()})
+def file_faults(recipe: RecipeSpec, base: Path, *, absolute: bool) -> list[ManifestFault]:
+    """Everything that is not there or cannot be what it is named for. Relative paths begin at `base`; `absolute` false
+    leaves absolute ones to the machine that trains."""
+    named = [
+        one for one in (*named_files(recipe), *_named_code(recipe)) if absolute or not Path(one.path).is_absolute()
+    ]
+    return [ManifestFault(one.field, fault) for one in named if (fault := one.check(base / one.path))]
 
 
-def _named(recipe: RecipeSpec, base: Path) -> Iterator[tuple[FieldPath, str, Callable[[], str]]]:
-    """Every path that the recipe names: its field, the path, and the check that says what is wrong with it."""
-    model, code = recipe.model, recipe.code.path
-    for name, rows in (("sft", recipe.data.sft), ("rl", recipe.data.rl), ("eval", recipe.data.eval)):
+def absolute_paths_elsewhere(recipe: RecipeSpec) -> list[str]:
+    """Absolute paths that the recipe names and that are not on this machine."""
+    paths = {one.path for one in (*named_files(recipe), *_named_code(recipe))}
+    return sorted(path for path in paths if Path(path).is_absolute() and not Path(path).exists())
+
+
+def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
+    """Data files, and the folders of model and tokenizer."""
+    model = recipe.model
+    for stage, rows in (("sft", recipe.data.sft), ("rl", recipe.data.rl), ("eval", recipe.data.eval)):
         for index, row in enumerate(rows):
-            yield (*_RECIPE, "data", name, index, "path"), row.path, partial(_data, base / row.path)
+            yield NamedPath((*_RECIPE, "data", stage, index, "path"), row.path, _data)
     if model.path is not None:
-        yield (*_RECIPE, "model", "path"), model.path, partial(_model, base / model.path)
+        yield NamedPath((*_RECIPE, "model", "path"), model.path, _model)
     if model.tokenizer.type == "huggingface" and model.tokenizer.path is not None:
-        tokenizer = model.tokenizer.path
-        yield (*_RECIPE, "model", "tokenizer", "path"), tokenizer, partial(_tokenizer, base / tokenizer)
+        yield NamedPath((*_RECIPE, "model", "tokenizer", "path"), model.tokenizer.path, _tokenizer)
     elif model.tokenizer.type == "huggingface" and model.path is not None:
-        yield (*_RECIPE, "model", "path"), model.path, partial(_tokenizer, base / model.path)
-    yield (*_RECIPE, "code", "path"), code, partial(_folder, base / code)
-    for path, written in _functions(recipe):
-        yield path, code, partial(_function, base / code, written)
+        yield NamedPath((*_RECIPE, "model", "path"), model.path, _tokenizer)
 
 
-def _functions(recipe: RecipeSpec) -> Iterator[tuple[FieldPath, str]]:
+def _named_code(recipe: RecipeSpec) -> Iterator[NamedPath]:
+    code = recipe.code.path
+    yield NamedPath((*_RECIPE, "code", "path"), code, _folder)
     if recipe.reward is not None and recipe.mode in (Mode.RL, Mode.SFT_RL):
-        yield (*_RECIPE, "reward", "function"), recipe.reward.function
+        yield NamedPath((*_RECIPE, "reward", "function"), code, partial(_function, recipe.reward.function))
     if recipe.algorithm.filter_function is not None:
-        yield (*_RECIPE, "algorithm", "filterFunction"), recipe.algorithm.filter_function
+        function = recipe.algorithm.filter_function
+        yield NamedPath((*_RECIPE, "algorithm", "filterFunction"), code, partial(_function, function))
     if recipe.environment is not None:
-        yield (*_RECIPE, "environment", "classPath"), recipe.environment.class_path
+        yield NamedPath((*_RECIPE, "environment", "classPath"), code, partial(_function, recipe.environment.class_path))
 
 
 def _data(file: Path) -> str:
@@ -91,24 +90,24 @@ def _folder(folder: Path) -> str:
 
 
 def _model(folder: Path) -> str:
-    if said := _folder(folder):
-        return said
+    if fault := _folder(folder):
+        return fault
     return "" if (folder / "config.json").is_file() else f"{folder} has no config.json and is no Hugging Face model"
 
 
 def _tokenizer(folder: Path) -> str:
     if not folder.is_dir():
-        # For a model's own folder the check of the model has said so already.
+        # For a model's own folder the check of the model has reported it already.
         return "" if (folder / "config.json").exists() else _folder(folder)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return ""
     return f"{folder} holds no tokenizer ({', '.join(TOKENIZER_FILES)})"
 
 
-def _function(folder: Path, written: str) -> str:
+def _function(written: str, folder: Path) -> str:
     """What is wrong with `module:function`, looked up in the folder and then where Python finds its modules."""
     if not folder.is_dir():
-        return ""  # Said at code.path, once.
+        return ""  # reported at code.path, once
     module, _, name = written.partition(":")
     file = _module_file(folder, module)
     if file is None:

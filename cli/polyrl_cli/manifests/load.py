@@ -1,11 +1,7 @@
 """From a file and `--set` flags to a valid `PolyRLJob`, or to every fault at once, each with its line.
 
-    read_source ─> apply_overrides ─> field faults (pydantic) ─┬─> faults in file order
-                                      rule faults ─────────────┘
 Rules between fields are checked even when single fields are wrong: the wrong ones are taken out, and only rules that
-look at none of them speak. So the user never mends one fault to be shown the next.
-
-Refuses to do: anything with the files that a manifest names (see `file_checks`). Read next: `sentences`.
+read none of them are checked. So the user never mends one fault to be shown the next.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +21,10 @@ from polyrl.manifest.rules.broken import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.schema.crd import Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec
-from polyrl_cli.manifests.fields import unknown_field
-from polyrl_cli.manifests.messages import sentence, shown
+from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
+from polyrl_cli.manifests.messages import sentence, shown, unknown_field
 from polyrl_cli.manifests.overrides import apply_overrides
-from polyrl_cli.manifests.yaml_source import FieldPath, ManifestSource, path_text, read_source
-
-
-@dataclass(frozen=True)
-class ManifestFault:
-    """One thing that is wrong, at one field."""
-
-    path: FieldPath
-    sentence: str
+from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, path_text, read_source
 
 
 def load_manifest(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
@@ -62,20 +49,35 @@ def read_manifest(path: Path, sets: Sequence[str] = ()) -> ManifestSource:
 def job_of(source: ManifestSource) -> PolyRLJob:
     """The job that the source describes. Raises InvalidManifest with every fault found, in file order."""
     try:
-        return _validated(source.data)
+        # Names as in Python would be pruned by the API server, so here they must not pass either.
+        return PolyRLJob.model_validate(source.data, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidManifest(fault_lines(source, _faults(source.data, error))) from error
+        raise InvalidManifest(source.describe(_faults(source.data, error))) from error
 
 
-def fault_lines(source: ManifestSource, faults: Sequence[ManifestFault]) -> list[str]:
-    """Ready-to-print lines in file order."""
-    ordered = sorted(faults, key=lambda fault: source.rank(fault.path))
-    return [_one_line(f"{source.place(fault.path)}: {fault.sentence}") for fault in ordered]
+def check_files(job: PolyRLJob, manifest: Path, sets: Sequence[str] = (), *, absolute: bool = True) -> None:
+    """Raises InvalidManifest with every file that the job names and that is not there or not what it is named for.
+
+    `sets` are the overrides that made the job, so that a fault names its flag; `absolute` false leaves absolute paths
+    to the machine that trains, which need not be this one.
+    """
+    faults = file_faults(job.spec.recipe, manifest.parent, absolute=absolute)
+    if faults:
+        raise InvalidManifest(read_manifest(manifest, sets).describe(faults))
 
 
-def _one_line(text: str) -> str:
-    """What cannot be printed as it is, a line break in a field's name for one, is shown as an escape."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def validation_report(file: Path, sets: Sequence[str]) -> list[str]:
+    """Lines for a valid manifest. Raises InvalidManifest with every fault, those of named files included."""
+    job = load_manifest(file, sets)
+    check_files(job, file, sets, absolute=False)
+    recipe, rollout = job.spec.recipe, job.spec.rollout
+    lines = [
+        f"{file} is valid: {job.metadata.name}, mode {recipe.mode}, {recipe.sft.steps} SFT and"
+        f" {recipe.algorithm.steps} RL steps, {rollout.min_replicas} to {rollout.max_replicas} rollouts",
+        *(f"note: {note}" for note in notes(job)),
+    ]
+    elsewhere = absolute_paths_elsewhere(recipe)
+    return lines + ([f"note: not on this machine, so not checked: {', '.join(elsewhere)}"] if elsewhere else [])
 
 
 def notes(job: PolyRLJob) -> list[str]:
@@ -97,37 +99,29 @@ def _cluster_only(node: Schema, given: Any, path: FieldPath) -> Iterator[FieldPa
             yield from _cluster_only(child, given[name], (*path, name))
 
 
-def _validated(data: Any) -> PolyRLJob:
-    # Names as in Python would be pruned by the API server, so here they must not pass either.
-    return PolyRLJob.model_validate(data, by_alias=True, by_name=False)
-
-
 def _faults(data: dict[str, Any], error: ValidationError) -> list[ManifestFault]:
     details = error.errors(include_url=False)
-    if _is_something_else(data):
+    # In a manifest of another kind the fields are no misspelt ones of ours.
+    if not difflib.get_close_matches(str(data.get("kind", KIND)).lower(), [KIND.lower()]):
         details = [detail for detail in details if detail["loc"] in (("apiVersion",), ("kind",))]
     faults: list[ManifestFault] = []
     wrong: set[FieldPath] = set()
     for detail in details:
-        path, said = detail["loc"], ""
+        path = detail["loc"]
         if detail["type"] == "extra_forbidden":
-            said, meant = unknown_field(path)
+            text, meant = unknown_field(path)
             wrong |= {meant} if meant else set()
-        faults.append(ManifestFault(path, said or sentence(detail, path)))
+        else:
+            text = sentence(detail, path)
+        faults.append(ManifestFault(path, text))
         wrong.add(path[:-1] if detail["type"] == "missing" else path)
     if any(detail["type"] != RULE_ERROR for detail in details):
         faults += _faults_of_rules(data, wrong)
     return faults
 
 
-def _is_something_else(data: dict[str, Any]) -> bool:
-    """Whether this is a manifest of another kind: then its fields are no misspelt ones of ours."""
-    kind = str(data.get("kind", KIND))
-    return not difflib.get_close_matches(kind.lower(), [KIND.lower()])
-
-
 def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[ManifestFault]:
-    """Broken rules that look at no wrong field; nothing when the rest is no spec without the wrong fields."""
+    """Broken rules that read no wrong field; nothing when the rest is no spec without the wrong fields."""
     rest = deepcopy(data)
     for path in sorted(wrong, key=path_text, reverse=True):
         _remove(rest, path)
@@ -135,22 +129,20 @@ def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Manife
         spec = JobSpec.model_validate(rest.get("spec"), by_alias=True, by_name=False)
     except ValidationError:
         return []
-    broken = ((rule, said) for rule, said in broken_rules(spec) if not _looks_at(rule, wrong))
-    return [ManifestFault(("spec", *rule.field), said) for rule, said in broken]
+    broken = ((rule, text) for rule, text in broken_rules(spec) if not _reads(rule, wrong))
+    return [ManifestFault(("spec", *rule.field), text) for rule, text in broken]
 
 
-def _looks_at(rule: Rule, wrong: set[FieldPath]) -> bool:
+def _reads(rule: Rule, wrong: set[FieldPath]) -> bool:
     read: set[FieldPath] = {("spec", *field) for field in rule.fields_read() | {rule.field}}
     return any(a[: len(b)] == b or b[: len(a)] == a for a in read for b in wrong)
 
 
 def _remove(data: Any, path: FieldPath) -> None:
-    for key in path[:-1]:
-        if isinstance(data, list) and isinstance(key, int) and key < len(data):
+    """Takes the field out; one that is not there is fine."""
+    try:
+        for key in path[:-1]:
             data = data[key]
-        else:
-            data = data.get(key) if isinstance(data, dict) else None
-    if isinstance(data, dict) and path:
-        data.pop(path[-1], None)
-    elif isinstance(data, list) and path and isinstance(path[-1], int) and path[-1] < len(data):
         del data[path[-1]]
+    except (KeyError, IndexError, TypeError):
+        return

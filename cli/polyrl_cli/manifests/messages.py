@@ -1,23 +1,25 @@
-"""pydantic's findings as sentences for the person who wrote the manifest.
+"""What is wrong with a field, as a sentence in the manifest's own words: what was found, and what would be right.
 
-Each sentence says what was found and what would be right, in the manifest's own words. A kind of finding that is not
-listed here keeps pydantic's wording, which is correct if less kind. Read next: `manifest_file`.
+A kind of pydantic's findings that is not listed here keeps pydantic's wording, which is correct if less kind.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
 from polyrl.manifest.job import RULE_ERROR
-from polyrl_cli.manifests.fields import node_at
-from polyrl_cli.manifests.yaml_source import FieldPath
+from polyrl.manifest.schema.crd import OPEN, Schema, manifest_schema
+from polyrl_cli.manifests.yaml_source import FieldPath, path_text
 
 MAX_SHOWN: Final = 40
 """Characters of a wrong value that are repeated; enough to recognise it."""
+
+MAX_LISTED: Final = 12
+"""Names listed when no known field is close to a misspelt one."""
 
 _SHAPES: Final = {
     "function": "is not of the form module:function",
@@ -33,8 +35,11 @@ _SHAPES: Final = {
 
 def sentence(error: ErrorDetails, path: FieldPath) -> str:
     """What is wrong with the field at `path`, reading on from its name."""
-    say = _SAY.get(error["type"])
-    return say(error, path) if say else error["msg"][:1].lower() + error["msg"][1:]
+    text = _SENTENCES.get(error["type"])
+    if isinstance(text, str):
+        limits = {name: shown(limit) for name, limit in error.get("ctx", {}).items()}
+        return text.format(given=shown(error["input"]), **limits)
+    return text(error, path) if text else error["msg"][:1].lower() + error["msg"][1:]
 
 
 def shown(value: Any) -> str:
@@ -48,7 +53,40 @@ def shown(value: Any) -> str:
     return "a mapping" if isinstance(value, dict) else str(value)
 
 
-def _number_for_integer(error: ErrorDetails, path: FieldPath) -> str:
+def node_at(path: FieldPath) -> Schema | None:
+    """Schema of the field, {} inside an open object, None when there is no such field."""
+    node = manifest_schema()
+    for key in path:
+        child = node.get("items") if isinstance(key, int) else node.get("properties", {}).get(key)
+        if child is None:
+            return {} if OPEN in node or node == {} else None
+        node = child
+    return node
+
+
+def unknown_field(path: FieldPath) -> tuple[str, FieldPath | None]:
+    """Sentence for a field that does not exist, and the field that was probably meant."""
+    parent, name = path[:-1], str(path[-1])
+    siblings = sorted((node_at(parent) or {}).get("properties", {}))
+    plain = {key.lower(): key for key in siblings}
+    if close := difflib.get_close_matches(name.lower().replace("_", ""), plain, n=1):
+        return f"unknown field; did you mean {plain[close[0]]}?", (*parent, plain[close[0]])
+    elsewhere = [known for known in _all_fields(manifest_schema(), ()) if known[-1] == name and known[0] != "status"]
+    # The one nearest to the top is the one people mean; two at the same depth are a guess.
+    nearest = [known for known in elsewhere if len(known) == min(map(len, elsewhere))]
+    if len(nearest) == 1:
+        return f"unknown field; did you mean {path_text(nearest[0])}?", nearest[0]
+    listed = ", ".join(siblings[:MAX_LISTED]) + (", ..." if len(siblings) > MAX_LISTED else "")
+    return (f"unknown field; known here: {listed}" if siblings else "unknown field; nothing stands below this"), None
+
+
+def _all_fields(node: Schema, path: FieldPath) -> Iterator[FieldPath]:
+    for name, child in node.get("properties", {}).items():
+        yield (*path, name)
+        yield from _all_fields(child, (*path, name))
+
+
+def _integer(error: ErrorDetails, path: FieldPath) -> str:
     given = error["input"]
     if isinstance(given, str) and given.strip().lstrip("+-").isdecimal():
         return f"{shown(given)} is text; write the number without quotes"
@@ -56,24 +94,18 @@ def _number_for_integer(error: ErrorDetails, path: FieldPath) -> str:
 
 
 def _text(error: ErrorDetails, path: FieldPath) -> str:
-    given = error["input"]
-    if isinstance(given, list | dict):
-        return f"needs text, not {shown(given)}"
-    return f'{shown(given)} is not text; put it in quotes: "{shown(given)}"'
+    given = shown(error["input"])
+    if isinstance(error["input"], list | dict):
+        return f"needs text, not {given}"
+    return f'{given} is not text; put it in quotes: "{given}"'
 
 
 def _choice(error: ErrorDetails, path: FieldPath) -> str:
     choices = [str(choice) for choice in (node_at(path) or {}).get("enum", [])]
-    given = error["input"]
     plain = {choice.lower(): choice for choice in choices}
-    close = difflib.get_close_matches(str(given).lower(), plain, n=1)
+    close = difflib.get_close_matches(str(error["input"]).lower(), plain, n=1)
     hint = f"; did you mean {plain[close[0]]}?" if close and len(choices) > 1 else ""
-    return f"{shown(given)} is not {' or '.join(choices)}{hint}"
-
-
-def _shape(error: ErrorDetails, path: FieldPath) -> str:
-    meaning = _SHAPES.get(str(path[-1]), "has not the right form")
-    return f"{shown(error['input'])} {meaning}"
+    return f"{shown(error['input'])} is not {' or '.join(choices)}{hint}"
 
 
 def _missing(error: ErrorDetails, path: FieldPath) -> str:
@@ -81,55 +113,49 @@ def _missing(error: ErrorDetails, path: FieldPath) -> str:
     return f"is required ({meaning[:1].lower()}{meaning[1:]})" if meaning else "is required"
 
 
-def _entries(relation: str, limit: str) -> Callable[[ErrorDetails, FieldPath], str]:
-    def say(error: ErrorDetails, path: FieldPath) -> str:
-        have = len(error["input"]) if isinstance(error["input"], list) else 0
-        return f"has {have} {'entry' if have == 1 else 'entries'}; {relation} {error['ctx'][limit]} needed"
-
-    return say
+def _entries(error: ErrorDetails, path: FieldPath) -> str:
+    have = len(error["input"]) if isinstance(error["input"], list) else 0
+    return f"has {have} {'entry' if have == 1 else 'entries'}; {_limit(error)} needed"
 
 
-def _length(relation: str, limit: str) -> Callable[[ErrorDetails, FieldPath], str]:
-    def say(error: ErrorDetails, path: FieldPath) -> str:
-        have = len(error["input"])
-        return "is empty" if have == 0 else f"has {have} characters; {relation} {error['ctx'][limit]} are allowed"
-
-    return say
+def _length(error: ErrorDetails, path: FieldPath) -> str:
+    have = len(error["input"])
+    return "is empty" if have == 0 else f"has {have} characters; {_limit(error)} are allowed"
 
 
-def _bound(text: str, limit: str) -> Callable[[ErrorDetails, FieldPath], str]:
-    return lambda error, path: f"{shown(error['input'])} is {text} {shown(error['ctx'][limit])}"
+def _limit(error: ErrorDetails) -> str:
+    limits = error["ctx"]
+    return f"at least {limits['min_length']}" if "min_length" in limits else f"at most {limits['max_length']}"
 
 
-def _needs(what: str) -> Callable[[ErrorDetails, FieldPath], str]:
-    return lambda error, path: f"needs {what}, not {shown(error['input'])}"
-
-
-_FIELDS: Final = _needs("fields (key: value)")
-_LIST: Final = _needs("a list (lines that begin with -, or [...])")
-_SAY: Final[dict[str, Callable[[ErrorDetails, FieldPath], str]]] = {
+_FIELDS: Final = "needs fields (key: value), not {given}"
+_LIST: Final = "needs a list (lines that begin with -, or [...]), not {given}"
+_SENTENCES: Final[dict[str, str | Callable[[ErrorDetails, FieldPath], str]]] = {
     RULE_ERROR: lambda error, path: error["msg"],
     "value_error": lambda error, path: str(error["ctx"]["error"]),
     "missing": _missing,
-    "int_type": _number_for_integer,
-    "int_from_float": _number_for_integer,
-    "float_type": lambda error, path: f"{shown(error['input'])} is not a number",
-    "finite_number": lambda error, path: f"{shown(error['input'])} is not a finite number",
-    "bool_type": lambda error, path: f"{shown(error['input'])} is not true or false",
+    "int_type": _integer,
+    "int_from_float": _integer,
+    "float_type": "{given} is not a number",
+    "finite_number": "{given} is not a finite number",
+    "bool_type": "{given} is not true or false",
     "string_type": _text,
     "list_type": _LIST,
     "tuple_type": _LIST,
     "dict_type": _FIELDS,
     "model_type": _FIELDS,
-    "greater_than_equal": _bound("less than the least allowed,", "ge"),
-    "less_than_equal": _bound("more than the most allowed,", "le"),
-    "greater_than": _bound("not more than", "gt"),
-    "less_than": _bound("not less than", "lt"),
-    "string_pattern_mismatch": _shape,
-    "string_too_short": _length("at least", "min_length"),
-    "string_too_long": _length("at most", "max_length"),
-    "too_short": _entries("at least", "min_length"),
-    "too_long": _entries("at most", "max_length"),
+    "greater_than_equal": "{given} is less than the least allowed, {ge}",
+    "less_than_equal": "{given} is more than the most allowed, {le}",
+    "greater_than": "{given} is not more than {gt}",
+    "less_than": "{given} is not less than {lt}",
+    "string_pattern_mismatch": lambda error, path: (
+        f"{shown(error['input'])} {_SHAPES.get(str(path[-1]), 'has not the right form')}"
+    ),
+    "string_too_short": _length,
+    "string_too_long": _length,
+    "too_short": _entries,
+    "too_long": _entries,
     "literal_error": _choice,
     "enum": _choice,
 }
+"""By pydantic's type of the error; `given` is the wrong value, the other names are pydantic's limits."""

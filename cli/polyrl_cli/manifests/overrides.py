@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from polyrl.errors import InvalidManifest
-from polyrl_cli.manifests.fields import node_at, unknown_field
+from polyrl_cli.manifests.messages import node_at, unknown_field
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestSource, parse, path_text
 
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
@@ -28,9 +28,10 @@ def apply_overrides(source: ManifestSource, sets: Sequence[str]) -> None:
 
 def _apply(source: ManifestSource, text: str) -> str | None:
     written, equals, given = text.partition("=")
-    path = _path(written)
-    if not equals or path is None:
+    steps = list(_STEP.finditer(written))
+    if not equals or not steps or "".join(step[0] for step in steps) != written:
         return f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4"
+    path: FieldPath = tuple(step[1] or int(step[2]) for step in steps)
     if node_at(path) is None:
         return f"--set {written}: {unknown_field(path)[0]}"
     try:
@@ -43,13 +44,6 @@ def _apply(source: ManifestSource, text: str) -> str | None:
     return f"--set {written}: {fault}" if fault else None
 
 
-def _path(written: str) -> FieldPath | None:
-    steps = list(_STEP.finditer(written))
-    if not steps or "".join(step[0] for step in steps) != written:
-        return None
-    return tuple(step[1] or int(step[2]) for step in steps)
-
-
 def _write(data: Any, path: FieldPath, value: Any) -> str | None:
     """Puts the value at the path, making what is missing on the way; the fault as a sentence, or None."""
     for depth, key in enumerate(path):
@@ -57,8 +51,8 @@ def _write(data: Any, path: FieldPath, value: Any) -> str | None:
         empty: Any = [] if not last and isinstance(path[depth + 1], int) else {}
         if isinstance(key, int):
             if not isinstance(data, list) or key > len(data):
-                held = f"has {len(data)} entries" if isinstance(data, list) else "is no list"
-                return f"{path_text(path[:depth])} {held}"
+                found = f"has {len(data)} entries" if isinstance(data, list) else "is no list"
+                return f"{path_text(path[:depth])} {found}"
             if key == len(data):
                 data.append(empty)
         elif not isinstance(data, dict):

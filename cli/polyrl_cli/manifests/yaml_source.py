@@ -1,15 +1,14 @@
-"""YAML with places: what a file says, and on which line each field stands. Knows nothing of manifests.
+"""YAML with lines: what a file says, and on which line each field stands.
 
-Composes nodes instead of loading them, so that every path has its line and a key that stands twice is seen. Scalars are
-read as kubectl reads them: `1e-6` is a number and `2026-01-01` is text, other than in plain PyYAML.
-
-Refuses to do: validation (see `manifest_file`), tags beyond plain data, files larger than an API server would take.
+PyYAML composes nodes, which know their lines, and does not load them: so a key that stands twice is found too. Scalars
+are read as kubectl reads them: `1e-6` is a number and `2026-01-01` is text, other than in plain PyYAML. Tags beyond
+plain data and files larger than an API server would take are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +66,14 @@ for _name, _pattern, _first in _PLAIN:
     _Reader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})$"), _first)
 
 
+@dataclass(frozen=True)
+class ManifestFault:
+    """One thing that is wrong, at one field."""
+
+    field: FieldPath
+    sentence: str
+
+
 @dataclass
 class ManifestSource:
     """The plain data of one YAML text, and the line of each path."""
@@ -78,19 +85,20 @@ class ManifestSource:
     overridden: set[FieldPath] = field(default_factory=set)
     """Paths whose value comes from the command line."""
 
-    def place(self, path: FieldPath) -> str:
-        """Where the user finds the field: file and line of it or of what it is missing in, or the flag that set it."""
-        ways = [path[:length] for length in range(len(path), -1, -1)]
-        if any(way in self.overridden for way in ways):
-            return f"--set {path_text(path)}"
-        line = next((self.lines[way] for way in ways if way in self.lines), 1)
-        return f"{self.name}:{line} {path_text(path)}"
-
-    def rank(self, path: FieldPath) -> tuple[bool, int]:
-        """Sorts faults into file order; what the command line set comes last."""
-        ways = [path[:length] for length in range(len(path), -1, -1)]
-        line = next((self.lines[way] for way in ways if way in self.lines), 0)
-        return any(way in self.overridden for way in ways), line
+    def describe(self, faults: Sequence[ManifestFault]) -> list[str]:
+        """Ready-to-print lines in file order, each with the file and line of the field, or of what it is missing in, or
+        with the flag that set it; what the command line set comes last."""
+        placed = []
+        for fault in faults:
+            ways = [fault.field[:length] for length in range(len(fault.field), -1, -1)]
+            line = next((self.lines[way] for way in ways if way in self.lines), 0)
+            overridden = any(way in self.overridden for way in ways)
+            place = "--set" if overridden else f"{self.name}:{line or 1}"
+            text = f"{place} {path_text(fault.field)}: {fault.sentence}"
+            # What cannot be printed as it is, a line break in a field's name for one, is shown as an escape.
+            printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+            placed.append((overridden, line, printable))
+        return [text for _, _, text in sorted(placed, key=lambda one: one[:2])]
 
 
 def path_text(path: FieldPath) -> str:
@@ -185,6 +193,7 @@ class _Walk:
         return merged | made
 
     def _merged(self, node: yaml.Node, line: int) -> Iterator[yaml.MappingNode]:
+        """The mappings that `<<` names."""
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(part, yaml.MappingNode):
                 yield part

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.recipe import RecipeSpec
+from polyrl_cli.manifests.file_checks import named_files
+from polyrl_cli.manifests.yaml_source import path_text
 
 MAX_BYTES: Final = 1 << 20
 """What the API server takes of data in one ConfigMap."""
@@ -30,27 +30,17 @@ def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | 
         return None
     folder = (manifest.parent / job.spec.recipe.code.path).resolve()
     files = {path.name: path for path in sorted(folder.glob("*.py"))}
-    for field, written in _named(job.spec.recipe):
+    for field, written, _ in named_files(job.spec.recipe):
         file = (manifest.parent / written).resolve()
         if Path(written).is_absolute():
             continue
         if file.parent != folder or not file.is_file():
             raise UserError(
-                f"{field}: {written} is no file directly in {folder}, so ConfigMap {name} cannot hold it;"
+                f"{path_text(field)}: {written} is no file directly in {folder}, so ConfigMap {name} cannot hold it;"
                 " use recipe.code.volumeClaim or an image"
             )
         files[file.name] = file
     return _config_map(name, namespace, files)
-
-
-def _named(recipe: RecipeSpec) -> Iterator[tuple[str, str]]:
-    data = {"sft": recipe.data.sft, "rl": recipe.data.rl, "eval": recipe.data.eval}
-    for stage, rows in data.items():
-        yield from ((f"spec.recipe.data.{stage}[{index}].path", one.path) for index, one in enumerate(rows))
-    if recipe.model.path is not None:
-        yield "spec.recipe.model.path", recipe.model.path
-    if recipe.model.tokenizer.path is not None:
-        yield "spec.recipe.model.tokenizer.path", recipe.model.tokenizer.path
 
 
 def _config_map(name: str, namespace: str, files: dict[str, Path]) -> Object:

@@ -18,8 +18,7 @@ from typing import Any, Final
 from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl_cli.manifests.file_checks import check_files
-from polyrl_cli.manifests.load import job_of, read_manifest
+from polyrl_cli.manifests.load import check_files, job_of, read_manifest
 from polyrl_cli.remote.cluster import GONE, ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.code_config_map import code_config_map
 from polyrl_cli.remote.status import condition, ended, headline, story

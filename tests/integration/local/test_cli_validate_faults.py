@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyrl.errors import InvalidManifest
-from polyrl_cli.manifests.file_checks import check_files
-from polyrl_cli.manifests.load import load_manifest, notes
+from polyrl_cli.manifests.load import check_files, load_manifest, notes
 
 GOOD = """\
 apiVersion: polyrl.dev/v1alpha1

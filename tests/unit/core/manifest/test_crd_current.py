@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyrl.manifest.schema.reference_page import manifest_page
-from polyrl_cli.manifests.crd_file import crd_yaml
+from polyrl_cli.manifests.crd import crd_yaml
 
 ROOT = Path(__file__).parents[4]
 

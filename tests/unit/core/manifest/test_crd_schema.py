@@ -15,7 +15,7 @@ from polyrl.manifest.rules.broken import RULES
 from polyrl.manifest.rules.transitions import TRANSITIONS
 from polyrl.manifest.schema.crd import OPEN, Schema, custom_resource_definition, manifest_schema
 from polyrl.manifest.schema.reference_page import manifest_page
-from polyrl_cli.manifests.crd_file import crd_yaml
+from polyrl_cli.manifests.crd import crd_yaml
 
 VERSION = custom_resource_definition()["spec"]["versions"][0]
 SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
