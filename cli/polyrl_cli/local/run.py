@@ -43,7 +43,7 @@ from polyrl_cli.manifests.load import check_files, load_manifest, notes
 from polyrl_cli.manifests.overrides import own_overrides
 from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
 from polyrl_cli.report.plot import draw_run
-from polyrl_cli.report.progress import Progress, View, open_view
+from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.summary import (
     Summary,
     bytes_per_token,
@@ -121,7 +121,7 @@ def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> Po
 async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> Ended:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
-    view = open_view(progress, console)
+    view = ProgressView(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
@@ -141,7 +141,7 @@ SHOW_EVERY_S: Final = 0.25
 """Between two looks at metrics.jsonl, which another process appends to and tells nobody; four a second look alive."""
 
 
-async def _show(run: LocalRun, progress: Progress, view: View, tail: MetricsTail) -> None:
+async def _show(run: LocalRun, progress: Progress, view: ProgressView, tail: MetricsTail) -> None:
     while True:
         for report in tail.read():
             progress.take_report(report)

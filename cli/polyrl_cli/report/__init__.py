@@ -1,1 +1,11 @@
-"""What a run shows while it goes on and at its end: progress, summary, picture."""
+"""What a run shows while it goes on and at its end.
+
+    timeline       fleet.jsonl: what happened to the fleet and when
+    metrics_file   metrics.jsonl: rows that the trainer writes
+    progress       the run as it goes on: a live picture on a terminal, plain lines elsewhere
+    summary        summary.json: what a run came to
+    summary_panel  the summary on the terminal
+    plot           run.png
+
+`local.run` imports all of it; `timeline` and `metrics_file` import nothing of the command line.
+"""

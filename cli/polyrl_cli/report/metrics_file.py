@@ -1,7 +1,4 @@
-"""What the trainer writes for others: lines of metrics.jsonl as they come, and trainer-result.json at the end.
-
-Refuses to hold: pictures and sums (see `progress`, `summary`). Read next: `summary`.
-"""
+"""Rows of metrics.jsonl, which the trainer writes: all of them, or those that come."""
 
 from __future__ import annotations
 
@@ -26,14 +23,16 @@ class MetricsRow(msgspec.Struct, frozen=True):
 
 
 class MetricsTail:
-    """Follows a metrics.jsonl that another process appends to; starts at its present end. A trainer that goes back to a
-    checkpoint puts another file in its place, with the rows that still hold: what is older than the newest row told is
-    not told again."""
+    """Follows a metrics.jsonl that another process appends to, from its present end.
+
+    A trainer that goes back to a checkpoint puts another file in its place, with the rows that still hold: rows older
+    than the newest one returned are not returned again.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._inode, self._offset = (file.stat().st_ino, file.stat().st_size) if file.exists() else (0, 0)
-        self._told = max((report.time for report in read_metrics(file)), default=0.0)
+        self._newest = max((row.time for row in read_metrics(file)), default=0.0)
 
     def read(self) -> list[MetricsRow]:
         """Every line that was finished since the last call."""
@@ -45,9 +44,9 @@ class MetricsTail:
             file.seek(0 if replaced else self._offset)
             whole, _, _ = file.read().rpartition(b"\n")
         self._offset = (0 if replaced else self._offset) + (len(whole) + 1 if whole else 0)
-        reports = [report for report in parse_metrics(whole) if not replaced or report.time > self._told]
-        self._told = max([self._told, *(report.time for report in reports)])
-        return reports
+        rows = [row for row in parse_metrics(whole) if not replaced or row.time > self._newest]
+        self._newest = max([self._newest, *(row.time for row in rows)])
+        return rows
 
 
 def read_metrics(file: Path) -> list[MetricsRow]:
@@ -56,17 +55,17 @@ def read_metrics(file: Path) -> list[MetricsRow]:
 
 
 def parse_metrics(text: bytes) -> list[MetricsRow]:
-    """Lines to reports; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
-    reports = []
+    """Lines to rows; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
+    rows = []
     for line in text.split(b"\n"):
         try:
-            reports.append(_report(msgspec.json.decode(line, type=dict[str, Any])))
+            rows.append(_row(msgspec.json.decode(line, type=dict[str, Any])))
         except (*UNDECODABLE, KeyError):
             continue
-    return reports
+    return rows
 
 
-def _report(fields: dict[str, Any]) -> MetricsRow:
+def _row(fields: dict[str, Any]) -> MetricsRow:
     values = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
     time, step = values.pop("time"), int(values.pop("step"))
     return MetricsRow(time, str(fields["phase"]), step, values)

@@ -1,7 +1,4 @@
-"""One picture of a run: reward and exact match above, the serving rollouts below, every loss marked. A PNG.
-
-Refuses to hold: numbers that are not in metrics.jsonl or fleet.jsonl. Read next: `reports`, `timeline`.
-"""
+"""One picture of a run: reward and exact match above, the serving rollouts below, every loss marked. A PNG."""
 
 from __future__ import annotations
 
@@ -49,22 +46,25 @@ def draw_run(title: str, reports: Sequence[MetricsRow], events: Sequence[FleetEv
 
 
 def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> None:
-    rewards = [(report.time - began, report.values[REWARD]) for report in reports if REWARD in report.values]
-    exact = [(report.time - began, report.values[EXACT_MATCH]) for report in reports if EXACT_MATCH in report.values]
+    times, rewards = _series(reports, REWARD, began)
     if rewards:
-        times, values = zip(*rewards, strict=True)
-        axes.plot(times, values, color=REWARD_COLOR, alpha=0.25, linewidth=1)
-        axes.plot(times, _smoothed(values), color=REWARD_COLOR, linewidth=2, label="reward of training samples")
+        axes.plot(times, rewards, color=REWARD_COLOR, alpha=0.25, linewidth=1)
+        axes.plot(times, _smoothed(rewards), color=REWARD_COLOR, linewidth=2, label="reward of training samples")
+    times, exact = _series(reports, EXACT_MATCH, began)
     if exact:
-        times, values = zip(*exact, strict=True)
-        axes.plot(times, values, color=EVAL_COLOR, marker="o", linewidth=1.5, label="exact match, held-out, greedy")
-        for when, value in exact:
-            axes.annotate(
-                f"{value:.2f}", (when, value), (0, 7), textcoords="offset points", ha="center", color=EVAL_COLOR
-            )
-    axes.set_ylim(bottom=min(0.0, *(value for _, value in rewards), 0.0), top=None)
+        axes.plot(times, exact, color=EVAL_COLOR, marker="o", linewidth=1.5, label="exact match, held-out, greedy")
+        for point in zip(times, exact, strict=True):
+            above = {"xytext": (0, 7), "textcoords": "offset points"}
+            axes.annotate(f"{point[1]:.2f}", point, ha="center", color=EVAL_COLOR, **above)
+    axes.set_ylim(bottom=min(0.0, *rewards, 0.0), top=None)
     axes.margins(y=0.12)
     axes.set_ylabel("reward, exact match")
+
+
+def _series(reports: Sequence[MetricsRow], name: str, began: float) -> tuple[list[float], list[float]]:
+    """Seconds since the start, and values, of one metric."""
+    rows = [row for row in reports if name in row.values]
+    return [row.time - began for row in rows], [row.values[name] for row in rows]
 
 
 def _draw_fleet(axes: Any, events: Sequence[FleetEvent], began: float, until: float) -> None:

@@ -1,15 +1,11 @@
-"""What a person sees while a run goes on: a live picture on a terminal, plain lines everywhere else.
-
-Refuses to hold: facts of its own; it shows the trainer's reports, the manager's status and the timeline's events.
-Read next: `summary`.
-"""
+"""What a person sees while a run goes on: a live picture on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,7 +21,7 @@ from polyrl_cli.report.metrics_file import MetricsRow
 from polyrl_cli.report.timeline import RECLAIMED, FleetEvent
 
 PLAIN_EVERY_S: Final = 5.0
-"""Between two plain lines: often enough to see life, seldom enough for a log file."""
+"""Between two plain lines: often enough to see progress, seldom enough for a log file."""
 
 RATE_WINDOW_S: Final = 10.0
 """Over which tokens per second are averaged: longer than one step of a small job, so that the number stands still."""
@@ -47,6 +43,7 @@ EXACT_MATCH: Final = "eval/exact_match"
 STATE_MARKS: Final = {
     EngineState.JOINING: ("◌", "yellow"),
     EngineState.SERVING: ("●", "green"),
+    EngineState.SUSPECT: ("◐", "yellow"),
     EngineState.DRAINING: ("◍", "magenta"),
 }
 
@@ -54,7 +51,7 @@ EVENT_STYLES: Final = {RECLAIMED: "bold red", "serving": "green", "condition": "
 
 
 class Progress:
-    """The picture's memory: totals from the manifest, the newest status, rates, the last events."""
+    """What is shown: totals from the manifest, the newest status, rates, the last events."""
 
     def __init__(self, name: str, spec: JobSpec, clock: Callable[[], float]) -> None:
         self.name = name
@@ -83,7 +80,7 @@ class Progress:
             self._count_tokens(status.tokens.generated)
 
     def take_report(self, report: MetricsRow) -> None:
-        """What the trainer says of one step or one evaluation."""
+        """The trainer's row of one step or one evaluation."""
         self.phase, self.news = report.phase, self.news + 1
         if report.phase in self.totals:
             self.steps[report.phase] = report.step
@@ -114,69 +111,44 @@ class Progress:
             self._tokens.popleft()
 
 
-class View(Protocol):
-    """Shows a Progress."""
-
-    def update(self) -> None:
-        """Something in it may have changed."""
-        ...
-
-    def event(self, event: FleetEvent) -> None:
-        """Something happened to the fleet."""
-        ...
-
-    def close(self) -> None:
-        """Leaves the terminal as it should stay."""
-        ...
-
-
-class LiveView:
-    """A picture of at most 80 columns that redraws itself."""
-
-    def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress = progress
-        self._live = Live(
-            get_renderable=lambda: picture(progress), console=console, refresh_per_second=REFRESH_PER_S, transient=True
-        )
-        self._live.start()
-
-    def update(self) -> None:
-        """The picture redraws itself."""
-
-    def event(self, event: FleetEvent) -> None:
-        self._progress.events.append(event)
-
-    def close(self) -> None:
-        self._live.stop()
-
-
-class PlainView:
-    """One line per event, and one every few seconds."""
+class ProgressView:
+    """Shows a Progress: on a terminal a picture of at most 80 columns that redraws itself, else a line per event and
+    one every few seconds."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console = progress, console
-        self._last = (-PLAIN_EVERY_S, 0)
+        self._last_line, self._last_news = -PLAIN_EVERY_S, 0
+        self._live: Live | None = None
+        if console.is_terminal and sys.stdout.isatty():
+            self._live = Live(
+                get_renderable=lambda: picture(progress),
+                console=console,
+                refresh_per_second=REFRESH_PER_S,
+                transient=True,
+            )
+            self._live.start()
 
     def update(self) -> None:
+        """Something in the Progress may have changed."""
         now, news = self._progress.elapsed, self._progress.news
-        if news == self._last[1] or now - self._last[0] < PLAIN_EVERY_S:
-            return
-        self._last = (now, news)
-        self._print(line(self._progress))
+        if self._live is None and news != self._last_news and now - self._last_line >= PLAIN_EVERY_S:
+            self._last_line, self._last_news = now, news
+            self._print(line(self._progress))
 
     def event(self, event: FleetEvent) -> None:
-        self._print(f"{clock_text(event.t)}  {event.text}")
+        """Something happened to the fleet."""
+        if self._live is None:
+            self._print(f"{clock_text(event.t)}  {event.text}")
+        else:
+            self._progress.events.append(event)
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """Leaves the terminal as it should stay."""
+        if self._live is not None:
+            self._live.stop()
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def open_view(progress: Progress, console: Console) -> View:
-    """The live picture on a terminal, plain lines otherwise."""
-    return LiveView(progress, console) if console.is_terminal and sys.stdout.isatty() else PlainView(progress, console)
 
 
 def line(progress: Progress) -> str:
@@ -227,15 +199,11 @@ def clock_text(seconds: float) -> str:
 
 
 def _totals(spec: JobSpec) -> dict[str, int]:
-    recipe = spec.recipe
-    totals = {}
-    if recipe.mode in (Mode.SFT, Mode.SFT_RL):
-        totals["sft"] = recipe.sft.steps
-    if recipe.mode in (Mode.RL, Mode.SFT_RL):
-        totals["rl"] = recipe.algorithm.steps
-    if recipe.mode is Mode.OFFLINE_RL:
-        totals["offline-rl"] = recipe.algorithm.steps
-    return totals
+    """Steps of each stage that the mode runs; the stages of a mode stand in its name."""
+    steps = {"sft": spec.recipe.sft.steps, "rl": spec.recipe.algorithm.steps}
+    if spec.recipe.mode is Mode.OFFLINE_RL:
+        return {"offline-rl": steps["rl"]}
+    return {stage: steps[stage] for stage in spec.recipe.mode.value.split("+")}
 
 
 def _bars(progress: Progress) -> Table:

@@ -1,7 +1,4 @@
-"""What a run came to: the numbers of `summary.json`, computed once from what trainer, manager and fleet wrote.
-
-Refuses to hold: how they are shown (see `closing_words`, `plot`). Read next: `closing_words`.
-"""
+"""What a run came to: the numbers of `summary.json`, computed once from what trainer, manager and fleet wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ STEP_PARTS: Final = {
     "other": "timing_s/other",
     "overlap": "timing_s/overlap",
 }
-"""Parts of an RL step in the summary and in metrics.jsonl, where their meaning is told."""
+"""Parts of an RL step in the summary and in metrics.jsonl, which the metrics' reference explains."""
 
 
 class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):

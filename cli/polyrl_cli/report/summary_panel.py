@@ -1,7 +1,4 @@
-"""The last thing a run prints: what was learned, where the time went, what the losses cost, where the files are.
-
-Refuses to hold: numbers of its own (see `summary`). Read next: `plot`.
-"""
+"""The last thing a run prints: what was learned, where the time went, what the losses cost, where the files are."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """What happened to the fleet and when, as it happens: one JSON object a line in `fleet.jsonl`.
 
-    {"time": 1700000012.3, "t": 12.3, "event": "serving", "worker": "rollout-1", "text": "rollout-1 serves"}
-    {"time": 1700000012.3, "t": 12.3, "event": "fleet", "engines": 2}
-
-Refuses to hold: the learner's metrics (the trainer writes metrics.jsonl). Read next: `plot`, which draws it.
+{"time": 1700000012.3, "t": 12.3, "event": "serving", "worker": "rollout-1", "text": "rollout-1 serves"}
+{"time": 1700000012.3, "t": 12.3, "event": "fleet", "engines": 2}
 """
 
 from __future__ import annotations
@@ -37,12 +35,12 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 RECLAIMED: Final = "reclaimed"
 """A rollout was taken away, with or without notice."""
 FAULT: Final = "fault"
-"""Something else was inflicted."""
+"""Another fault was injected."""
 FLEET: Final = "fleet"
 
 
 class Timeline:
-    """Appends events; `listener` hears those that a person wants to see."""
+    """Appends events; `listener` is called with those that a person wants to see."""
 
     def __init__(self, file: Path, clock: Callable[[], float], listener: Callable[[FleetEvent], None]) -> None:
         self._file: IO[bytes] = file.open("ab", buffering=0)
@@ -57,7 +55,7 @@ class Timeline:
         return self._clock() - self._began
 
     def note(self, event: str, worker: str, text: str) -> None:
-        """Writes an event and tells the listener."""
+        """Writes an event and calls the listener."""
         self.preemptions += event == RECLAIMED
         self._listener(self._write(event, worker=worker, text=text))
 
