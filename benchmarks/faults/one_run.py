@@ -24,7 +24,7 @@ from outcome import Outcome, differences, read_outcome
 from plan import Strike
 from striker import Striker
 
-from polyrl.ledger.audit.records import Moved
+from polyrl.ledger.events import Moved
 from polyrl.sample import DiscardReason
 from polyrl.wire import GroupDropped
 from polyrl_cli.chaos.injector import FaultSchedule
@@ -116,7 +116,7 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
 
 def _moves(root: Path) -> int:
     with open_journal(root / "journal.sqlite") as journal:
-        return sum(isinstance(record, Moved) for record in journal.records())
+        return sum(isinstance(entry.event, Moved) for entry in journal.history())
 
 
 def _broken_invariants(root: Path) -> Iterable[str]:

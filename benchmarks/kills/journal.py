@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from polyrl.ledger.audit.records import RUN, Began
+from polyrl.ledger.audit.history import RUN, ManagerStarted
 from polyrl.ledger.events import (
     Assigned,
     BatchAcknowledged,
@@ -60,14 +60,14 @@ class Journal:
     def __init__(self, path: Path) -> None:
         with closing(sqlite3.connect(path)) as db:
             (snapshot, *_) = db.execute(form.SELECT_SNAPSHOT).fetchone()
-            rows = db.execute(form.SELECT_FACTS).fetchall()
+            rows = db.execute(form.SELECT_EVENTS).fetchall()
         if snapshot:
             raise ValueError(f"{path}: events up to {snapshot} are gone")
         with open_journal(path) as journal:
-            began = journal.records_about(RUN)[0]
-        assert isinstance(began, Began), "a journal opens with the beginning of its run"
-        self.config = began.config
-        self._ahead = began.wall - began.at
+            first = journal.history_of(RUN)[0]
+        assert isinstance(first.event, ManagerStarted), "a journal opens with the beginning of its run"
+        self.config = first.event.config
+        self._ahead = first.event.unix_s - first.at
         self._samples: dict[int, str] = {}
         self._engines: dict[int, str] = {}
         self._sizes: dict[int, int] = {}

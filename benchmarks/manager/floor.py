@@ -21,7 +21,7 @@ from typing import Final
 
 import zmq
 
-from polyrl.ledger.journal.file_format import INSERT_FACTS, create_script, row
+from polyrl.ledger.journal.file_format import INSERT_EVENTS, create_script, row
 from polyrl.wire import ROW_DTYPE, TokensKept, encode
 
 AGENTS: Final = 8
@@ -47,7 +47,7 @@ def serve(pipe: Connection, server: tuple[bytes, bytes], journal: Path | None) -
     db = None
     if journal is not None:
         db = sqlite3.connect(journal, isolation_level=None)
-        db.executescript(create_script(1, 1) + "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
+        db.executescript(create_script(1) + "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
     began, seen = time.process_time(), 0
     while seen < TOKENS // FRAME_TOKENS:
         socket.poll()
@@ -55,7 +55,7 @@ def serve(pipe: Connection, server: tuple[bytes, bytes], journal: Path | None) -
         seen += len(batch)
         if db is not None:
             db.execute("BEGIN IMMEDIATE")
-            db.execute(INSERT_FACTS, row(seen, 0.0, b"".join(frame for _, frame in batch)))
+            db.execute(INSERT_EVENTS, row(seen, 0.0, b"".join(frame for _, frame in batch)))
             db.execute("COMMIT")
         for identity, _ in batch:
             socket.send_multipart((identity, ANSWER))

@@ -6,7 +6,7 @@ import pytest
 
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.audit.audit import Audit
-from polyrl.ledger.audit.history import Historian
+from polyrl.ledger.audit.history import HistoryProjection
 from polyrl.ledger.journal.codec import decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Pool, group_digest
@@ -60,11 +60,11 @@ def groups_of(batch: Batch) -> list[int]:
 
 
 def nothing_is_broken(stage: Stage) -> None:
-    """The audit's books, kept from the same events, agree with the state and with the invariants."""
-    historian, audit = Historian(LedgerState(stage.ledger.state.config)), Audit()
+    """The audit of the same events agrees with the state and with the invariants."""
+    projection, audit = HistoryProjection(LedgerState(stage.ledger.state.config)), Audit()
     for event in stage.events:
-        for record in historian.tell(event):
-            audit.take(record)
+        for entry in projection.project(event):
+            audit.take(entry)
     assert [verdict.first for verdict in audit.conclude(stage.ledger.state) if verdict.broken] == []
 
 

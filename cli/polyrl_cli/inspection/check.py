@@ -1,7 +1,7 @@
-"""`polyrl check [RUN]`: the invariants of a run, from its journals alone; the first broken fact of each that is broken.
+"""`polyrl check [RUN]`: the invariants of a run, from its journals alone; the first broken event of each.
 
 A resumed run has a journal per epoch, and each is audited on its own: an epoch's samples never reach the next one.
-Refuses to hold: the invariants (see `polyrl.ledger.audit.audit`). Read next: `polyrl.ledger.audit.audit`.
+The invariants are in `polyrl.ledger.audit`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def audit_journal(path: Path) -> list[Verdict]:
     """One verdict per invariant."""
     audit = Audit()
     with open_journal(path) as journal:
-        for record in journal.records():
-            audit.take(record)
+        for entry in journal.history():
+            audit.take(entry)
         replayed = journal.replay()
     return audit.conclude(None if replayed is None else replayed.state)
 

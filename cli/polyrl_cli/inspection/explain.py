@@ -1,19 +1,24 @@
-"""`polyrl explain RUN SAMPLE`: one sample's whole life, line by line, from the journal of a live or finished run.
-
-Refuses to hold: reading (see `journal_reader`), a screen (the lines are plain text). Read next: `journal_reader`.
-"""
+"""`polyrl explain RUN SAMPLE`: one sample's whole life, line by line, from the journal of a live or finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from polyrl.errors import UserError
-from polyrl.ledger.audit import records as r
+from polyrl.ledger import events as f
+from polyrl.ledger.audit.history import (
+    AssignmentTokens,
+    HistoryEntry,
+    HistoryEvent,
+    Piece,
+    batch_subject,
+    engine_subject,
+)
 from polyrl.ledger.journal.file_format import Replayed
-from polyrl.sample import DiscardReason
+from polyrl.ledger.state import ENVIRONMENT_VERSION
+from polyrl.sample import DiscardReason, Group, split_sample_id
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.local.run_folder import find_run
 
@@ -24,26 +29,29 @@ EXAMPLES: Final = 5
 def explain_lines(run: Path, sample: str) -> list[str]:
     """The life of `sample`. Raises UserError naming a few samples when there is no such one."""
     with open_journal(find_run(run).journal) as journal:
-        life = _life_of(journal, sample)
-        origin = life[0]
-        offset = journal.wall_offset()
-        lines = [_head(sample, origin, offset)]
-        lines += [f"{record.at - origin.at:+10.3f} s  {text}" for record in life for text in _tell(record, sample)]
+        submitted_at, entries = _entries_of(journal, sample)
+        when = datetime.fromtimestamp(journal.wall_offset() + submitted_at, UTC)
+        lines, life = [f"sample {sample}, submitted {when:%Y-%m-%d %H:%M:%S} UTC"], _Life(sample)
+        for entry in entries:
+            lines += [f"{entry.at - submitted_at:+10.3f} s  {text}" for text in life.lines(entry)]
         now = _now_line(journal.replay(), sample)
         return lines if now is None else [*lines, f"{'now':>12}  {now}"]
 
 
-def _life_of(journal: JournalReader, sample: str) -> list[r.AnyRecord]:
+def _entries_of(journal: JournalReader, sample: str) -> tuple[float, list[HistoryEntry]]:
+    """When it was submitted, and all that concerns it, its group, batches and engines."""
     try:
-        own, group = r.abouts_of(sample)
+        number, index = split_sample_id(sample)
     except ValueError:
         raise UserError(f"{sample!r} is not the name of a sample; {_examples(journal)}") from None
-    of_group = journal.records_about(group)
-    index = int(sample.partition(".")[2])
-    if not of_group or not isinstance(of_group[0], r.Submitted) or not 0 <= index < of_group[0].n:
+    group = journal.history_of(str(number))
+    submitted = group[0].event if group else None
+    if not isinstance(submitted, f.GroupSubmitted) or not 0 <= index < submitted.group.n:
         raise UserError(f"this run has no sample {sample}; {_examples(journal)}")
-    batches = [r.about_batch(record.batch) for record in of_group if isinstance(record, r.Packed)]
-    return journal.records_about(own, group, *batches)
+    batches = [batch_subject(entry.event.batch) for entry in group if isinstance(entry.event, f.BatchPacked)]
+    own = [entry.event for entry in journal.history_of(sample)]
+    engines = {engine_subject(event.engine) for event in own if isinstance(event, f.Assigned)}
+    return group[0].at, journal.history_of(sample, str(number), *batches, *engines)
 
 
 def _examples(journal: JournalReader) -> str:
@@ -51,73 +59,88 @@ def _examples(journal: JournalReader) -> str:
     return f"samples of this run are {', '.join(names)}" if names else "this run has no sample yet"
 
 
-def _head(sample: str, origin: r.AnyRecord, offset: float) -> str:
-    when = datetime.fromtimestamp(offset + origin.at, UTC)
-    return f"sample {sample}, submitted {when:%Y-%m-%d %H:%M:%S} UTC"
+class _Life:
+    """One sample's way through the entries that concern it and its engines."""
+
+    def __init__(self, sample: str) -> None:
+        self._sample = sample
+        self._engine = ""
+        """Where it runs; empty while it does not."""
+        self._pieces: list[Piece] = []
+        """What its running assignment has brought; known once that ends."""
+        self._versions: dict[str, int] = {}
+
+    def lines(self, entry: HistoryEntry) -> list[str]:
+        """What an entry means for the sample; mostly one line."""
+        event = entry.event
+        match event:
+            case f.EngineGreeted() | f.EngineServing():
+                self._versions[event.engine] = event.version
+            case AssignmentTokens():
+                self._pieces = event.pieces
+            case f.GroupSubmitted():
+                return [_submitted(event.group, entry.tokens)]
+            case f.Assigned():
+                self._engine = event.engine
+                version = self._versions.get(event.engine, ENVIRONMENT_VERSION)
+                return [f"assigned to {event.engine}, which serves version {version} (assignment {event.assignment})"]
+            case f.Moved():
+                return [f"leaves {self._engine} unfinished ({event.cause}) with {self._brought()}; waits again"]
+            case f.TurnEnded() if not self._engine:
+                return [f"its turn was over already: {event.finish}"]
+            case f.TurnEnded():
+                return [f"turn ends on {self._engine} ({event.finish}) with {self._brought()}"]
+            case f.TurnExtended():
+                return [f"an environment wrote {entry.tokens} tokens; waits for the next turn"]
+            case f.SampleScored():
+                return [_scored(event)]
+            case f.GroupDiscarded():
+                stopped = [f"stopped on {self._engine} with {self._brought()}"] if self._engine else []
+                return [*stopped, _discarded(event, self._sample)]
+            case _:
+                return _of_group_or_batch(event)
+        return []
+
+    def _brought(self) -> str:
+        """The tokens of the assignment that ends; none runs after it."""
+        pieces, self._pieces, self._engine = self._pieces, [], ""
+        if not pieces:
+            return "no new token"
+        parts = [f"{end - start} tokens of version {version} ({start}..{end - 1})" for start, end, version in pieces]
+        return ", ".join(parts)
 
 
-def _tell(record: r.AnyRecord, sample: str) -> Iterator[str]:
-    teller = _TELLERS.get(type(record))
-    if teller is not None:
-        yield teller(record, sample)
+def _of_group_or_batch(event: HistoryEvent) -> list[str]:
+    match event:
+        case f.GroupCompleted():
+            return [f"all samples of group {event.group} are scored"]
+        case f.BatchPacked():
+            return [f"packed into batch {event.batch}"]
+        case f.BatchReturned():
+            return [f"its trainer ended before batch {event.batch} was acknowledged; offered again"]
+        case f.BatchAcknowledged():
+            return [f"trained: batch {event.batch} is acknowledged"]
+    return []
 
 
-def _submitted(record: r.Submitted, _: str) -> str:
-    versions = f"version {record.min_version}"
-    if record.max_version != record.min_version:
-        versions = f"a version from {record.min_version} to {record.max_version}"
-    prompt = f"prompt of {record.prompt_tokens} tokens, at most {record.max_new_tokens} to generate by {versions}"
-    return f"submitted for step {record.step} ({record.purpose}) in group {record.group} of {record.n}: {prompt}"
+def _submitted(group: Group, prompt_tokens: int) -> str:
+    versions = f"version {group.min_version}"
+    if group.max_version != group.min_version:
+        versions = f"a version from {group.min_version} to {group.max_version}"
+    prompt = f"prompt of {prompt_tokens} tokens, at most {group.sampling.max_new_tokens} to generate by {versions}"
+    return f"submitted for step {group.step} ({group.purpose}) in group {group.id} of {group.n}: {prompt}"
 
 
-def _assigned(record: r.Assigned, _: str) -> str:
-    return f"assigned to {record.engine}, which serves version {record.version} (assignment {record.assignment})"
+def _scored(event: f.SampleScored) -> str:
+    metrics = ", ".join(f"{name} {value:g}" for name, value in event.metrics.items())
+    return f"scored: reward {event.reward:g}{f' ({metrics})' if metrics else ''}"
 
 
-def _moved(record: r.Moved, _: str) -> str:
-    return f"leaves {record.engine} unfinished ({record.cause}) with {_pieces(record.pieces)}; waits again"
-
-
-def _turn_ended(record: r.TurnEnded, _: str) -> str:
-    if not record.assignment:
-        return f"its turn was over already: {record.finish}"
-    return f"turn ends on {record.engine} ({record.finish}) with {_pieces(record.pieces)}"
-
-
-def _pieces(pieces: list[r.Piece]) -> str:
-    if not pieces:
-        return "no new token"
-    parts = [f"{end - start} tokens of version {version} ({start}..{end - 1})" for start, end, version in pieces]
-    return ", ".join(parts)
-
-
-def _scored(record: r.Scored, _: str) -> str:
-    metrics = ", ".join(f"{name} {value:g}" for name, value in record.metrics.items())
-    return f"scored: reward {record.reward:g}{f' ({metrics})' if metrics else ''}"
-
-
-def _discarded(record: r.Discarded, sample: str) -> str:
-    reason = record.reason
-    if record.culprit and record.culprit != sample:
-        reason = DiscardReason.GROUP_INCOMPLETE
-        return f"discarded: {reason}, because sample {record.culprit} was ({record.reason}: {record.detail})"
-    return f"discarded: {reason}{f' ({record.detail})' if record.detail else ''}"
-
-
-_TELLERS: Final[dict[type, Callable[[Any, str], str]]] = {
-    r.Submitted: _submitted,
-    r.Assigned: _assigned,
-    r.Moved: _moved,
-    r.Cut: lambda record, _: f"stopped on {record.engine} with {_pieces(record.pieces)}",
-    r.TurnEnded: _turn_ended,
-    r.Extended: lambda record, _: f"an environment wrote {record.tokens} tokens; waits for the next turn",
-    r.Scored: _scored,
-    r.Completed: lambda record, _: f"all samples of group {record.group} are scored",
-    r.Packed: lambda record, _: f"packed into batch {record.batch}",
-    r.Unpacked: lambda record, _: f"its trainer ended before batch {record.batch} was acknowledged; offered again",
-    r.Acknowledged: lambda record, _: f"trained: batch {record.batch} is acknowledged",
-    r.Discarded: _discarded,
-}
+def _discarded(event: f.GroupDiscarded, sample: str) -> str:
+    if event.culprit and event.culprit != sample:
+        because = f"because sample {event.culprit} was ({event.reason}: {event.detail})"
+        return f"discarded: {DiscardReason.GROUP_INCOMPLETE}, {because}"
+    return f"discarded: {event.reason}{f' ({event.detail})' if event.detail else ''}"
 
 
 def _now_line(replayed: Replayed | None, sample: str) -> str | None:

@@ -3,8 +3,7 @@
 Everything is read in one transaction, so it belongs together; the writer goes on meanwhile. Where even the folder is
 read-only, a journal whose writer has closed it is still read.
 
-Refuses to read a file that is not ours, of another schema, or damaged: one sentence, nothing half-read.
-Read next: `polyrl.ledger.journal.file_format`.
+A file that is not ours, of another schema, or damaged is refused in one sentence; nothing is half-read.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from polyrl.errors import InvalidData, ProtocolError, UserError
-from polyrl.ledger.audit import records as r
+from polyrl.ledger.audit.history import RUN, HistoryEntry, ManagerStarted, decode_entry
 from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import JOURNAL_SCHEMA
 
 BUSY_S: Final = 5.0
 """A writer that opens or closes holds the file for a moment."""
@@ -40,16 +38,16 @@ class JournalReader:
         self.path = path
         self._db = db
 
-    def records(self) -> Iterator[r.AnyRecord]:
-        """The whole history, in order; the file is looked through first, so that none can be missing."""
+    def history(self) -> Iterator[HistoryEntry]:
+        """All of it, in order; the file is looked through first, so that no entry can be missing."""
         (state,) = next(self._rows("PRAGMA quick_check(1)"))
         if state != "ok":
             raise _damaged(self.path, ValueError(" ".join(state.split())))
-        return map(self._decode, self._rows(form.SELECT_RECORDS))
+        return map(self._decode, self._rows(form.SELECT_HISTORY))
 
-    def records_about(self, *abouts: str) -> list[r.AnyRecord]:
+    def history_of(self, *subjects: str) -> list[HistoryEntry]:
         """What is filed under samples, groups, batches, engines or the run, in order."""
-        return [self._decode(row) for row in self._rows(form.SELECT_RECORDS_ABOUT, json.dumps(abouts))]
+        return [self._decode(row) for row in self._rows(form.SELECT_HISTORY_OF, json.dumps(subjects))]
 
     def some_samples(self, limit: int) -> list[str]:
         """Names of a few samples that exist."""
@@ -59,14 +57,16 @@ class JournalReader:
         """The ledger's state, from the newest snapshot and the facts after it; None before the first."""
         try:
             snapshot = next(self._rows(form.SELECT_SNAPSHOT), None)
-            return form.replay(snapshot, self._rows(form.SELECT_FACTS), self._rows(form.SELECT_PAGES))
+            return form.replay(snapshot, self._rows(form.SELECT_EVENTS), self._rows(form.SELECT_PAGES))
         except WRONG_VALUES as error:
             raise _damaged(self.path, error) from error
 
     def wall_offset(self) -> float:
         """Unix seconds at the ledger's zero, as its newest incarnation has it."""
-        began = [record for record in self.records_about(r.RUN) if isinstance(record, r.Began)]
-        return began[-1].wall - began[-1].at if began else 0.0
+        starts = [
+            entry.event.unix_s - entry.at for entry in self.history_of(RUN) if isinstance(entry.event, ManagerStarted)
+        ]
+        return starts[-1] if starts else 0.0
 
     def _rows(self, query: str, *values: object) -> Iterator[Any]:
         try:
@@ -76,9 +76,9 @@ class JournalReader:
         except UNREADABLE as error:
             raise _damaged(self.path, error) from error
 
-    def _decode(self, row: tuple[bytes]) -> r.AnyRecord:
+    def _decode(self, row: tuple[int, bytes]) -> HistoryEntry:
         try:
-            return r.decode_record(row[0])
+            return decode_entry(*row)
         except WRONG_VALUES as error:
             raise _damaged(self.path, error) from error
 
@@ -93,7 +93,9 @@ def open_journal(path: Path) -> Iterator[JournalReader]:
     except UNREADABLE as error:
         raise InvalidData(f"{path}: not a readable journal: {error}") from error
     try:
-        _check_ours(path, db)
+        problem = form.foreign(db)
+        if problem:
+            raise InvalidData(f"{path}: {problem}")
         yield JournalReader(path, db)
     finally:
         db.close()
@@ -118,15 +120,6 @@ def _begin(path: Path, options: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _check_ours(path: Path, db: sqlite3.Connection) -> None:
-    (application,) = db.execute("PRAGMA application_id").fetchone()
-    (schema,) = db.execute("PRAGMA user_version").fetchone()
-    if application != form.APPLICATION_ID:
-        raise InvalidData(f"{path}: is not a PolyRL journal")
-    if schema != JOURNAL_SCHEMA:
-        raise InvalidData(f"{path}: is of journal schema {schema}, this version reads {JOURNAL_SCHEMA}")
 
 
 def _damaged(path: Path, error: Exception) -> InvalidData:

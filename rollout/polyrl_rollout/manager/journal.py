@@ -3,15 +3,15 @@
     append(events)  gathers; commit() makes them safe; restore() gives the state back: newest snapshot + events after it
 
 Restart costs what lives: once the tail outgrows SNAPSHOT_TAIL_BYTES a snapshot of the state replaces it, and with it go
-the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The records of each
-sample (`polyrl.ledger.audit.records`) stay for `explain`, `check`.
+the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The history of
+each sample (`polyrl.ledger.audit.history`) stays for `explain`, `check`.
 
 `synchronous=NORMAL`: a killed process loses nothing; a machine that loses power may lose the newest transactions, never
 half of one, and agents and trainer make that good (they repeat what was not answered). One writer: it holds a lock file
 for the life of the process. Any number of readers in other processes: in WAL mode they neither block it nor see half a
 transaction.
 
-Refuses to hold: rules, a second kind of replay. Read next: `polyrl.ledger.journal.file_format`.
+What lies in the file is `polyrl.ledger.journal.file_format`'s.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import IO, Final
 
 from polyrl.errors import InvalidData, ProtocolError, RunFailed
-from polyrl.ledger.audit.history import Historian
-from polyrl.ledger.audit.records import Began, Record, encode_record
+from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted, encode_entry, subjects_of
 from polyrl.ledger.events import Event
 from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, encode_events, encode_state
+from polyrl.ledger.journal.codec import encode_events, encode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
 from polyrl.ledger.state import LedgerState
 
@@ -58,8 +57,9 @@ class Journal:
         self._path = path
         self._run_epoch = run_epoch
         self._pending: list[Event] = []
-        self._records: list[Record] = []
-        self._historian: Historian | None = None
+        self._entries: list[HistoryEntry] = []
+        self._projection: HistoryProjection | None = None
+        self._last_entry = 0
         self._pages = PageBook()
         self._in_round = False
         self._tail_bytes = 0
@@ -88,7 +88,7 @@ class Journal:
             if kept is None or int(kept[0]) != self._run_epoch:
                 raise InvalidData(f"{self._path}: holds run epoch {kept and kept[0]}, this is epoch {self._run_epoch}")
             snapshot = self._db.execute(form.SELECT_SNAPSHOT).fetchone()
-            events, pages = (self._db.execute(query) for query in (form.SELECT_FACTS, form.SELECT_PAGES))
+            events, pages = (self._db.execute(query) for query in (form.SELECT_EVENTS, form.SELECT_PAGES))
             replayed = form.replay(snapshot, events, pages)
         except (sqlite3.Error, ProtocolError, ValueError) as error:
             raise InvalidData(f"{self._path}: the journal is damaged and cannot be replayed: {error}") from error
@@ -102,18 +102,18 @@ class Journal:
     def begin(self, state: LedgerState, at: float) -> None:
         """Starts an incarnation: `state` is what the coming events change, `at` the ledger's clock now."""
         self._in_transaction(lambda: self._db.execute(form.DELETE_UNFINISHED_ROUND))
-        self._historian = Historian(state)
-        self._records.append(Began(at, time.time(), state.config))
+        self._projection = HistoryProjection(state)
+        self._entries.append(HistoryEntry(at, ManagerStarted(time.time(), state.config)))
         self.commit(state, at)
         if not self._seq:
             self._snapshot(state, at)
 
     def append(self, events: Sequence[Event]) -> None:
-        """Gathers events, and the records that they tell, for the next commit."""
-        assert self._historian is not None, "begin() comes first"
+        """Gathers events, and what the history keeps of them, for the next commit."""
+        assert self._projection is not None, "begin() comes first"
         self._pending.extend(events)
         for event in events:
-            self._records.extend(self._historian.tell(event))
+            self._entries.extend(self._projection.project(event))
 
     def commit(self, state: LedgerState, at: float) -> None:
         """One transaction with all that was gathered; `state` is the ledger's, after it.
@@ -125,12 +125,13 @@ class Journal:
             raise self._failed
         body = encode_events(self._pending)
         self._pending.clear()
-        if not body and not self._records:
+        if not body and not self._entries:
             return
-        records = [(record.about, encode_record(record)) for record in self._records]
-        self._records.clear()
+        entries = list(enumerate(self._entries, self._last_entry + 1))
+        self._last_entry += len(entries)
+        self._entries.clear()
         pages = self._pages.write(state, PAGES_PER_COMMIT)
-        self._in_transaction(lambda: self._insert(body, at, records, pages))
+        self._in_transaction(lambda: self._insert(body, at, entries, pages))
         self._tail_bytes += len(body)
         self._advance(state, at)
 
@@ -148,11 +149,13 @@ class Journal:
         self._db.close()
         self._lock.close()
 
-    def _insert(self, body: bytes, at: float, records: list[tuple[str, bytes]], pages: list[PageRow]) -> None:
+    def _insert(self, body: bytes, at: float, entries: list[tuple[int, HistoryEntry]], pages: list[PageRow]) -> None:
         if body:
             self._seq += 1
-            self._db.execute(form.INSERT_FACTS, form.row(self._seq, at, body))
-        self._db.executemany(form.INSERT_RECORD, records)
+            self._db.execute(form.INSERT_EVENTS, form.row(self._seq, at, body))
+        self._db.executemany(form.INSERT_ENTRY, ((number, encode_entry(number, entry)) for number, entry in entries))
+        subjects = ((subject, number) for number, entry in entries for subject in subjects_of(entry))
+        self._db.executemany(form.INSERT_SUBJECT, subjects)
         self._db.executemany(form.INSERT_PAGE, pages)
 
     def _in_transaction(self, write: Callable[[], object]) -> None:
@@ -175,7 +178,7 @@ class Journal:
     def _replace(self, snapshot: tuple[int, float, bytes, int, int], ended: list[int]) -> None:
         self._db.execute(form.REPLACE_SNAPSHOT, snapshot)
         self._db.executemany(form.DELETE_PAGE, ((number,) for number in ended))
-        self._db.execute(form.DELETE_FACTS, (self._seq,))
+        self._db.execute(form.DELETE_EVENTS, (self._seq,))
 
     def _open(self) -> None:
         """A file without a table is new, or a creation that was killed: it is filled in one transaction, before WAL."""
@@ -183,19 +186,17 @@ class Journal:
         if tables:
             self._check_ours()
         else:
-            self._db.executescript(form.create_script(self._run_epoch, JOURNAL_SCHEMA))
+            self._db.executescript(form.create_script(self._run_epoch))
+        (self._last_entry,) = self._db.execute(form.SELECT_LAST_ENTRY).fetchone()
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.
         self._db.execute("PRAGMA secure_delete=OFF")
 
     def _check_ours(self) -> None:
-        (application,) = self._db.execute("PRAGMA application_id").fetchone()
-        (schema,) = self._db.execute("PRAGMA user_version").fetchone()
-        if application != form.APPLICATION_ID:
-            raise InvalidData(f"{self._path}: is not a PolyRL journal")
-        if schema != JOURNAL_SCHEMA:
-            raise InvalidData(f"{self._path}: is of journal schema {schema}, this version reads {JOURNAL_SCHEMA}")
+        problem = form.foreign(self._db)
+        if problem:
+            raise InvalidData(f"{self._path}: {problem}")
 
 
 def _locked(path: Path) -> IO[str]:

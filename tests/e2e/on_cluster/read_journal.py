@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polyrl.ledger.audit import records as r
+from polyrl.ledger import events as f
+from polyrl.ledger.audit.history import AssignmentTokens, HistoryEntry, ManagerStarted
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.inspection.journal_reader import open_journal
 
@@ -22,30 +23,31 @@ RESULT = Path("/polyrl/run/trainer-result.json")
 def main() -> None:
     """Prints the report."""
     with open_journal(JOURNAL) as journal:
-        records = list(journal.records())
+        history = list(journal.history())
         replayed = journal.replay()
     assert replayed is not None, "a job that is over has samples"
     verdicts = [{"invariant": v.invariant, "broken": v.broken, "first": v.first} for v in audit_journal(JOURNAL)]
     report = {
         "verdicts": verdicts,
-        "samples": count_samples(records),
-        "engines": engine_times(records),
-        "moves": move_times(records),
+        "samples": count_samples(history),
+        "engines": engine_times(history),
+        "moves": move_times(history),
         "tokensAgain": replayed.state.counters.tokens_in_vain,
         "result": json.loads(RESULT.read_text()) if RESULT.exists() else None,
     }
     print(json.dumps(report))
 
 
-def count_samples(records: list[r.AnyRecord]) -> dict[str, Any]:
+def count_samples(history: list[HistoryEntry]) -> dict[str, Any]:
     """Samples submitted, acknowledged, and discarded by reason."""
-    sizes = {one.group: one.n for one in records if isinstance(one, r.Submitted)}
-    batches = {one.batch: one.groups for one in records if isinstance(one, r.Batched)}
-    acknowledged = [g for one in records if isinstance(one, r.Acknowledged) for g in batches[one.batch]]
+    events = [entry.event for entry in history]
+    sizes = {event.group.id: event.group.n for event in events if isinstance(event, f.GroupSubmitted)}
+    batches = {event.batch: event.groups for event in events if isinstance(event, f.BatchPacked)}
+    acknowledged = [group for event in events if isinstance(event, f.BatchAcknowledged) for group in batches[event.batch]]
     reasons: Counter[str] = Counter()
-    for one in records:
-        if isinstance(one, r.Discarded):
-            reasons[one.reason] += sizes[one.group]
+    for event in events:
+        if isinstance(event, f.GroupDiscarded):
+            reasons[event.reason] += sizes[event.group]
     return {
         "submitted": sum(sizes.values()),
         "acknowledged": sum(sizes[group] for group in acknowledged),
@@ -54,35 +56,47 @@ def count_samples(records: list[r.AnyRecord]) -> dict[str, Any]:
     }
 
 
-def in_unix_seconds(records: list[r.AnyRecord]) -> Iterator[tuple[r.AnyRecord, float]]:
-    """Each record with the Unix seconds of its ledger's zero; the ledger's clock stands while no manager runs."""
-    wall = 0.0
-    for one in records:
-        wall = one.wall - one.at if isinstance(one, r.Began) else wall
-        yield one, wall
+def in_unix_seconds(history: list[HistoryEntry]) -> Iterator[tuple[HistoryEntry, float]]:
+    """Each entry with the Unix seconds of its ledger's zero; the ledger's clock stands while no manager runs."""
+    zero = 0.0
+    for entry in history:
+        zero = entry.event.unix_s - entry.at if isinstance(entry.event, ManagerStarted) else zero
+        yield entry, zero
 
 
-def engine_times(records: list[r.AnyRecord]) -> list[dict[str, Any]]:
+def engine_times(history: list[HistoryEntry]) -> list[dict[str, Any]]:
     """What befell engines, in Unix seconds."""
-    told: list[dict[str, Any]] = []
-    for one, wall in in_unix_seconds(records):
-        if isinstance(one, r.Greeted | r.Draining | r.Gone):
-            cause = getattr(one, "reason", getattr(one, "cause", ""))
-            told.append({"what": type(one).__name__, "engine": one.engine, "at": one.at + wall, "cause": cause})
-            told[-1] |= {"heardAt": one.heard_at + wall} if isinstance(one, r.Gone) else {}
-    return told
+    rows: list[dict[str, Any]] = []
+    heard: dict[str, float] = {}
+    for entry, zero in in_unix_seconds(history):
+        event = entry.event
+        if isinstance(event, f.EngineHeard):
+            heard[event.engine] = event.at + zero
+        if isinstance(event, f.EngineGreeted | f.EngineDraining | f.EngineGone):
+            cause = getattr(event, "reason", getattr(event, "cause", ""))
+            rows.append({"what": type(event).__name__, "engine": event.engine, "at": entry.at + zero, "cause": cause})
+            rows[-1] |= {"heardAt": heard[event.engine]} if isinstance(event, f.EngineGone) else {}
+    return rows
 
 
-def move_times(records: list[r.AnyRecord]) -> list[dict[str, Any]]:
+def move_times(history: list[HistoryEntry]) -> list[dict[str, Any]]:
     """Of each sample that moved: from which engine when, and when it was given to which other one."""
+    engines: dict[str, str] = {}
+    tokens: dict[str, int] = {}
     waiting: dict[str, dict[str, Any]] = {}
     moves = []
-    for one, wall in in_unix_seconds(records):
-        if isinstance(one, r.Moved):
-            tokens = sum(end - start for start, end, _ in one.pieces)
-            waiting[one.sample] = {"from": one.engine, "at": one.at + wall, "cause": one.cause, "tokens": tokens}
-        elif isinstance(one, r.Assigned) and one.sample in waiting:
-            moves.append(waiting.pop(one.sample) | {"to": one.engine, "againAt": one.at + wall})
+    for entry, zero in in_unix_seconds(history):
+        event = entry.event
+        if isinstance(event, AssignmentTokens):
+            tokens[entry.sample] = sum(end - start for start, end, _ in event.pieces)
+        elif isinstance(event, f.Moved):
+            origin = {"from": engines[entry.sample], "at": entry.at + zero, "cause": event.cause}
+            waiting[entry.sample] = origin | {"tokens": tokens.pop(entry.sample, 0)}
+        elif isinstance(event, f.Assigned):
+            engines[event.sample] = event.engine
+            tokens.pop(event.sample, None)
+            if event.sample in waiting:
+                moves.append(waiting.pop(event.sample) | {"to": event.engine, "againAt": entry.at + zero})
     return moves
 
 

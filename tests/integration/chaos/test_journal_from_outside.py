@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from polyrl.ledger.audit import records as r
+from polyrl.ledger.audit.history import HistoryEntry, encode_entry
+from polyrl.ledger.events import BatchAcknowledged
 from polyrl.ledger.journal.file_format import APPLICATION_ID
 from polyrl.wire import TrainerHello
 from polyrl_cli.app import USER_ERROR, app
@@ -113,9 +114,9 @@ def test_check_holds_and_says_how_much_it_saw(run: Path) -> None:
 
 
 def test_check_finds_what_is_broken_and_says_the_first(run: Path) -> None:
-    record = r.Acknowledged(9.0, 0)
+    entry = HistoryEntry(9.0, BatchAcknowledged(0, 9.0))
     with opened(run / "journal.sqlite") as db:
-        db.execute("INSERT INTO records VALUES (?, ?)", (record.about, r.encode_record(record)))
+        db.execute("INSERT INTO history VALUES (?, ?)", (1000, encode_entry(1000, entry)))
     checked = polyrl("check", run)
     assert checked.exit_code == 1
     assert "I3   BROKEN" in checked.stdout
@@ -199,14 +200,17 @@ def test_a_journal_that_cannot_be_read_is_refused_in_a_sentence(
     assert DAMAGES[damage] in one_sentence(polyrl(command, run), run / "journal.sqlite")
 
 
-def test_a_record_whose_bits_were_flipped_is_refused(run: Path) -> None:
+def test_an_entry_whose_bits_were_flipped_is_refused(run: Path) -> None:
     journal = run / "journal.sqlite"
     with opened(journal) as db:
-        (record,) = db.execute("SELECT record FROM records WHERE about = '0.0' LIMIT 1").fetchone()
-        flipped = bytes([*record[:-9], record[-9] ^ 1, *record[-8:]])
-        db.execute("UPDATE records SET record = ? WHERE about = '0.0' AND record = ?", (flipped, record))
+        number, entry = db.execute(
+            "SELECT number, entry FROM history JOIN subjects USING (number) WHERE subject = '0.0' LIMIT 1"
+        ).fetchone()
+        flipped = bytes([*entry[:-9], entry[-9] ^ 1, *entry[-8:]])
+        db.execute("UPDATE history SET entry = ? WHERE number = ?", (flipped, number))
     for command, more in (("check", ()), ("explain", ("0.0",))):
-        assert "the checksum of a record does not match" in one_sentence(polyrl(command, run, *more), journal)
+        refused = one_sentence(polyrl(command, run, *more), journal)
+        assert f"the checksum of entry {number} of the history does not match" in refused
 
 
 def damaged_copies(journal: Path, count: int, seed: int) -> Iterator[int]:

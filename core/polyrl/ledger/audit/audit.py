@@ -1,12 +1,10 @@
-"""The audit of a run: a fold of its own over the records, which checks the invariants as far as a journal shows them.
+"""The audit of a run: goes through its history and checks the invariants as far as events show them.
 
-    audit = Audit(); for record in records: audit.take(record); verdicts = audit.conclude(state, at)
+    audit = Audit(); for entry in entries: audit.take(entry); verdicts = audit.conclude(state)
 
-It shares no line with the ledger's fold, and keeps books of its own: it can find that fold's faults, and a journal's.
-`state` is what the ledger makes of the events; that it and the records tell the same is I10. What only a peer can
-see (the text of a token, what an engine really loaded) is not in a journal.
-
-Refuses to hold: files, text for terminals. Read next: `audit_samples`.
+It shares no line with how the ledger applies events, so it can find that code's faults, and a journal's. `state` is
+what the ledger makes of the events; that it and the history agree is I10. What only a peer can see (the text of a
+token, what an engine really loaded) is in no event; the simulation knows it and checks it besides.
 """
 
 from __future__ import annotations
@@ -14,37 +12,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from polyrl.ledger.audit import records as r
-from polyrl.ledger.audit.batches import BatchBooks
-from polyrl.ledger.audit.engines import EngineBooks
+from polyrl.ledger import events as f
+from polyrl.ledger.audit import history
+from polyrl.ledger.audit.batches import BatchAudit
+from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings, Verdict
-from polyrl.ledger.audit.replay import compare, traffic
-from polyrl.ledger.audit.samples import SampleBooks
-from polyrl.ledger.audit.window import WindowBooks
+from polyrl.ledger.audit.samples import SampleAudit
+from polyrl.ledger.audit.state_check import check_traffic, compare
+from polyrl.ledger.audit.window import WindowAudit
 from polyrl.ledger.state import LedgerState
 
 
 class Audit:
-    """The books of one run."""
+    """One run."""
 
     def __init__(self) -> None:
         self.findings = Findings()
-        self.engines = EngineBooks(self.findings)
-        self.samples = SampleBooks(self.findings, self.engines)
-        self.batches = BatchBooks(self.findings, self.engines, self.samples)
-        self.window = WindowBooks(self.findings, self.engines, self.samples)
+        self.engines = EngineAudit(self.findings)
+        self.samples = SampleAudit(self.findings, self.engines)
+        self.batches = BatchAudit(self.findings, self.engines, self.samples)
+        self.window = WindowAudit(self.findings, self.engines, self.samples)
         self._finished = False
         self._at = 0.0
 
-    def take(self, record: r.AnyRecord) -> None:
-        """The next record, in the order in which they were written."""
-        self._at = max(self._at, record.at)
-        handler = _HANDLERS.get(type(record))
+    def take(self, entry: history.HistoryEntry) -> None:
+        """The next entry, in the order in which they were written."""
+        self._at = max(self._at, entry.at)
+        handler = _HANDLERS.get(type(entry.event))
         if handler is not None:
-            handler(self, record)
+            handler(self, entry.event, entry)
 
     def conclude(self, state: LedgerState | None) -> list[Verdict]:
-        """To be called once, after the last record; `state`: the journal's events replayed, None if there are none."""
+        """To be called once, after the last entry; `state`: the journal's events replayed, None if there are none."""
         self.findings.saw("I1", "ends", len(self.samples.ends))
         if self._finished and self.samples.live:
             first = min(self.samples.live)
@@ -54,97 +53,100 @@ class Audit:
         self.window.conclude(self._at)
         if state is not None:
             compare(self.findings, state, self.engines, self.samples, self.batches, self._at)
-            traffic(self.findings, state.counters, self._at)
+            check_traffic(self.findings, state.counters, self._at)
         return self.findings.verdicts()
 
-    def _began(self, record: r.Began) -> None:
-        self.engines.config = record.config
-        self.window.renewed(record.at)
+    def _started(self, event: history.ManagerStarted, entry: history.HistoryEntry) -> None:
+        self.engines.config = event.config
+        self.window.renewed(entry.at)
 
-    def _renewed(self, record: r.Renewed) -> None:
-        self.batches.renewed(record)
-        self.window.renewed(record.at)
+    def _renewed(self, event: f.LeasesRenewed, entry: history.HistoryEntry) -> None:
+        self.batches.renewed(entry.at)
+        self.window.renewed(entry.at)
 
-    def _finished_run(self, record: r.Finished) -> None:
+    def _run_finished(self, event: f.RunFinished, entry: history.HistoryEntry) -> None:
         self._finished = True
 
-    def _numbers_taken(self, record: r.NumbersTaken) -> None:
-        self.samples.last_assignment = max(self.samples.last_assignment, record.assignment - 1)
-        self.batches.last_batch = max(self.batches.last_batch, record.batch - 1)
+    def _numbers_taken(self, event: f.NumbersTaken, entry: history.HistoryEntry) -> None:
+        self.samples.last_assignment = max(self.samples.last_assignment, event.assignment - 1)
+        self.batches.last_batch = max(self.batches.last_batch, event.batch - 1)
 
-    def _submitted(self, record: r.Submitted) -> None:
-        self.samples.submit(record)
-        self.batches.submitted(record)
-        self.window.submitted(record)
+    def _submitted(self, event: f.GroupSubmitted, entry: history.HistoryEntry) -> None:
+        self.samples.submitted(event, entry.tokens, entry.at)
+        self.batches.submitted(event)
+        self.window.submitted(event)
 
-    def _discarded(self, record: r.Discarded) -> None:
-        self.batches.discarded(record)
-        self.samples.discard(record)
+    def _discarded(self, event: f.GroupDiscarded, entry: history.HistoryEntry) -> None:
+        for number in self.samples.running_of(event.group):
+            self._end_assignment(number, "", entry.at)
+        self.batches.discarded(event)
+        group = self.samples.end(event.group, "discarded", entry.at)
+        if group is not None:
+            self.samples.totals.discarded += group.group.n
 
-    def _assigned(self, record: r.Assigned) -> None:
-        self.engines.assigned(record)
-        self.samples.assign(record)
-        self.window.assigned(record)
+    def _assigned(self, event: f.Assigned, entry: history.HistoryEntry) -> None:
+        self.engines.assigned(event, entry.at)
+        self.samples.assigned(event, entry.at)
+        self.window.assigned(event, entry.at)
 
-    def _moved(self, record: r.Moved | r.Cut) -> None:
-        self.window.ended(record)
-        self.samples.move(record)
-        self.engines.ended(record)
+    def _moved(self, event: f.Moved, entry: history.HistoryEntry) -> None:
+        self._end_assignment(event.assignment, event.cause, entry.at)
 
-    def _turn_ended(self, record: r.TurnEnded) -> None:
-        self.window.ended(record)
-        self.samples.end_turn(record)
-        self.engines.ended(record)
+    def _turn_ended(self, event: f.TurnEnded, entry: history.HistoryEntry) -> None:
+        number = self.samples.assignment_of(event.sample)
+        if number:
+            self._end_assignment(number, "", entry.at)
+        self.samples.turn_ended(event, entry.at)
 
-    def _greeted(self, record: r.Greeted) -> None:
-        self.engines.greeted(record)
-        self.window.engines_changed(record)
+    def _end_assignment(self, number: int, cause: str, at: float) -> None:
+        self.window.ended(number, cause, at)
+        assigned = self.samples.end_assignment(number, at)
+        if assigned is not None:
+            self.engines.assignment_ended(assigned.engine, number)
 
-    def _serving(self, record: r.Serving) -> None:
-        self.engines.serving(record)
-        self.window.engines_changed(record)
-
-    def _struck(self, record: r.Struck) -> None:
-        self.engines.struck(record)
-        self.window.engines_changed(record)
-
-    def _trusted(self, record: r.Trusted) -> None:
-        self.engines.trusted(record)
-        self.window.engines_changed(record)
-
-    def _draining(self, record: r.Draining) -> None:
-        self.engines.draining(record)
-        self.window.engines_changed(record)
-
-    def _gone(self, record: r.Gone) -> None:
-        self.engines.gone(record)
-        self.window.gone(record)
+    def _gone(self, event: f.EngineGone, entry: history.HistoryEntry) -> None:
+        self.engines.gone(event, entry.at)
+        self.window.gone(event.engine, entry.at)
 
 
-_HANDLERS: Final[dict[type, Callable[[Audit, Any], None]]] = {
-    r.Began: Audit._began,
-    r.Finished: Audit._finished_run,
-    r.NumbersTaken: Audit._numbers_taken,
-    r.Submitted: Audit._submitted,
-    r.Discarded: Audit._discarded,
-    r.Assigned: Audit._assigned,
-    r.Moved: Audit._moved,
-    r.Cut: Audit._moved,
-    r.TurnEnded: Audit._turn_ended,
-    r.Renewed: Audit._renewed,
-    r.Window: lambda audit, record: audit.window.window(record),
-    r.Unanswered: lambda audit, record: audit.batches.unanswered(record),
-    r.Stray: lambda audit, record: audit.samples.stray(record),
-    r.Extended: lambda audit, record: audit.samples.extend(record),
-    r.Scored: lambda audit, record: audit.samples.score(record),
-    r.Completed: lambda audit, record: audit.batches.completed(record),
-    r.Batched: lambda audit, record: audit.batches.batched(record),
-    r.Acknowledged: lambda audit, record: audit.batches.acknowledged(record),
-    r.Unpacked: lambda audit, record: audit.batches.unpacked(record),
-    r.Greeted: Audit._greeted,
-    r.Serving: Audit._serving,
-    r.Struck: Audit._struck,
-    r.Trusted: Audit._trusted,
-    r.Draining: Audit._draining,
-    r.Gone: Audit._gone,
+_Handler = Callable[[Audit, Any, history.HistoryEntry], None]
+
+
+def _of_engine(check: Callable[[EngineAudit, Any, float], None]) -> _Handler:
+    """The handler of an event after which other engines may have become able to take what reserved ones run."""
+
+    def handle(audit: Audit, event: f.Event, entry: history.HistoryEntry) -> None:
+        check(audit.engines, event, entry.at)
+        audit.window.engines_changed(entry.at)
+
+    return handle
+
+
+_HANDLERS: Final[dict[type, _Handler]] = {
+    history.ManagerStarted: Audit._started,
+    history.AssignmentTokens: lambda audit, event, entry: audit.samples.tokens(event, entry.at),
+    f.LeasesRenewed: Audit._renewed,
+    f.RunFinished: Audit._run_finished,
+    f.NumbersTaken: Audit._numbers_taken,
+    f.GroupSubmitted: Audit._submitted,
+    f.GroupDiscarded: Audit._discarded,
+    f.Assigned: Audit._assigned,
+    f.Moved: Audit._moved,
+    f.TurnEnded: Audit._turn_ended,
+    f.TurnExtended: lambda audit, event, entry: audit.samples.extended(event, entry.tokens, entry.at),
+    f.SampleScored: lambda audit, event, entry: audit.samples.scored(event, entry.at),
+    f.GroupCompleted: lambda audit, event, entry: audit.batches.completed(event, entry.at),
+    f.BatchRequested: lambda audit, event, entry: audit.batches.requested(event, entry.at),
+    f.BatchRequestClosed: lambda audit, event, entry: audit.batches.closed(event, entry.at),
+    f.BatchPacked: lambda audit, event, entry: audit.batches.packed(event, entry.at),
+    f.BatchAcknowledged: lambda audit, event, entry: audit.batches.acknowledged(event, entry.at),
+    f.BatchReturned: lambda audit, event, entry: audit.batches.returned(event, entry.at),
+    f.WindowSet: lambda audit, event, entry: audit.window.window(event, entry.at),
+    f.EngineHeard: lambda audit, event, entry: audit.engines.heard(event, entry.at),
+    f.EngineGreeted: _of_engine(EngineAudit.greeted),
+    f.EngineServing: _of_engine(EngineAudit.serving),
+    f.EngineQuarantined: _of_engine(EngineAudit.quarantined),
+    f.EngineRestored: _of_engine(EngineAudit.restored),
+    f.EngineDraining: _of_engine(EngineAudit.draining),
+    f.EngineGone: Audit._gone,
 }

@@ -1,25 +1,22 @@
-"""Batches and deadlines in an audit's books: what answers a request, when, and what is trained. Part of `audit`.
-
-Refuses to hold: tokens. Read next: `audit`.
-"""
+"""Batches and deadlines as an audit sees them: what answers a request, when, and what is trained (I2, I3, I5)."""
 
 from __future__ import annotations
 
 from math import inf
 
-from polyrl.ledger.audit import records as r
-from polyrl.ledger.audit.engines import LATE_TICK, TICK_S, EngineBooks
+from polyrl.ledger import events as f
+from polyrl.ledger.audit.engines import LATE_TICK, TICK_S, EngineAudit
 from polyrl.ledger.audit.findings import Findings
-from polyrl.ledger.audit.samples import Place, SampleBooks
+from polyrl.ledger.audit.samples import Place, SampleAudit
 from polyrl.sample import Purpose
 
 Step = tuple[int, Purpose]
 
 
-class BatchBooks:
-    """All batches; checks I2, I3, I5."""
+class BatchAudit:
+    """All batches."""
 
-    def __init__(self, findings: Findings, engines: EngineBooks, samples: SampleBooks) -> None:
+    def __init__(self, findings: Findings, engines: EngineAudit, samples: SampleAudit) -> None:
         self._findings = findings
         self._engines = engines
         self._samples = samples
@@ -27,113 +24,120 @@ class BatchBooks:
         """Live groups in no batch."""
         self.unacknowledged: dict[int, list[int]] = {}
         self.last_batch = -1
+        self._requested: dict[int, tuple[float, float]] = {}
+        """When each open request came, and its deadline."""
         self._renewed_at: list[float] = []
         self._late: list[tuple[float, float, int]] = []
 
-    def submitted(self, record: r.Submitted) -> None:
-        self._unpacked.setdefault((record.step, record.purpose), set()).add(record.group)
+    def submitted(self, event: f.GroupSubmitted) -> None:
+        self._unpacked.setdefault((event.group.step, event.group.purpose), set()).add(event.group.id)
 
-    def completed(self, record: r.Completed) -> None:
+    def completed(self, event: f.GroupCompleted, at: float) -> None:
         self._findings.saw("I2", "groups")
-        group = self._samples.live.get(record.group)
+        group = self._samples.live.get(event.group)
         if group is None:
-            self._findings.broke("I1", record.at, f"group {record.group} is complete, but it is not live")
+            self._findings.broke("I1", at, f"group {event.group} is complete, but it is not live")
             return
         open_ones = [index for index, sample in enumerate(group.samples) if sample.place is not Place.SCORED]
         if open_ones:
-            text = f"group {record.group} is called complete without a verdict on its samples {open_ones[:3]}"
-            self._findings.broke("I2", record.at, text)
+            text = f"group {event.group} is called complete without a verdict on its samples {open_ones[:3]}"
+            self._findings.broke("I2", at, text)
         group.complete = True
 
-    def discarded(self, record: r.Discarded) -> None:
-        """To be told before the samples' books, which forget the group."""
-        group = self._samples.live.get(record.group)
+    def discarded(self, event: f.GroupDiscarded) -> None:
+        """To be called before the samples' audit forgets the group."""
+        group = self._samples.live.get(event.group)
         if group is None:
             return
-        self._unpacked[(group.submitted.step, group.submitted.purpose)].discard(record.group)
+        self._unpacked[(group.group.step, group.group.purpose)].discard(event.group)
         batch = self.unacknowledged.get(group.batch, [])
-        if record.group in batch:
-            batch.remove(record.group)
+        if event.group in batch:
+            batch.remove(event.group)
             if not batch:
                 del self.unacknowledged[group.batch]
 
-    def batched(self, record: r.Batched) -> None:
+    def packed(self, event: f.BatchPacked, at: float) -> None:
         self._findings.saw("I2", "batches")
-        self._answered(record.at, record.request, record.asked_at, record.due)
-        if record.batch <= self.last_batch:
-            self._findings.broke("I2", record.at, f"batch {record.batch} names two batches")
-        self.last_batch = max(self.last_batch, record.batch)
-        sizes = [self._pack(record, number) for number in record.groups]
-        if record.groups:
-            self.unacknowledged[record.batch] = list(record.groups)
-        self._check_size(record, sum(sizes))
+        self._answered(event.request.request, at)
+        if event.batch <= self.last_batch:
+            self._findings.broke("I2", at, f"batch {event.batch} names two batches")
+        self.last_batch = max(self.last_batch, event.batch)
+        sizes = [self._pack(event, number, at) for number in event.groups]
+        if event.groups:
+            self.unacknowledged[event.batch] = list(event.groups)
+        self._check_size(event, sum(sizes), at)
 
-    def _pack(self, record: r.Batched, number: int) -> int:
+    def _pack(self, event: f.BatchPacked, number: int, at: float) -> int:
         group = self._samples.live.get(number)
         if group is None:
-            self._findings.broke("I2", record.at, f"batch {record.batch} holds group {number}, which is not live")
+            self._findings.broke("I2", at, f"batch {event.batch} holds group {number}, which is not live")
             return 0
-        step, purpose = group.submitted.step, group.submitted.purpose
-        if (step, purpose) != (record.step, record.purpose):
-            text = f"batch {record.batch} of step {record.step} ({record.purpose}) holds group {number} of {step}"
-            self._findings.broke("I2", record.at, f"{text} ({purpose})")
+        step, purpose = group.group.step, group.group.purpose
+        if (step, purpose) != (event.request.step, event.request.purpose):
+            text = f"batch {event.batch} of step {event.request.step} ({event.request.purpose}) holds group {number}"
+            self._findings.broke("I2", at, f"{text} of {step} ({purpose})")
         if not group.complete:
-            self._findings.broke("I2", record.at, f"batch {record.batch} holds group {number}, which is not complete")
+            self._findings.broke("I2", at, f"batch {event.batch} holds group {number}, which is not complete")
         if group.batch >= 0:
-            self._findings.broke("I2", record.at, f"group {number} is in the batches {group.batch} and {record.batch}")
-        group.batch = record.batch
+            self._findings.broke("I2", at, f"group {number} is in the batches {group.batch} and {event.batch}")
+        group.batch = event.batch
         self._unpacked[(step, purpose)].discard(number)
-        return group.submitted.n
+        return group.group.n
 
-    def _check_size(self, record: r.Batched, samples: int) -> None:
-        left = self._unpacked.get((record.step, record.purpose), set())
-        if samples > record.max_samples:
-            text = f"batch {record.batch} holds {samples} samples; at most {record.max_samples} were asked for"
-            self._findings.broke("I2", record.at, text)
-        if record.last and left:
-            text = f"batch {record.batch} is called the last of step {record.step}; group {min(left)} is left"
-            self._findings.broke("I2", record.at, text)
+    def _check_size(self, event: f.BatchPacked, samples: int, at: float) -> None:
+        request = event.request
+        left = self._unpacked.get((request.step, request.purpose), set())
+        if samples > request.max_samples:
+            text = f"batch {event.batch} holds {samples} samples; at most {request.max_samples} were asked for"
+            self._findings.broke("I2", at, text)
+        if event.last and left:
+            text = f"batch {event.batch} is called the last of step {request.step}; group {min(left)} is left"
+            self._findings.broke("I2", at, text)
         ready = any(self._samples.live[number].complete for number in left)
-        if samples < record.min_samples and not record.last and not (record.groups and ready):
-            text = f"batch {record.batch} holds {samples} samples; at least {record.min_samples} were asked for"
-            self._findings.broke("I2", record.at, text)
+        if samples < request.min_samples and not event.last and not (event.groups and ready):
+            text = f"batch {event.batch} holds {samples} samples; at least {request.min_samples} were asked for"
+            self._findings.broke("I2", at, text)
 
-    def acknowledged(self, record: r.Acknowledged) -> None:
+    def acknowledged(self, event: f.BatchAcknowledged, at: float) -> None:
         self._findings.saw("I3", "acknowledgements")
-        groups = self.unacknowledged.pop(record.batch, None)
+        groups = self.unacknowledged.pop(event.batch, None)
         if groups is None:
-            past = record.batch <= self.last_batch
+            past = event.batch <= self.last_batch
             text = "was acknowledged or cancelled before" if past else "was never packed"
-            self._findings.broke("I3", record.at, f"batch {record.batch} is acknowledged, but it {text}")
+            self._findings.broke("I3", at, f"batch {event.batch} is acknowledged, but it {text}")
             return
         for number in groups:
-            group = self._samples.end(number, "acknowledged", record.at)
+            group = self._samples.end(number, "acknowledged", at)
             if group is not None:
-                self._samples.acknowledged += group.submitted.n
+                self._samples.totals.acknowledged += group.group.n
 
-    def unpacked(self, record: r.Unpacked) -> None:
-        groups = self.unacknowledged.pop(record.batch, None)
+    def returned(self, event: f.BatchReturned, at: float) -> None:
+        groups = self.unacknowledged.pop(event.batch, None)
         if groups is None:
-            self._findings.broke("I3", record.at, f"batch {record.batch} is offered again, but it is not out")
+            self._findings.broke("I3", at, f"batch {event.batch} is offered again, but it is not out")
             return
         for number in groups:
             group = self._samples.live[number]
             group.batch = -1
-            self._unpacked[(group.submitted.step, group.submitted.purpose)].add(number)
+            self._unpacked[(group.group.step, group.group.purpose)].add(number)
 
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
-    def renewed(self, record: r.Renewed) -> None:
-        self._renewed_at.append(record.at)
+    def requested(self, event: f.BatchRequested, at: float) -> None:
+        self._requested[event.request.request] = (at, at + event.request.deadline_s)
 
-    def unanswered(self, record: r.Unanswered) -> None:
-        self._answered(record.at, record.request, record.asked_at, record.due)
+    def closed(self, event: f.BatchRequestClosed, at: float) -> None:
+        self._answered(event.request, at)
 
-    def _answered(self, at: float, request: int, asked_at: float, due: float) -> None:
+    def renewed(self, at: float) -> None:
+        self._renewed_at.append(at)
+
+    def _answered(self, request: int, at: float) -> None:
         self._findings.saw("I5", "requests")
+        asked_at, due = self._requested.pop(request, (at, inf))
         if due == inf or due < asked_at:
             self._findings.broke("I5", at, f"request {request} has no deadline")
-        elif at > due + self._slack_s:
+        elif at > due + self._engines.config.lease_s * LATE_TICK + TICK_S:
             self._late.append((at, due, request))
 
     def conclude(self) -> None:
@@ -143,7 +147,3 @@ class BatchBooks:
             if nearest > self._engines.config.lease_s:
                 text = f"request {request} is answered {at - due:.3f} s after its deadline"
                 self._findings.broke("I5", at, text)
-
-    @property
-    def _slack_s(self) -> float:
-        return self._engines.config.lease_s * LATE_TICK + TICK_S

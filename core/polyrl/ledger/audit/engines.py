@@ -1,6 +1,6 @@
-"""Engines in an audit's books: under which lease each works, what it has verified, how it leaves. Part of `audit`.
+"""Engines as an audit sees them: under which lease each works, what it has verified, how it leaves.
 
-Refuses to hold: tokens (see `audit_samples`). Read next: `audit_samples`.
+Checks I7, I8 and the engine's side of I6.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from polyrl.ledger.audit import records as r
+from polyrl.ledger import events as f
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import Pool
@@ -27,7 +27,7 @@ CLOCK_EPSILON_S: Final = 1e-6
 
 
 @dataclass
-class EngineBook:
+class AuditedEngine:
     """One engine whose lease runs."""
 
     version: int
@@ -36,102 +36,113 @@ class EngineBook:
     paused_until: float = -inf
     draining: bool = False
     drain_at: float = 0.0
+    heard_at: float = -inf
+    """Its last sign of life; known once it is gone."""
     verified: set[int] = field(default_factory=set)
     running: set[int] = field(default_factory=set)
 
+    def serve(self, version: int) -> None:
+        """It serves `version` from now on; -1: nothing."""
+        self.version = version
+        if version >= 0:
+            self.verified.add(version)
 
-class EngineBooks:
-    """All engines; checks I7, I8 and the engine's side of I6."""
+
+class EngineAudit:
+    """All engines."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
+<<<<<<< HEAD
         self.config = LedgerConfig(run_epoch=0)
         self.live: dict[str, EngineBook] = {}
+=======
+        self.config = LedgerConfig(epoch=0)
+        self.live: dict[str, AuditedEngine] = {}
+>>>>>>> e6a543d (The history of a run is its events without tokens: one vocabulary instead of two, read by the audit and by explain)
 
-    def greeted(self, record: r.Greeted) -> None:
+    def greeted(self, event: f.EngineGreeted, at: float) -> None:
         self._findings.saw("I7", "greetings")
-        engine = self.live.setdefault(record.engine, EngineBook(record.version, record.max_running))
-        engine.max_running, engine.pool = record.max_running, record.pool
-        _serve(engine, record.version)
+        engine = self.live.setdefault(event.engine, AuditedEngine(event.version, event.max_running))
+        engine.max_running, engine.pool = event.max_running, event.pool
+        engine.serve(event.version)
 
-    def serving(self, record: r.Serving) -> None:
-        engine = self._leased(record, f"says that it serves version {record.version}")
+    def serving(self, event: f.EngineServing, at: float) -> None:
+        engine = self._leased(event.engine, f"says that it serves version {event.version}", at)
         if engine is not None:
-            _serve(engine, record.version)
+            engine.serve(event.version)
 
-    def struck(self, record: r.Struck) -> None:
-        engine = self._leased(record, f"is struck for {record.cause}")
+    def quarantined(self, event: f.EngineQuarantined, at: float) -> None:
+        engine = self._leased(event.engine, f"is quarantined for {event.cause}", at)
         if engine is not None:
-            engine.paused_until = record.until
+            engine.paused_until = event.quarantined_until
 
-    def trusted(self, record: r.Trusted) -> None:
-        engine = self._leased(record, "is trusted again")
+    def restored(self, event: f.EngineRestored, at: float) -> None:
+        engine = self._leased(event.engine, "is restored", at)
         if engine is not None:
             engine.paused_until = -inf
 
-    def draining(self, record: r.Draining) -> None:
-        engine = self._leased(record, "is drained")
+    def draining(self, event: f.EngineDraining, at: float) -> None:
+        engine = self._leased(event.engine, "is drained", at)
         if engine is None:
             return
-        if engine.draining and record.drain_at > engine.drain_at + CLOCK_EPSILON_S:
-            self._findings.broke("I7", record.at, f"the drain of {record.engine} is put off")
-        engine.draining, engine.drain_at = True, record.drain_at
+        if engine.draining and event.drain_at > engine.drain_at + CLOCK_EPSILON_S:
+            self._findings.broke("I7", at, f"the drain of {event.engine} is put off")
+        engine.draining, engine.drain_at = True, event.drain_at
 
-    def gone(self, record: r.Gone) -> None:
-        engine = self._leased(record, "leaves")
-        self.live.pop(record.engine, None)
+    def heard(self, event: f.EngineHeard, at: float) -> None:
+        if event.engine in self.live:
+            self.live[event.engine].heard_at = event.at
+
+    def gone(self, event: f.EngineGone, at: float) -> None:
+        engine = self._leased(event.engine, "leaves", at)
+        self.live.pop(event.engine, None)
         if engine is None:
             return
         if engine.running:
-            text = f"{record.engine} leaves with {len(engine.running)} assignments still running there"
-            self._findings.broke("I7", record.at, text)
-        if record.cause not in GONE_CAUSES:
-            self._findings.broke("I7", record.at, f"{record.engine} leaves for {record.cause!r}, which is no cause")
-        if record.cause == "silent":
-            self._silent(record)
+            text = f"{event.engine} leaves with {len(engine.running)} assignments still running there"
+            self._findings.broke("I7", at, text)
+        if event.cause not in GONE_CAUSES:
+            self._findings.broke("I7", at, f"{event.engine} leaves for {event.cause!r}, which is no cause")
+        if event.cause == "silent":
+            self._silent(event.engine, at - engine.heard_at, at)
 
-    def _silent(self, record: r.Gone) -> None:
+    def _silent(self, name: str, silence: float, at: float) -> None:
         self._findings.saw("I8", "silent ends")
-        silence, lease = record.at - record.heard_at, self.config.lease_s
+        lease = self.config.lease_s
         if silence < lease - CLOCK_EPSILON_S:
-            text = f"{record.engine} is called silent after {silence:.3f} s; its lease is {lease:g} s"
-            self._findings.broke("I7", record.at, text)
+            self._findings.broke("I7", at, f"{name} is called silent after {silence:.3f} s; its lease is {lease:g} s")
         if silence > lease * (1 + LATE_TICK) + TICK_S:
-            text = f"{record.engine} leaves after {silence:.3f} s of silence; its lease is {lease:g} s"
-            self._findings.broke("I8", record.at, text)
+            text = f"{name} leaves after {silence:.3f} s of silence; its lease is {lease:g} s"
+            self._findings.broke("I8", at, text)
 
-    def assigned(self, record: r.Assigned) -> None:
+    def assigned(self, event: f.Assigned, at: float) -> None:
         """It gets one more assignment."""
-        engine = self._leased(record, f"is given sample {record.sample}")
+        engine = self._leased(event.engine, f"is given sample {event.sample}", at)
         if engine is None:
             return
         if engine.draining:
-            self._findings.broke("I7", record.at, f"{record.engine} drains and is given sample {record.sample}")
+            self._findings.broke("I7", at, f"{event.engine} drains and is given sample {event.sample}")
         if len(engine.running) >= engine.max_running:
-            text = f"{record.engine} takes {engine.max_running} at once and is given sample {record.sample} on top"
-            self._findings.broke("I7", record.at, text)
-        engine.running.add(record.assignment)
+            text = f"{event.engine} takes {engine.max_running} at once and is given sample {event.sample} on top"
+            self._findings.broke("I7", at, text)
+        engine.running.add(event.assignment)
 
-    def ended(self, record: r.OfAssignment) -> None:
+    def assignment_ended(self, name: str, assignment: int) -> None:
         """One of its assignments is over."""
-        engine = self.live.get(record.engine)
-        if engine is not None:
-            engine.running.discard(record.assignment)
+        if name in self.live:
+            self.live[name].running.discard(assignment)
 
-    def verified(self, name: str, version: int) -> bool:
+    def version_of(self, name: str) -> int:
+        """What it serves; -1: nothing, or there is no such engine."""
+        return self.live[name].version if name in self.live else -1
+
+    def has_verified(self, name: str, version: int) -> bool:
         """Whether it has verified `version` under its present lease."""
-        engine = self.live.get(name)
-        return engine is not None and version in engine.verified
+        return name in self.live and version in self.live[name].verified
 
-    def _leased(self, record: r.OfLease, what: str) -> EngineBook | None:
+    def _leased(self, name: str, what: str, at: float) -> AuditedEngine | None:
         self._findings.saw("I7", "engine events")
-        engine = self.live.get(record.engine)
-        if engine is None:
-            self._findings.broke("I7", record.at, f"{record.engine} {what}, but no lease of it runs")
-        return engine
-
-
-def _serve(engine: EngineBook, version: int) -> None:
-    engine.version = version
-    if version >= 0:
-        engine.verified.add(version)
+        if name not in self.live:
+            self._findings.broke("I7", at, f"{name} {what}, but no lease of it runs")
+        return self.live.get(name)

@@ -1,7 +1,4 @@
-"""What an audit has looked at and what it found broken, by invariant. Part of `audit`.
-
-Refuses to hold: checks. Read next: `audit_engines`, `audit_samples`.
-"""
+"""What an audit has looked at and what it found broken, by invariant."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 class Findings:
-    """The books of an audit."""
+    """What was looked at and found, while an audit goes on."""
 
     def __init__(self) -> None:
         self._looked: dict[str, Counter[str]] = {invariant: Counter() for invariant in TITLES}

@@ -1,36 +1,76 @@
-"""The historian: events in, records out (see `records`). What it tells outlives the tokens.
+"""The history of a run: its events without tokens, kept from the first sample to the last.
 
-A journal forgets events once a snapshot holds what still matters of them; records stay, a few hundred bytes per sample.
-They come from events alone. The ledger's state is read once, when an incarnation begins, for what is under way then:
-so an audit of the records can find a fault of the ledger's fold.
+A journal drops events, and tokens with them, once a snapshot holds what still matters. `HistoryProjection` turns each
+event into what stays: most as they are; prompts and environments' tokens as a count; the token frames of an assignment
+as one `AssignmentTokens` when it ends, so that the history grows with assignments and not with tokens; signs of life as
+the last one of an engine, when it is gone. An audit reads it (see `audit`), and so does `polyrl explain`.
 
-Refuses to hold: tokens, files (see whoever keeps the journal), judgement (see `audit`). Read next: `audit`.
+In bytes an entry is MessagePack with its number and checksum: SQLite would hand on a flipped bit as history.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from polyrl.ledger import events as f
-from polyrl.ledger.audit import records as r
-from polyrl.ledger.state import ENVIRONMENT_VERSION, LedgerState
-from polyrl.sample import sample_id
+from polyrl.ledger.config import LedgerConfig
+from polyrl.ledger.state import ENVIRONMENT_VERSION, LedgerState, SampleState
+from polyrl.sample import split_sample_id
 from polyrl.wire import row_columns
 
-BYTES_PER_TOKEN: Final = 4
+CHECKSUM_BYTES: Final = 4
+
+RUN: Final = "run"
+"""Subject of entries that concern nothing smaller."""
+
+ID_BYTES: Final = 4
 """Of a uint32 token id."""
+
+Piece: TypeAlias = tuple[int, int, int]
+"""Response positions start <= p < end, and the weight version that made them."""
+
+
+class ManagerStarted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A manager process took the run up, at its beginning or after a restart."""
+
+    unix_s: float
+    config: LedgerConfig
+
+
+class AssignmentTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What an assignment has generated, without the ids: one piece per unbroken stretch of one version, so a gap or an
+    overlap still shows. Written before the event that ends the assignment, or at once for one that does not run."""
+
+    assignment: int
+    pieces: list[Piece]
+
+
+HistoryEvent: TypeAlias = f.Event | ManagerStarted | AssignmentTokens
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened, at `at` on the ledger's clock."""
+
+    at: float
+    event: HistoryEvent
+    tokens: int = 0
+    """Of a prompt or of an environment, whose ids are left out of the event."""
+    sample: str = ""
+    """Of an event that names only an assignment."""
 
 
 @dataclass(slots=True)
-class _Stream:
+class _TokenStream:
     """What one running assignment has brought so far."""
 
     sample: str
-    engine: str
-    closed: list[r.Piece] = field(default_factory=list)
+    closed: list[Piece] = field(default_factory=list)
     start: int = 0
     end: int = -1
     """Of the piece that may still grow; -1: there is none."""
@@ -42,71 +82,54 @@ class _Stream:
         self.start, self.end, self.version = offset, offset + count, version
 
     @property
-    def pieces(self) -> list[r.Piece]:
+    def pieces(self) -> list[Piece]:
         return self.closed if self.end < 0 else [*self.closed, (self.start, self.end, self.version)]
 
 
-class Historian:
-    """Turns events into records. Holds what is under way: running assignments, group sizes, who was heard when."""
+class HistoryProjection:
+    """Turns events into history. The ledger's state is read once, for what is under way when a manager starts; after
+    that events alone count, so an audit of the history can find a fault in how the ledger applies them."""
 
     def __init__(self, state: LedgerState) -> None:
-        """`state`: the ledger's, as it is before the first event that will be told."""
-        self._sizes = {number: entry.group.n for number, entry in state.groups.items()}
+        """`state`: the ledger's, as it is before the first event that will be projected."""
         self._streams = {number: _under_way(state, number) for number in state.assignments}
-        self._assignments = {stream.sample: number for number, stream in self._streams.items()}
-        self._versions = {name: engine.version for name, engine in state.engines.items()}
+        self._assignments: dict[int, dict[str, int]] = {}
+        """Those that run, by group and sample."""
+        for number, stream in self._streams.items():
+            self._assignments.setdefault(_group_of(stream.sample), {})[stream.sample] = number
         self._heard = {name: engine.heard_at for name, engine in state.engines.items()}
-        self._asked = {number: (entry.since, entry.due) for number, entry in state.pending.items()}
         self._at = _newest(state)
-        """The newest moment that an event told; events without one happened then or a little later."""
+        """When the newest event happened; one that does not say when happened then or a little later."""
 
-    def tell(self, event: f.Event) -> Iterable[r.AnyRecord]:
-        """The records of the next event, durable or not; mostly none."""
-        teller = _TELLERS.get(type(event))
-        return () if teller is None else teller(self, event)
+    def project(self, event: f.Event) -> Iterable[HistoryEntry]:
+        """The entries of the next event, durable or not; mostly none."""
+        if not isinstance(event, f.LeasesRenewed):  # which may speak of the future
+            self._at = getattr(event, "at", self._at)
+        projection = _PROJECTIONS.get(type(event))
+        return () if projection is None else projection(self, event)
 
-    # --- the run ------------------------------------------------------------------------------------------------------
+    def _as_it_is(self, event: f.Event) -> Iterable[HistoryEntry]:
+        return (HistoryEntry(self._at, event),)
 
-    def _renewed(self, event: f.LeasesRenewed) -> Iterable[r.AnyRecord]:
+    def _renewed(self, event: f.LeasesRenewed) -> Iterable[HistoryEntry]:
         self._heard = {name: max(at, event.at) for name, at in self._heard.items()}
-        return (r.Renewed(event.at),)
+        return (HistoryEntry(event.at, event),)
 
-    def _asked_for(self, event: f.BatchRequested) -> Iterable[r.AnyRecord]:
-        self._at = event.at
-        self._asked[event.request.request] = (event.at, event.at + event.request.deadline_s)
-        return ()
-
-    def _closed(self, event: f.BatchRequestClosed) -> Iterable[r.AnyRecord]:
-        since, due = self._asked.pop(event.request, (self._at, inf))
-        return (r.Unanswered(self._at, event.request, since, due),)
-
-    def _trainer_heard(self, event: f.TrainerHeard) -> Iterable[r.AnyRecord]:
-        self._at = event.at
-        return ()
-
-    # --- engines ------------------------------------------------------------------------------------------------------
-
-    def _greeted(self, event: f.EngineGreeted) -> Iterable[r.AnyRecord]:
+    def _engine_heard(self, event: f.EngineHeard) -> Iterable[HistoryEntry]:
         self._heard[event.engine] = event.at
-        self._versions[event.engine] = event.version
-        return (r.Greeted(event.at, event.engine, event.pool, event.max_running, event.version),)
-
-    def _heard_of(self, event: f.EngineHeard) -> Iterable[r.AnyRecord]:
-        self._heard[event.engine] = self._at = event.at
         return ()
 
-    def _serving(self, event: f.EngineServing) -> Iterable[r.AnyRecord]:
-        self._versions[event.engine] = event.version
-        return (r.Serving(event.at, event.engine, event.version),)
+    def _engine_greeted(self, event: f.EngineGreeted) -> Iterable[HistoryEntry]:
+        self._heard[event.engine] = event.at
+        return self._as_it_is(event)
 
-    def _gone(self, event: f.EngineGone) -> Iterable[r.AnyRecord]:
-        self._versions.pop(event.engine, None)
-        return (r.Gone(event.at, event.engine, event.cause, self._heard.pop(event.engine, -inf)),)
+    def _engine_gone(self, event: f.EngineGone) -> Iterable[HistoryEntry]:
+        heard_at = self._heard.pop(event.engine, -inf)
+        last_sign = f.EngineHeard(event.engine, heard_at)
+        return HistoryEntry(heard_at, last_sign), HistoryEntry(self._at, event)
 
-    # --- tokens -------------------------------------------------------------------------------------------------------
-
-    def _tokens(self, event: f.TokensTaken) -> Iterable[r.AnyRecord]:
-        self._heard[event.engine] = self._at = event.at
+    def _tokens_taken(self, event: f.TokensTaken) -> Iterable[HistoryEntry]:
+        self._heard[event.engine] = event.at
         numbers, offsets, counts, _ = row_columns(event.rows)
         streams, version, strays = self._streams, event.version, []
         for number, offset, count in zip(numbers, offsets, counts, strict=True):
@@ -114,62 +137,139 @@ class Historian:
                 continue
             stream = streams.get(number)
             if stream is None:
-                strays.append(r.Stray(event.at, number, count))
+                strays.append(HistoryEntry(event.at, AssignmentTokens(number, [(offset, offset + count, version)])))
             elif stream.end == offset and stream.version == version:
                 stream.end += count
             else:
                 stream.begin_piece(offset, count, version)
         return strays
 
-    def _assigned(self, event: f.Assigned) -> Iterable[r.AnyRecord]:
-        self._streams[event.assignment] = _Stream(event.sample, event.engine)
-        self._assignments[event.sample] = event.assignment
-        version = self._versions.get(event.engine, ENVIRONMENT_VERSION)
-        return (r.Assigned(event.at, event.sample, event.assignment, event.engine, version),)
+    def _assigned(self, event: f.Assigned) -> Iterable[HistoryEntry]:
+        self._streams[event.assignment] = _TokenStream(event.sample)
+        self._assignments.setdefault(_group_of(event.sample), {})[event.sample] = event.assignment
+        return self._as_it_is(event)
 
-    def _moved(self, event: f.Moved) -> Iterable[r.AnyRecord]:
-        stream = self._ended(event.assignment)
-        return (r.Moved(event.at, stream.sample, event.assignment, stream.engine, stream.pieces, event.cause),)
+    def _moved(self, event: f.Moved) -> Iterable[HistoryEntry]:
+        stream = self._streams.get(event.assignment)
+        sample = "" if stream is None else stream.sample
+        return [*self._end(sample), HistoryEntry(self._at, event, sample=sample)]
 
-    def _turn_ended(self, event: f.TurnEnded) -> Iterable[r.AnyRecord]:
-        number = self._assignments.get(event.sample, 0)
-        stream = self._ended(number)
-        return (r.TurnEnded(event.at, event.sample, number, stream.engine, stream.pieces, event.finish),)
+    def _turn_ended(self, event: f.TurnEnded) -> Iterable[HistoryEntry]:
+        return [*self._end(event.sample), HistoryEntry(self._at, event)]
 
-    def _ended(self, number: int) -> _Stream:
-        stream = self._streams.pop(number, None) or _Stream("", "")
-        self._assignments.pop(stream.sample, None)
-        return stream
+    def _group_discarded(self, event: f.GroupDiscarded) -> Iterable[HistoryEntry]:
+        running = tuple(self._assignments.get(event.group, ()))
+        return [*(entry for sample in running for entry in self._end(sample)), HistoryEntry(self._at, event)]
 
-    # --- groups and batches -------------------------------------------------------------------------------------------
+    def _end(self, sample: str) -> list[HistoryEntry]:
+        """The assignment of a sample ends, if one runs; its tokens, if it brought any."""
+        group = _group_of(sample)
+        number = self._assignments.get(group, {}).pop(sample, None)
+        if number is None:
+            return []
+        if not self._assignments[group]:
+            del self._assignments[group]
+        pieces = self._streams.pop(number).pieces
+        return [HistoryEntry(self._at, AssignmentTokens(number, pieces), sample=sample)] if pieces else []
 
-    def _submitted(self, event: f.GroupSubmitted) -> Iterable[r.AnyRecord]:
-        group = event.group
-        self._sizes[group.id] = group.n
-        prompt = len(group.prompt_ids) // BYTES_PER_TOKEN
-        budget, versions = group.sampling.max_new_tokens, (group.min_version, group.max_version)
-        return (r.Submitted(event.at, group.id, group.n, group.step, group.purpose, prompt, budget, *versions),)
+    def _group_submitted(self, event: f.GroupSubmitted) -> Iterable[HistoryEntry]:
+        bare = f.GroupSubmitted(msgspec.structs.replace(event.group, prompt_ids=b""), event.at)
+        return (HistoryEntry(event.at, bare, tokens=len(event.group.prompt_ids) // ID_BYTES),)
 
-    def _discarded(self, event: f.GroupDiscarded) -> Iterable[r.AnyRecord]:
-        told: list[r.AnyRecord] = []
-        for index in range(self._sizes.pop(event.group, 0)):
-            name = sample_id(event.group, index)
-            number = self._assignments.get(name)
-            if number is not None:
-                stream = self._ended(number)
-                told.append(r.Cut(event.at, name, number, stream.engine, stream.pieces))
-        told.append(r.Discarded(event.at, event.group, event.culprit, event.reason, event.detail))
-        return told
+    def _turn_extended(self, event: f.TurnExtended) -> Iterable[HistoryEntry]:
+        bare = msgspec.structs.replace(event, ids=b"")
+        return (HistoryEntry(event.at, bare, tokens=len(event.ids) // ID_BYTES),)
 
-    def _packed(self, event: f.BatchPacked) -> Iterable[r.AnyRecord]:
-        request = event.request
-        since, due = self._asked.pop(request.request, (event.at, inf))
-        for number in event.groups:
-            self._sizes.pop(number, None)
-        asked = (request.request, request.step, request.purpose, request.min_samples, request.max_samples)
-        told: list[r.AnyRecord] = [r.Batched(event.at, event.batch, *asked, event.groups, event.last, since, due)]
-        told.extend(r.Packed(event.at, number, event.batch) for number in event.groups)
-        return told
+
+_KEPT_AS_THEY_ARE: Final = (
+    f.SampleScored,
+    f.GroupCompleted,
+    f.BatchRequested,
+    f.BatchRequestClosed,
+    f.BatchPacked,
+    f.BatchAcknowledged,
+    f.BatchReturned,
+    f.VersionPublished,
+    f.WindowSet,
+    f.TrainerGreeted,
+    f.NumbersTaken,
+    f.RunFinished,
+    f.EngineServing,
+    f.EngineQuarantined,
+    f.EngineRestored,
+    f.EngineDraining,
+)
+
+_PROJECTIONS: Final[dict[type, Callable[[HistoryProjection, Any], Iterable[HistoryEntry]]]] = {
+    **dict.fromkeys(_KEPT_AS_THEY_ARE, HistoryProjection._as_it_is),
+    f.LeasesRenewed: HistoryProjection._renewed,
+    f.EngineHeard: HistoryProjection._engine_heard,
+    f.EngineGreeted: HistoryProjection._engine_greeted,
+    f.EngineGone: HistoryProjection._engine_gone,
+    f.TokensTaken: HistoryProjection._tokens_taken,
+    f.Assigned: HistoryProjection._assigned,
+    f.Moved: HistoryProjection._moved,
+    f.TurnEnded: HistoryProjection._turn_ended,
+    f.TurnExtended: HistoryProjection._turn_extended,
+    f.GroupSubmitted: HistoryProjection._group_submitted,
+    f.GroupDiscarded: HistoryProjection._group_discarded,
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[HistoryEntry] = msgspec.msgpack.Decoder(HistoryEntry)
+
+
+def subjects_of(entry: HistoryEntry) -> list[str]:
+    """What an entry is filed under: a sample `12.3`, a group `12`, `batch 5`, `engine rollout-0`, or the run."""
+    event = entry.event
+    match event:
+        case f.Assigned() | f.TurnEnded() | f.TurnExtended() | f.SampleScored():
+            return [event.sample]
+        case f.Moved() | AssignmentTokens():
+            return [entry.sample]
+        case f.GroupSubmitted():
+            return [str(event.group.id)]
+        case f.GroupCompleted() | f.GroupDiscarded():
+            return [str(event.group)]
+        case f.BatchPacked():
+            return [batch_subject(event.batch), *map(str, event.groups)]
+        case f.BatchAcknowledged() | f.BatchReturned():
+            return [batch_subject(event.batch)]
+        case f.EngineGreeted() | f.EngineHeard() | f.EngineServing() | f.EngineGone():
+            return [engine_subject(event.engine)]
+        case f.EngineQuarantined() | f.EngineRestored() | f.EngineDraining():
+            return [engine_subject(event.engine)]
+    return [RUN]
+
+
+def batch_subject(batch: int) -> str:
+    """What entries of a batch are filed under."""
+    return f"batch {batch}"
+
+
+def engine_subject(engine: str) -> str:
+    """What entries of an engine are filed under."""
+    return f"engine {engine}"
+
+
+def encode_entry(number: int, entry: HistoryEntry) -> bytes:
+    """As MessagePack, and the CRC-32 of that and its number."""
+    body = _encoder.encode(entry)
+    return body + zlib.crc32(body, number & 0xFFFFFFFF).to_bytes(CHECKSUM_BYTES)
+
+
+def decode_entry(number: int, data: bytes) -> HistoryEntry:
+    """Raises ValueError when it is none."""
+    body, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    if zlib.crc32(body, number & 0xFFFFFFFF).to_bytes(CHECKSUM_BYTES) != checksum:
+        raise ValueError(f"the checksum of entry {number} of the history does not match")
+    return _decoder.decode(body)
+
+
+def pieces_of(sample: SampleState) -> list[Piece]:
+    """What the running assignment of a sample has generated so far."""
+    ours = (span for span in sample.spans if span.attempt == sample.attempt and span.version != ENVIRONMENT_VERSION)
+    return [(span.start, span.end, span.version) for span in ours]
 
 
 def _newest(state: LedgerState) -> float:
@@ -179,43 +279,16 @@ def _newest(state: LedgerState) -> float:
     return max((moment for moment in moments if isfinite(moment)), default=0.0)
 
 
-def _under_way(state: LedgerState, number: int) -> _Stream:
-    assignment = state.assignments[number]
-    sample = state.samples[assignment.sample]
-    ours = [s for s in sample.spans if s.attempt == sample.attempt and s.version != ENVIRONMENT_VERSION]
-    stream = _Stream(assignment.sample, assignment.engine)
-    for span in ours:
-        stream.begin_piece(span.start, span.end - span.start, span.version)
+def _under_way(state: LedgerState, number: int) -> _TokenStream:
+    sample = state.assignments[number].sample
+    stream = _TokenStream(sample)
+    for start, end, version in pieces_of(state.samples[sample]):
+        stream.begin_piece(start, end - start, version)
     return stream
 
 
-_TELLERS: Final[dict[type, Callable[[Historian, Any], Iterable[r.AnyRecord]]]] = {
-    f.LeasesRenewed: Historian._renewed,
-    f.BatchRequested: Historian._asked_for,
-    f.BatchRequestClosed: Historian._closed,
-    f.TrainerHeard: Historian._trainer_heard,
-    f.EngineGreeted: Historian._greeted,
-    f.EngineHeard: Historian._heard_of,
-    f.EngineServing: Historian._serving,
-    f.EngineGone: Historian._gone,
-    f.TokensTaken: Historian._tokens,
-    f.Assigned: Historian._assigned,
-    f.Moved: Historian._moved,
-    f.TurnEnded: Historian._turn_ended,
-    f.GroupSubmitted: Historian._submitted,
-    f.GroupDiscarded: Historian._discarded,
-    f.BatchPacked: Historian._packed,
-    f.GroupCompleted: lambda _, event: (r.Completed(event.at, event.group),),
-    f.BatchAcknowledged: lambda _, event: (r.Acknowledged(event.at, event.batch),),
-    f.BatchReturned: lambda _, event: (r.Unpacked(event.at, event.batch),),
-    f.NumbersTaken: lambda _, event: (r.NumbersTaken(event.at, event.group, event.batch, event.assignment),),
-    f.TrainerGreeted: lambda _, event: (r.TrainerCame(event.at, event.trainer),),
-    f.TurnExtended: lambda _, event: (r.Extended(event.at, event.sample, len(event.ids) // BYTES_PER_TOKEN),),
-    f.SampleScored: lambda _, event: (r.Scored(event.at, event.sample, event.reward, event.metrics),),
-    f.VersionPublished: lambda _, event: (r.Published(event.at, event.version),),
-    f.WindowSet: lambda _, event: (r.Window(event.at, event.open, event.token_s, event.read_s),),
-    f.EngineQuarantined: lambda _, event: (r.Struck(event.at, event.engine, event.cause, event.quarantined_until),),
-    f.EngineRestored: lambda _, event: (r.Trusted(event.at, event.engine, event.cause),),
-    f.EngineDraining: lambda _, event: (r.Draining(event.at, event.engine, event.reason, event.drain_at),),
-    f.RunFinished: lambda _, event: (r.Finished(event.at, event.ok, event.message),),
-}
+def _group_of(sample: str) -> int:
+    try:
+        return split_sample_id(sample)[0]
+    except ValueError:
+        return -1

@@ -1,17 +1,15 @@
-"""Samples and groups in an audit's books: where each is, what it has, how it ends. Part of `audit`.
-
-Refuses to hold: batches (see `audit_batches`), engines (see `audit_engines`). Read next: `audit_batches`.
-"""
+"""Samples and groups as an audit sees them: where each is, what it has, how it ends (I1, I4, part of I6 and of I2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from polyrl.ledger.audit import records as r
-from polyrl.ledger.audit.engines import EngineBooks
+from polyrl.ledger import events as f
+from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings
-from polyrl.sample import Finish, split_sample_id
+from polyrl.ledger.audit.history import AssignmentTokens, Piece
+from polyrl.sample import Finish, Group, split_sample_id
 
 
 class Place(StrEnum):
@@ -24,128 +22,170 @@ class Place(StrEnum):
 
 
 @dataclass
-class SampleBook:
+class AuditedSample:
     """One live sample."""
 
     place: Place = Place.WAITING
     assignment: int = 0
+    """0: none."""
     length: int = 0
-    """Response positions that are told of; those of a running assignment are not yet."""
+    """Response positions that the history shows; those of a running assignment come when it ends."""
     generated: int = 0
 
 
 @dataclass
-class GroupBook:
+class AuditedGroup:
     """One live group."""
 
-    submitted: r.Submitted
-    samples: list[SampleBook]
+    group: Group
+    """Without its prompt."""
+    prompt_tokens: int
+    samples: list[AuditedSample]
     complete: bool = False
     batch: int = -1
 
+    @property
+    def budget(self) -> int:
+        """Tokens that engines may generate for each sample."""
+        return self.group.sampling.max_new_tokens
 
-class SampleBooks:
-    """All samples; checks I1, I4, the sample's side of I6, and that what is scored was over (I2)."""
+    @property
+    def versions(self) -> str:
+        """Those that may generate for it, for people."""
+        return f"{self.group.min_version} to {self.group.max_version}"
 
-    def __init__(self, findings: Findings, engines: EngineBooks) -> None:
+    def allows(self, version: int) -> bool:
+        """Whether `version` may generate for it."""
+        return self.group.min_version <= version <= self.group.max_version
+
+
+@dataclass
+class SampleTotals:
+    """Sums over a run."""
+
+    submitted: int = 0
+    acknowledged: int = 0
+    discarded: int = 0
+    tokens: int = 0
+
+
+class SampleAudit:
+    """All samples."""
+
+    def __init__(self, findings: Findings, engines: EngineAudit) -> None:
         self._findings = findings
         self._engines = engines
-        self.live: dict[int, GroupBook] = {}
+        self.live: dict[int, AuditedGroup] = {}
+        self.running: dict[int, f.Assigned] = {}
         self.ends: dict[int, str] = {}
         """How each group that is no longer live ended."""
-        self.submitted = self.acknowledged = self.discarded = self.tokens = 0
+        self.totals = SampleTotals()
         self.last_assignment = 0
 
-    def submit(self, record: r.Submitted) -> None:
-        self._findings.saw("I1", "samples", record.n)
-        if record.group in self.live or record.group in self.ends:
-            self._findings.broke("I1", record.at, f"group {record.group} is submitted twice")
+    def submitted(self, event: f.GroupSubmitted, prompt_tokens: int, at: float) -> None:
+        group = event.group
+        self._findings.saw("I1", "samples", group.n)
+        if group.id in self.live or group.id in self.ends:
+            self._findings.broke("I1", at, f"group {group.id} is submitted twice")
             return
-        self.submitted += record.n
-        self.live[record.group] = GroupBook(record, [SampleBook() for _ in range(record.n)])
+        self.totals.submitted += group.n
+        self.live[group.id] = AuditedGroup(group, prompt_tokens, [AuditedSample() for _ in range(group.n)])
 
-    def assign(self, record: r.Assigned) -> None:
+    def assigned(self, event: f.Assigned, at: float) -> None:
         self._findings.saw("I4", "assignments")
-        group, sample = self._find(record, "is assigned")
-        if record.assignment <= self.last_assignment:
-            self._findings.broke("I4", record.at, f"assignment {record.assignment} names two assignments")
-        self.last_assignment = max(self.last_assignment, record.assignment)
-        if group is None or sample is None:
+        if event.assignment <= self.last_assignment:
+            self._findings.broke("I4", at, f"assignment {event.assignment} names two assignments")
+        self.last_assignment = max(self.last_assignment, event.assignment)
+        found = self._find(event.sample, "is assigned", at)
+        if found is None:
             return
+        group, sample = found
         if sample.place is not Place.WAITING:
-            self._findings.broke("I4", record.at, f"{record.sample} is assigned while it is {sample.place}")
-        if not _allowed(group, record.version):
-            text = f"{record.sample} goes to {record.engine}, which serves version {record.version}"
-            self._findings.broke("I6", record.at, f"{text}; it may use {_range(group)}")
-        sample.place, sample.assignment = Place.ASSIGNED, record.assignment
+            self._findings.broke("I4", at, f"{event.sample} is assigned while it is {sample.place}")
+        version = self._engines.version_of(event.engine)
+        if not group.allows(version):
+            text = f"{event.sample} goes to {event.engine}, which serves version {version}"
+            self._findings.broke("I6", at, f"{text}; it may use {group.versions}")
+        sample.place, sample.assignment = Place.ASSIGNED, event.assignment
+        self.running[event.assignment] = event
 
-    def move(self, record: r.Moved | r.Cut) -> None:
-        sample = self._end_assignment(record)
-        if sample is not None:
-            sample.place = Place.WAITING
-
-    def end_turn(self, record: r.TurnEnded) -> None:
-        self._findings.saw("I4", "turns")
-        if record.assignment:
-            sample = self._end_assignment(record)
+    def tokens(self, event: AssignmentTokens, at: float) -> None:
+        """What an assignment brought, just before it ends."""
+        assigned = self.running.get(event.assignment)
+        if assigned is None:
+            count = sum(end - start for start, end, _ in event.pieces)
+            text = f"{count} tokens are taken for assignment {event.assignment}, which does not run"
+            self._findings.broke("I4", at, text)
         else:
-            _, sample = self._find(record, "ends a turn")
-            if sample is not None and sample.place is not Place.WAITING:
-                self._findings.broke("I4", record.at, f"the turn of {record.sample} ends while it is {sample.place}")
-        if sample is None:
+            self.check_pieces(assigned.sample, assigned.engine, event.pieces, at)
+
+    def turn_ended(self, event: f.TurnEnded, at: float) -> None:
+        """To be called after `end_assignment`, which leaves a sample that ran waiting."""
+        self._findings.saw("I4", "turns")
+        found = self._find(event.sample, "ends a turn", at)
+        if found is None:
             return
+        group, sample = found
+        if sample.place is not Place.WAITING:
+            self._findings.broke("I4", at, f"the turn of {event.sample} ends while it is {sample.place}")
         sample.place = Place.TURN_DONE
-        budget = self.live[split_sample_id(record.sample)[0]].submitted.max_new_tokens
-        if record.finish is Finish.LENGTH and sample.generated < budget:
-            text = f"{record.sample} ends for length after {sample.generated} of {budget} tokens"
-            self._findings.broke("I4", record.at, text)
+        if event.finish is Finish.LENGTH and sample.generated < group.budget:
+            text = f"{event.sample} ends for length after {sample.generated} of {group.budget} tokens"
+            self._findings.broke("I4", at, text)
 
-    def extend(self, record: r.Extended) -> None:
-        _, sample = self._find(record, "is extended")
-        if sample is None:
+    def extended(self, event: f.TurnExtended, tokens: int, at: float) -> None:
+        found = self._find(event.sample, "is extended", at)
+        if found is None:
             return
+        _, sample = found
         if sample.place is not Place.TURN_DONE:
-            self._findings.broke("I4", record.at, f"{record.sample} is extended while it is {sample.place}")
+            self._findings.broke("I4", at, f"{event.sample} is extended while it is {sample.place}")
         sample.place = Place.WAITING
-        sample.length += record.tokens
+        sample.length += tokens
 
-    def score(self, record: r.Scored) -> None:
-        _, sample = self._find(record, "is scored")
-        if sample is None:
+    def scored(self, event: f.SampleScored, at: float) -> None:
+        found = self._find(event.sample, "is scored", at)
+        if found is None:
             return
+        _, sample = found
         if sample.place is not Place.TURN_DONE:
-            self._findings.broke("I2", record.at, f"{record.sample} is scored while it is {sample.place}")
+            self._findings.broke("I2", at, f"{event.sample} is scored while it is {sample.place}")
         sample.place = Place.SCORED
 
-    def discard(self, record: r.Discarded) -> None:
-        group = self.end(record.group, "discarded", record.at)
-        if group is None:
-            return
-        self.discarded += group.submitted.n
-        running = [index for index, sample in enumerate(group.samples) if sample.place is Place.ASSIGNED]
-        if running:
-            text = f"group {record.group} is discarded while its samples {running[:3]} run"
-            self._findings.broke("I4", record.at, text)
-
-    def end(self, number: int, how: str, at: float) -> GroupBook | None:
+    def end(self, number: int, how: str, at: float) -> AuditedGroup | None:
         """A group ends; None, and I1 is broken, when it is not live."""
         group = self.live.pop(number, None)
         if group is None:
-            before = self.ends.get(number)
-            text = "was never submitted" if before is None else f"was {before} before"
-            self._findings.broke("I1", at, f"group {number} is {how}, but it {text}")
+            self._findings.broke("I1", at, f"group {number} is {how}, but it {self._fate(number)}")
         self.ends.setdefault(number, how)
         return group
 
-    def stray(self, record: r.Stray) -> None:
-        text = f"{record.tokens} tokens are taken for assignment {record.assignment}, which does not run"
-        self._findings.broke("I4", record.at, text)
+    def running_of(self, number: int) -> list[int]:
+        """Assignments of a live group that run."""
+        group = self.live.get(number)
+        return [] if group is None else [sample.assignment for sample in group.samples if sample.assignment]
 
-    def check_pieces(self, name: str, engine: str, pieces: list[r.Piece], at: float) -> None:
+    def assignment_of(self, name: str) -> int:
+        """The one that runs for a sample; 0: none."""
+        found = self.find(name)
+        return 0 if found is None else found[1].assignment
+
+    def end_assignment(self, number: int, at: float) -> f.Assigned | None:
+        """It is over, and its sample waits; None, and I4 is broken, when it does not run."""
+        assigned = self.running.pop(number, None)
+        found = None if assigned is None else self._find(assigned.sample, "leaves an engine", at)
+        if found is None or found[1].assignment != number:
+            self._findings.broke("I4", at, f"assignment {number} ends, but it does not run")
+        else:
+            found[1].place, found[1].assignment = Place.WAITING, 0
+        return assigned
+
+    def check_pieces(self, name: str, engine: str, pieces: list[Piece], at: float) -> None:
         """The tokens that one assignment brought follow what the sample has, within its budget, of allowed versions."""
-        group, sample = self._books_of(name)
-        if group is None or sample is None:
+        found = self.find(name)
+        if found is None:
             return
+        group, sample = found
         for start, end, version in pieces:
             self._findings.saw("I6", "pieces")
             self._findings.saw("I4", "tokens", end - start)
@@ -154,59 +194,35 @@ class SampleBooks:
                 self._findings.broke("I4", at, text)
             sample.length = max(end, sample.length)
             sample.generated += end - start
-            self.tokens += end - start
+            self.totals.tokens += end - start
             self._check_version(name, group, engine, version, at)
-        if sample.generated > group.submitted.max_new_tokens:
-            text = f"{name} has {sample.generated} generated tokens of {group.submitted.max_new_tokens}"
-            self._findings.broke("I4", at, text)
+        if sample.generated > group.budget:
+            self._findings.broke("I4", at, f"{name} has {sample.generated} generated tokens of {group.budget}")
 
-    def _check_version(self, name: str, group: GroupBook, engine: str, version: int, at: float) -> None:
-        if not _allowed(group, version):
-            text = f"{name} has tokens of version {version} from {engine}; it may use {_range(group)}"
-            self._findings.broke("I6", at, text)
-        elif not self._engines.verified(engine, version):
-            text = f"{name} has tokens of version {version} from {engine}, which had not verified it"
-            self._findings.broke("I6", at, text)
+    def _check_version(self, name: str, group: AuditedGroup, engine: str, version: int, at: float) -> None:
+        text = f"{name} has tokens of version {version} from {engine}"
+        if not group.allows(version):
+            self._findings.broke("I6", at, f"{text}; it may use {group.versions}")
+        elif not self._engines.has_verified(engine, version):
+            self._findings.broke("I6", at, f"{text}, which had not verified it")
 
-    def _end_assignment(self, record: r.OfAssignment) -> SampleBook | None:
-        _, sample = self._find(record, "leaves an engine")
-        if sample is None:
+    def find(self, name: str) -> tuple[AuditedGroup, AuditedSample] | None:
+        """A live sample and its group."""
+        try:
+            number, index = split_sample_id(name)
+        except ValueError:
             return None
-        if sample.assignment != record.assignment:
-            text = f"assignment {record.assignment} of {record.sample} ends, but {sample.assignment or 'none'} runs"
-            self._findings.broke("I4", record.at, text)
-        self.check_pieces(record.sample, record.engine, record.pieces, record.at)
-        sample.assignment = 0
-        return sample
+        group = self.live.get(number)
+        return None if group is None or not 0 <= index < group.group.n else (group, group.samples[index])
 
-    def _find(
-        self, record: r.Assigned | r.OfAssignment | r.Extended | r.Scored, what: str
-    ) -> tuple[GroupBook | None, SampleBook | None]:
-        group, sample = self._books_of(record.sample)
-        if sample is None:
-            before = self.ends.get(_group_of(record.sample))
-            text = "was never submitted" if before is None else f"was {before} before"
-            self._findings.broke("I1", record.at, f"{record.sample or 'a sample'} {what}, but it {text}")
-        return group, sample
+    def _find(self, name: str, what: str, at: float) -> tuple[AuditedGroup, AuditedSample] | None:
+        found = self.find(name)
+        if found is None:
+            number = name.partition(".")[0]
+            fate = self._fate(int(number) if number.isdecimal() else -1)
+            self._findings.broke("I1", at, f"{name or 'a sample'} {what}, but it {fate}")
+        return found
 
-    def _books_of(self, name: str) -> tuple[GroupBook | None, SampleBook | None]:
-        group = self.live.get(_group_of(name))
-        if group is None:
-            return None, None
-        index = split_sample_id(name)[1]
-        return group, group.samples[index] if 0 <= index < len(group.samples) else None
-
-
-def _group_of(name: str) -> int:
-    try:
-        return split_sample_id(name)[0]
-    except ValueError:
-        return -1
-
-
-def _allowed(group: GroupBook, version: int) -> bool:
-    return group.submitted.min_version <= version <= group.submitted.max_version
-
-
-def _range(group: GroupBook) -> str:
-    return f"{group.submitted.min_version} to {group.submitted.max_version}"
+    def _fate(self, group: int) -> str:
+        before = self.ends.get(group)
+        return "was never submitted" if before is None else f"was {before} before"

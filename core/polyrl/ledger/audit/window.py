@@ -1,4 +1,4 @@
-"""The reserved window in an audit's books: who generates on the trainer's devices, when, and for how long (I9).
+"""The reserved window as an audit sees it: who generates on the trainer's devices, when, and for how long (I9).
 
 Three things must hold. Outside the window reserved engines get nothing that others could take, and keep nothing that
 others could go on with. What they hand over finds somebody: with no other engine they generate until all is done. And a
@@ -8,8 +8,6 @@ window that closes was never used for longer than the work takes that was left i
     busy seconds of each engine <= PACE_SLACK * (tokens left * token_s + tokens read * read_s) + progress_deadline_s
 
 The right side lets one engine do all work, one sample after the other, so it needs no guess at who takes what.
-
-Refuses to hold: tokens, leases (see `audit_engines`). Read next: `audit_replay`.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.ledger.audit import records as r
-from polyrl.ledger.audit.engines import CLOCK_EPSILON_S, EngineBooks
+from polyrl.ledger import events as f
+from polyrl.ledger.audit.engines import CLOCK_EPSILON_S, EngineAudit
 from polyrl.ledger.audit.findings import Findings
-from polyrl.ledger.audit.samples import Place, SampleBooks
-from polyrl.sample import Pool, split_sample_id
+from polyrl.ledger.audit.samples import Place, SampleAudit
+from polyrl.sample import Pool
 
 PACE_SLACK: Final = 2.0
 """What a token may take more than was measured: the measurement is a mean over the last seconds."""
@@ -40,10 +38,10 @@ class _Stay:
     """Since when it ought to be elsewhere."""
 
 
-class WindowBooks:
-    """The window, and all that reserved engines run; checks I9. To be told after the other books, of ends before."""
+class WindowAudit:
+    """The window, and all that reserved engines run. To be called after the other audits; of ends before them."""
 
-    def __init__(self, findings: Findings, engines: EngineBooks, samples: SampleBooks) -> None:
+    def __init__(self, findings: Findings, engines: EngineAudit, samples: SampleAudit) -> None:
         self._findings = findings
         self._engines = engines
         self._samples = samples
@@ -57,59 +55,60 @@ class WindowBooks:
         """Tokens that could still be generated when the window opened, and those submitted since."""
         self._read = 0
 
-    def window(self, record: r.Window) -> None:
-        if record.open == self._open:
+    def window(self, event: f.WindowSet, at: float) -> None:
+        if event.open == self._open:
             return
-        self._open = record.open
-        if record.open:
-            self._begin(record.at)
+        self._open = event.open
+        if event.open:
+            self._begin(at)
         else:
-            self._close(record)
-        self.engines_changed(record)
+            self._close(event, at)
+        self.engines_changed(at)
 
-    def submitted(self, record: r.Submitted) -> None:
-        self._left += record.n * record.max_new_tokens
+    def submitted(self, event: f.GroupSubmitted) -> None:
+        self._left += event.group.n * event.group.sampling.max_new_tokens
 
-    def assigned(self, record: r.Assigned) -> None:
-        engine = self._engines.live.get(record.engine)
+    def assigned(self, event: f.Assigned, at: float) -> None:
+        engine = self._engines.live.get(event.engine)
         if engine is None or engine.pool is not Pool.RESERVED:
             return
         self._findings.saw("I9", "reserved assignments")
-        if not self._open and self._others_can(record.sample, record.at):
-            text = f"{record.engine} is given sample {record.sample} outside the window, and others could take it"
-            self._findings.broke("I9", record.at, text)
-        self._stays[record.assignment] = _Stay(record.engine, record.sample)
-        self._busy_from.setdefault(record.engine, record.at)
-        self._read += self._tokens(record.sample)[0]
+        if not self._open and self._others_can(event.sample, at):
+            text = f"{event.engine} is given sample {event.sample} outside the window, and others could take it"
+            self._findings.broke("I9", at, text)
+        self._stays[event.assignment] = _Stay(event.engine, event.sample)
+        self._busy_from.setdefault(event.engine, at)
+        self._read += self._tokens(event.sample)[0]
 
-    def ended(self, record: r.OfAssignment) -> None:
-        stay = self._stays.pop(record.assignment, None)
+    def ended(self, assignment: int, cause: str, at: float) -> None:
+        """`cause`: of a move; empty for other ends."""
+        stay = self._stays.pop(assignment, None)
         if stay is None:
             return
-        self._check_stay(stay, record.at)
-        if isinstance(record, r.Moved):
-            self._moved(record)
+        self._check_stay(stay, at)
+        if cause:
+            self._moved(stay, cause, at)
         if all(other.engine != stay.engine for other in self._stays.values()):
-            self._pause(stay.engine, record.at)
+            self._pause(stay.engine, at)
 
-    def engines_changed(self, record: r.AnyRecord) -> None:
+    def engines_changed(self, at: float) -> None:
         """An engine came, went, drains, failed or serves another version; or the window moved."""
         for stay in self._stays.values():
-            if self._open or not self._others_can(stay.sample, record.at):
-                self._check_stay(stay, record.at)
+            if self._open or not self._others_can(stay.sample, at):
+                self._check_stay(stay, at)
                 stay.overdue_since = None
             elif stay.overdue_since is None:
-                stay.overdue_since = record.at
+                stay.overdue_since = at
 
     def renewed(self, at: float) -> None:
         """The manager had been away: what went on meanwhile says nothing of anybody's speed."""
         self._busy.clear()
         self._busy_from = dict.fromkeys(self._busy_from, at)
 
-    def gone(self, record: r.Gone) -> None:
-        self._busy.pop(record.engine, None)
-        self._busy_from.pop(record.engine, None)
-        self.engines_changed(record)
+    def gone(self, engine: str, at: float) -> None:
+        self._busy.pop(engine, None)
+        self._busy_from.pop(engine, None)
+        self.engines_changed(at)
 
     def conclude(self, at: float) -> None:
         """To be called once, after the last record."""
@@ -122,43 +121,42 @@ class WindowBooks:
         self._read = sum(self._tokens(stay.sample)[0] for stay in self._stays.values())
         groups = self._samples.live.values()
         self._left = sum(
-            group.submitted.max_new_tokens - sample.generated
+            group.budget - sample.generated
             for group in groups
             for sample in group.samples
             if sample.place is not Place.SCORED
         )
 
-    def _close(self, record: r.Window) -> None:
+    def _close(self, event: f.WindowSet, at: float) -> None:
         self._findings.saw("I9", "windows")
         running = dict(self._busy_from)
         for name in running:
-            self._pause(name, record.at)
-            self._busy_from[name] = record.at
-        if not record.token_s:
+            self._pause(name, at)
+            self._busy_from[name] = at
+        if not event.token_s:
             return
         self._findings.saw("I9", "windows at a measured speed")
-        work = self._left * record.token_s + self._read * record.read_s
+        work = self._left * event.token_s + self._read * event.read_s
         bound = PACE_SLACK * work + self._engines.config.progress_deadline_s
         for name, busy in self._busy.items():
             if busy > bound:
                 text = f"{name} was busy for {busy:.3f} s of a window whose {self._left} tokens take {work:.3f} s"
-                self._findings.broke("I9", record.at, text)
+                self._findings.broke("I9", at, text)
 
     def _pause(self, name: str, at: float) -> None:
         began = self._busy_from.pop(name, at)
         self._busy[name] = self._busy.get(name, 0.0) + max(0.0, at - began)
 
-    def _moved(self, record: r.Moved) -> None:
-        if record.cause not in KEPT_CAUSES:
-            self._busy[record.engine], self._busy_from[record.engine] = 0.0, record.at
-            self._left += self._tokens(record.sample)[1]  # what it lost is generated again
-        if record.cause != "window":
+    def _moved(self, stay: _Stay, cause: str, at: float) -> None:
+        if cause not in KEPT_CAUSES:
+            self._busy[stay.engine], self._busy_from[stay.engine] = 0.0, at
+            self._left += self._tokens(stay.sample)[1]  # what it lost is generated again
+        if cause != "window":
             return
         self._findings.saw("I9", "handed over")
-        if self._open or not self._others_can(record.sample, record.at):
+        if self._open or not self._others_can(stay.sample, at):
             why = "while the window is open" if self._open else "and no other engine can go on with it"
-            text = f"{record.engine} hands over sample {record.sample}, {why}"
-            self._findings.broke("I9", record.at, text)
+            self._findings.broke("I9", at, f"{stay.engine} hands over sample {stay.sample}, {why}")
 
     def _check_stay(self, stay: _Stay, at: float) -> None:
         since = stay.overdue_since
@@ -166,25 +164,21 @@ class WindowBooks:
             text = f"{stay.engine} has kept sample {stay.sample} for {at - since:.3f} s outside the window"
             self._findings.broke("I9", at, f"{text}, and others could go on with it")
 
-    def _others_can(self, sample: str, at: float) -> bool:
+    def _others_can(self, name: str, at: float) -> bool:
         """Whether an engine that is not reserved serves a version that the sample may use, and is not pausing."""
-        group = self._samples.live.get(split_sample_id(sample)[0])
-        if group is None:
-            return False
-        low, high = group.submitted.min_version, group.submitted.max_version
-        return any(
+        found = self._samples.find(name)
+        return found is not None and any(
             engine.pool is not Pool.RESERVED
             and not engine.draining
             and engine.paused_until <= at
-            and low <= engine.version <= high
+            and found[0].allows(engine.version)
             for engine in self._engines.live.values()
         )
 
-    def _tokens(self, sample: str) -> tuple[int, int]:
+    def _tokens(self, name: str) -> tuple[int, int]:
         """Of a live sample: those to read before it goes on, and those that it may still get."""
-        number, index = split_sample_id(sample)
-        group = self._samples.live.get(number)
-        if group is None:
+        found = self._samples.find(name)
+        if found is None:
             return 0, 0
-        asked, told = group.submitted, group.samples[index]
-        return asked.prompt_tokens + told.length, asked.max_new_tokens - told.generated
+        group, sample = found
+        return group.prompt_tokens + sample.length, group.budget - sample.generated

@@ -14,7 +14,7 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger.events import Event
 from polyrl.ledger.state import LedgerState
 
-JOURNAL_SCHEMA: Final = 7
+JOURNAL_SCHEMA: Final = 8
 """Changes with any change to events or state that old bytes would not survive, and with records that an audit would
 miss in an old journal; another one is refused."""
 

@@ -2,29 +2,29 @@
 
     snapshot   the state after events 1 .. seq, one row, without what is in pages
     pages      tokens and prompts of what lives (see `pages`)
-    events      the events after it, a row per commit, numbered without a hole
-    records    the history of the whole run (see `records`), never deleted
+    events     those after the snapshot, a row per commit, numbered without a hole
+    history    the whole run without tokens (see `polyrl.ledger.audit.history`), never deleted
+    subjects   which entries of the history concern which sample, group, batch or engine
     meta       the run epoch
 
 Events older than the snapshot are deleted, and with them the tokens of everything acknowledged. What `explain` and
-`check` need of them is in the records: a few per sample and per assignment, each of a hundred bytes or so, so a run of
-a million samples can be audited from its first sample to its last.
+`check` need of them is in the history: a few entries per sample and per assignment, each of a hundred bytes or so, so a
+run of a million samples can be audited from its first sample to its last.
 
-Every snapshot, page and row of events carries a checksum over its number and its bytes: SQLite itself would hand a
-flipped bit on as a token. A journal is read whole or refused.
-
-Refuses to hold: files, SQLite itself. Read next: `pages`.
+Every snapshot, page, row of events and entry of the history carries a checksum over its number and its bytes: SQLite
+itself would hand a flipped bit on as a token. A journal is read whole or refused.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import zlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from polyrl.errors import ProtocolError
 from polyrl.ledger.apply.apply import apply
-from polyrl.ledger.journal.codec import decode_events, decode_state
+from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, decode_events, decode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
 from polyrl.ledger.state import LedgerState
 
@@ -39,8 +39,8 @@ CREATE TABLE snapshot (
   checksum INTEGER NOT NULL, last_page INTEGER NOT NULL);
 CREATE TABLE pages (
   number INTEGER PRIMARY KEY, about TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE records (about TEXT NOT NULL, record BLOB NOT NULL);
-CREATE INDEX records_about ON records (about);
+CREATE TABLE history (number INTEGER PRIMARY KEY, entry BLOB NOT NULL);
+CREATE TABLE subjects (subject TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (subject, number)) WITHOUT ROWID;
 """
 
 SELECT_EPOCH: Final = "SELECT value FROM meta WHERE key = 'epoch'"
@@ -49,18 +49,21 @@ SELECT_LAST_PAGE: Final = "SELECT last_page FROM snapshot"
 SELECT_PAGES: Final = (
     f"SELECT number, about, body, checksum FROM pages WHERE number <= ({SELECT_LAST_PAGE}) ORDER BY number"
 )
-SELECT_FACTS: Final = "SELECT seq, at, body, checksum FROM events ORDER BY seq"
-SELECT_RECORDS: Final = "SELECT record FROM records ORDER BY rowid"
-SELECT_RECORDS_ABOUT: Final = (
-    "SELECT record FROM records WHERE about IN (SELECT value FROM json_each(?)) ORDER BY rowid"  # a JSON list of names
+SELECT_EVENTS: Final = "SELECT seq, at, body, checksum FROM events ORDER BY seq"
+SELECT_HISTORY: Final = "SELECT number, entry FROM history ORDER BY number"
+SELECT_HISTORY_OF: Final = (
+    "SELECT DISTINCT number, entry FROM history JOIN subjects USING (number)"
+    " WHERE subject IN (SELECT value FROM json_each(?)) ORDER BY number"  # a JSON list of subjects
 )
-SELECT_SOME_SAMPLES: Final = "SELECT DISTINCT about FROM records WHERE about GLOB '[0-9]*.[0-9]*' LIMIT ?"
+SELECT_LAST_ENTRY: Final = "SELECT coalesce(max(number), 0) FROM history"
+SELECT_SOME_SAMPLES: Final = "SELECT DISTINCT subject FROM subjects WHERE subject GLOB '[0-9]*.[0-9]*' LIMIT ?"
 
-INSERT_FACTS: Final = "INSERT INTO events VALUES (?, ?, ?, ?)"
+INSERT_EVENTS: Final = "INSERT INTO events VALUES (?, ?, ?, ?)"
 INSERT_PAGE: Final = "INSERT INTO pages VALUES (?, ?, ?, ?)"
-INSERT_RECORD: Final = "INSERT INTO records VALUES (?, ?)"
+INSERT_ENTRY: Final = "INSERT INTO history VALUES (?, ?)"
+INSERT_SUBJECT: Final = "INSERT OR IGNORE INTO subjects VALUES (?, ?)"
 REPLACE_SNAPSHOT: Final = "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?, ?, ?)"
-DELETE_FACTS: Final = "DELETE FROM events WHERE seq <= ?"
+DELETE_EVENTS: Final = "DELETE FROM events WHERE seq <= ?"
 DELETE_PAGE: Final = "DELETE FROM pages WHERE number = ?"
 DELETE_UNFINISHED_ROUND: Final = f"DELETE FROM pages WHERE number > ({SELECT_LAST_PAGE})"
 
@@ -80,12 +83,31 @@ class Replayed(NamedTuple):
     pages: PageBook
 
 
+<<<<<<< HEAD
 def create_script(run_epoch: int, schema: int) -> str:
     """Everything a new file needs, in one transaction."""
     return (
         f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={schema}; {CREATE}"
         f"INSERT INTO meta VALUES ('epoch', '{run_epoch}'); COMMIT;"
+=======
+def create_script(epoch: int) -> str:
+    """Everything a new file needs, in one transaction."""
+    return (
+        f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={JOURNAL_SCHEMA}; {CREATE}"
+        f"INSERT INTO meta VALUES ('epoch', '{epoch}'); COMMIT;"
+>>>>>>> e6a543d (The history of a run is its events without tokens: one vocabulary instead of two, read by the audit and by explain)
     )
+
+
+def foreign(db: sqlite3.Connection) -> str:
+    """Why a file is not one that this version reads; empty when it is."""
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (schema,) = db.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        return "is not a PolyRL journal"
+    if schema != JOURNAL_SCHEMA:
+        return f"is of journal schema {schema}, this version reads {JOURNAL_SCHEMA}"
+    return ""
 
 
 def row(seq: int, at: float, body: bytes) -> Row:
