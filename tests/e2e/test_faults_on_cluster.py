@@ -59,7 +59,7 @@ def assert_no_orphans(run: Run) -> None:
 def assert_noticed(hit: Hit, report: Report) -> None:
     if not hit.notice:
         return
-    drained = {e["engine"]: e["at"] - hit.at for e in report["engines"] if e["what"] == "Draining"}
+    drained = {e["engine"]: e["at"] - hit.at for e in report["engines"] if e["what"] == "EngineDraining"}
     for engine in hit.engines:
         assert drained[engine] < DRAIN_S, f"{engine} was drained {drained[engine]:.1f} s after the first sign"
 
@@ -74,8 +74,8 @@ def times(hit: Hit, report: Report) -> dict[str, Any]:
 
     elsewhere = [round(m["againAt"] - hit.at, 2) for m in moved]
     return {
-        "drainS": first("Draining"),
-        "goneS": first("Gone"),
+        "drainS": first("EngineDraining"),
+        "goneS": first("EngineGone"),
         "moved": len(moved),
         "elsewhereS": [min(elsewhere), max(elsewhere)] if elsewhere else None,
         "tokensKept": sum(m["tokens"] for m in moved),

@@ -42,7 +42,7 @@ def gap_ignored(patch: Patch) -> None:
     honest = deltas._Sift.row
 
     def row(self: Any, number: int, offset: int, count: int, finish: int) -> None:
-        assignment = self._d.state.assignments.get(number)
+        assignment = self._transition.state.assignments.get(number)
         if assignment is not None and number not in self._ahead:
             offset = min(offset, assignment.length)
         honest(self, number, offset, count, finish)
@@ -310,7 +310,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (budget_forgotten_when_moved, "I4"),
     (tokens_lost_when_moved, "I4"),
     (stop_token_fed_back, "I4"),
-    (incomplete_groups_packed, "I4"),
+    (incomplete_groups_packed, "I2"),
     (packed_twice, "I2"),
     (acknowledged_twice, "I1"),
     (last_is_said_too_early, "I2"),
@@ -321,7 +321,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (impatient_leases, "I7"),
     (stalls_unnoticed, "I5"),
     (drained_engine_gets_work, "I7"),
-    (credit_ignored, "credit"),
+    (credit_ignored, "I7"),
     (dropped_in_silence, "I5"),
     (verdicts_never_asked_again, "I5"),
     (state_changed_beside_the_fold, "I10"),

@@ -43,7 +43,9 @@ def count_samples(history: list[HistoryEntry]) -> dict[str, Any]:
     events = [entry.event for entry in history]
     sizes = {event.group.id: event.group.n for event in events if isinstance(event, f.GroupSubmitted)}
     batches = {event.batch: event.groups for event in events if isinstance(event, f.BatchPacked)}
-    acknowledged = [group for event in events if isinstance(event, f.BatchAcknowledged) for group in batches[event.batch]]
+    acknowledged = [
+        group for event in events if isinstance(event, f.BatchAcknowledged) for group in batches[event.batch]
+    ]
     reasons: Counter[str] = Counter()
     for event in events:
         if isinstance(event, f.GroupDiscarded):

@@ -64,8 +64,8 @@ def run(tmp_path: Path) -> Path:
     stage = a_stage()
     journal = Journal(tmp_path / "journal.sqlite", EPOCH)
     journal.begin(Stage().ledger.state, 0.0)
-    for fact in stage.facts:
-        journal.append([fact])
+    for event in stage.events:
+        journal.append([event])
     journal.commit(stage.ledger.state, stage.now)
     journal.close()
     return tmp_path

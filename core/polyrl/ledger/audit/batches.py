@@ -89,7 +89,7 @@ class BatchAudit:
         left = self._unpacked.get((request.step, request.purpose), set())
         if samples > request.max_samples:
             text = f"batch {event.batch} holds {samples} samples; at most {request.max_samples} were asked for"
-            self._findings.broke("I2", at, text)
+            self._findings.broke("I3", at, text)
         if event.last and left:
             text = f"batch {event.batch} is called the last of step {request.step}; group {min(left)} is left"
             self._findings.broke("I2", at, text)

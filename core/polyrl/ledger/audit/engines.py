@@ -53,13 +53,8 @@ class EngineAudit:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-<<<<<<< HEAD
         self.config = LedgerConfig(run_epoch=0)
-        self.live: dict[str, EngineBook] = {}
-=======
-        self.config = LedgerConfig(epoch=0)
         self.live: dict[str, AuditedEngine] = {}
->>>>>>> e6a543d (The history of a run is its events without tokens: one vocabulary instead of two, read by the audit and by explain)
 
     def greeted(self, event: f.EngineGreeted, at: float) -> None:
         self._findings.saw("I7", "greetings")

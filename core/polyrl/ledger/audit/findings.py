@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 TITLES: Final = {
     "I1": "every sample ends once: acknowledged, or discarded for a reason",
     "I2": "no step is silently short: whole groups, packed once, as many as were asked for",
-    "I3": "a batch is trained once",
+    "I3": "a batch is trained once, and holds no more than was asked for",
     "I4": "no token after the end of a turn, none doubled, none missing, none over the budget",
     "I5": "no request waits beyond its deadline",
     "I6": "every token is of a version that its engine had verified and its sample may use",
@@ -49,6 +49,10 @@ class Findings:
         """A event that cannot be; the first one is kept."""
         self._broken[invariant] += 1
         self._first.setdefault(invariant, f"at {at:.3f} s: {text}")
+
+    def first_broken(self) -> tuple[str, str] | None:
+        """The invariant that broke first, and how."""
+        return next(iter(self._first.items()), None)
 
     def verdicts(self) -> list[Verdict]:
         """One per invariant, in order."""

@@ -83,19 +83,11 @@ class Replayed(NamedTuple):
     pages: PageBook
 
 
-<<<<<<< HEAD
-def create_script(run_epoch: int, schema: int) -> str:
-    """Everything a new file needs, in one transaction."""
-    return (
-        f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={schema}; {CREATE}"
-        f"INSERT INTO meta VALUES ('epoch', '{run_epoch}'); COMMIT;"
-=======
-def create_script(epoch: int) -> str:
+def create_script(run_epoch: int) -> str:
     """Everything a new file needs, in one transaction."""
     return (
         f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={JOURNAL_SCHEMA}; {CREATE}"
-        f"INSERT INTO meta VALUES ('epoch', '{epoch}'); COMMIT;"
->>>>>>> e6a543d (The history of a run is its events without tokens: one vocabulary instead of two, read by the audit and by explain)
+        f"INSERT INTO meta VALUES ('epoch', '{run_epoch}'); COMMIT;"
     )
 
 

@@ -1,17 +1,15 @@
-"""What must hold after every event, kept in books of its own: nothing here asks the ledger whether the ledger is right.
+"""What must hold after every event. The audit of `polyrl check` gets each event of the run, and speaks first of all;
+besides it here is what no journal can show, since only the peers know it:
 
-    I1   every submitted sample ends acknowledged or discarded, once
+    I1   what is acknowledged was taken and trained by the trainer, all of it
     I2   a step trains exactly the samples it asked for, in whole groups, none twice
     I3   a step takes exactly its optimizer steps: no batch reaches beyond the mini-batch that it was asked for
     I4   every response is the model's, token for token: none doubled, missing, foreign, past a stop or over the budget
     I5   a run gets on: nothing waits for ever (looked at by `world`)
-    I6   every token's version was verified by the engine that made it, and may be used by the sample
-    I7   an engine leaves the pool by Deregister or by silence for its lease, and by nothing else
-    I8   a silent engine leaves within one lease
-    I10  events fold to the live state, at any cut, also after a journey through bytes; a restart loses nothing accepted
-    I11  bytes are linear in tokens
-
-Refuses to hold: what peers do. Read next: `run`.
+    I6   every token's version was really loaded by the engine that made it
+    I8   no engine that says nothing keeps its lease
+    I10  events give the live state, at any cut, also after a journey through bytes; a restart loses nothing accepted
+    I11  every token that arrives is counted, as kept, in vain or repeated
 """
 
 from __future__ import annotations
@@ -26,6 +24,8 @@ import numpy as np
 from polyrl.ledger import Effects, Event, Ledger
 from polyrl.ledger import events as f
 from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.audit.audit import Audit
+from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
 from polyrl.ledger.journal.codec import decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Purpose, Response, Scored, sample_id
@@ -34,7 +34,6 @@ from polyrl.wire import (
     Batch,
     BatchRequest,
     Deltas,
-    Deregister,
     FromAgent,
     FromTrainer,
     Hello,
@@ -52,10 +51,7 @@ SLACK_S: Final = 0.11
 CUT_EVERY: Final = 61
 """Events between two comparisons of the folded with the live state; a prime, to meet every phase of a run."""
 
-MAX_BYTES_PER_TOKEN: Final = 19
-"""A row of one token: 11 + 4 + 4."""
-
-_facts = msgspec.msgpack.Decoder(Event)
+_decoder = msgspec.msgpack.Decoder(Event)
 
 
 class Violation(AssertionError):
@@ -67,35 +63,32 @@ class Violation(AssertionError):
 
 
 class Watcher:
-    """The books of one run."""
+    """Looks at one run: at each message that arrives, at each event, and at what the trainer gets."""
 
     def __init__(self, ledger: Ledger, model: Model, schedule: Schedule) -> None:
         self.published = -1
         """Newest version, for engines that look for it."""
         self.progress_at = 0.0
         """When something was last decided that brings the run nearer to its end."""
-        self._ledger, self._model, self._schedule = ledger, model, schedule
-        self._mirror = LedgerState(ledger.state.config)
+        self._model, self._schedule = model, schedule
+        self._audit = Audit()
         self._groups: dict[int, Group] = {}
-        self._ends: dict[int, str] = {}
         self._trained: set[str] = set()
         self._batches: dict[int, Batch] = {}
         self._requests: dict[int, BatchRequest] = {}
         self._samples_trained: Counter[tuple[int, str]] = Counter()
-        self._verified: dict[str, set[int]] = {}
+        self._loaded: dict[str, set[int]] = {}
         self._heard: dict[str, float] = {}
         self._deaf_until = 0.0
-        self._bye: set[str] = set()
-        self._numbers = 0
         self._events = 0
-        self._tokens_in = self._bytes_in = self._bare_rows = 0
-        self._draining: set[str] = set()
+        self._tokens_in = 0
+        self._follow(ledger, 0.0)
 
     # --- what peers tell ----------------------------------------------------------------------------------------------
 
     def verified(self, engine: str, version: int) -> None:
         """The engine really serves `version` now."""
-        self._verified.setdefault(engine, set()).add(version)
+        self._loaded.setdefault(engine, set()).add(version)
 
     def deaf_until(self, time: float) -> None:
         """The manager cannot hear until then: nobody's silence counts before."""
@@ -110,14 +103,10 @@ class Watcher:
         """A message of an agent is about to be heard."""
         if isinstance(message, Hello) or engine in self._ledger.state.engines:
             self._heard[engine] = now
-        if isinstance(message, Deregister):
-            self._bye.add(engine)
-        if isinstance(message, WeightsLoaded) and message.version not in self._verified.get(engine, ()):
+        if isinstance(message, WeightsLoaded) and message.version not in self._loaded.get(engine, ()):
             raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
             self._tokens_in += len(message.ids) // 4
-            self._bytes_in += len(message.ids) + len(message.logprobs) + len(message.rows)
-            self._bare_rows += len(message.rows) // 11
 
     def before_trainer(self, message: FromTrainer) -> None:
         """A message of the trainer is about to be heard."""
@@ -188,46 +177,61 @@ class Watcher:
     def after(self, outcome: Effects, now: float) -> None:
         """The ledger has decided something."""
         for event in outcome.events:
-            apply(self._mirror, _facts.decode(msgspec.msgpack.encode(event)))
+            apply(self._mirror, _decoder.decode(msgspec.msgpack.encode(event)))
             if _is_progress(event):
                 self.progress_at = now
-            check = _CHECKS.get(type(event))
-            if check is not None:
-                check(self, event, now)
+            if isinstance(event, f.BatchAcknowledged) and event.batch not in self._batches:
+                raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
+            for entry in self._projection.project(event):
+                self._audit.take(entry)
+        self._raise_broken(now)
         self._events += 1
         if self._events % CUT_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
 
-    def restarted(self, before: LedgerState, ledger: Ledger, now: float) -> None:
-        """The manager has read its journal, and goes on with another ledger; `before` is what the old one knew."""
+    def restarted(self, before: LedgerState, ledger: Ledger, now: float, clock: float) -> None:
+        """The manager has read its journal, and goes on with another ledger; `before` is what the old one knew, `clock`
+        what the new one's shows."""
         lost = lost_by_restart(before, ledger.state)
         if lost:
             raise Violation(now, "I10", f"the restarted manager has other {', '.join(lost)} than the killed one")
+        self._follow(ledger, clock)
+
+    def _follow(self, ledger: Ledger, clock: float) -> None:
         self._ledger = ledger
         self._mirror = decode_state(encode_state(ledger.state))
+        self._projection = HistoryProjection(ledger.state)
+        self._audit.take(HistoryEntry(clock, ManagerStarted(clock, ledger.state.config)))
 
-    def at_end(self, now: float) -> None:
-        """The run is over."""
+    def _raise_broken(self, now: float) -> None:
+        broken = self._audit.findings.first_broken()
+        if broken is not None:
+            raise Violation(now, *broken)
+
+    def at_end(self, now: float) -> frozenset[str]:
+        """The run is over. Returns the invariants of which the audit has seen something."""
         self._compare(now)
+        verdicts = self._audit.conclude(self._ledger.state)
+        self._raise_broken(now)
         status = self._ledger.status(now)
-        missing = [number for number in self._groups if number not in self._ends]
+        ends = self._audit.samples.ends
+        missing = [number for number in self._groups if number not in ends]
         if missing or any(status.samples.live.values()):
             raise Violation(now, "I1", f"groups {missing[:5]} have no end; live: {status.samples.live}")
         ended = status.samples.acknowledged + sum(status.samples.discarded.values())
         if ended != status.samples.submitted or ended != sum(group.n for group in self._groups.values()):
             raise Violation(now, "I1", f"{status.samples.submitted} samples were submitted, {ended} ended")
-        acknowledged = {n for n, end in self._ends.items() if end == "acknowledged"}
+        acknowledged = {number for number, end in ends.items() if end == "acknowledged"}
         trained = {sample_id(n, index) for n in acknowledged for index in range(self._groups[n].n)}
         if trained != self._trained:
             raise Violation(now, "I1", f"trained and acknowledged differ in {sorted(trained ^ self._trained)[:5]}")
-        if status.delta_bytes > MAX_BYTES_PER_TOKEN * self._tokens_in + 11 * self._bare_rows:
-            raise Violation(now, "I11", f"{status.delta_bytes} bytes for {self._tokens_in} tokens")
         tokens = status.tokens
         if tokens.repeated and not self._schedule.faults:
             raise Violation(now, "I11", f"{tokens.repeated} tokens came twice, although nothing was lost")
         if tokens.kept + tokens.regenerated + tokens.repeated != self._tokens_in:
             raise Violation(now, "I11", f"{self._tokens_in} tokens came in, the ledger counts {tokens}")
+        return frozenset(verdict.invariant for verdict in verdicts if verdict.looked)
 
     def _compare(self, now: float) -> None:
         if msgspec.msgpack.encode(self._mirror) != msgspec.msgpack.encode(self._ledger.state):
@@ -235,11 +239,9 @@ class Watcher:
 
     def _check_leases(self, now: float) -> None:
         lease = self._ledger.state.config.lease_s
-        for name, engine in self._ledger.state.engines.items():
+        for name in self._ledger.state.engines:
             if now - max(self._heard.get(name, now), self._deaf_until) > lease + SLACK_S:
                 raise Violation(now, "I8", f"{name} was last heard {now - self._heard[name]:.2f} s ago and has a lease")
-            if len(engine.running) > engine.max_running:
-                raise Violation(now, "credit", f"{name} runs {len(engine.running)} of {engine.max_running}")
 
     def _check_response(self, response: Response, group: Group, now: float) -> None:
         ids = np.frombuffer(response.ids, dtype="<u4")
@@ -269,67 +271,12 @@ class Watcher:
             if span.start != position or span.end <= span.start or mask[span.start : span.end].any() == written:
                 raise Violation(now, "I6", f"the spans of {response.sample} do not cover its tokens")
             position = span.end
-            if not written and span.version not in self._verified.get(span.engine, ()):
+            if not written and span.version not in self._loaded.get(span.engine, ()):
                 raise Violation(now, "I6", f"{response.sample} has tokens of an unverified version {span.version}")
             if not written and not group.min_version <= span.version <= group.max_version:
                 raise Violation(now, "I6", f"{response.sample} has tokens of version {span.version}")
         if position != len(mask):
             raise Violation(now, "I6", f"the spans of {response.sample} do not cover its tokens")
-
-    # --- single events ------------------------------------------------------------------------------------------------
-
-    def _saw_end(self, group: int, end: str, now: float) -> None:
-        if group in self._ends:
-            raise Violation(now, "I1", f"group {group} ends twice: {self._ends[group]}, then {end}")
-        self._ends[group] = end
-
-    def saw_discard(self, event: f.GroupDiscarded, now: float) -> None:
-        self._saw_end(event.group, event.reason, now)
-
-    def saw_pack(self, event: f.BatchPacked, now: float) -> None:
-        for number in event.groups:
-            if number in self._ends:
-                raise Violation(now, "I1", f"group {number} is packed after it ended: {self._ends[number]}")
-        if event.last:
-            left = [
-                number
-                for number, group in self._groups.items()
-                if (group.step, group.purpose) == (event.request.step, event.request.purpose)
-                and number in self._ledger.state.groups
-                and number not in event.groups
-                and self._ledger.state.groups[number].batch < 0
-            ]
-            if left:
-                raise Violation(now, "I2", f"a batch is called the last while groups {left[:5]} are to come")
-
-    def saw_acknowledge(self, event: f.BatchAcknowledged, now: float) -> None:
-        if event.batch not in self._batches:
-            raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
-        for number in {scored.group for scored in self._batches[event.batch].samples}:
-            self._saw_end(number, "acknowledged", now)
-
-    def saw_assign(self, event: f.Assigned, now: float) -> None:
-        if event.assignment <= self._numbers:
-            raise Violation(now, "I4", f"assignment number {event.assignment} is used twice")
-        self._numbers = event.assignment
-        group = self._groups[int(event.sample.partition(".")[0])]
-        engine = self._ledger.state.engines.get(event.engine)
-        version = engine.version if engine is not None else -1
-        if not group.min_version <= version <= group.max_version:
-            raise Violation(now, "I6", f"{event.sample} is placed on {event.engine}, which serves version {version}")
-        if version not in self._verified.get(event.engine, ()):
-            raise Violation(now, "I6", f"{event.sample} is placed on {event.engine}, which verified nothing")
-        if event.engine in self._draining:
-            raise Violation(now, "I7", f"{event.sample} is placed on {event.engine}, which drains")
-
-    def saw_drain(self, event: f.EngineDraining, now: float) -> None:
-        self._draining.add(event.engine)
-
-    def saw_gone(self, event: f.EngineGone, now: float) -> None:
-        silence = now - self._heard.get(event.engine, now)
-        if event.engine not in self._bye and silence < self._ledger.state.config.lease_s - 1e-9:
-            raise Violation(now, "I7", f"{event.engine} is given up after {silence:.2f} s of silence")
-        self._draining.discard(event.engine)
 
 
 def _is_progress(event: Event) -> bool:
@@ -338,13 +285,3 @@ def _is_progress(event: Event) -> bool:
     if isinstance(event, f.BatchPacked):
         return bool(event.groups)
     return isinstance(event, f.TurnEnded | f.SampleScored | f.GroupSubmitted | f.GroupDiscarded | f.BatchAcknowledged)
-
-
-_CHECKS: Final[dict[type, Any]] = {
-    f.GroupDiscarded: Watcher.saw_discard,
-    f.BatchPacked: Watcher.saw_pack,
-    f.BatchAcknowledged: Watcher.saw_acknowledge,
-    f.Assigned: Watcher.saw_assign,
-    f.EngineDraining: Watcher.saw_drain,
-    f.EngineGone: Watcher.saw_gone,
-}

@@ -32,6 +32,8 @@ class Result(NamedTuple):
     status: LedgerStatus
     virtual_s: float
     events: int
+    shown: frozenset[str]
+    """Invariants of which the audit has seen something."""
 
 
 class _Fleet:
@@ -121,9 +123,9 @@ def run_schedule(schedule: Schedule) -> Result:
         world.run(lambda: trainer.done, QUIET_S)
     except (PolyRLError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise Violation(world.now, "total", f"the ledger raises {error!r}") from error
-    world.watcher.at_end(world.now)
+    shown = world.watcher.at_end(world.now)
     status = world.manager.ledger.status(world.manager.clock(world.now))
-    return Result(status, world.now, world.events)
+    return Result(status, world.now, world.events, shown)
 
 
 def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:

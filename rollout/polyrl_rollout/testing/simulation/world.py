@@ -125,7 +125,7 @@ class World:
     def _restart_manager(self) -> None:
         before = self.manager.ledger.state
         self.manager.restart(self.now)
-        self.watcher.restarted(before, self.manager.ledger, self.now)
+        self.watcher.restarted(before, self.manager.ledger, self.now, self.manager.clock(self.now))
         config = self.manager.ledger.state.config
         self.watcher.deaf_until(self.now + config.return_s - config.lease_s)
         self._act(self.manager.ledger.resume(self.manager.clock(self.now)))

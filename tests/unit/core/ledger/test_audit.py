@@ -206,7 +206,7 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
     ("I1", "have not, group 2 first", lambda: after(LAST, f.RunFinished(ok=True, message="", at=99.0))),
     ("I2", "without a verdict on its samples [1]", lambda: without(SCORED)),
     ("I2", "which is not complete", lambda: without(COMPLETED)),
-    ("I2", "at most 1 were asked for", lambda: asked(min_samples=1, max_samples=1)),
+    ("I3", "at most 1 were asked for", lambda: asked(min_samples=1, max_samples=1)),
     (
         "I2",
         "at least 3 were asked for",
