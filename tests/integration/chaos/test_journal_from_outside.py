@@ -159,16 +159,14 @@ def a_folder(journal: Path) -> None:
     journal.mkdir()
 
 
-def a_fact_changed(journal: Path) -> None:
+def an_event_changed(journal: Path) -> None:
     with opened(journal) as db:
-        db.execute("UPDATE facts SET body = CAST(body || x'00' AS BLOB) WHERE seq = (SELECT max(seq) FROM facts)")
+        db.execute("UPDATE events SET body = CAST(body || x'00' AS BLOB) WHERE seq = (SELECT max(seq) FROM events)")
 
 
-def a_fact_gone(journal: Path) -> None:
+def an_event_gone(journal: Path) -> None:
     with opened(journal) as db:
-        db.execute(
-            "INSERT INTO facts SELECT seq + 5, at, body, checksum FROM facts WHERE seq = (SELECT max(seq) FROM facts)"
-        )
+        db.execute("INSERT INTO events SELECT seq + 5, at, body, checksum FROM events ORDER BY seq DESC LIMIT 1")
 
 
 DAMAGES: dict[Callable[[Path], None], str] = {
@@ -178,8 +176,8 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     empty: "is not a PolyRL journal",
     truncated: "not a readable journal: database disk image is malformed",
     a_folder: "there is no journal",
-    a_fact_changed: "the checksum of row of facts",
-    a_fact_gone: "of the facts is missing",
+    an_event_changed: "the checksum of row of events",
+    an_event_gone: "of the events is missing",
 }
 
 
