@@ -26,10 +26,10 @@ from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, loss_number_of, newly_counted
 from polyrl.cluster.observation.facts import JobFacts, PodFacts
 from polyrl.cluster.observation.rollouts import PodState, rollouts
-from polyrl.cluster.reporting.announce import condition_events, fleet_events
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import stall_due
 from polyrl.cluster.reporting.cost import runs_since
+from polyrl.cluster.reporting.events import condition_events, fleet_events
 from polyrl.cluster.reporting.status import refused, status_of
 from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import LastSeenPod, ReconcileState

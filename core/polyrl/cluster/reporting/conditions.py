@@ -9,7 +9,7 @@ that a condition changes only when something did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from polyrl.cluster.fleet.pools import REASON_LENGTH
@@ -34,181 +34,165 @@ SHORTEST_STALL_S: Final = 300.0
 MESSAGE_LENGTH: Final = 512
 """Characters of a sentence that are kept: schedulers and webhooks can go on for pages."""
 
-Verdict = Literal["True", "False", "Unknown"]
-
 
 class ConditionDraft(NamedTuple):
-    """One condition without its times."""
+    """A condition without its type and its times."""
 
-    type: str
-    status: Verdict
+    status: Literal["True", "False", "Unknown"]
     reason: str
     message: str
 
 
 def conditions(assessment: Assessment) -> list[Condition]:
-    """All conditions after this look; lastTransitionTime moves only when a status flips."""
+    """All conditions after this reconcile; lastTransitionTime moves only when a status flips."""
     before = {known.type: known for known in assessment.ctx.status.conditions}
-    return [_condition(assessment, message, before.get(message.type)) for message in _all(assessment)]
+    return [_condition(assessment, type_, draft, before.get(type_)) for type_, draft in _drafts(assessment)]
 
 
 def stall_due(assessment: Assessment) -> float | None:
     """When the step under way will count as stalled, if nothing happens; None: it does, or none is under way."""
-    since = unix(assessment.ctx.status.manager.step_time)
-    if since is None or assessment.ctx.manager_status is None:
+    since, reported = unix(assessment.ctx.status.manager.step_time), assessment.ctx.manager_status
+    if since is None or reported is None:
         return None
-    length = STALL_STEPS * assessment.ctx.manager_status.values.get(StepValue.STEP_SECONDS, 0.0)
-    return since + max(SHORTEST_STALL_S, length)
+    return since + max(SHORTEST_STALL_S, STALL_STEPS * reported.values.get(StepValue.STEP_SECONDS, 0.0))
 
 
-def _condition(assessment: Assessment, message: ConditionDraft, before: Condition | None) -> Condition:
-    kept = before is not None and before.status == message.status
+def _condition(assessment: Assessment, type_: str, draft: ConditionDraft, before: Condition | None) -> Condition:
+    kept = before is not None and before.status == draft.status
     return Condition(
-        type=message.type,
-        status=message.status,
-        reason=message.reason,
-        message=message.message[:MESSAGE_LENGTH],
+        type=type_,
+        status=draft.status,
+        reason=draft.reason,
+        message=draft.message[:MESSAGE_LENGTH],
         last_transition_time=before.last_transition_time if before is not None and kept else second(assessment.ctx.now),
         observed_generation=assessment.ctx.facts.generation,
     )
 
 
-def _all(assessment: Assessment) -> Iterator[ConditionDraft]:
-    accepted: Verdict = "Unknown" if assessment.accepted.accepted is None else _verdict(assessment.accepted.accepted)
-    yield ConditionDraft("Accepted", accepted, assessment.accepted.reason, assessment.accepted.message)
-    yield _trainer_ready(assessment)
-    yield _rollout_available(assessment)
-    yield _progressing(assessment)
-    yield _capacity_limited(assessment)
-    yield _scaling_active(assessment)
-    yield _scaling_limited(assessment)
-    yield _disrupting(assessment)
-    suspended = assessment.lifecycle.stage is LifecycleStage.SUSPENDED
-    word, message = ("Suspended", "spec.suspend is true") if suspended else ("NotSuspended", "spec.suspend is false")
-    yield ConditionDraft("Suspended", _verdict(suspended), word, message)
-    if assessment.lifecycle.stage is LifecycleStage.COMPLETE:
-        yield ConditionDraft("Complete", "True", "TrainerComplete", "the trainer is done")
-    if assessment.lifecycle.stage is LifecycleStage.FAILED:
+def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
+    accepted, stage = assessment.accepted, assessment.lifecycle.stage
+    yield "Accepted", _draft(accepted.accepted, accepted.reason, accepted.message)
+    idle = _idle(assessment)
+    for type_, decide in _OF_A_RUNNING_JOB.items():
+        yield type_, idle or decide(assessment)
+    yield "ScalingLimited", _scaling_limited(assessment)
+    yield "Disrupting", _disrupting(assessment)
+    suspended = stage is LifecycleStage.SUSPENDED
+    word = "Suspended" if suspended else "NotSuspended"
+    yield "Suspended", _draft(suspended, word, f"spec.suspend is {str(suspended).lower()}")
+    if stage is LifecycleStage.COMPLETE:
+        yield "Complete", ConditionDraft("True", "TrainerComplete", "the trainer is done")
+    if stage is LifecycleStage.FAILED:
         failure = assessment.lifecycle.failure
         reason, message = (failure.reason, failure.message) if failure is not None else ("TrainerFailed", "it failed")
-        yield ConditionDraft("Failed", "True", reason, message)
+        yield "Failed", ConditionDraft("True", reason, message)
 
 
-def _verdict(holds: bool) -> Verdict:
-    return "True" if holds else "False"
+def _draft(holds: bool | None, reason: str, message: str) -> ConditionDraft:
+    return ConditionDraft("Unknown" if holds is None else "True" if holds else "False", reason, message)
 
 
-def _idle(assessment: Assessment) -> tuple[str, str] | None:
+def _idle(assessment: Assessment) -> ConditionDraft | None:
     """Why nothing is expected to run; None when it is."""
     if assessment.lifecycle.ended:
-        return "Finished", "the job has ended"
+        return ConditionDraft("False", "Finished", "the job has ended")
     if assessment.lifecycle.stage is LifecycleStage.SUSPENDED:
-        return "Suspended", "the job is suspended"
+        return ConditionDraft("False", "Suspended", "the job is suspended")
     return None
 
 
 def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     job = assessment.ctx.facts.trainer
-    if (idle := _idle(assessment)) is not None:
-        return ConditionDraft("TrainerReady", "False", *idle)
     if assessment.trainer_ready:
-        return ConditionDraft("TrainerReady", "True", "Ready", "the trainer is ready")
+        return ConditionDraft("True", "Ready", "the trainer is ready")
     newest = assessment.ctx.facts.of_role(Role.TRAINER)[-1:]
-    vanished = [(pod, notice) for pod, notice in assessment.trainers_disrupted if pod in newest]
-    if vanished:
-        pod, notice = vanished[0]
-        return ConditionDraft("TrainerReady", "False", "Disrupted", f"{pod.name} is taken away: {notice.why}")
+    for pod, notice in assessment.trainers_disrupted:
+        if pod in newest:
+            return ConditionDraft("False", "Disrupted", f"{pod.name} is taken away: {notice.why}")
     if assessment.unreachable:
-        return ConditionDraft("TrainerReady", "False", "ManagerUnreachable", "the manager does not answer")
+        return ConditionDraft("False", "ManagerUnreachable", "the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
-        message = f"the trainer failed {job.failed} times and starts again"
-        return ConditionDraft("TrainerReady", "False", "CrashLoop", message)
-    return ConditionDraft("TrainerReady", "False", "Starting", "the trainer starts")
+        return ConditionDraft("False", "CrashLoop", f"the trainer failed {job.failed} times and starts again")
+    return ConditionDraft("False", "Starting", "the trainer starts")
 
 
 def _rollout_available(assessment: Assessment) -> ConditionDraft:
-    desired, serving = assessment.scale.desired_replicas, assessment.serving
-    if (idle := _idle(assessment)) is not None:
-        return ConditionDraft("RolloutAvailable", "False", *idle)
-    if desired == 0 and serving == 0:
-        return ConditionDraft("RolloutAvailable", "False", "NotWanted", "no rollouts are wished")
+    serving = assessment.serving
+    if assessment.scale.desired_replicas == 0 and serving == 0:
+        return ConditionDraft("False", "NotWanted", "no rollouts are wished")
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
-        return ConditionDraft("RolloutAvailable", "True", "Registered", f"at least {need} rollouts serve")
+        return ConditionDraft("True", "Registered", f"at least {need} rollouts serve")
     failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS]
     if failing:
         message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
-        return ConditionDraft("RolloutAvailable", "False", "FailedStarts", f"{message}; another is tried now and then")
+        return ConditionDraft("False", "FailedStarts", f"{message}; another is tried now and then")
     if any(view.held for view in assessment.views):
-        return ConditionDraft(
-            "RolloutAvailable", "False", "NoCapacity", "no machines are to be had; the trainer goes on alone"
-        )
+        return ConditionDraft("False", "NoCapacity", "no machines are to be had; the trainer goes on alone")
     if assessment.in_state(PodState.PREEMPTED) and not assessment.live:
-        return ConditionDraft("RolloutAvailable", "False", "AllPreempted", "every rollout was taken away")
-    return ConditionDraft("RolloutAvailable", "False", "BelowMinimum", f"fewer than {need} rollouts serve")
+        return ConditionDraft("False", "AllPreempted", "every rollout was taken away")
+    return ConditionDraft("False", "BelowMinimum", f"fewer than {need} rollouts serve")
 
 
 def _progressing(assessment: Assessment) -> ConditionDraft:
-    if (idle := _idle(assessment)) is not None:
-        return ConditionDraft("Progressing", "False", *idle)
     reported, due = assessment.ctx.manager_status, stall_due(assessment)
     if reported is None or due is None or not reported.phase:
-        return ConditionDraft("Progressing", "Unknown", "NotStarted", "no step is under way yet")
+        return ConditionDraft("Unknown", "NotStarted", "no step is under way yet")
     if reported.step == assessment.ctx.status.manager.step and assessment.ctx.now >= due:
-        return ConditionDraft(
-            "Progressing", "False", "Stalled", f"step {reported.step} takes more than {STALL_STEPS:.0f} times as long"
-        )
-    return ConditionDraft("Progressing", "True", "StepAdvanced", f"step {reported.step} is under way")
+        message = f"step {reported.step} takes more than {STALL_STEPS:.0f} times as long"
+        return ConditionDraft("False", "Stalled", message)
+    return ConditionDraft("True", "StepAdvanced", f"step {reported.step} is under way")
 
 
 def _capacity_limited(assessment: Assessment) -> ConditionDraft:
-    if (idle := _idle(assessment)) is not None:
-        return ConditionDraft("CapacityLimited", "False", *idle)
     refusal = assessment.ctx.state.refusal
     if refusal is not None and len(assessment.live) < assessment.scale.desired_replicas:
         word = "QuotaExceeded" if "exceeded quota" in refusal.message else "Refused"
-        return ConditionDraft("CapacityLimited", "True", word, refusal.message[:REASON_LENGTH])
+        return ConditionDraft("True", word, refusal.message[:REASON_LENGTH])
     held = [view.status for view in assessment.views if view.held]
     if held:
         spot = held[0].name == "spot" and held[0].backoff_until is not None
-        message = held[0].last_reason or "rollouts failed"
-        return ConditionDraft(
-            "CapacityLimited", "True", "SpotUnavailable" if spot else "BackingOff", f"{held[0].name}: {message}"
-        )
+        message = f"{held[0].name}: {held[0].last_reason or 'rollouts failed'}"
+        return ConditionDraft("True", "SpotUnavailable" if spot else "BackingOff", message)
     waiting = [one for one in assessment.in_state(PodState.PENDING) if one.pod.unschedulable]
     if waiting:
-        message = waiting[0].pod.unschedulable[:REASON_LENGTH]
-        return ConditionDraft(
-            "CapacityLimited", "True", "Unschedulable", f"{len(waiting)} rollouts wait for a node: {message}"
-        )
-    return ConditionDraft("CapacityLimited", "False", "Enough", "what is asked for is given")
+        message = f"{len(waiting)} rollouts wait for a node: {waiting[0].pod.unschedulable[:REASON_LENGTH]}"
+        return ConditionDraft("True", "Unschedulable", message)
+    return ConditionDraft("False", "Enough", "what is asked for is given")
 
 
 def _scaling_active(assessment: Assessment) -> ConditionDraft:
-    if (idle := _idle(assessment)) is not None:
-        return ConditionDraft("ScalingActive", "False", *idle)
-    return ConditionDraft(
-        "ScalingActive", _verdict(assessment.scale.active), assessment.scale.reason, assessment.scale.message
-    )
+    return _draft(assessment.scale.active, assessment.scale.reason, assessment.scale.message)
+
+
+_OF_A_RUNNING_JOB: Final[dict[str, Callable[[Assessment], ConditionDraft]]] = {
+    "TrainerReady": _trainer_ready,
+    "RolloutAvailable": _rollout_available,
+    "Progressing": _progressing,
+    "CapacityLimited": _capacity_limited,
+    "ScalingActive": _scaling_active,
+}
+"""By type: conditions of which a job that does not run says only why it does not."""
 
 
 def _scaling_limited(assessment: Assessment) -> ConditionDraft:
     spec, scaling = assessment.ctx.spec, assessment.scale.scaling
-    asked = scaling.recommended_replicas if spec.scaling.mode is ScalingMode.GAP else spec.rollout.replicas
-    measurement = spec.scaling.mode is not ScalingMode.GAP or scaling.last_step_time is not None
-    if measurement and asked is not None and asked > spec.rollout.max_replicas:
-        message = f"{asked} are asked for, maxReplicas is {spec.rollout.max_replicas}"
-        return ConditionDraft("ScalingLimited", "True", "TooManyReplicas", message)
-    if measurement and asked is not None and asked < spec.rollout.min_replicas:
-        message = f"{asked} are asked for, minReplicas is {spec.rollout.min_replicas}"
-        return ConditionDraft("ScalingLimited", "True", "TooFewReplicas", message)
-    return ConditionDraft("ScalingLimited", "False", "WithinBounds", "the number is within minReplicas and maxReplicas")
+    by_gap = spec.scaling.mode is ScalingMode.GAP
+    requested = scaling.recommended_replicas if by_gap else spec.rollout.replicas
+    if requested is not None and not (by_gap and scaling.last_step_time is None):
+        for field, bound, word, beyond in (
+            ("maxReplicas", spec.rollout.max_replicas, "TooManyReplicas", requested > spec.rollout.max_replicas),
+            ("minReplicas", spec.rollout.min_replicas, "TooFewReplicas", requested < spec.rollout.min_replicas),
+        ):
+            if beyond:
+                return ConditionDraft("True", word, f"{requested} are asked for, {field} is {bound}")
+    return ConditionDraft("False", "WithinBounds", "the number is within minReplicas and maxReplicas")
 
 
 def _disrupting(assessment: Assessment) -> ConditionDraft:
-    preempted = [one for one in assessment.in_state(PodState.PREEMPTED) if not one.pod.ended]
-    if not preempted:
-        return ConditionDraft("Disrupting", "False", "Undisturbed", "no rollout is under a notice")
-    notice = preempted[-1].notice
+    leaving = [one for one in assessment.in_state(PodState.PREEMPTED) if not one.pod.ended]
+    if not leaving:
+        return ConditionDraft("False", "Undisturbed", "no rollout is under a notice")
+    notice = leaving[-1].notice
     word = notice.kind.value if notice is not None else "Unknown"
-    return ConditionDraft("Disrupting", "True", word, f"{len(preempted)} rollouts are being taken away")
+    return ConditionDraft("True", word, f"{len(leaving)} rollouts are being taken away")

@@ -1,4 +1,4 @@
-"""The status to store after a look: whole numbers, bounded lists, counters that only grow."""
+"""The status to store after a reconcile: whole numbers, bounded lists, counters that only grow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from polyrl.cluster.fleet.plan import rollouts_made
 from polyrl.cluster.fleet.singletons import managers_made
 from polyrl.cluster.lifecycle import LifecycleStage, active_s
 from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.disruption import disruption_kind
 from polyrl.cluster.observation.exactly_once import LossCounter, parse_loss_number, total
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.node_signals import DisruptionKind
@@ -35,28 +36,36 @@ CONTACT_EVERY_S: Final = 60.0
 """lastContactTime is moved no more often: hearing nothing new from the manager is no reason to write."""
 
 
+_AT_REST: Final = {
+    LifecycleStage.COMPLETE: RunState.COMPLETE,
+    LifecycleStage.FAILED: RunState.FAILED,
+    LifecycleStage.SUSPENDED: RunState.SUSPENDED,
+}
+
+MAX_DISRUPTIONS: Final = 10
+"""Entries of recentDisruptions; events and metrics tell of the others."""
+
+
 def status_of(assessment: Assessment) -> JobStatus:
-    """Everything anew from this look, on top of what only the stored status knows."""
+    """Everything anew, on top of what only the stored status knows."""
     ctx = assessment.ctx
-    ended_before = ctx.status.completion_time is not None
-    closing = assessment.lifecycle.ended and not ended_before
-    status = JobStatus(
-        observed_generation=ctx.facts.generation,
-        state=_state(assessment),
-        conditions=conditions(assessment),
-        completion_time=second(assessment.lifecycle.ended_at)
-        if closing and assessment.lifecycle.ended_at
-        else ctx.status.completion_time,
-        run_id=ctx.facts.uid,
-        manager=_manager(ctx),
-        trainer=_trainer(assessment),
-        rollout=_rollout(assessment),
-        scaling=assessment.scale.scaling,
-        cost=ctx.status.cost if ended_before else cost(ctx, closing=closing),
-        recent_disruptions=recent(assessment),
-        failure=assessment.lifecycle.failure,
-    )
-    return status.model_copy(update=_times(assessment))
+    update: dict[str, object] = {
+        "observed_generation": ctx.facts.generation,
+        "state": _state(assessment),
+        "conditions": conditions(assessment),
+        "run_id": ctx.facts.uid,
+        "manager": _manager(ctx),
+        "trainer": _trainer(assessment),
+        "rollout": _rollout(assessment),
+        "scaling": assessment.scale.scaling,
+        "recent_disruptions": recent_disruptions(assessment),
+        "failure": assessment.lifecycle.failure,
+    }
+    if ctx.status.completion_time is None:
+        update["cost"] = cost(ctx, closing=assessment.lifecycle.ended)
+        if assessment.lifecycle.ended_at:
+            update["completion_time"] = second(assessment.lifecycle.ended_at)
+    return ctx.status.model_copy(update=update | _times(assessment))
 
 
 def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> JobStatus:
@@ -77,13 +86,8 @@ def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> Jo
 
 def _state(assessment: Assessment) -> RunState:
     """Zero rollouts is a normal state; a trainer that was ready and is not, or rollouts that cannot start, is not."""
-    ended = {
-        LifecycleStage.COMPLETE: RunState.COMPLETE,
-        LifecycleStage.FAILED: RunState.FAILED,
-        LifecycleStage.SUSPENDED: RunState.SUSPENDED,
-    }
-    if assessment.lifecycle.stage in ended:
-        return ended[assessment.lifecycle.stage]
+    if assessment.lifecycle.stage in _AT_REST:
+        return _AT_REST[assessment.lifecycle.stage]
     began = assessment.ctx.status.state in (RunState.RUNNING, RunState.DEGRADED)
     if not assessment.trainer_ready:
         return RunState.DEGRADED if began else RunState.PENDING
@@ -94,14 +98,9 @@ def _state(assessment: Assessment) -> RunState:
 
 
 def _times(assessment: Assessment) -> dict[str, str | int | None]:
-    """Start, last suspension, last resumption, and the running time before that."""
+    """What changes of the start, the last suspension and resumption, and the running time before that."""
     ctx, stored = assessment.ctx, assessment.ctx.status
-    times: dict[str, str | int | None] = {
-        "start_time": stored.start_time,
-        "last_suspend_time": stored.last_suspend_time,
-        "last_resume_time": stored.last_resume_time,
-        "active_millis": stored.active_millis,
-    }
+    times: dict[str, str | int | None] = {}
     runs = assessment.lifecycle.stage is LifecycleStage.RUNS
     if runs and stored.last_resume_time is None and (assessment.accepted.accepted or stored.start_time is not None):
         times["start_time"] = stored.start_time or second(ctx.now)
@@ -168,48 +167,31 @@ def _rollout(assessment: Assessment) -> RolloutStatus:
     )
 
 
-MOST: Final = 10
-"""Entries kept; events and metrics tell of the others."""
-
-_KINDS: Final = {kind.value for kind in DisruptionKind}
-
-
-def recent(assessment: Assessment) -> list[Disruption]:
-    """Newest last."""
-    now, there = assessment.ctx.now, {pod.uid: pod for pod in assessment.ctx.facts.pods}
-    known = [_closed(entry, there, now) for entry in assessment.ctx.status.recent_disruptions]
-    listed = {entry.pod_uid for entry in known}
-    loss_number = [_closed(_entry(pod, now), there, now) for pod in assessment.preempted if pod.uid not in listed]
-    at = millisecond(now)
-    vanished = [
-        Disruption.model_validate(
-            {"podName": pod.name, "podUID": uid, "nodeName": pod.node, "noticeTime": at, "deleteTime": at}
-            | {"reason": DisruptionKind.DELETED.value}
-        )
-        for uid, pod in assessment.ctx.state.last_seen.items()
-        if pod in assessment.vanished and is_loss(pod) and uid not in listed
-    ]
-    return [*known, *loss_number, *vanished][-MOST:]
+def recent_disruptions(assessment: Assessment) -> list[Disruption]:
+    """The last few rollouts that were taken away, newest last: each listed once, and closed when its pod is gone."""
+    ctx = assessment.ctx
+    entries, listed = list(ctx.status.recent_disruptions), {entry.pod_uid for entry in ctx.status.recent_disruptions}
+    for pod in assessment.preempted:
+        if pod.uid not in listed:
+            noticed_at = unix(pod.annotations.get(names.ANNOTATION_NOTICED_AT))
+            reason = disruption_kind(pod) or DisruptionKind.UNKNOWN
+            entries.append(_disruption(pod, pod.uid, reason, ctx.now if noticed_at is None else noticed_at))
+    for uid, vanished in ctx.state.last_seen.items():
+        if vanished in assessment.vanished and is_loss(vanished) and uid not in listed:
+            entries.append(_disruption(vanished, uid, DisruptionKind.DELETED, ctx.now))
+    there = {pod.uid: pod for pod in ctx.facts.pods}
+    return [_closed(entry, there, ctx.now) for entry in entries][-MAX_DISRUPTIONS:]
 
 
 def is_loss(pod: LastSeenPod) -> bool:
     """A pod that vanished was taken, unless it had been found to have failed."""
-    loss_number = parse_loss_number(pod.loss_number)
-    return loss_number is None or loss_number.counter is LossCounter.PREEMPTION
+    given = parse_loss_number(pod.loss_number)
+    return given is None or given.counter is LossCounter.PREEMPTION
 
 
-def _entry(pod: PodFacts, now: float) -> Disruption:
-    kind = pod.annotations.get(names.ANNOTATION_NOTICE, "")
-    noticed_at = unix(pod.annotations.get(names.ANNOTATION_NOTICED_AT))
-    return Disruption.model_validate(
-        {
-            "podName": pod.name,
-            "podUID": pod.uid,
-            "nodeName": pod.node,
-            "reason": kind if kind in _KINDS else DisruptionKind.UNKNOWN.value,
-            "noticeTime": millisecond(now if noticed_at is None else noticed_at),
-        }
-    )
+def _disruption(pod: PodFacts | LastSeenPod, uid: str, reason: DisruptionKind, noticed_at: float) -> Disruption:
+    fields = {"podName": pod.name, "podUID": uid, "nodeName": pod.node, "reason": reason.value}
+    return Disruption.model_validate(fields | {"noticeTime": millisecond(noticed_at)})
 
 
 def _closed(entry: Disruption, there: Mapping[str, PodFacts], now: float) -> Disruption:

@@ -1,12 +1,13 @@
-"""Events on the job: what changed in this look, one sentence for each kind of news however many pods it is about.
+"""Events on the job: what changed in this reconcile, one sentence for each kind of event however many pods it is about.
 
-News is what differs from the stored status, or what this look is about to do, so that a look without news is silent.
+An event is what differs from the stored status, or what this reconcile is about to do: without a change there is none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from polyrl.cluster.actions import RecordEvent
@@ -20,27 +21,27 @@ NAMED: Final = 3
 """Pods named in one sentence; the others are counted."""
 
 _FLIP_EVENTS: Final = {
-    ("Accepted", "True"): ("Accepted", "Normal"),
-    ("Accepted", "False"): ("Refused", "Warning"),
-    ("TrainerReady", "True"): ("TrainerReady", "Normal"),
-    ("Progressing", "False"): ("Stalled", "Warning"),
-    ("CapacityLimited", "True"): ("CapacityUnavailable", "Warning"),
-    ("ScalingActive", "False"): ("MetricsStale", "Warning"),
-    ("Suspended", "True"): ("Suspended", "Normal"),
-    ("Complete", "True"): ("Completed", "Normal"),
-    ("Failed", "True"): ("Failed", "Warning"),
+    ("Accepted", "True"): RecordEvent("Accepted", ""),
+    ("Accepted", "False"): RecordEvent("Refused", "", "Warning"),
+    ("TrainerReady", "True"): RecordEvent("TrainerReady", ""),
+    ("Progressing", "False"): RecordEvent("Stalled", "", "Warning"),
+    ("CapacityLimited", "True"): RecordEvent("CapacityUnavailable", "", "Warning"),
+    ("ScalingActive", "False"): RecordEvent("MetricsStale", "", "Warning"),
+    ("Suspended", "True"): RecordEvent("Suspended", ""),
+    ("Complete", "True"): RecordEvent("Completed", ""),
+    ("Failed", "True"): RecordEvent("Failed", "", "Warning"),
 }
-"""What is said when a condition flips to a status: reason and type of the event."""
+"""By type and status of a condition that flips: the event, whose message is the condition's."""
 
-_ONLY_FOR: Final = {"Stalled": "Stalled", "MetricsStale": "MetricsStale"}
-"""Events that are said only when the condition flipped for this reason."""
+_ONLY_FOR_REASON: Final = ("Stalled", "MetricsStale")
+"""Events that are recorded only when the condition flipped for the reason of the same name."""
 
 
 def condition_events(before: JobStatus, after: JobStatus) -> Iterator[RecordEvent]:
-    """News of the conditions."""
-    stood = {known.type: known for known in before.conditions}
+    """For conditions that flipped."""
+    previous = {known.type: known for known in before.conditions}
     for now in after.conditions:
-        was = stood.get(now.type)
+        was = previous.get(now.type)
         if was is None or was.status != now.status:
             yield from _flip_event(now)
     if before.state is RunState.SUSPENDED and after.state in (RunState.PENDING, RunState.RUNNING, RunState.DEGRADED):
@@ -48,7 +49,7 @@ def condition_events(before: JobStatus, after: JobStatus) -> Iterator[RecordEven
 
 
 def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEvent]:
-    """News of rollouts, for a running job."""
+    """Of rollouts, for a running job."""
     yield from _losses(assessment)
     made = {pool.value: number for pool, number in plan.made.items() if number}
     if made:
@@ -56,9 +57,8 @@ def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEven
     if plan.standing_in:
         yield RecordEvent("FallbackOnDemand", f"{plan.standing_in} on-demand rollouts stand in for spot")
     if plan.released:
-        yield RecordEvent(
-            "RolloutReleased", f"{sum(plan.released.values())} rollouts are let go: {_sum_of(plan.released)}"
-        )
+        message = f"{sum(plan.released.values())} rollouts are let go: {_sum_of(plan.released)}"
+        yield RecordEvent("RolloutReleased", message)
     if assessment.scale.changed:
         grows = assessment.scale.desired_replicas > assessment.ctx.status.rollout.desired_replicas
         yield RecordEvent("RolloutScaledUp" if grows else "RolloutScaledDown", assessment.scale.changed)
@@ -66,9 +66,9 @@ def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEven
 
 
 def _flip_event(now: Condition) -> Iterator[RecordEvent]:
-    message = _FLIP_EVENTS.get((now.type, now.status))
-    if message is not None and now.reason == _ONLY_FOR.get(message[0], now.reason):
-        yield RecordEvent(message[0], now.message, "Warning" if message[1] == "Warning" else "Normal")
+    event = _FLIP_EVENTS.get((now.type, now.status))
+    if event is not None and (event.reason not in _ONLY_FOR_REASON or now.reason == event.reason):
+        yield replace(event, message=now.message)
 
 
 def _losses(assessment: Assessment) -> Iterator[RecordEvent]:
@@ -88,14 +88,10 @@ def _losses(assessment: Assessment) -> Iterator[RecordEvent]:
 
 def _ignored(assessment: Assessment) -> Iterator[RecordEvent]:
     """In mode Gap a later write of `replicas` moves nothing; who wrote it should know."""
-    status, facts, replicas = assessment.ctx.status, assessment.ctx.facts, assessment.ctx.spec.rollout.replicas
-    edited = 0 < status.observed_generation != facts.generation
-    if (
-        assessment.ctx.spec.scaling.mode is ScalingMode.GAP
-        and edited
-        and replicas not in (None, assessment.scale.desired_replicas)
-    ):
-        desired = assessment.scale.desired_replicas
+    ctx, desired = assessment.ctx, assessment.scale.desired_replicas
+    edited = 0 < ctx.status.observed_generation != ctx.facts.generation
+    replicas = ctx.spec.rollout.replicas
+    if ctx.spec.scaling.mode is ScalingMode.GAP and edited and replicas not in (None, desired):
         message = f"rollout.replicas ({replicas}) is only the start value in scaling mode Gap; {desired} are wished"
         yield RecordEvent("ReplicasIgnored", message, "Warning")
 
