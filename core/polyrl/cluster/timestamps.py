@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 
-def unix(stamp: object) -> float | None:
+def earliest(dues: Iterable[float | None], *, after: float) -> float | None:
+    """The first of these moments that is yet to come; None when there is none."""
+    return min((due for due in dues if due is not None and due > after), default=None)
+
+
+def unix(timestamp: object) -> float | None:
     """Unix seconds of an RFC 3339 time; None for anything else, as an absent field is."""
-    if not isinstance(stamp, str):
+    if not isinstance(timestamp, str):
         return None
     try:
-        at = datetime.fromisoformat(stamp)
+        at = datetime.fromisoformat(timestamp)
     except ValueError:
         return None
     return at.timestamp() if at.tzinfo is not None else None

@@ -17,8 +17,10 @@ from polyrl.sample import Pool
 from polyrl.status import EngineState, StepValue
 from polyrl.worker import num_rollouts
 
-TEXT: int = 1024
+TEXT: Final = 1024
 """Characters of a status text."""
+
+FOLLOWS_GAP: Final = "the number follows the measured gap"
 
 
 @dataclass(frozen=True)
@@ -27,38 +29,41 @@ class ScaleDecision:
 
     desired_replicas: int
     scaling: ScalingStatus
-    window: tuple[Recommendation, ...]
     active: bool
     """True while measurements move the number."""
     reason: str
     """Of the condition ScalingActive."""
     message: str
+    window: tuple[Recommendation, ...] = ()
+    """To be remembered."""
     changed: str = ""
-    """The decision as a sentence, in the look that changes the number."""
+    """The decision as a sentence, in the reconcile that changes the number."""
 
 
 def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepProgress) -> ScaleDecision:
     """Of a running job."""
     stored, window, mode = ctx.status.scaling, ctx.state.recommendations, ctx.spec.scaling.mode
     if not ctx.wants_rollouts:
-        return ScaleDecision(0, stored, (), False, "NotWanted", "this mode samples nothing to train on")
+        return _not_measured(ctx, 0, "NotWanted", "this mode samples nothing to train on")
     if mode is not ScalingMode.GAP:
         who = "an autoscaler" if mode is ScalingMode.EXTERNAL else "the user"
-        return ScaleDecision(
-            num_rollouts(ctx.spec), stored, (), False, mode.value, f"{who} decides on the number of rollouts"
-        )
+        return _not_measured(ctx, num_rollouts(ctx.spec), mode.value, f"{who} decides on the number of rollouts")
     begun = ctx.status.start_time is not None
     current = clamp(ctx.spec, ctx.status.rollout.desired_replicas) if begun else num_rollouts(ctx.spec)
     if step.measurement is not None:
         return _measured(ctx, fleet, step.measurement, current)
     last = unix(stored.last_step_time)
     if last is None:
-        return ScaleDecision(current, stored, window, False, "WarmUp", "no step has been measured yet")
+        return replace(_not_measured(ctx, current, "WarmUp", "no step has been measured yet"), window=window)
     limit = ctx.spec.scaling.gap.stale_after_seconds
     if ctx.now - last > limit:
         message = f"no step has been measured for more than {limit} s, so the number stays"
-        return ScaleDecision(current, stored, (), False, "MetricsStale", message)
-    return ScaleDecision(current, stored, window, True, "Measured", "the number follows the measured gap")
+        return _not_measured(ctx, current, "MetricsStale", message)
+    return ScaleDecision(current, stored, active=True, reason="Measured", message=FOLLOWS_GAP, window=window)
+
+
+def _not_measured(ctx: ReconcileContext, desired: int, reason: str, message: str) -> ScaleDecision:
+    return ScaleDecision(desired, ctx.status.scaling, active=False, reason=reason, message=message)
 
 
 def stale_at(ctx: ReconcileContext) -> float | None:
@@ -76,10 +81,8 @@ def _measured(
     num_on_demand = len(of_pool(fleet, Pool.ON_DEMAND))
     sized = sizing(ctx.spec, measurement, current, ctx.state.recommendations, cooled, num_on_demand)
     scaling = _status(ctx, stored, measurement, sized)
-    active = ("Measured", "the number follows the measured gap")
-    return ScaleDecision(
-        sized.desired_replicas, scaling, sized.window, True, *active, changed=sized.why if sized.changed else ""
-    )
+    decision = ScaleDecision(sized.desired_replicas, scaling, active=True, reason="Measured", message=FOLLOWS_GAP)
+    return replace(decision, window=sized.window, changed=sized.why if sized.changed else "")
 
 
 def _status(ctx: ReconcileContext, stored: ScalingStatus, measurement: StepMeasurement, sized: Sizing) -> ScalingStatus:

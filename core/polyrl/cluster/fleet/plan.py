@@ -3,18 +3,19 @@
     1 drain what the cluster takes: its engine's work moves while it still runs
     2 number what was lost, so that it is counted once
     3 make what is missing, replacements of the lost in this very pass
-    4 let go what is too many, stands in no longer, or is of an old template
+    4 release what is too many, stands in no longer, or is of an old template
     5 delete what is lost and counted
 
-One look makes and lets go so many at most; the rest follows in the next looks, because what has happened meanwhile, a
-notice above all, is seen only then.
+One reconcile creates and releases so many at most; the rest follows in the next ones, because what has happened
+meanwhile, a notice above all, is seen only then.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
@@ -28,7 +29,7 @@ from polyrl.cluster.observation.node_signals import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
 from polyrl.cluster.resources.rollout import rollout_pod
 from polyrl.cluster.state import LastSeenPod
-from polyrl.cluster.timestamps import millisecond
+from polyrl.cluster.timestamps import earliest, millisecond
 from polyrl.sample import Pool
 from polyrl.status import EngineState
 from polyrl.worker import Role
@@ -40,17 +41,13 @@ DRAIN_RETRY_S: Final = 2.0
 """A drain that the manager did not confirm is repeated after so long."""
 
 MAX_CREATIONS: Final = 50
-"""Pods made in one look: under a second of requests even on a server that takes 100 ms for each."""
+"""Pods made in one reconcile: under a second of requests even on a server that takes 100 ms for each."""
 
 MAX_RELEASES: Final = 25
-"""Pods let go in one look: two requests each."""
+"""Pods released in one reconcile: two requests each."""
 
 CONTINUE_AFTER_S: Final = 0.05
-"""Until the look that goes on with the rest, should nothing have been heard of what this one did."""
-
-
-Vanished: TypeAlias = Sequence[LastSeenPod]
-"""Rollouts of the last look that are not there any more."""
+"""Until the reconcile that goes on with the rest, should no watch have shown what this one did."""
 
 
 @dataclass(frozen=True)
@@ -59,43 +56,46 @@ class FleetPlan:
 
     actions: tuple[Action, ...]
     made: dict[Pool, int]
-    """Pods asked for in this look."""
+    """Pods asked for."""
     standing_in: int
     """On-demand pods among them that stand in for spot."""
-    released: dict[str, int]
-    """Pods let go in this look, by reason."""
+    released: Counter[str]
+    """Number of pods released, by reason."""
     due: float | None = None
 
 
 def fleet_plan(
     ctx: ReconcileContext,
     fleet: Sequence[RolloutPod],
+    *,
     desired: int,
     views: Sequence[PoolView],
     boundary: bool,
-    vanished: Sequence[LastSeenPod],
+    missing: Sequence[LastSeenPod],
 ) -> FleetPlan:
-    """For a fleet of `wished`; those of `gone` are counted in this look without being numbered."""
+    """For a fleet of `desired`, at a `boundary` between two steps or not. `missing` rollouts of the last reconcile are
+    counted in this one without being numbered."""
     whole = capacity_split(fleet, desired, ctx.spec.rollout, views, ctx.now)
     split = limited(whole)
     every = _leaving(ctx, fleet, desired, views, split, boundary)
     leaving = every[:MAX_RELEASES]
     pending_drains, retry_due = unconfirmed_drains(ctx, fleet)
     deletions, stay_due = _deletions(ctx, fleet)
-    actions: list[Action] = [*pending_drains, *_numbers(ctx, fleet, vanished), *_creations(ctx, fleet, split)]
+    actions: list[Action] = [*pending_drains, *_numbers(ctx, fleet, missing), *_creations(ctx, fleet, split)]
     actions += release_rollouts(ctx, leaving)
     dues = [split.due, retry_due, stay_due, next_due(fleet, ctx), *(view.due for view in views)]
     dues.append(ctx.now + CONTINUE_AFTER_S if split != whole or leaving != every else None)
-    reasons: dict[str, int] = {}
-    for _, why in leaving:
-        reasons[why] = reasons.get(why, 0) + 1
-    made = {Pool.SPOT: split.spot, Pool.ON_DEMAND: split.on_demand}
-    due = min((due for due in dues if due is not None and due > ctx.now), default=None)
-    return FleetPlan((*actions, *deletions), made, split.standing_in, reasons, due)
+    return FleetPlan(
+        actions=(*actions, *deletions),
+        made={Pool.SPOT: split.spot, Pool.ON_DEMAND: split.on_demand},
+        standing_in=split.standing_in,
+        released=Counter(why for _, why in leaving),
+        due=earliest(dues, after=ctx.now),
+    )
 
 
 def limited(split: CapacitySplit) -> CapacitySplit:
-    """What one look makes of it: on-demand first, and of these the stand-ins last."""
+    """What one reconcile makes of it: on-demand first, and of these the stand-ins last."""
     on_demand = min(split.on_demand, MAX_CREATIONS)
     standing_in = max(0, on_demand - (split.on_demand - split.standing_in))
     return replace(split, spot=min(split.spot, MAX_CREATIONS - on_demand), on_demand=on_demand, standing_in=standing_in)
@@ -103,22 +103,21 @@ def limited(split: CapacitySplit) -> CapacitySplit:
 
 def unconfirmed_drains(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> tuple[list[Action], float | None]:
     """Drains that the manager has not confirmed yet, and when to repeat them."""
-    drains: list[Action] = [
-        DrainEngine(
-            one.pod.name, one.pod.uid, max(0.0, one.notice.deadline - ctx.now), f"{one.notice.kind}: {one.notice.why}"
-        )
-        for one in fleet
-        if one.state is PodState.PREEMPTED and one.notice is not None and _works(ctx, one)
-    ]
+    drains: list[Action] = []
+    for one in fleet:
+        if one.state is PodState.PREEMPTED and one.notice is not None and _works(ctx, one):
+            left, why = max(0.0, one.notice.deadline - ctx.now), f"{one.notice.kind}: {one.notice.why}"
+            drains.append(DrainEngine(one.pod.name, one.pod.uid, deadline_s=left, why=why))
     return drains, ctx.now + DRAIN_RETRY_S if drains else None
 
 
 def release_rollouts(ctx: ReconcileContext, leaving: Sequence[tuple[RolloutPod, str]]) -> list[Action]:
-    """Notes our wish on each pod, has its work moved, and deletes it with its own grace; all of one sort together."""
-    wishes = [action for one, why in leaving for action in release(one.pod, why)]
+    """Annotates each pod with the reason, has its work moved, and deletes it with its own grace. All annotations come
+    first, then all drains, because actions of one kind in a row are sent side by side."""
+    releases = [action for one, why in leaving for action in release(one.pod, why)]
     drains = [DrainEngine(one.pod.name, one.pod.uid, ctx.drain_s, why) for one, why in leaving if _works(ctx, one)]
-    notes = [action for action in wishes if isinstance(action, Annotate)]
-    return [*notes, *drains, *(action for action in wishes if isinstance(action, Delete))]
+    annotations = [action for action in releases if isinstance(action, Annotate)]
+    return [*annotations, *drains, *(action for action in releases if isinstance(action, Delete))]
 
 
 def rollouts_made(ctx: ReconcileContext) -> int:
@@ -128,7 +127,7 @@ def rollouts_made(ctx: ReconcileContext) -> int:
 
 
 def vanished(ctx: ReconcileContext, role: Role) -> list[LastSeenPod]:
-    """Pods of the last look that are gone without a sign of theirs."""
+    """Pods of the last reconcile that are gone without a signal."""
     there = {pod.uid for pod in ctx.facts.pods}
     return [
         pod for uid, pod in ctx.state.last_seen.items() if uid not in there and pod.role is role and not pod.settled
@@ -144,10 +143,10 @@ def _works(ctx: ReconcileContext, one: RolloutPod) -> bool:
     return not ctx.manager_answers and one.pod.uid in ctx.state.registered
 
 
-def _numbers(ctx: ReconcileContext, fleet: Sequence[RolloutPod], vanished: Vanished) -> Iterator[Action]:
+def _numbers(ctx: ReconcileContext, fleet: Sequence[RolloutPod], missing: Sequence[LastSeenPod]) -> Iterator[Action]:
     pods = [one.pod for one in fleet]
-    preemptions = total(pods, LossCounter.PREEMPTION, ctx.status.rollout.preemptions, vanished)
-    failures = total(pods, LossCounter.FAILURE, ctx.status.rollout.failures, vanished)
+    preemptions = total(pods, LossCounter.PREEMPTION, ctx.status.rollout.preemptions, missing)
+    failures = total(pods, LossCounter.FAILURE, ctx.status.rollout.failures, missing)
     new = [one for one in fleet if one.loss_number is None]
     preempted = [one.pod.uid for one in new if one.state is PodState.PREEMPTED and one.notice is not None]
     failed = [one.pod.uid for one in new if one.state is PodState.FAILED]
@@ -159,15 +158,12 @@ def _numbers(ctx: ReconcileContext, fleet: Sequence[RolloutPod], vanished: Vanis
 
 
 def _numbered(ctx: ReconcileContext, one: RolloutPod, loss_number: LossNumber) -> Annotate:
-    if loss_number.counter is LossCounter.FAILURE or one.notice is None:
-        noted = {names.ANNOTATION_COUNTED: str(loss_number)}
-        return Annotate(one.pod.name, one.pod.uid, noted, f"it failed: {one.why}")
-    noted = {
-        names.ANNOTATION_COUNTED: str(loss_number),
-        names.ANNOTATION_NOTICED_AT: millisecond(ctx.now),
-        names.ANNOTATION_NOTICE: one.notice.kind.value,
-    }
-    return Annotate(one.pod.name, one.pod.uid, noted, f"it is taken away ({one.notice.why})")
+    annotations, why = {names.ANNOTATION_COUNTED: str(loss_number)}, f"it failed: {one.why}"
+    if loss_number.counter is LossCounter.PREEMPTION and one.notice is not None:
+        why = f"it is taken away ({one.notice.why})"
+        annotations[names.ANNOTATION_NOTICED_AT] = millisecond(ctx.now)
+        annotations[names.ANNOTATION_NOTICE] = one.notice.kind.value
+    return Annotate(one.pod.name, one.pod.uid, annotations=annotations, why=why)
 
 
 def _creations(ctx: ReconcileContext, fleet: Sequence[RolloutPod], split: CapacitySplit) -> Iterator[Action]:

@@ -22,7 +22,7 @@ from polyrl.cluster.observation.disruption import SCHEDULER
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, of_pool
 from polyrl.cluster.state import Refusal
-from polyrl.cluster.timestamps import millisecond, unix
+from polyrl.cluster.timestamps import earliest, millisecond, unix
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
 
@@ -121,8 +121,8 @@ def _view(
     probe = 0 if waiting > 0 else 1
     room = 0 if waits else probe if status.backoff_until is not None else UNLIMITED
     state = "BackingOff" if waits or status.backoff_until is not None else "Available"
-    dues = [due for due in (*waits, capacity.due) if due is not None and due > ctx.now]
-    return PoolView(status.model_copy(update={"state": state}), room, capacity.surplus, min(dues, default=None))
+    due = earliest((*waits, capacity.due), after=ctx.now)
+    return PoolView(status.model_copy(update={"state": state}), room, surplus=capacity.surplus, due=due)
 
 
 def _capacity(prior: PoolStatus, ctx: ReconcileContext, live: list[RolloutPod], pushed_out: bool) -> PoolView:
@@ -143,7 +143,7 @@ def _capacity(prior: PoolStatus, ctx: ReconcileContext, live: list[RolloutPod], 
     dues = [one.pod.created_at + timeout for one in waiting] + ([] if hold.until is None else [hold.until])
     if hold.failures and hold.until is None:
         dues += [placed + PROVED_S for placed in _placed(live)]
-    return PoolView(status, 0, tuple(surplus), min((due for due in dues if due > ctx.now), default=None))
+    return PoolView(status, 0, surplus=tuple(surplus), due=earliest(dues, after=ctx.now))
 
 
 def _hold(

@@ -20,6 +20,7 @@ from polyrl.cluster.observation.disruption import DisruptionNotice, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, loss_number_of
 from polyrl.cluster.observation.facts import PodFacts, PodPhase
 from polyrl.cluster.observation.node_signals import DisruptionKind, absence_due, is_dead
+from polyrl.cluster.timestamps import earliest
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
 from polyrl.worker import Role
@@ -87,7 +88,7 @@ def next_due(fleet: Sequence[RolloutPod], ctx: ReconcileContext) -> float | None
     for since in (one.silent_since for one in fleet if one.silent_since is not None):
         dues += [since + LEASE_LOST_S, since + SILENT_S]
     dues += [absence_due(one.pod, ctx) for one in fleet]
-    return min((due for due in dues if due is not None and due > ctx.now), default=None)
+    return earliest(dues, after=ctx.now)
 
 
 def of_pool(fleet: Sequence[RolloutPod], pool: Pool) -> list[RolloutPod]:
