@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 
 from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, RunFailed, Superseded
-from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import Mode
 from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
@@ -106,16 +106,6 @@ async def run_trainer(arguments: Arguments) -> bool:
         if outcome is not None:
             write_result(arguments.run, session.state, outcome)
         session.metrics.close()
-
-
-def read_job(path: Path) -> PolyRLJob:
-    """Raises InvalidData."""
-    try:
-        return PolyRLJob.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from error
-    except ValueError as error:
-        raise InvalidData(f"{path}: not a PolyRLJob: {error}") from error
 
 
 def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path | None]:

@@ -5,11 +5,13 @@ Read next: `spec` (its parts), `recipe` (what is learned), `rules` (what must ho
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from polyrl.errors import InvalidData
 from polyrl.manifest.base import ManifestModel, Name
 from polyrl.manifest.rollout import RolloutSpec as RolloutSpec
 from polyrl.manifest.rules.broken import broken_rules
@@ -62,3 +64,14 @@ class PolyRLJob(ManifestModel):
         if faults:
             raise ValidationError.from_exception_data(KIND, faults)
         return self
+
+
+def read_job(path: Path) -> PolyRLJob:
+    """The job that a worker is given as JSON. Raises InvalidData naming the file and its first wrong field."""
+    try:
+        return PolyRLJob.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -17,13 +17,12 @@ from typing import Annotated, Final, TypeAlias
 
 import structlog
 import typer
-from pydantic import ValidationError
 
 from polyrl import parent_death_signal
 from polyrl.control import parse_endpoints
-from polyrl.errors import InvalidData, UserError
+from polyrl.errors import UserError
 from polyrl.keys import AgentKeys, read_keys
-from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.job import read_job
 from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Pool
@@ -111,17 +110,6 @@ def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
 def expected_info(spec: EngineSpec) -> EngineInfo:
     """What is announced to the manager until the engine has started."""
     return EngineInfo(spec.max_running, spec.kv_tokens, spec.max_context)
-
-
-def read_job(path: Path) -> PolyRLJob:
-    """The job in `path`. Raises InvalidData naming the file."""
-    try:
-        return PolyRLJob.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def read_address(path: Path, keys: AgentKeys, run_epoch: int) -> ManagerAddress | None:

@@ -1,10 +1,10 @@
 """The port between an agent and whatever generates: start, generate, abort, load weights, health, close.
 
 Token ids go in, increments of token ids with their logprobs and weight version come out. One conformance suite runs on
-every implementation. An implementation raises only the errors of this module: `RequestRejected` speaks of the request,
-`EngineFailed` speaks of the engine, and the two never mix, because only the first may end a sample.
+every implementation. An implementation raises only the errors of this module: `RequestRejected` is about the request,
+`EngineFailed` about the engine, and the two never mix, because only the first may end a sample.
 
-Refuses to hold: text, prompts, placement, retries, weight transport (see `puller`). Read next: `fake_engine`.
+What every implementation checks before it generates is here too: `read_limits`, `check_request`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyrl.errors import PolyRLError
 from polyrl.sample import Finish, SamplingParams
 
 NO_VERSION: Final = -1
-"""What `InferenceEngine.version` says before the first `load_weights`."""
+"""`InferenceEngine.version` before the first `load_weights`."""
 
 
 class EngineError(PolyRLError):
@@ -36,7 +36,7 @@ class RequestRejected(EngineError):
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What an engine says of itself once it has started."""
+    """What an engine can take, known once it has started."""
 
     max_running: int
     """Sequences it runs at once."""
@@ -72,7 +72,28 @@ class TokenChunk:
 
 
 class InferenceEngine(Protocol):
-    """One engine, driven by one agent on one event loop."""
+    """One engine, driven by one agent on one event loop.
+
+    Example, with the engine that tests use; the real ones are `EmbeddedEngine` and `SGLangEngine`:
+
+        >>> import asyncio
+        >>> from polyrl_rollout.testing.fake_engine import FakeEngine
+        >>> async def generate(engine: InferenceEngine, model: Path, prompt: list[int]) -> list[int]:
+        ...     await engine.start(model)
+        ...     await engine.load_weights(1, model)
+        ...     sampling = SamplingParams(max_new_tokens=8, temperature=0.0)
+        ...     request = GenerateRequest("request-01", prompt, max_new_tokens=8, sampling=sampling)
+        ...     tokens: list[int] = []
+        ...     try:
+        ...         async for chunk in engine.generate(request):
+        ...             assert chunk.version == 1 and len(chunk.ids) == len(chunk.logprobs)
+        ...             tokens += chunk.ids
+        ...     finally:
+        ...         await engine.close()
+        ...     return tokens
+        >>> len(asyncio.run(generate(FakeEngine(), Path("model"), [1, 2, 3])))
+        8
+    """
 
     version: int
     """Weight version that generates now; NO_VERSION before the first `load_weights`."""
@@ -110,7 +131,7 @@ class InferenceEngine(Protocol):
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a model's config.json says of its inputs."""
+    """Limits of a model's inputs, from its config.json."""
 
     vocab_size: int
     max_positions: int

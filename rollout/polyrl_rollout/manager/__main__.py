@@ -20,10 +20,10 @@ import typer
 
 from polyrl import parent_death_signal
 from polyrl.control import Endpoints
-from polyrl.errors import InvalidData, PolyRLError, UserError
+from polyrl.errors import PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
-from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.job import read_job
 from polyrl_rollout.manager.http.api import https_of
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
@@ -53,7 +53,10 @@ def main(  # noqa: PLR0913 - one argument per flag
     _log_json()
     _allow_many_connections()
     try:
-        config = _ledger_config(job, run_epoch)
+        group_filter = read_job(job).spec.recipe.algorithm.group_filter.value
+        config = LedgerConfig(
+            run_epoch=run_epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter
+        )
         kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()
         tls = https_of(bind, tls_cert, tls_key)
@@ -82,17 +85,6 @@ def write_endpoints(endpoints: Endpoints, path: Path) -> None:
     fresh = path.with_name(f".{path.name}.{endpoints.pid}")
     fresh.write_bytes(msgspec.json.encode(endpoints))
     fresh.replace(path)
-
-
-def _ledger_config(path: Path, run_epoch: int) -> LedgerConfig:
-    try:
-        job = PolyRLJob.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidData(f"{path}: cannot read the job: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidData(f"{path}: not a PolyRLJob: {error}") from None
-    group_filter = job.spec.recipe.algorithm.group_filter.value
-    return LedgerConfig(run_epoch=run_epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter)
 
 
 def _log_json() -> None:

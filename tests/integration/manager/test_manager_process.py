@@ -98,7 +98,7 @@ time.sleep({DEADLINE_S})
     [
         ("agent.key", json.dumps(JOB), "agent.key: not a key file of manager"),
         ("nowhere.key", json.dumps(JOB), "nowhere.key: cannot read the key file"),
-        ("manager.key", "{}", "job.json: not a PolyRLJob"),
+        ("manager.key", "{}", "job.json: apiVersion: Field required"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_2(run: Path, keys: str, job: str, sentence: str) -> None:
