@@ -116,14 +116,14 @@ def run(  # noqa: PLR0913 - each is a flag
         raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
     from polyrl_cli.manifests.overrides import own_overrides
     from polyrl_cli.remote.cluster import ClusterOptions
-    from polyrl_cli.remote.run import detached, run_on_kubernetes
+    from polyrl_cli.remote.run import DETACHED, run_on_kubernetes
 
     _refuse_flags({"--out": out, "--resume": resume}, "--on here")
-    where = ClusterOptions(kubeconfig, context, namespace)
+    options = ClusterOptions(kubeconfig, context, namespace)
     try:
-        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], where, typer.echo))
+        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], options, typer.echo))
     except KeyboardInterrupt:
-        typer.echo(detached())
+        typer.echo(DETACHED)
         raise
 
 

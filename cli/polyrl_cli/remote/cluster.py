@@ -1,7 +1,4 @@
-"""A person's way to a cluster: their kubeconfig, context and namespace; what goes wrong as one sentence.
-
-Refuses to hold: the operator's own way in (see `cluster.connect`). Read next: `kubernetes_run`, `logs`.
-"""
+"""The cluster that the user's kubeconfig and flags name; what goes wrong there as one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
 from polyrl_operator.api.client import ApiError, Client
@@ -31,16 +27,16 @@ FIELD_MANAGER: Final = "polyrl"
 """Owner of what a person applies; the operator is another, so neither takes the other's fields."""
 
 WATCH_S: Final = 240
-"""One watch; then the list is taken anew, which also heals what was missed."""
+"""One watch; then the list is read anew, which also mends what a watch lost."""
 
 SILENCE_S: Final = WATCH_S + 30
 """Longest a stream may be silent: beyond a watch's end its connection is dead."""
 
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """Between a broken stream and the next one."""
 
 CLOSE_S: Final = 1.0
-"""Longest wait for the other side's goodbye on a WebSocket."""
+"""Longest wait for the other side to close a WebSocket."""
 
 GONE: Final = "DELETED"
 
@@ -71,12 +67,11 @@ class UserCluster:
 
     async def require_crd(self) -> None:
         """Raises UserError when the cluster does not know PolyRLJob."""
-        async with self._session.get(f"{self.host}/apis/{names.GROUP}/{names.VERSION}") as answer:
-            if answer.status == 404:
-                raise UserError(
-                    f"the cluster at {self.host} has no PolyRLJob: install the operator first"
-                    " (helm install polyrl charts/polyrl)"
-                )
+        if not await self.client.discover(JOB):
+            raise UserError(
+                f"the cluster at {self.host} has no PolyRLJob: install the operator first"
+                " (helm install polyrl charts/polyrl)"
+            )
 
     async def changes(self, kind: ResourceKind, selector: dict[str, str]) -> AsyncIterator[tuple[str, list[Object]]]:
         """What there is (`LIST`), then every change by its type, one object each; again from a list when a watch ends.
@@ -97,7 +92,7 @@ class UserCluster:
                     if change["type"] != "BOOKMARK":
                         yield change["type"], [change["object"]]
             except (aiohttp.ClientError, TimeoutError, OSError):
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     async def lines(self, url: str) -> AsyncIterator[bytes]:
         """A stream's lines, each as it comes. Raises ApiError on a refusal."""
@@ -127,11 +122,11 @@ class UserCluster:
 
 
 @asynccontextmanager
-async def user_cluster(where: ClusterOptions, namespace: str | None = None) -> AsyncIterator[UserCluster]:
+async def user_cluster(options: ClusterOptions, namespace: str | None = None) -> AsyncIterator[UserCluster]:
     """The cluster that the flags name; `namespace` is used where they name none. Raises UserError for what the cluster
     refuses, and when there is none."""
-    configuration, own = await _configuration(where)
-    chosen = where.namespace or namespace or own
+    configuration, own = await _configuration(options)
+    chosen = options.namespace or namespace or own
     async with ApiClient(configuration) as api, stream_session(configuration) as session:
         client = Client(api, field_manager=FIELD_MANAGER)
         try:
@@ -142,18 +137,18 @@ async def user_cluster(where: ClusterOptions, namespace: str | None = None) -> A
             raise UserError(f"no cluster answers at {configuration.host}: {error}") from None
 
 
-async def _configuration(where: ClusterOptions) -> tuple[Configuration, str]:
+async def _configuration(options: ClusterOptions) -> tuple[Configuration, str]:
     configuration = Configuration()
-    file = str(where.kubeconfig) if where.kubeconfig else None
+    file = str(options.kubeconfig) if options.kubeconfig else None
     _require_kubeconfig(file)
     try:
         known, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         contexts = {one["name"]: one["context"] for one in known}
-        chosen = contexts.get(where.context) if where.context else current["context"]
+        chosen = contexts.get(options.context) if options.context else current["context"]
         if chosen is None:
-            raise UserError(f"--context {where.context}: the kubeconfig has only {', '.join(sorted(contexts))}")
+            raise UserError(f"--context {options.context}: the kubeconfig has only {', '.join(sorted(contexts))}")
         await config.load_kube_config(  # type: ignore[no-untyped-call]
-            config_file=file, context=where.context, client_configuration=configuration, persist_config=False
+            config_file=file, context=options.context, client_configuration=configuration, persist_config=False
         )
     except (config.ConfigException, OSError) as error:
         raise UserError(f"no way to reach a cluster: {error} (see --kubeconfig and --context)") from None

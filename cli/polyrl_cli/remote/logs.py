@@ -1,6 +1,6 @@
 """`polyrl logs JOB`: what a job's containers print, each line with its pod, also of pods that come later.
 
-Refuses to hold: logs of pods that are gone; a cluster's log collector has those. Read next: `user_cluster`.
+Logs of pods that are gone are the cluster's log collector's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyrl_operator.api.kinds import POD
 Emit = Callable[[str], None]
 
 
-class Printed(NamedTuple):
+class ContainerLog(NamedTuple):
     """One life of one container: a restarted one prints anew."""
 
     pod: str
@@ -31,44 +31,44 @@ class Printed(NamedTuple):
     restarts: int
 
 
-def print_logs(name: str, role: Role | None, follow: bool, where: ClusterOptions, emit: Emit) -> None:
-    """Prints what the job's pods have printed; `follow` goes on until the job is over and its pods have ended.
+def print_logs(name: str, role: Role | None, follow: bool, options: ClusterOptions, emit: Emit) -> None:
+    """Prints what the job's pods have copies; `follow` goes on until the job is over and its pods have ended.
 
     Raises UserError when there is no such job, no pod yet (without `follow`) or no cluster.
     """
-    asyncio.run(_print(name, role, follow, where, emit))
+    asyncio.run(_print(name, role, follow, options, emit))
 
 
-def printing(pod: Object) -> Iterator[Printed]:
+def containers_with_log(pod: Object) -> Iterator[ContainerLog]:
     """Containers of a pod that have a log, sidecars included."""
     status = pod.get("status") or {}
     for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         if {"running", "terminated"} & (one.get("state") or {}).keys():
-            yield Printed(pod["metadata"]["name"], one["name"], one.get("restartCount", 0))
+            yield ContainerLog(pod["metadata"]["name"], one["name"], one.get("restartCount", 0))
 
 
-async def _print(name: str, role: Role | None, follow: bool, where: ClusterOptions, emit: Emit) -> None:
+async def _print(name: str, role: Role | None, follow: bool, options: ClusterOptions, emit: Emit) -> None:
     selector = f"{names.LABEL_JOB}={name}" if role is None else names.selector(name, role)
-    async with user_cluster(where) as cluster:
+    async with user_cluster(options) as cluster:
         job = await cluster.job(name)
-        printed: dict[Printed, asyncio.Task[None]] = {}
+        copies: dict[ContainerLog, asyncio.Task[None]] = {}
         async for change, pods in cluster.changes(POD, {"labelSelector": selector}):
-            for container in (one for pod in pods for one in printing(pod)):
-                if container not in printed:
-                    printed[container] = asyncio.create_task(_copy(cluster, container, follow, emit))
+            for container in (container for pod in pods for container in containers_with_log(pod)):
+                if container not in copies:
+                    copies[container] = asyncio.create_task(_copy(cluster, container, follow, emit))
             if change == "LIST" and not pods and (not follow or ended(job)):
                 whose = f"no {role.value} pods" if role else "no pods"
                 raise UserError(f"{name} has {whose} in namespace {cluster.namespace} now")
             if not follow or (pods and all(_is_over(pod) for pod in pods) and ended(await cluster.job(name))):
                 break
-        await asyncio.gather(*printed.values())
+        await asyncio.gather(*copies.values())
 
 
 def _is_over(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
 
 
-async def _copy(cluster: UserCluster, container: Printed, follow: bool, emit: Emit) -> None:
+async def _copy(cluster: UserCluster, container: ContainerLog, follow: bool, emit: Emit) -> None:
     prefix = f"[{container.pod} {container.container}] "
     try:
         async for line in cluster.lines(cluster.log_url(container.pod, container.container, follow)):

@@ -1,9 +1,8 @@
-"""`polyrl run --on kubernetes FILE`: apply a manifest with the files beside it, then tell its story to the end.
+"""`polyrl run --on kubernetes FILE`: apply a manifest with the files beside it, then print what happens to the end.
 
     checked manifest -> ConfigMap of its code (where it names one) -> server-side apply -> events and status as lines
 
 The same objects as `kubectl apply -k`; stopping to watch changes nothing in the cluster.
-Refuses to hold: what runs where (the operator's), the local run (see `run`). Read next: `cluster_status`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,23 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.manifests.load import check_files, job_of, read_manifest
 from polyrl_cli.remote.cluster import GONE, ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.code_config_map import code_config_map
-from polyrl_cli.remote.status import condition, ended, headline, story
+from polyrl_cli.remote.status import condition, ended, headline, status_report
 from polyrl_cli.report.progress import PLAIN_EVERY_S, clock_text
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import EVENT, JOB
 
-NOBODY_S: Final = 20.0
-"""After which a job without any status is worth a word: an operator needs a second."""
+NO_OPERATOR_S: Final = 20.0
+"""After which a job without any status is worth a line: an operator needs a second."""
+
+DETACHED: Final = "stopped watching; the job goes on (polyrl status JOB tells how, kubectl delete prl JOB ends it)"
+"""Printed to whoever stops watching."""
 
 Emit = Callable[[str], None]
+Change = tuple[str, str, list[Object]]
+"""`job` or `event`, type of the change, objects."""
 
 
-def run_on_kubernetes(file: Path, sets: list[str], where: ClusterOptions, emit: Emit) -> int:
+def run_on_kubernetes(file: Path, sets: list[str], options: ClusterOptions, emit: Emit) -> int:
     """Applies the manifest and follows it. Returns the exit code: 0 complete, 1 failed.
 
     Raises UserError when the manifest or the cluster refuses; KeyboardInterrupt leaves the job as it is.
@@ -40,69 +44,58 @@ def run_on_kubernetes(file: Path, sets: list[str], where: ClusterOptions, emit: 
     source = read_manifest(file, sets)
     job = job_of(source)
     check_files(job, file, sets, absolute=False)
-    return asyncio.run(_run(source.data, job, file, where, emit))
-
-
-def detached() -> str:
-    """The word to whoever stops watching."""
-    return "stopped watching; the job goes on (polyrl status JOB tells how, kubectl delete prl JOB ends it)"
+    return asyncio.run(_run(source.data, job, file, options, emit))
 
 
 @dataclass
-class Telling:
-    """What was told of a job already: pure, so that it can be tested without a cluster."""
+class JobLines:
+    """Lines on what happens to a job, each once."""
 
     began: float
     """Monotonic."""
     quiet: bool = False
     """Whether events that are there at first are old ones."""
-    told_events: set[tuple[str, int]] = field(default_factory=set)
-    told_line: str = ""
-    told_at: float = float("-inf")
+    printed_events: set[tuple[str, int]] = field(default_factory=set)
+    printed_line: str = ""
+    printed_at: float = float("-inf")
 
     def events(self, change: str, events: list[Object], now: float) -> list[str]:
-        """Lines for events that were not told yet."""
+        """Lines for events that were not printed yet, or that were counted up since."""
         lines = []
         for event in events:
-            mark = (event["metadata"]["uid"], (event.get("series") or {}).get("count", 1))
-            if change == GONE or mark in self.told_events:
+            count = (event.get("series") or {}).get("count", 1)
+            key = (event["metadata"]["uid"], count)
+            if change == GONE or key in self.printed_events:
                 continue
-            self.told_events.add(mark)
+            self.printed_events.add(key)
             if not (self.quiet and change == "LIST"):
-                lines.append(f"{self._clock(now)}  {_event(event)}")
+                times = f" ({count} times)" if count > 1 else ""
+                lines.append(self._line(now, f"{event.get('reason', '')}: {event.get('note', '')}{times}"))
         self.quiet = False
         return lines
 
     def job(self, raw: Object, now: float) -> list[str]:
-        """A line when the job's story has changed, every few seconds at most."""
+        """A line when the job's headline has changed, every few seconds at most."""
         line = headline(raw)
-        if not raw.get("status") or line == self.told_line or now - self.told_at < PLAIN_EVERY_S:
+        if not raw.get("status") or line == self.printed_line or now - self.printed_at < PLAIN_EVERY_S:
             return []
-        self.told_line, self.told_at = line, now
-        return [f"{self._clock(now)}  {line}"]
+        self.printed_line, self.printed_at = line, now
+        return [self._line(now, line)]
 
-    def _clock(self, now: float) -> str:
-        return clock_text(now - self.began)
-
-
-def _event(event: Object) -> str:
-    count = (event.get("series") or {}).get("count", 1)
-    times = f" ({count} times)" if count > 1 else ""
-    return f"{event.get('reason', '')}: {event.get('note', '')}{times}"
+    def _line(self, now: float, text: str) -> str:
+        return f"{clock_text(now - self.began)}  {text}"
 
 
-async def _run(data: dict[str, Any], job: PolyRLJob, file: Path, where: ClusterOptions, emit: Emit) -> int:
+async def _run(data: dict[str, Any], job: PolyRLJob, file: Path, options: ClusterOptions, emit: Emit) -> int:
     name = job.metadata.name
-    async with user_cluster(where, job.metadata.namespace) as cluster:
+    async with user_cluster(options, job.metadata.namespace) as cluster:
         before = await cluster.client.get(JOB, cluster.namespace, name)
         stored = await _apply(cluster, data, job, file)
         verb = "made" if before is None else "applied again"
         emit(f"{name} is {verb} in namespace {cluster.namespace}; Ctrl-C stops watching, not the job")
-        if (condition_ := ended(stored)) and before is not None:
-            raise UserError(
-                f"{name} is {condition_['type']} already; delete it (kubectl delete prl {name}) or give --name"
-            )
-        return await _follow(cluster, stored, Telling(time.monotonic(), quiet=before is not None), emit)
+        if (end := ended(stored)) and before is not None:
+            raise UserError(f"{name} is {end['type']} already; delete it (kubectl delete prl {name}) or give --name")
+        return await _follow(cluster, stored, JobLines(time.monotonic(), quiet=before is not None), emit)
 
 
 async def _apply(cluster: UserCluster, data: dict[str, Any], job: PolyRLJob, file: Path) -> Object:
@@ -118,26 +111,23 @@ async def _apply(cluster: UserCluster, data: dict[str, Any], job: PolyRLJob, fil
         raise
 
 
-async def _follow(cluster: UserCluster, stored: Object, telling: Telling, emit: Emit) -> int:
+async def _follow(cluster: UserCluster, stored: Object, lines: JobLines, emit: Emit) -> int:
     name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
-    news: asyncio.Queue[tuple[str, str, list[Object]] | BaseException] = asyncio.Queue()
-    watches = [
-        asyncio.create_task(_feed(news, "job", cluster.changes(JOB, {"fieldSelector": f"metadata.name={name}"}))),
-        asyncio.create_task(_feed(news, "event", cluster.changes(EVENT, {"fieldSelector": f"regarding.uid={uid}"}))),
-    ]
+    changes: asyncio.Queue[Change | ApiError] = asyncio.Queue()
+    of_job = cluster.changes(JOB, {"fieldSelector": f"metadata.name={name}"})
+    of_events = cluster.changes(EVENT, {"fieldSelector": f"regarding.uid={uid}"})
+    watches = [asyncio.create_task(_watch(changes, *watch)) for watch in (("job", of_job), ("event", of_events))]
     last = stored
     try:
         while True:
-            what, change, objects = await _next(news, emit, last, telling)
+            what, change, objects = await _next(changes, emit, last, lines)
             now = time.monotonic()
-            if what == "event":
-                lines = telling.events(change, objects, now)
-            else:
-                last = _newest(uid, name, change, objects)
-                lines = telling.job(last, now)
-            for line in lines:
+            if what == "job" and (change == GONE or not objects or objects[0]["metadata"]["uid"] != uid):
+                raise RunFailed(f"{name} was deleted")
+            last = objects[0] if what == "job" else last
+            for line in lines.job(last, now) if what == "job" else lines.events(change, objects, now):
                 emit(line)
-            if what == "job" and (code := _outcome(last, emit)) is not None:
+            if what == "job" and (code := _exit_code(last, emit)) is not None:
                 return code
     finally:
         for watch in watches:
@@ -145,42 +135,32 @@ async def _follow(cluster: UserCluster, stored: Object, telling: Telling, emit: 
         await asyncio.gather(*watches, return_exceptions=True)
 
 
-async def _next(
-    news: asyncio.Queue[tuple[str, str, list[Object]] | BaseException], emit: Emit, last: Object, telling: Telling
-) -> tuple[str, str, list[Object]]:
-    """The next piece of news; says once when nobody looks after the job."""
+async def _next(changes: asyncio.Queue[Change | ApiError], emit: Emit, last: Object, lines: JobLines) -> Change:
+    """The next change; prints once when no operator looks after the job."""
     while True:
         try:
-            item = await asyncio.wait_for(news.get(), NOBODY_S)
+            change = await asyncio.wait_for(changes.get(), NO_OPERATOR_S)
         except TimeoutError:
-            if not last.get("status") and not telling.told_line:
-                telling.told_line = "nobody"
-                emit(f"no operator has looked at the job for {NOBODY_S:.0f} s: is the chart installed, and here?")
+            if not last.get("status") and not lines.printed_line:
+                lines.printed_line = "no operator"
+                emit(f"no operator has looked at the job for {NO_OPERATOR_S:.0f} s: is the chart installed, and here?")
             continue
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        if isinstance(change, ApiError):
+            raise change
+        return change
 
 
-async def _feed(
-    news: asyncio.Queue[tuple[str, str, list[Object]] | BaseException],
-    what: str,
-    changes: AsyncIterator[tuple[str, list[Object]]],
+async def _watch(
+    changes: asyncio.Queue[Change | ApiError], what: str, watched: AsyncIterator[tuple[str, list[Object]]]
 ) -> None:
     try:
-        async for change, objects in changes:
-            news.put_nowait((what, change, objects))
+        async for change, objects in watched:
+            changes.put_nowait((what, change, objects))
     except ApiError as error:
-        news.put_nowait(error)
+        changes.put_nowait(error)
 
 
-def _newest(uid: str, name: str, change: str, objects: list[Object]) -> Object:
-    if change == GONE or not objects or objects[0]["metadata"]["uid"] != uid:
-        raise RunFailed(f"{name} was deleted")
-    return objects[0]
-
-
-def _outcome(raw: Object, emit: Emit) -> int | None:
+def _exit_code(raw: Object, emit: Emit) -> int | None:
     """Exit code of a job that is over; None while it is not. Raises UserError when it cannot run as written."""
     accepted = condition(raw, "Accepted")
     if accepted.get("status") == "False" and accepted.get("observedGeneration") == raw["metadata"]["generation"]:
@@ -188,6 +168,6 @@ def _outcome(raw: Object, emit: Emit) -> int | None:
     end = ended(raw)
     if not end:
         return None
-    for line in story(raw):
+    for line in status_report(raw):
         emit(line)
     return 0 if end["type"] == "Complete" else 1

@@ -12,9 +12,9 @@ import yaml
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.remote.code_config_map import MAX_BYTES, code_config_map
-from polyrl_cli.remote.logs import Printed, printing
-from polyrl_cli.remote.run import Telling
-from polyrl_cli.remote.status import ended, headline, story
+from polyrl_cli.remote.logs import ContainerLog, containers_with_log
+from polyrl_cli.remote.run import JobLines
+from polyrl_cli.remote.status import ended, headline, status_report
 
 STATUS: dict[str, Any] = {
     "state": "Degraded",
@@ -43,8 +43,8 @@ def raw(status: dict[str, Any] | None = None) -> dict[str, Any]:
     return made if status is None else made | {"status": status}
 
 
-def test_the_story_holds_what_matters() -> None:
-    lines = story(raw(STATUS))
+def test_the_report_holds_what_matters() -> None:
+    lines = status_report(raw(STATUS))
     assert lines[0] == "a: Degraded, RL step 41 of 120, 2 of 3 rollouts"
     reported = "\n".join(lines)
     for part in (
@@ -62,12 +62,20 @@ def test_the_story_holds_what_matters() -> None:
 
 
 def test_a_job_that_nobody_looks_after_says_so() -> None:
-    assert story(raw()) == ["a: no operator has looked at it yet"]
+    assert status_report(raw()) == ["a: no operator has looked at it yet"]
 
 
 def test_a_failure_is_told_with_its_exit_status() -> None:
     failed = {"state": "Failed", "failure": {"reason": "TrainerFailed", "message": "no memory", "exitCode": 137}}
-    assert story(raw(failed))[-1].split() == ["failed", "TrainerFailed,", "exit", "status", "137:", "no", "memory"]
+    assert status_report(raw(failed))[-1].split() == [
+        "failed",
+        "TrainerFailed,",
+        "exit",
+        "status",
+        "137:",
+        "no",
+        "memory",
+    ]
 
 
 def test_sft_has_no_rl_step() -> None:
@@ -89,26 +97,28 @@ def event(uid: str, note: str, count: int = 1) -> dict[str, Any]:
 
 
 def test_each_event_is_told_once_and_again_when_counted_up() -> None:
-    telling = Telling(began=100.0)
-    assert telling.events("LIST", [event("1", "gone")], 101.0) == ["00:01  RolloutPreempted: gone"]
-    assert telling.events("LIST", [event("1", "gone")], 102.0) == []
-    assert telling.events("MODIFIED", [event("1", "gone", 3)], 163.0) == ["01:03  RolloutPreempted: gone (3 times)"]
-    assert telling.events("DELETED", [event("2", "old")], 164.0) == []
+    lines_of_job = JobLines(began=100.0)
+    assert lines_of_job.events("LIST", [event("1", "gone")], 101.0) == ["00:01  RolloutPreempted: gone"]
+    assert lines_of_job.events("LIST", [event("1", "gone")], 102.0) == []
+    assert lines_of_job.events("MODIFIED", [event("1", "gone", 3)], 163.0) == [
+        "01:03  RolloutPreempted: gone (3 times)"
+    ]
+    assert lines_of_job.events("DELETED", [event("2", "old")], 164.0) == []
 
 
 def test_events_of_an_earlier_watch_are_not_told_again() -> None:
-    telling = Telling(began=0.0, quiet=True)
-    assert telling.events("LIST", [event("1", "old")], 1.0) == []
-    assert telling.events("ADDED", [event("2", "new")], 2.0) != []
+    lines_of_job = JobLines(began=0.0, quiet=True)
+    assert lines_of_job.events("LIST", [event("1", "old")], 1.0) == []
+    assert lines_of_job.events("ADDED", [event("2", "new")], 2.0) != []
 
 
 def test_a_step_is_told_every_few_seconds_at_most() -> None:
-    telling, job = Telling(began=0.0), raw(deepcopy(STATUS))
-    assert len(telling.job(job, 1.0)) == 1
+    lines_of_job, job = JobLines(began=0.0), raw(deepcopy(STATUS))
+    assert len(lines_of_job.job(job, 1.0)) == 1
     job["status"]["manager"]["step"] = 42
-    assert telling.job(job, 2.0) == []
-    assert len(telling.job(job, 7.0)) == 1
-    assert telling.job(job, 20.0) == [], "nothing new"
+    assert lines_of_job.job(job, 2.0) == []
+    assert len(lines_of_job.job(job, 7.0)) == 1
+    assert lines_of_job.job(job, 20.0) == [], "nothing new"
 
 
 def test_containers_that_print_are_found_sidecars_too() -> None:
@@ -122,7 +132,7 @@ def test_containers_that_print_are_found_sidecars_too() -> None:
             ],
         },
     }  # fmt: skip
-    assert list(printing(pod)) == [Printed("p", "reserved", 1), Printed("p", "x", 0)]
+    assert list(containers_with_log(pod)) == [ContainerLog("p", "reserved", 1), ContainerLog("p", "x", 0)]
 
 
 @pytest.fixture
