@@ -92,7 +92,10 @@ def test_bad_row_is_refused_at_its_place(tmp_path, stage, line, sentence):
         ("rows.jsonl.gz", gzip.compress(b"[]\n"), ":1: a row must be an object"),
         ("rows.parquet", b"PAR1 not really", "not a readable parquet file"),
     ],
-)
+    ids=[
+        "no file", "empty", "blank lines", "csv", "gz alone", "not gzip", "gzip torn", "gzip of a list", "not parquet",
+    ],
+)  # fmt: skip
 def test_bad_file_is_refused(tmp_path, name, content, sentence):
     path = tmp_path / name
     if content is not None:

@@ -67,7 +67,7 @@ def test_numbers_of_every_kind_are_rewards(returned, reward):
         torch.tensor([1.0, 2.0]), np.complex64(1), {}, {"score": 1.0}, {"reward": None},
         {"reward": 1.0, "why": "text"}, object(),
     ],
-    ids=repr,
+    ids=lambda returned: "object()" if type(returned) is object else repr(returned),
 )  # fmt: skip
 def test_anything_else_is_invalid(returned):
     verdict = read_reward(returned)
