@@ -27,7 +27,7 @@ MANAGER_GRACE_S: Final = 3.0
 TRAINER_GRACE_S: Final = 20.0
 """Room for the optimizer step under way and a checkpoint of a small model; without it the last steps are lost."""
 
-POD_PATIENCE_S: Final = 1800.0
+POD_MAX_MANAGER_OUTAGE_S: Final = 1800.0
 """How long a trainer's pod bears the manager's absence: an autoscaler takes up to 900 s for a node, perhaps twice."""
 
 HANDED_OVER_EXIT: Final = 143
@@ -187,7 +187,7 @@ def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
         argv += ("--resume", place.resume)
     if place.pods is not None:
         argv += ("--weights-port", str(place.pods.weights_port), "--advertise", place.pods.advertise)
-        argv += ("--max-manager-outage", f"{POD_PATIENCE_S:g}", "--hand-over")
+        argv += ("--max-manager-outage", f"{POD_MAX_MANAGER_OUTAGE_S:g}", "--hand-over")
     return Worker("trainer", Role.TRAINER, argv, _threads(_trainer_threads(spec, place)), TRAINER_GRACE_S)
 
 

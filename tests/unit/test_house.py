@@ -39,7 +39,7 @@ KNOWN_FULL_FOLDERS: Final[set[str]] = {
     "rollout/polyrl_rollout/testing/simulation", "trainer/polyrl_trainer", "trainer/polyrl_trainer/backends",
 }  # fmt: skip
 KNOWN_DOUBLES: Final[set[str]] = {
-    "Assigned", "Fault", "Link", "Moved", "NumbersTaken", "Published", "Run", "Scored", "StepProgress", "Transition",
+    "Assigned", "Fault", "Link", "Moved", "NumbersTaken", "Published", "Run", "Scored", "Transition",
     "TurnEnded", "_Event",
 }  # fmt: skip
 
@@ -52,7 +52,7 @@ PRIVATE_WORDS: Final = (
 )  # fmt: skip
 KNOWN_PRIVATE: Final[set[str]] = {
     "AgentsDesk", "BURIAL_S", "ControlDesk", "Cut", "ENDPOINTS_LOOK_S", "FAREWELL_S", "FRAMES_PER_LOOK", "Historian",
-    "LOCK_LOOK_S", "MISSED_TOLD", "POD_PATIENCE_S", "SAID_WHY_EXITS", "SampleTally", "Speaker", "Struck", "TOLD_S",
+    "LOCK_LOOK_S", "MISSED_TOLD", "SAID_WHY_EXITS", "SampleTally", "Speaker", "Struck", "TOLD_S",
     "TokenTally", "TrainerDesk", "Trusted", "_SAY", "_Told", "_beat", "_bye", "_disown", "_gate", "_hear",
     "_historian", "_judged", "_look", "_look_planned", "_looks_at", "_missed", "_obey", "_plan_look", "_say",
     "_say_again", "_say_done", "_say_failed", "_speaker", "_struck", "_tell", "_told", "_trusted", "beat", "beat_s",

@@ -1,12 +1,17 @@
-"""One PolyRLJob on a cluster, decided in values: what is seen, what follows from it, and what is to be done.
+"""One PolyRLJob on a cluster, reconciled in plain values: no sockets, no API client, no clock.
 
-    raw objects ─ observe ─> JobFacts ─ reconcile(facts, memory, now) ─> Decision(actions, status, memory, wake_at)
+    raw objects -> JobFacts -> reconcile(facts, settings, state, now) -> ReconcileResult(actions, status, state)
 
-    seen   what is there, and how each rollout stands
-    size   how many rollouts there should be
-    fleet  which pods come and go
-    story  how it is told: conditions, status, Events
-    objects  the children, as they are sent to the API server
+    reconcile     the checklist: facts in, actions and status out
+    reporting     what people read: conditions, status, Events, cost
+    fleet         which pods there should be: singletons, rollouts of both pools, who is released first
+    autoscaling   how many rollouts are desired
+    observation   facts of pods, nodes and the manager; what disrupts a pod; the state of each rollout
+    resources     the children, as they are sent to the API server
+    acceptance, lifecycle    whether the job may run, and where it is in its life
+    actions, state, names, timestamps    values that all of these share
 
-The same functions run in the operator, under random fault schedules in tests, and in a simulator.
+A row imports only from rows below it; `lifecycle` stands beside `autoscaling`, `acceptance` above `fleet`. An operator
+imports `reconcile`, `observation.{job,pods,facts}`, `actions`, `state`, `names` and `resources.owner`. Tests run these
+under random faults, with `polyrl.testing.fake_cluster` and `fake_operator` around them.
 """

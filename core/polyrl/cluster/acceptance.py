@@ -44,7 +44,7 @@ class Acceptance:
     """True when new pods may be asked for."""
     dry_run: DryRun | None = None
     state: ReconcileState | None = None
-    """Changed by this look; None: as it was."""
+    """Changed by this reconcile; None: as it was."""
     due: float | None = None
 
 
@@ -85,7 +85,7 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
 
 
 def _accepted_before(ctx: ReconcileContext) -> bool:
-    """An operator that starts anew does not ask again for what its predecessor was told."""
+    """An operator that starts anew repeats no dry run that its predecessor made."""
     return any(
         known.type == "Accepted" and known.status == "True" and known.observed_generation == ctx.facts.generation
         for known in ctx.status.conditions

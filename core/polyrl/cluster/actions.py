@@ -65,7 +65,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class DrainEngine:
-    """Tell the manager that a pod's engine ends within `deadline_s`."""
+    """Ask the manager to drain a pod's engine, which ends within `deadline_s`."""
 
     pod: str
     uid: str
@@ -131,7 +131,7 @@ Action: TypeAlias = MakeKeys | Create | Apply | Delete | DrainEngine | Annotate 
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """The outcome of one look."""
+    """What one reconcile decides."""
 
     actions: tuple[Action, ...]
     """In order."""
@@ -139,4 +139,4 @@ class ReconcileResult:
     """To be written when it differs from the stored one."""
     state: ReconcileState = field(default_factory=ReconcileState)
     wake_at: float | None = None
-    """Unix seconds at which to look again even if nothing happens; None: only on events."""
+    """Unix seconds at which to reconcile again even if nothing happens; None: only on events."""

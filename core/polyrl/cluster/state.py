@@ -1,4 +1,4 @@
-"""What one look hands to the next, and may be lost: an operator that starts anew begins with an empty one.
+"""What one reconcile hands to the next, and may be lost: an operator that starts anew begins with an empty one.
 
 Nothing that must be exact lives here. What must survive is in the status, in pods' annotations and in their names;
 without a memory, windows are filled anew, silence is timed anew, and refused requests are tried at once.
@@ -34,7 +34,7 @@ class StepWatch:
 
 @dataclass(frozen=True)
 class LastSeenPod:
-    """A pod at the last look, for the day when it is gone without a word."""
+    """A pod at the last reconcile, should it vanish without a signal."""
 
     name: str
     role: Role
@@ -45,7 +45,7 @@ class LastSeenPod:
     runs_since: float | None
     """When it got its node; None: it had none, or had ended."""
     loss_number: str = ""
-    """The number that it was given, in that look or before; should it be gone now, it has it still."""
+    """The number that it was given, in that reconcile or before; it keeps it when it has vanished."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ReconcileState:
-    """Of one job. The shell adds what its requests taught it: `told`, `refused`, `taken`."""
+    """Of one job. The operator adds what its requests showed: see the `with_` methods."""
 
     began_at: float | None = None
-    """When the first of these looks was; absence is judged only after a while of looking."""
+    """When the first of these reconciles was; an absent engine counts only after a while."""
     recommendations: tuple[Recommendation, ...] = ()
     """Newest last, as many as the longest window."""
     watch: StepWatch | None = None
     last_seen: Mapping[str, LastSeenPod] = field(default_factory=dict)
-    """Pods of the last look by uid."""
+    """Pods of the last reconcile by uid."""
     nodes: frozenset[str] = frozenset()
     """Nodes of these pods that were there."""
     absent_since: Mapping[str, float] = field(default_factory=dict)
-    """By name of a node that a pod is bound to and that was never seen: since when it has been missed."""
+    """By name of a node that a pod is bound to and that was never seen: since when it has been absent."""
     silent_since: Mapping[str, float] = field(default_factory=dict)
     """By uid of a pod that was registered: since when the manager has not listed its engine."""
     registered: frozenset[str] = frozenset()

@@ -95,8 +95,8 @@ class FakeCluster:
             self.drop(kind, name)
         elif "deletionTimestamp" not in there["metadata"]:
             grace = grace_s or there["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
-            stamp = {"deletionTimestamp": millisecond(self.now + grace), "deletionGracePeriodSeconds": grace}
-            self.patch(kind, name, {"metadata": there["metadata"] | stamp})
+            timestamp = {"deletionTimestamp": millisecond(self.now + grace), "deletionGracePeriodSeconds": grace}
+            self.patch(kind, name, {"metadata": there["metadata"] | timestamp})
 
     def annotate(self, name: str, uid: str, annotations: dict[str, str]) -> None:
         """PATCH of a pod's annotations; one that is gone or another by now is left alone."""
@@ -194,13 +194,13 @@ class FakeCluster:
         job = self.trainer()
         if job is None:
             return
-        stamp = millisecond(self.now)
+        timestamp = millisecond(self.now)
         ended = {
             "type": condition,
             "status": "True",
             "reason": reason,
             "message": message,
-            "lastTransitionTime": stamp,
+            "lastTransitionTime": timestamp,
         }
         for pod in self.pods(Role.TRAINER):
             if not is_ended(pod):
@@ -263,11 +263,11 @@ class FakeCluster:
 
     def _bind(self, pod: Object) -> None:
         self._uids += 1
-        node, stamp = f"node-{self._uids}", millisecond(self.now)
-        metadata = {"name": node, "uid": node, "creationTimestamp": stamp}
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp}
+        node, timestamp = f"node-{self._uids}", millisecond(self.now)
+        metadata = {"name": node, "uid": node, "creationTimestamp": timestamp}
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp}
         self.put("Node", {"metadata": metadata, "spec": {}, "status": {"conditions": [ready]}})
-        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp}
+        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp}
         status = pod["status"] | {"conditions": [placed]}
         self.patch("Pod", pod["metadata"]["name"], {"spec": pod["spec"] | {"nodeName": node}, "status": status})
 
@@ -303,5 +303,5 @@ def is_ended(pod: Object) -> bool:
 
 def placed(pod: Object) -> float:
     """When it got its node."""
-    stamps = [one["lastTransitionTime"] for one in pod["status"]["conditions"] if one["type"] == "PodScheduled"]
-    return (unix(stamps[0]) if stamps else None) or 0.0
+    timestamps = [one["lastTransitionTime"] for one in pod["status"]["conditions"] if one["type"] == "PodScheduled"]
+    return (unix(timestamps[0]) if timestamps else None) or 0.0

@@ -17,7 +17,7 @@ SIGTERM = -15
 
 
 @dataclass
-class _Life:
+class _FakeWorker:
     """One worker's present and its next event, if it has one."""
 
     seen: ObservedWorker
@@ -33,7 +33,7 @@ class FakeFleet:
         self.boot_s, self.exit_s = boot_s, exit_s
         self.started: builtins.list[Worker] = []
         """What was asked to start, in order; a repeat is not listed."""
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, _FakeWorker] = {}
         self._now = 0.0
         self._dirty = False
 
@@ -49,7 +49,7 @@ class FakeFleet:
             return
         self.started.append(worker)
         seen = ObservedWorker(worker.name, worker.role, f"fake-{len(self._lives)}", WorkerPhase.STARTING, self._now)
-        self._lives[worker.name] = _Life(seen, due=self._now + self.boot_s)
+        self._lives[worker.name] = _FakeWorker(seen, due=self._now + self.boot_s)
         self._dirty = True
 
     async def stop(self, name: str, grace_s: float) -> None:
@@ -103,11 +103,11 @@ class FakeFleet:
             else:
                 self._exit(life, life.exit_code)
 
-    def _become(self, life: _Life, phase: WorkerPhase) -> None:
+    def _become(self, life: _FakeWorker, phase: WorkerPhase) -> None:
         life.seen = replace(life.seen, phase=phase)
         self._dirty = True
 
-    def _exit(self, life: _Life, exit_code: int) -> None:
+    def _exit(self, life: _FakeWorker, exit_code: int) -> None:
         life.seen = replace(life.seen, phase=WorkerPhase.EXITED, exit_code=exit_code, exited_at=self._now)
         life.due = None
         self._dirty = True

@@ -12,9 +12,9 @@ generation, plus what the reserved engine did in its window. Generation keeps pa
 It is an estimate from averages: a rollout counts as much as the reserved engine, and long tails as shared evenly. The
 next step measures again, with the new number.
 Not measured: steps with validation or a checkpoint in them, steps during which the number of engines changed, and the
-one that was under way when we began to look.
+one that was under way when the operator started.
 Then: within the dead band nothing changes; up by the least of its window, down by the most; each bounded per step; none
-within the cooldown; always within minReplicas and maxReplicas. "Now" is the wished number, which counts rollouts that
+within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number, which counts rollouts that
 are still starting or that capacity withholds, so that a slow start is not answered with more of them.
 """
 
@@ -87,7 +87,7 @@ def sizing(
     now on-demand, for the budget."""
     prefix = _describe(measurement)
     if not measurement.steady:
-        return Sizing(current, current, window, f"{prefix}; not judged, because it was no ordinary step")
+        return Sizing(current, current, window, f"{prefix}; not measured, because it was no ordinary step")
     gap = (measurement.rollout_s - measurement.train_s) / max(measurement.step_s, SHORTEST_S)
     recommended = current if _within(spec, gap) else recommend(spec, measurement, num_on_demand)
     rule = spec.scaling.gap

@@ -1,4 +1,4 @@
-"""How many rollouts are wished now, by whoever decides: the gap, an autoscaler, or the user."""
+"""How many rollouts are desired now, by whoever decides: the gap, an autoscaler, or the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLLOWS_GAP: Final = "the number follows the measured gap"
 
 @dataclass(frozen=True)
 class ScaleDecision:
-    """The wished number and what led to it."""
+    """The desired number and what led to it."""
 
     desired_replicas: int
     scaling: ScalingStatus
@@ -40,7 +40,7 @@ class ScaleDecision:
     """The decision as a sentence, in the reconcile that changes the number."""
 
 
-def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepProgress) -> ScaleDecision:
+def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepObservation) -> ScaleDecision:
     """Of a running job."""
     stored, window, mode = ctx.status.scaling, ctx.state.recommendations, ctx.spec.scaling.mode
     if not ctx.wants_rollouts:
@@ -109,34 +109,34 @@ GENERATE: Final = (EngineState.SERVING, EngineState.SUSPECT)
 """States in which an engine takes part in a step."""
 
 NEEDED: Final = {StepValue.ROLLOUT_SECONDS, StepValue.TRAIN_SECONDS, StepValue.STEP_SECONDS}
-"""Without these a step cannot be judged."""
+"""Without these a step cannot be measured."""
 
 
 @dataclass(frozen=True)
-class StepProgress:
-    """What this look tells about steps."""
+class StepObservation:
+    """What this reconcile shows of the steps."""
 
     watch: StepWatch | None
     """To be remembered."""
     measurement: StepMeasurement | None = None
-    """The step that ended since the last look."""
+    """The step that ended since the last reconcile."""
     boundary: bool = False
-    """True in the one look that sees a new step begin, and while no step is under way."""
+    """True in the one reconcile that sees a new step begin, and while no step is under way."""
 
 
-def observe_step(ctx: ReconcileContext) -> StepProgress:
+def observe_step(ctx: ReconcileContext) -> StepObservation:
     """Compares with what was remembered. Without word from the manager nothing is known, and nothing begins."""
     reported, last = ctx.manager_status, ctx.state.watch
     if reported is None or not ctx.manager_answers:
-        return StepProgress(last)
+        return StepObservation(last)
     serving = sum(engine.state in GENERATE for engine in ctx.engines.values())
     if last is None:
-        return StepProgress(StepWatch(reported.step, serving, whole=False), boundary=not reported.trainer_connected)
+        return StepObservation(StepWatch(reported.step, serving, whole=False), boundary=not reported.trainer_connected)
     if reported.step == last.step:
         steady = last.whole and serving == last.engines
-        return StepProgress(replace(last, whole=steady), boundary=not reported.trainer_connected)
+        return StepObservation(replace(last, whole=steady), boundary=not reported.trainer_connected)
     begun = StepWatch(reported.step, serving, whole=reported.step > last.step)
-    return StepProgress(begun, _finished_step(ctx, last, serving), boundary=True)
+    return StepObservation(begun, _finished_step(ctx, last, serving), boundary=True)
 
 
 def _finished_step(ctx: ReconcileContext, last: StepWatch, serving: int) -> StepMeasurement | None:

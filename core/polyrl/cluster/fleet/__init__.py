@@ -1,1 +1,11 @@
-"""Which pods there should be: rollouts of both pools, one manager, one trainer; who comes, and who goes first."""
+"""Which pods there should be, and which actions lead there.
+
+    plan             all about the rollouts of a running job, most urgent first
+    capacity_split   spot and on-demand: what to create, what to release
+    pools            back-off of each pool of machines
+    victims          who is released first; who makes way for a new template
+    singletons       fixed children, the manager's pod, the trainer's Job
+    removal          deletions, by force where a node is dead
+
+How many rollouts are desired is decided in `autoscaling`.
+"""

@@ -6,7 +6,7 @@
                     missing, beside one spot pod that waits as a probe; others that wait make way for them. As spot
                     pods serve again, stand-ins leave, one for each; meanwhile one spot pod is on its way at a time
 
-Beside stand-ins the fleet may have one pod more than wished: the spot pod on its way. Pods with nodes never exceed
+Beside stand-ins the fleet may have one pod more than desired: the spot pod on its way. Pods with nodes never exceed
 maxReplicas: when that one gets its node, a stand-in goes at once if it must.
 """
 
@@ -25,7 +25,7 @@ from polyrl.sample import Pool
 
 @dataclass(frozen=True)
 class CapacitySplit:
-    """What to make, and how many to let go."""
+    """What to make, and how many to release."""
 
     spot: int = 0
     """Spot pods to make."""
@@ -34,11 +34,11 @@ class CapacitySplit:
     standing_in: int = 0
     """How many of these stand in for spot."""
     spot_to_release: int = 0
-    """Spot pods without a node to let go: a stand-in has their place."""
+    """Spot pods without a node to release: a stand-in has their place."""
     stand_ins_to_release: int = 0
-    """Stand-ins to let go: a spot pod has their place."""
+    """Stand-ins to release: a spot pod has their place."""
     excess: int = 0
-    """Any pods to let go: the fleet is larger than wished."""
+    """Any pods to release: the fleet is larger than desired."""
     due: float | None = None
     """Unix seconds at which stand-ins may be called."""
 
@@ -58,7 +58,7 @@ class _PoolCount:
 
 
 def base(spec: RolloutSpec, desired: int) -> int:
-    """On-demand pods that are no stand-ins, in a fleet of `wished`."""
+    """On-demand pods that are no stand-ins, in a fleet of `desired`."""
     if spec.capacity.policy is CapacityPolicy.ON_DEMAND:
         return desired
     return min(spec.capacity.base_on_demand, desired)
@@ -67,7 +67,7 @@ def base(spec: RolloutSpec, desired: int) -> int:
 def capacity_split(
     fleet: Sequence[RolloutPod], desired: int, spec: RolloutSpec, views: Sequence[PoolView], now: float
 ) -> CapacitySplit:
-    """For a fleet of `wished` rollouts; `views` as `pools.pool_views` gives them."""
+    """For a fleet of `desired` rollouts; `views` as `pools.pool_views` gives them."""
     spot_view, on_demand_view = views
     spot, on_demand = _count(fleet, Pool.SPOT, spot_view), _count(fleet, Pool.ON_DEMAND, on_demand_view)
     fixed = base(spec, desired)

@@ -52,7 +52,7 @@ CONTINUE_AFTER_S: Final = 0.05
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """Actions in order, and when to look again."""
+    """Actions in order, and when to reconcile again."""
 
     actions: tuple[Action, ...]
     made: dict[Pool, int]
@@ -135,7 +135,7 @@ def vanished(ctx: ReconcileContext, role: Role) -> list[LastSeenPod]:
 
 
 def _works(ctx: ReconcileContext, one: RolloutPod) -> bool:
-    """Its engine may hold samples, and the manager has not been told yet."""
+    """Its engine may hold samples, and the manager has not confirmed its drain yet."""
     if one.pod.ended or one.pod.scheduled_at is None or one.pod.uid in ctx.state.drains_confirmed:
         return False
     if one.engine is not None:
@@ -172,7 +172,7 @@ def _creations(ctx: ReconcileContext, fleet: Sequence[RolloutPod], split: Capaci
     for pool, number in ((Pool.ON_DEMAND, split.on_demand), (Pool.SPOT, split.spot)):
         for _ in range(number):
             ordinal += 1
-            why = "another is lost or leaves" if lost > 0 else "the fleet is smaller than wished"
+            why = "another is lost or leaves" if lost > 0 else "the fleet is smaller than desired"
             lost -= 1
             yield Create(rollout_pod(ctx.owner, ordinal, pool, ctx.settings), why)
 
@@ -197,7 +197,7 @@ def _leaving(
     chosen = [(one, "it waited in vain for a node") for one in waited]
     chosen += [(one, "a stand-in has its place") for one in replaced]
     chosen += [(one, "spot is back") for one in back]
-    chosen += [(one, "the fleet is larger than wished") for one in excess]
+    chosen += [(one, "the fleet is larger than desired") for one in excess]
     if not chosen:
         chosen = [(one, "its template was changed") for one in to_replace(ctx, fleet, desired, boundary)]
     first: dict[str, tuple[RolloutPod, str]] = {}

@@ -51,7 +51,7 @@ REASON_LENGTH: Final = 256
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool after this look."""
+    """One pool after this reconcile."""
 
     status: PoolStatus
     room: int
@@ -103,7 +103,7 @@ def refused_until(refusal: Refusal | None) -> float | None:
 def pool_views(
     ctx: ReconcileContext, fleet: Sequence[RolloutPod], failed: list[PodFacts], preempted: list[PodFacts]
 ) -> list[PoolView]:
-    """Spot, then on-demand. `failed` and `taken`: pods that are counted as such in this very look."""
+    """Spot, then on-demand. `failed` and `preempted`: pods that are counted as such in this very reconcile."""
     return [_view(pool, ctx, of_pool(fleet, pool), failed, preempted) for pool in POOLS]
 
 

@@ -1,4 +1,4 @@
-"""Deleting pods of ours: with a note that it was our wish, and by force only where no kubelet will ever answer.
+"""Deletes pods: annotated as our own decision, and by force only where no kubelet will ever answer.
 
 A pod on a silent node stays until its kubelet answers, and keeps its volume and its name. It is removed by force, grace
 0, once it is GIVEN_UP_S past its grace (the rule of Kueue's KEP-6757); on a machine that is gone for certain, at once.
@@ -42,9 +42,9 @@ def forced_deletions(ctx: ReconcileContext) -> ForcedDeletions:
 
 
 def release(pod: PodFacts, why: str) -> Iterator[Action]:
-    """Our wish, written on the pod, and its deletion with the pod's own grace; nothing that is under way already."""
+    """The reason, annotated on the pod, and the deletion with the pod's own grace; neither of them twice."""
     if names.ANNOTATION_RELEASED not in pod.annotations:
-        yield Annotate(pod.name, pod.uid, {names.ANNOTATION_RELEASED: why}, f"it is let go: {why}")
+        yield Annotate(pod.name, pod.uid, {names.ANNOTATION_RELEASED: why}, f"it is released: {why}")
     if pod.deletion_at is None:
         yield Delete("Pod", pod.name, pod.uid, why)
 

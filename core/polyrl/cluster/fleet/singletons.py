@@ -53,7 +53,7 @@ def children(ctx: ReconcileContext) -> Iterator[Action]:
 
 
 def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
-    """Actions for a running job's manager, and when time alone asks for another look."""
+    """Actions for a running job's manager, and when time alone asks for another reconcile."""
     pods = ctx.facts.of_role(Role.MANAGER)
     ended = [pod for pod in pods if pod.ended]
     there = [pod for pod in pods if not pod.ended]
@@ -98,8 +98,8 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
 
 
 def disrupted(ctx: ReconcileContext) -> list[tuple[PodFacts, DisruptionNotice]]:
-    """Pods of a running trainer that the cluster takes or took; those of before a suspension were our wish."""
-    # Pods' stamps are whole seconds.
+    """Pods of a running trainer that the cluster takes or took; those of before a suspension were our decision."""
+    # Pods' timestamps are whole seconds.
     since = math.floor(unix(ctx.status.last_resume_time) or 0.0)
     pods = [pod for pod in ctx.facts.of_role(Role.TRAINER) if pod.created_at >= since]
     noted = [(pod, notice_of(pod, ctx)) for pod in pods]
@@ -107,7 +107,7 @@ def disrupted(ctx: ReconcileContext) -> list[tuple[PodFacts, DisruptionNotice]]:
 
 
 def trainer_numbers(ctx: ReconcileContext, vanished: Sequence[LastSeenPod]) -> Iterator[Annotate]:
-    """Numbers the disrupted ones, so that each is counted once; `gone` are counted in this look without a number."""
+    """Numbers the disrupted ones, so that each is counted once; `vanished` ones are counted without a number."""
     pods = ctx.facts.of_role(Role.TRAINER)
     reached = total(pods, LossCounter.DISRUPTION, ctx.status.trainer.disruptions, vanished)
     new = {pod.uid: (pod, notice) for pod, notice in disrupted(ctx) if loss_number_of(pod) is None}

@@ -73,8 +73,8 @@ def outdated(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int) -
 
 
 def to_replace(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int, boundary: bool) -> list[RolloutPod]:
-    """Those to let go in this look. A pod without a node goes at once; the others only at a boundary between steps, and
-    never so many that more than maxUnavailable of the wished number do not serve."""
+    """Those to release now: pods without a node at once, the others only at a boundary between steps, and never so
+    many that more than maxUnavailable of the desired number do not serve."""
     update = ctx.spec.rollout.update
     old = outdated(ctx, fleet, desired)
     if update.type != "Rolling" or not old:

@@ -22,7 +22,7 @@ UNREACHABLE_POLLS: Final = 3
 """Polls in a row without an answer after which the manager counts as unreachable."""
 
 NEWS_S: Final = 90.0
-"""What the manager said longer ago proves nothing about an engine's absence; beyond its longest poll of 60 s."""
+"""An answer of the manager that is older proves nothing about an engine's absence; beyond its longest poll of 60 s."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class ReconcileContext:
 
     @property
     def manager_status(self) -> ManagerStatus | None:
-        """What the manager last said, however long ago."""
+        """The manager's newest status, however old."""
         return self.facts.manager.status if self.facts.manager is not None else None
 
     @property
@@ -84,7 +84,7 @@ class ReconcileContext:
 
     @property
     def finishing(self) -> bool:
-        """True once the trainer has said that the run is over: who leaves now is not missed."""
+        """True once the trainer has reported the end of the run: rollouts that leave now are not replaced."""
         return self.manager_status is not None and self.manager_status.finished
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What is seen of one job at one moment, as values. Times are Unix seconds, as the API server's stamps are."""
+"""What is observed of one job at one moment, as values. Times are Unix seconds, as the API server's timestamps are."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class TrainerFacts:
 
 @dataclass(frozen=True)
 class ManagerFacts:
-    """What the manager last said."""
+    """The manager's newest answer."""
 
     status: ManagerStatus
     answered_at: float

@@ -76,8 +76,8 @@ def _exits(pod: Raw) -> tuple[Exit, ...]:
 
 
 def _ended_at(pod: Raw) -> float | None:
-    stamps = [unix(raw.text(end, "finishedAt")) for _, end in _terminated(pod)]
-    return max((at for at in stamps if at is not None), default=None)
+    timestamps = [unix(raw.text(end, "finishedAt")) for _, end in _terminated(pod)]
+    return max((at for at in timestamps if at is not None), default=None)
 
 
 def _terminated(pod: Raw) -> list[tuple[str, Raw]]:

@@ -156,7 +156,7 @@ def failure(pod: PodFacts, ctx: ReconcileContext, silent_since: float | None) ->
 
 def start_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:
     """Unix seconds by which the pod must have registered; None when it has, or has no node yet. An operator that began
-    to look just now may have met a manager that did too, and does not know its engines yet."""
+    just now may have met a manager that did too, and does not know its engines yet."""
     if pod.scheduled_at is None or pod.name in ctx.engines or pod.uid in ctx.state.registered:
         return None
     began_at = ctx.now if ctx.state.began_at is None else ctx.state.began_at

@@ -1,1 +1,8 @@
-"""How a job's look is told: conditions, status, Events, money."""
+"""What people read of a job.
+
+assessment   all that one reconcile found: the input of the others
+conditions   True, False or Unknown, with reason and message
+status       the status to store, with the last disruptions
+events       Events on the job
+cost         money, from prices in the manifest
+"""

@@ -1,4 +1,4 @@
-"""What one look came to, in one value: what the status, its conditions and the events are written from."""
+"""All that one reconcile found, in one value: what the status, its conditions and the events are written from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, StepProgress
+from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, StepObservation
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.lifecycle import Lifecycle
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
@@ -26,13 +26,13 @@ class Assessment:
     fleet: tuple[RolloutPod, ...]
     views: tuple[PoolView, ...]
     scale: ScaleDecision
-    step: StepProgress
+    step: StepObservation
     preempted: tuple[PodFacts, ...]
-    """Rollouts whose number as preempted was read back in this look."""
+    """Rollouts whose number as preempted was read back in this reconcile."""
     failed: tuple[PodFacts, ...]
-    """Rollouts whose number as failed was read back in this look."""
+    """Rollouts whose number as failed was read back in this reconcile."""
     vanished: tuple[LastSeenPod, ...]
-    """Rollouts that are gone before their number was read back, or without any; counted in this look."""
+    """Rollouts that are gone before their number was read back, or without any; counted in this reconcile."""
     trainers_vanished: tuple[LastSeenPod, ...]
     trainers_disrupted: tuple[tuple[PodFacts, DisruptionNotice], ...]
 
@@ -51,7 +51,7 @@ class Assessment:
 
     @property
     def unreachable(self) -> bool:
-        """The manager was heard once, and has missed several polls since."""
+        """The manager answered once, and has failed several polls since."""
         manager = self.ctx.facts.manager
         return manager is not None and manager.failed_polls >= UNREACHABLE_POLLS
 

@@ -119,7 +119,7 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
 def _rollout_available(assessment: Assessment) -> ConditionDraft:
     serving = assessment.serving
     if assessment.scale.desired_replicas == 0 and serving == 0:
-        return ConditionDraft("False", "NotWanted", "no rollouts are wished")
+        return ConditionDraft("False", "NotWanted", "no rollouts are desired")
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
         return ConditionDraft("True", "Registered", f"at least {need} rollouts serve")

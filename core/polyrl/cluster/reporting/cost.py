@@ -1,7 +1,7 @@
 """What the job has cost: seconds that its pods held nodes, at the manifest's prices, in millionths of its currency.
 
-Charged when a pod ends, and else once a minute, so that money alone does not make the status change at every look. What
-an operator does not see, because it is down, is charged when it comes back, for pods that are still there.
+Charged when a pod ends, and else once a minute, so that money alone does not change the status at every reconcile. Time
+in which the operator is down is charged when it comes back, for pods that are still there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MICROS_PER_SECOND: Final = 1e6 / 3600
 
 
 def cost(ctx: ReconcileContext, *, closing: bool) -> Cost:
-    """Cost after this look. `closing`: the job ended in it, so that all is charged now."""
+    """Cost after this reconcile. `closing`: the job ended in it, so that all is charged now."""
     stored = ctx.status.cost
     prices = ctx.spec.pricing
     by_field = {

@@ -57,7 +57,7 @@ def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEven
     if plan.standing_in:
         yield RecordEvent("FallbackOnDemand", f"{plan.standing_in} on-demand rollouts stand in for spot")
     if plan.released:
-        message = f"{sum(plan.released.values())} rollouts are let go: {_sum_of(plan.released)}"
+        message = f"{sum(plan.released.values())} rollouts are released: {_sum_of(plan.released)}"
         yield RecordEvent("RolloutReleased", message)
     if assessment.scale.changed:
         grows = assessment.scale.desired_replicas > assessment.ctx.status.rollout.desired_replicas
@@ -92,7 +92,7 @@ def _ignored(assessment: Assessment) -> Iterator[RecordEvent]:
     edited = 0 < ctx.status.observed_generation != ctx.facts.generation
     replicas = ctx.spec.rollout.replicas
     if ctx.spec.scaling.mode is ScalingMode.GAP and edited and replicas not in (None, desired):
-        message = f"rollout.replicas ({replicas}) is only the start value in scaling mode Gap; {desired} are wished"
+        message = f"rollout.replicas ({replicas}) is only the start value in scaling mode Gap; {desired} are desired"
         yield RecordEvent("ReplicasIgnored", message, "Warning")
 
 

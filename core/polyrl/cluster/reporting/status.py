@@ -43,7 +43,7 @@ _AT_REST: Final = {
 }
 
 MAX_DISRUPTIONS: Final = 10
-"""Entries of recentDisruptions; events and metrics tell of the others."""
+"""Entries of recentDisruptions; events and metrics show the others."""
 
 
 def status_of(assessment: Assessment) -> JobStatus:

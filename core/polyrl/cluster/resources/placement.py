@@ -88,18 +88,18 @@ PRESETS: Final[dict[str, Preset]] = {
 
 def rollout_placement(spec: JobSpec, pool: Pool) -> Placement:
     """Of a rollout in `pool`."""
-    preset, patience = _preset(spec), _silent_node_tolerations(ROLLOUT_TOLERATION_S)
+    preset, tolerations = _preset(spec), _silent_node_tolerations(ROLLOUT_TOLERATION_S)
     if pool is Pool.SPOT:
-        return Placement(preset.spot, (*preset.spot_tolerations, *preset.gpu_tolerations, *patience))
-    return Placement(preset.on_demand, (*preset.gpu_tolerations, *patience))
+        return Placement(preset.spot, (*preset.spot_tolerations, *preset.gpu_tolerations, *tolerations))
+    return Placement(preset.on_demand, (*preset.gpu_tolerations, *tolerations))
 
 
 def trainer_placement(spec: JobSpec) -> Placement:
     """Of a trainer rank: on-demand, or anything that a rollout may run on as well."""
-    preset, patience = _preset(spec), _silent_node_tolerations(KEPT_TOLERATION_S)
+    preset, tolerations = _preset(spec), _silent_node_tolerations(KEPT_TOLERATION_S)
     if spec.trainer.capacity is TrainerCapacity.ANY:
-        return Placement((), (*preset.spot_tolerations, *preset.gpu_tolerations, *patience))
-    return Placement(preset.on_demand, (*preset.gpu_tolerations, *patience))
+        return Placement((), (*preset.spot_tolerations, *preset.gpu_tolerations, *tolerations))
+    return Placement(preset.on_demand, (*preset.gpu_tolerations, *tolerations))
 
 
 def manager_placement(spec: JobSpec) -> Placement:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as but
 
 from polyrl.cluster.autoscaling.gap import StepMeasurement
-from polyrl.cluster.autoscaling.scale_decision import StepProgress, observe_step
+from polyrl.cluster.autoscaling.scale_decision import StepObservation, observe_step
 from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.cluster.state import ReconcileState, StepWatch
 from polyrl.sample import Pool
@@ -30,8 +30,8 @@ def status(step: int, engines: int = 2, **more: Any) -> ManagerStatus:
     return but(plain, **more)
 
 
-def news(build: Any, looks: list[ManagerStatus]) -> list[StepProgress]:
-    seen: list[StepProgress] = []
+def news(build: Any, looks: list[ManagerStatus]) -> list[StepObservation]:
+    seen: list[StepObservation] = []
     state = ReconcileState()
     for reported in looks:
         seen.append(observe_step(build.ctx(manager=ManagerFacts(reported, build.now), state=state)))
@@ -93,8 +93,8 @@ def test_reserved_engine_did_what_it_says_or_all_of_a_lonely_step(build: Any) ->
 def test_manager_that_is_silent_or_unknown_tells_nothing(build: Any) -> None:
     watch = StepWatch(4, 2, whole=True)
     old = build.ctx(manager=ManagerFacts(status(5), build.now - 500), state=ReconcileState(watch=watch))
-    assert observe_step(old) == StepProgress(watch)
-    assert observe_step(build.ctx(state=ReconcileState(watch=watch))) == StepProgress(watch)
+    assert observe_step(old) == StepObservation(watch)
+    assert observe_step(build.ctx(state=ReconcileState(watch=watch))) == StepObservation(watch)
 
 
 def test_no_step_is_under_way_without_a_trainer(build: Any) -> None:
