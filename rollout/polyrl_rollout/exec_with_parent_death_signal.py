@@ -2,10 +2,8 @@
 
     python -m polyrl_rollout.exec_with_parent_death_signal -- CMD ARGS...
 
-For programs that know nothing of PolyRL's leash; the kernel keeps the leash over exec. The parent says who it is in
-PARENT_ENV.
-
-Grandchildren ask for the signal themselves. Read next: `polyrl.parent_death_signal`.
+For programs that do not set a parent death signal themselves; the kernel keeps it over exec, but not for grandchildren.
+The parent gives its process id in `polyrl.parent_death_signal.PARENT_PID`.
 """
 
 from __future__ import annotations
@@ -15,9 +13,6 @@ import sys
 from typing import Final
 
 from polyrl import parent_death_signal
-
-PARENT_ENV: Final = parent_death_signal.PARENT_PID
-"""Environment variable in which a parent tells its child its own process id."""
 
 EXIT_NOT_FOUND: Final = 127
 """What a shell exits with when there is no such program."""
@@ -29,7 +24,7 @@ def main(argv: list[str]) -> None:
         sys.exit("usage: python -m polyrl_rollout.exec_with_parent_death_signal -- CMD [ARGS...]")
     parent_death_signal.hold()
     # CMD is the parent of its own children: a value meant for us would end them.
-    os.environ.pop(PARENT_ENV, None)
+    os.environ.pop(parent_death_signal.PARENT_PID, None)
     try:
         os.execvp(argv[1], argv[1:])
     except OSError as error:

@@ -69,7 +69,14 @@ def main(
             return ManagerAddress(manager, agent_keys.manager_public_key)
         return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys, run_epoch)
 
-    settings = AgentSettings(address, agent_keys, run_epoch, engine_name, pool, float(spec.spec.rollout.drain_seconds))
+    settings = AgentSettings(
+        address,
+        agent_keys,
+        run_epoch=run_epoch,
+        engine=engine_name,
+        pool=pool,
+        drain_s=float(spec.spec.rollout.drain_seconds),
+    )
     engine_spec = spec.spec.rollout.engine
     engine = choose_engine(engine_spec, spec.spec.recipe.seed)
     cloud = CLOUDS.get(spec.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None

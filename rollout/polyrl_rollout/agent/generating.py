@@ -98,7 +98,8 @@ class Generation:
     async def _run(self, stream: Stream, rid: str) -> None:
         number, sampling = stream.assign.assignment, stream.assign.sampling
         try:
-            await self._read(stream, GenerateRequest(rid, stream.input_ids(), stream.remaining, sampling))
+            request = GenerateRequest(rid, stream.input_ids(), max_new_tokens=stream.remaining, sampling=sampling)
+            await self._read(stream, request)
         except RequestRejected as error:
             self._give_back(number, rid, "rejected", str(error))
         except EngineFailed as error:

@@ -3,8 +3,6 @@
 Every live assignment keeps all its tokens until the manager has them and its end, so any Resend can be answered and a
 stream can go on after a weight switch. A frame goes out when it is worth its overhead (GOAL_BYTES per token), when
 something in it ended, or when its oldest token has waited GATHER_PERIODS delta periods.
-
-Refuses to hold: sockets, clocks, the engine. Read next: `generating`.
 """
 
 from __future__ import annotations

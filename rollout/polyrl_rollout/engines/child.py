@@ -1,7 +1,6 @@
-"""An engine's process, seen from its parent: started on a leash, ended within a deadline.
+"""An engine's process, seen from its parent: started with a parent death signal, ended within a deadline.
 
-Its output goes to the parent's standard error, so that an engine's last words are in its agent's log.
-Refuses to hold: what the process does. Read next: `embedded`.
+Its output goes to the parent's standard error, so that an engine's last lines are in its agent's log.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ChildProcess:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> ChildProcess:
-        """Starts `command` on a leash. Raises EngineFailed when it cannot be executed."""
+        """Starts `command`, which does not outlive this process. Raises EngineFailed when it cannot be executed."""
         env = {**os.environ, **(environment or {}), parent_death_signal.PARENT_PID: str(os.getpid())}
         try:
             process = await asyncio.create_subprocess_exec(

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SilenceDeadline:
-    """When the engine was last heard."""
+    """Watches how long the engine has produced nothing."""
 
     def __init__(self, now: Callable[[], float], deadline_s: float = SILENCE_DEADLINE_S) -> None:
         self._now = now
@@ -27,7 +27,7 @@ class SilenceDeadline:
         self._last_output_at = now()
 
     def reset(self) -> None:
-        """The engine was heard, or is asked for something after it had nothing to do."""
+        """The engine produced something, or gets its first request after it had nothing to do."""
         self._last_output_at = self._now()
 
     async def wait(self, receive: Callable[[], Awaitable[T]], awaited: str) -> T:
@@ -51,7 +51,7 @@ class Streams:
         self._open: dict[str, asyncio.Queue[TokenChunk | EngineFailed | None]] = {}
 
     def open(self, rid: str) -> None:
-        """Makes room for chunks of `rid`, before the engine hears of it. Raises ValueError for a running one."""
+        """Makes room for chunks of `rid`, before the engine gets the request. Raises ValueError for a running one."""
         if rid in self._open:
             raise ValueError(f"request {rid} is already running")
         if not self._open:

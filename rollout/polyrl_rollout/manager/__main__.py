@@ -60,9 +60,11 @@ def main(  # noqa: PLR0913 - one argument per flag
         kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()
         tls = https_of(bind, tls_cert, tls_key)
-        listen = Listen(bind, agents_port, trainer_port, http_port, tls)
+        listen = Listen(bind, agents_port, trainer_port=trainer_port, http_port=http_port, tls=tls)
         own = read_keys(ManagerKeys, keys)
-        manager = Manager(Ledger(config, state), own, run_epoch, listen, kept, clock_s, stays=stay)
+        manager = Manager(
+            Ledger(config, state), own, run_epoch=run_epoch, listen=listen, journal=kept, clock_s=clock_s, stays=stay
+        )
         asyncio.run(_serve(manager, endpoints))
     except PolyRLError as error:
         log.error("manager failed", error=str(error))

@@ -39,7 +39,7 @@ from polyrl.wire import (
 from polyrl_rollout.manager.sockets import Router, Sent
 
 ENGINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-"""What an engine may be called; a pod UID fits, and so does a log line."""
+"""Names that an engine may have; a pod UID fits, and the name fits a log line."""
 
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""

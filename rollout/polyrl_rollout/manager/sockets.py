@@ -66,7 +66,7 @@ class Traffic:
     unsent: Counter[str] = field(default_factory=Counter)
     """Frames not sent, by `Sent` value."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Frames received and not believed, by kind; the kinds are a fixed few."""
+    """Frames received and dropped, by kind; the kinds are a fixed few."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ Keeps OUTSTANDING requests under way, each with its own deadline, after which it
 hash matches; a version counts once every tensor's checksum matches. What was verified before an interruption is kept.
 
     wait                     deadline              then
-    manifest or chunk        CHUNK_SECONDS         asked again
+    manifest or chunk        CHUNK_SECONDS         requested again
     any valid chunk at all   progress_s            PullFailed; the manager announces again later
-
-Refuses to hold: when to pull and what to do with the result (see `agent`), files (see `staging`). Read next: `staging`.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ from polyrl.wire import (
 from polyrl_rollout.weights.staging import Partial, Staged, Staging
 
 OUTSTANDING: Final = 4
-"""Chunks asked for and not yet here: 16 MiB, enough to fill a 10 Gbit/s link over 10 ms; half a publisher's queue."""
+"""Chunks requested and not yet here: 16 MiB, enough to fill a 10 Gbit/s link over 10 ms; half a publisher's queue."""
 CHUNK_SECONDS: Final = 5.0
-"""A chunk of 4 MiB that takes longer is asked for again: below 1 MB/s a rollout cannot keep up anyway."""
+"""A chunk of 4 MiB that takes longer is requested again: below 1 MB/s a rollout cannot keep up anyway."""
 PROGRESS_SECONDS: Final = 60.0
 """Without one valid chunk for this long the publisher is taken for gone."""
 MAX_FALSE_CHUNKS: Final = 3
-"""Chunks with a wrong hash before the publisher is not believed any more."""
+"""Chunks with a wrong hash before the publisher is given up."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2_000
 
@@ -56,7 +54,7 @@ log = structlog.get_logger(__name__)
 
 
 class PullFailed(PolyRLError):
-    """The version cannot be had now; the sentence says why."""
+    """The version cannot be had now; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Puller:
 
 
 class _Pull:
-    """The conversation about one version."""
+    """Requests and replies about one version."""
 
     def __init__(self, socket: zmq.asyncio.Socket, announce: Announce, chunk_s: float, progress_s: float) -> None:
         self._socket, self._announce = socket, announce
@@ -166,7 +164,7 @@ class _Pull:
     async def _take(self, reply: ChunkReply, wanted: dict[bytes, ChunkEntry], partial: Partial) -> bool:
         chunk = wanted.get(reply.hash)
         if chunk is None:
-            return False  # a late answer to a question that was asked twice
+            return False  # a late answer to a chunk that was requested twice
         if not reply.data:
             raise PullFailed(f"version {self._announce.version} is no longer kept by its publisher")
         if not await asyncio.to_thread(chunk_matches, chunk, reply.data):

@@ -6,8 +6,6 @@
 
 A version's folder appears by one rename, so it is complete or absent. Only the served version and the one on its way
 stay. The stream of a version is the data section of model.safetensors byte for byte, so assembling costs no copy.
-
-Refuses to hold: sockets, what to pull (see `puller`), when to serve. Read next: `puller`.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class Partial:
         os.pwrite(self._file.fileno(), self._header, 0)
 
     def held(self) -> set[bytes]:
-        """Hashes of the chunks that an interrupted pull left in place; read and compared, not believed."""
+        """Hashes of the chunks that an interrupted pull left in place; their content is hashed again."""
         with self._stream() as stream:
             return {hash_ for hash_, places in self._places.items() if _all_match(stream, hash_, places)}
 
@@ -124,7 +122,7 @@ class Staging:
         sweep(base)
         # Random, because two runs of one job beside each other have engines of one name.
         self.root = base / f"{PREFIX}{_plain(run)}-{_plain(engine)}-{secrets.token_hex(NAME_BYTES)}"
-        # Locked before it takes a name that a sweep looks at.
+        # Locked before it takes a name that a sweep finds.
         unnamed = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
         self._lock = (unnamed / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

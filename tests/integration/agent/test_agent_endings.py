@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from polyrl.parent_death_signal import PARENT_PID
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout import exec_with_parent_death_signal
-from polyrl_rollout.exec_with_parent_death_signal import EXIT_NOT_FOUND, PARENT_ENV
+from polyrl_rollout.exec_with_parent_death_signal import EXIT_NOT_FOUND
 
 DEADLINE_S = 60.0
 PARENT = f"""
 import os, subprocess, sys
 child = [sys.executable, "-m", "{exec_with_parent_death_signal.__name__}", "--", "sh", "-c", "echo $$; exec sleep 600"]
-subprocess.run(child, env={{**os.environ, "{PARENT_ENV}": str(os.getpid())}})
+subprocess.run(child, env={{**os.environ, "{PARENT_PID}": str(os.getpid())}})
 """
 
 
@@ -34,7 +35,7 @@ async def test_a_program_on_the_leash_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_program_whose_parent_is_gone_already_is_not_started() -> None:
-    env = {**os.environ, PARENT_ENV: "1"}
+    env = {**os.environ, PARENT_PID: "1"}
     argv = [sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", "echo", "started"]
     ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 1

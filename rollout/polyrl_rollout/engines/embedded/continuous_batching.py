@@ -3,8 +3,6 @@
 The manager is given one logits processor, `_Drawer`, that draws the tokens itself (the manager knows only one kind of
 sampling for all requests and reports logprobs after truncation), and one output router that hands each forward pass's
 new tokens on in one call. Blocks are not shared between requests: their keys and values would outlive a weight change.
-
-Refuses to hold: sockets, processes. Read next: `token_draw`.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class _Router(OutputRouter):
         self._emit = emit
 
     def deliver(self, output: GenerationOutput) -> None:
-        """Only failures come one by one: the generation loop is broken, and says so through `Batcher.alive`."""
+        """Only failures come one by one: the generation loop is broken, which `Batcher.alive` shows."""
 
     def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
         rows = [row for output in outputs if (row := self._row(output)) is not None]
@@ -112,7 +110,8 @@ class _Router(OutputRouter):
         if output.status == RequestStatus.FINISHED:
             finish = Finish.STOP if ids[-1] in live.stops else Finish.LENGTH
             self._live.pop(output.request_id, None)
-        return Row(output.request_id, ids, [self._drawer.logprobs[output.request_id]], finish)
+        logprobs = [self._drawer.logprobs[output.request_id]]
+        return Row(output.request_id, ids, logprobs=logprobs, finish=finish)
 
 
 class Batcher:
@@ -174,7 +173,7 @@ class Batcher:
             max_new_tokens=request.max_new_tokens,
             streaming=True,
             eos_token_id=sorted(stops),
-            draw=Draw(sampling.temperature, sampling.top_p, sampling.top_k, stream % 2**64),
+            draw=Draw(sampling.temperature, sampling.top_p, top_k=sampling.top_k, stream=stream % 2**64),
         )
 
     def abort(self, rid: str) -> None:

@@ -1,7 +1,7 @@
-"""The embedded engine: transformers' continuous batching in a process of its own, spoken to over a socket pair.
+"""The embedded engine: transformers' continuous batching in a process of its own, reached over a socket pair.
 
 For tiny and small models on CPUs, so that everything runs without a GPU. The process keeps the generation thread away
-from the agent's event loop, and lets the engine be killed like any other. Read next: `embedded_process`.
+from the agent's event loop, and lets the engine be killed like any other.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EmbeddedEngine:
         self._child: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._asked: deque[asyncio.Future[ToParent]] = deque()
+        self._questions: deque[asyncio.Future[ToParent]] = deque()
         self._failure = "the engine was not started"
 
     @property
@@ -89,7 +89,12 @@ class EmbeddedEngine:
         self._reader = asyncio.create_task(self._read(reader))
         spec = self._spec
         question = StartEngine(
-            child_path(model_folder), spec.max_running, spec.kv_tokens, spec.max_context, spec.threads, self._seed
+            folder=child_path(model_folder),
+            max_running=spec.max_running,
+            kv_tokens=spec.kv_tokens,
+            max_context=spec.max_context,
+            threads=spec.threads,
+            seed=self._seed,
         )
         answer = await self._ask(question, START_DEADLINE_S)
         if not isinstance(answer, Started):
@@ -115,14 +120,15 @@ class EmbeddedEngine:
         if self.version == NO_VERSION:
             raise EngineFailed("the engine has no weights yet")
         self._streams.open(request.rid)
-        self._send(Generate(request.rid, request.input_ids, request.max_new_tokens, request.sampling))
+        budget, sampling = request.max_new_tokens, request.sampling
+        self._send(Generate(request.rid, request.input_ids, max_new_tokens=budget, sampling=sampling))
         finished = False
         try:
             async for chunk in self._streams.chunks(request.rid):
                 finished = chunk.finish is not None
                 yield chunk
         finally:
-            # A consumer that goes away early, or is told of a failure, must not leave its request running.
+            # A consumer that goes away early, or gets a failure, must not leave its request running.
             if not finished and not self._failure:
                 self._send(Abort(request.rid))
 
@@ -169,7 +175,7 @@ class EmbeddedEngine:
         """The process answers questions in order. Raises EngineFailed, past the deadline for good."""
         self._check_alive()
         answer: asyncio.Future[ToParent] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        self._questions.append(answer)
         self._send(question)
         try:
             async with asyncio.timeout(deadline_s):
@@ -191,25 +197,27 @@ class EmbeddedEngine:
         match message:
             case Tokens(version, rows):
                 for row in rows:
-                    self._streams.deliver(row.rid, TokenChunk(row.ids, row.logprobs, version, row.finish))
+                    self._streams.deliver(
+                        row.rid, TokenChunk(row.ids, row.logprobs, version=version, finish=row.finish)
+                    )
             case Failed(reason):
                 self._fail(reason)
             case _:
-                # Here and not where it was asked for: who asked may have been cancelled meanwhile.
+                # Here and not in `load_weights`, which may have been cancelled meanwhile.
                 if isinstance(message, Loaded):
                     self.version = message.version
                 self._answer(message)
 
     def _answer(self, message: ToParent) -> None:
-        question = self._asked.popleft()
+        question = self._questions.popleft()
         if not question.done():
             question.set_result(message)
 
     def _fail(self, reason: str) -> None:
-        """From now on this engine only says why it failed."""
+        """From now on every call raises EngineFailed with `reason`."""
         self._failure = reason
         self._streams.fail_all(reason)
-        while self._asked:
-            question = self._asked.popleft()
+        while self._questions:
+            question = self._questions.popleft()
             if not question.done():
                 question.set_exception(EngineFailed(reason))

@@ -1,6 +1,6 @@
-"""What the embedded engine and its process say to each other: one msgpack array per frame, its length in front.
+"""What the embedded engine and its process send each other: one msgpack array per frame, its length in front.
 
-Both ends run the same code from the same installation, so frames carry no version. Read next: `embedded_process`.
+Both ends run the same code from the same installation, so frames carry no version.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Pong(_Message, frozen=True, tag="pong"):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """Last words: the process ends."""
+    """The process ends."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """The embedded engine's process: `python -m polyrl_rollout.engines.embedded.process FD`, FD a socket to its parent.
 
 The main thread reads the parent's messages; transformers' generation thread writes tokens. The process ends when the
-socket does; its parent starts it on a leash besides. Read next: `continuous_batching`.
+socket does, and by its parent death signal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Final
 
 from polyrl_rollout.engines.embedded.continuous_batching import Batcher
 from polyrl_rollout.engines.embedded.messages import (
@@ -34,8 +33,7 @@ from polyrl_rollout.engines.embedded.messages import (
     decode_to_process,
     frame,
 )
-
-NO_VERSION: Final = -1
+from polyrl_rollout.engines.port import NO_VERSION
 
 
 class _Process:
@@ -60,7 +58,7 @@ class _Process:
         self._send(Started(batcher.kv_tokens, batcher.max_context))
         while (message := self._receive()) is not None:
             if not batcher.alive:
-                self._send(Failed("the generation loop has ended; its last words are in this engine's log"))
+                self._send(Failed("the generation loop has ended; the reason is in this engine's log"))
                 return
             self._handle(message, batcher)
 

@@ -3,8 +3,6 @@
 Randomness is counter-based: a request at position p uses output p of the SplitMix64 sequence that starts at its stream,
 so a seeded request draws the same tokens wherever and in however many attempts it is generated.
 Algorithms: SplitMix64 (Steele, Lea, Flood 2014); inverse transform sampling; nucleus sampling (Holtzman et al. 2020).
-
-Refuses to hold: tensors of the model, requests. Read next: `continuous_batching`.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def draw_tokens(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """int64[n] tokens and float32[n] logprobs from float32[n, V] logits.
 
-    Logprobs are of log_softmax(logits / temperature) before top-k and top-p cut it; greedy requests use temperature 1.
+    Logprobs are of log_softmax(logits / temperature) before top-k and top-p; greedy requests use temperature 1.
     """
     temperatures = np.array([draw.temperature if draw.temperature > 0 else 1.0 for draw in draws], dtype=np.float32)
     logprobs = _log_softmax(logits / temperatures[:, None])

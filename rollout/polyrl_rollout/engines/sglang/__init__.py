@@ -1,1 +1,6 @@
-"""Stock SGLang, unpatched, as a child process spoken to over HTTP."""
+"""Stock SGLang as an engine.
+
+engine    the port's side: requests, aborts, loads over HTTP
+server    the child process: its command line, its start, what it cannot load
+stream    what /generate streams, as the port's chunks
+"""

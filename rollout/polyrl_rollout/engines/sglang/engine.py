@@ -4,7 +4,7 @@ Traps handled here: a request id must never be reused (SGLang aborts whatever ru
 seconds later) nor be another's prefix (aborts match by prefix); an abort that overtakes its request does nothing, so a
 stream that is not wanted any more is aborted again when it shows itself; a load under requests that are aborted but not
 yet forgotten leaves their keys and values in the cache, so it waits for an idle scheduler; budgets that do not fit are
-cut silently, so the context we promise is a little smaller than SGLang's. Read next: `sglang_server`, `sglang_stream`.
+truncated silently, so the context we promise is a little smaller than SGLang's.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ QUIESCE_DEADLINE_S: Final = 5.0
 """An aborted request is gone after the current forward pass."""
 
 HALF_UPDATED: Final = "Weights were updated, but"
-"""How SGLang says that a load went through but its cache still holds the old weights' keys and values."""
+"""SGLang's answer when a load went through but its cache still holds the old weights' keys and values."""
 
 LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
 
 
 class _Refused(EngineFailed):
-    """The server is well, and did not do what it was told."""
+    """The server is well, and refused a control call."""
 
 
 class SGLangEngine:
@@ -124,7 +124,7 @@ class SGLangEngine:
         except Aborted as aborted:
             finished = True
             if request.rid not in self._unwanted:
-                raise EngineFailed(f"SGLang aborted {request.rid} without being asked") from aborted
+                raise EngineFailed(f"SGLang aborted {request.rid} without a request to") from aborted
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineFailed(f"the connection to SGLang broke: {error!r}") from error
         finally:

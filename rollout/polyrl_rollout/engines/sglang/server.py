@@ -1,9 +1,10 @@
-"""A stock SGLang server as a child process: its command line, its start, its end.
+"""A stock SGLang server as a child process: its command line, its start, and the checkpoints that it cannot load.
 
 SGLang pins its own torch, so it usually lives in an environment of its own: POLYRL_SGLANG_PYTHON names that
 environment's interpreter. Whatever else SGLang reads from the environment it inherits from the agent.
 
-Refuses to hold: requests (see `sglang`), patches of any kind. Read next: `sglang_stream`.
+SGLang's loader fails half-way through weights of another shape and takes the server with it; a check of the headers
+first keeps the old weights serving.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ START_DEADLINE_S: Final = 600.0
 """A CPU start takes 20 to 100 s; a large model on a cold disk, with CUDA graphs to capture, several minutes."""
 
 POLL_S: Final = 0.25
-"""Between two knocks at a starting server, which offers no event to wait for."""
+"""Between two health checks of a starting server, which offers no event to wait for."""
 
 HEALTH_DEADLINE_S: Final = 20.0
 """One answer of /health: 1 s by design, and SGLang itself gives up on its scheduler after 20 s."""
@@ -67,7 +68,7 @@ def free_port() -> int:
 
 
 async def await_ready(child: ChildProcess, session: aiohttp.ClientSession) -> None:
-    """Returns once /health says 200. Raises EngineFailed when the server ends first, or at the deadline."""
+    """Returns once /health answers 200. Raises EngineFailed when the server ends first, or at the deadline."""
     try:
         async with asyncio.timeout(START_DEADLINE_S):
             while not await _is_healthy(session):

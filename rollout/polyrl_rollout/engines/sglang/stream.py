@@ -2,7 +2,7 @@
 
 The network may merge or split server-sent events anywhere, and SGLang merges the tokens of several steps into one event
 when its client is slow. Token lists are incremental or cumulative depending on a server argument; the running
-total beside them makes both readable alike. Refuses to hold: HTTP. Read next: `sglang`.
+total beside them makes both readable alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DONE: Final = b"[DONE]"
 
 
 class EventSplitter:
-    """Cuts a byte stream into the payloads of its server-sent events."""
+    """Splits a byte stream into the payloads of its server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -36,7 +36,7 @@ class EventSplitter:
 
 
 class Aborted(Exception):
-    """The server ended the request because it was told to; `chunk` holds its last tokens."""
+    """The server ended the request because of an abort; `chunk` holds its last tokens."""
 
     def __init__(self, chunk: TokenChunk) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class StreamDecoder:
         # SGLang shortens a budget that does not fit its context or cache, and calls the result finished.
         if self._sent < self._request.max_new_tokens:
             raise EngineFailed(
-                f"SGLang cut {self._request.rid} after {self._sent} of {self._request.max_new_tokens} tokens"
+                f"SGLang truncated {self._request.rid} after {self._sent} of {self._request.max_new_tokens} tokens"
             )
         return Finish.LENGTH
 

@@ -35,7 +35,7 @@ class ManagerCollector(Collector):
     def _of_sockets(self) -> Iterator[Metric]:
         frames = CounterMetricFamily("polyrl_frames", "ZeroMQ frames", labels=("socket", "direction"))
         size = CounterMetricFamily("polyrl_frame_bytes", "Bytes of ZeroMQ frames", labels=("socket", "direction"))
-        dropped = CounterMetricFamily("polyrl_frames_dropped", "Frames not believed", labels=("socket", "kind"))
+        dropped = CounterMetricFamily("polyrl_frames_dropped", "Frames received and dropped", labels=("socket", "kind"))
         unsent = CounterMetricFamily("polyrl_frames_unsent", "Frames not sent", labels=("socket", "why"))
         refused = CounterMetricFamily("polyrl_handshakes_refused", "Peers with a wrong key", labels=("socket",))
         for name, traffic in self._traffic.items():
