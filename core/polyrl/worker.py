@@ -38,6 +38,17 @@ TEMPORARY_EXIT: Final = 75
 of an end, and another try may do better. EX_TEMPFAIL of sysexits.h."""
 
 
+USER_ERROR_EXIT: Final = 2
+"""Exit code by which a worker reports that the user's input is wrong."""
+
+EXPLAINED_EXITS: Final = (1, USER_ERROR_EXIT)
+"""Exit codes of a trainer that printed why it ended, and would end so again; one that was killed explains nothing."""
+
+FAILED_STARTS_LIMIT: Final = 3
+"""Failures at start in a row that are no bad luck: a wrong setting fails every time. A local run then gives the role
+up, and a cluster's status reports it."""
+
+
 class Role(StrEnum):
     """What a worker is for."""
 

@@ -18,7 +18,7 @@ from polyrl.status import ManagerStatus
 from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import ManagerCredentials
 
-ENDPOINTS_LOOK_S: Final = 0.05
+ENDPOINTS_POLL_S: Final = 0.05
 """Between looks for the endpoints file: it comes once, about a second after the start; nothing announces a file."""
 
 STATUS_WAIT_S: Final = 10.0
@@ -57,7 +57,7 @@ class LocalManager:
                     url = urlsplit(endpoints.http)
                     self._address = Address(url.hostname or "", url.port or 80)
                     return endpoints
-            await asyncio.sleep(ENDPOINTS_LOOK_S)
+            await asyncio.sleep(ENDPOINTS_POLL_S)
 
     async def watch(self) -> AsyncIterator[ManagerStatus]:
         """Every new status, as often as the manager publishes one (five times a second at most), until cancelled.

@@ -1,9 +1,7 @@
-"""The port to whatever runs workers, processes here or pods there, and the facts it reports.
+"""The port to whatever runs a local run's workers, and what it reports of them.
 
-A fleet starts and ends single workers and says what it sees; it decides nothing. All times are seconds on the fleet's
-own monotonic clock. One contract suite holds every implementation to the docstrings below; `fake_fleet` ships with it.
-
-Refuses to hold: how many workers there should be and which to replace (see `planner`). Read next: `worker`, `planner`.
+A fleet starts and ends single workers and reports what it sees; the planner decides. All times are seconds on the
+fleet's own monotonic clock. One contract suite holds every implementation to the docstrings below.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ class WorkerPhase(StrEnum):
     """Where a worker is in its life. A worker never goes back; it may skip a phase."""
 
     STARTING = "Starting"
-    """Asked for, not there yet."""
+    """Requested, not there yet."""
     RUNNING = "Running"
     STOPPING = "Stopping"
-    """Told to end; it has until its grace is over."""
+    """Asked to end; it has until its grace is over."""
     EXITED = "Exited"
 
 
 @dataclass(frozen=True)
 class Reclaim:
-    """Somebody takes the capacity away, whatever we want: a spot notice, or a kill that gave none."""
+    """The capacity is taken away: after a spot notice, or by a kill without one."""
 
     deadline: float
     """Fleet time after which the worker is gone."""
@@ -48,7 +46,7 @@ class ObservedWorker:
     """Known when EXITED; negative is the signal that ended it."""
     exited_at: float | None = None
     reclaim: Reclaim | None = None
-    """Stays set after the exit: an exit that follows a reclaim is nobody's fault."""
+    """Stays set after the exit: an exit that follows a reclaim is no failure."""
 
     @property
     def lives(self) -> bool:
@@ -57,7 +55,7 @@ class ObservedWorker:
 
     @property
     def counts(self) -> bool:
-        """True when it stands for one of the wanted workers: it lives, and nobody is ending it."""
+        """True when it stands for one of the wanted workers: it lives, and is not being ended."""
         return self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING) and self.reclaim is None
 
 
@@ -87,12 +85,12 @@ class Fleet(Protocol):
         ...
 
     async def changed(self, deadline_s: float) -> bool:
-        """Waits until something differs from what the last `list` told, at most `deadline_s` seconds; True when so."""
+        """Waits until something differs from what the last `list` returned, at most `deadline_s` s; True when so."""
         ...
 
 
 class SpotMarket(Protocol):
-    """What a fleet that can play the spot market adds, for drills; a real market needs nobody's call."""
+    """What a fleet that can play the spot market adds, for injected faults."""
 
     async def reclaim(self, name: str, notice_s: float) -> None:
         """Gives the worker a notice, as a preemption does, and takes it away `notice_s` later; 0 gives no notice. The

@@ -1,14 +1,14 @@
-"""From what is wanted and what is seen to what to do next: a pure function, the same for processes and for pods.
+"""A local run's planner: from what is wanted and what is seen to what to do next, as a pure function.
 
     nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
     manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
     the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
-                                      or the end, if it had said that all is done
-    engines fail at start again and again  -> no more of them; the run goes on with the others, and says so
-    managers do, or a trainer says why it cannot go on  -> the run ends, naming it
+                                      or the end, if it had reported success
+    engines fail at start again and again  -> no more of them; the run goes on with the others, and reports it
+    managers do, or a trainer explains why it cannot go on  -> the run ends, naming it
     asked to stop                  -> the trainer first, then all others
 
-Refuses to hold: processes, pods, the clock. Read next: `worker` (what is wanted), `fleet` (what is seen).
+The operator plans pods by itself (`polyrl.cluster`); the two share what a worker's exit means (`polyrl.worker`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from polyrl.local.fleet import ObservedWorker
-from polyrl.worker import Role, Worker, Workers
-
-FAILED_STARTS_LIMIT: Final = 3
-"""Failures at start in a row after which a role is given up: a wrong setting fails every time, bad luck does not."""
+from polyrl.worker import EXPLAINED_EXITS, FAILED_STARTS_LIMIT, USER_ERROR_EXIT, Role, Worker, Workers
 
 MANAGER_PROVED_S: Final = 5.0
-"""A manager that lived that long had bound, read its journal and spoken: its end is no failure at start."""
+"""A manager that lived that long had bound and read its journal: its end is no failure at start."""
 
 FIRST_BACKOFF_S: Final = 1.0
-"""Wait after an exit that nobody asked for; it doubles with each further failed start in a row."""
+"""Wait after an exit that was not requested; it doubles with each further failed start in a row."""
 
 MANAGER_START_S: Final = 120.0
 """Longest time until the manager's endpoints are known: a second on an idle machine, far more on one that swaps."""
@@ -36,12 +33,6 @@ ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
 
 SINGLE_ROLES: Final = (Role.MANAGER, Role.RESERVED)
 """Of which one runs at a time, and another takes its place when it is gone."""
-
-USER_ERROR_EXIT: Final = 2
-"""Exit code by which a trainer says that the user's input is wrong."""
-
-SAID_WHY_EXITS: Final = (1, USER_ERROR_EXIT)
-"""Exit codes of a trainer that said why it ended, and would end so again; one that was killed says nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +47,9 @@ class RunObservation:
     stopping: bool = False
     """Somebody asked the run to stop."""
     finishing: bool = False
-    """The trainer has told the manager that the job is over; who leaves now is not missed."""
-    went_well: bool = False
-    """It said that all is done, and it says so when everything it leaves is on the disk."""
+    """The trainer has reported to the manager that the job is over; a worker that ends now is not replaced."""
+    succeeded: bool = False
+    """It reported success, which it does once everything that it leaves is on the disk."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class RunEnd:
     worker: str | None = None
     """Whose end is the reason."""
     user_error: bool = False
-    """The worker says that the input is wrong, so that its own sentence is what the user needs."""
+    """The worker reports that the input is wrong: its own sentence is what the user needs."""
 
     def __str__(self) -> str:
         return f"end: {self.why}"
@@ -102,117 +93,117 @@ class RunEnd:
 PlannedAction: TypeAlias = StartWorker | StopWorker | RunEnd
 
 
-def plan(wanted: Workers, facts: RunObservation, now: float) -> list[PlannedAction]:
-    """What to do at fleet time `now`. Repeating it on the same facts is harmless: starts are idempotent by name."""
-    ended = _ending(wanted, facts, now)
+def plan(wanted: Workers, run: RunObservation, now: float) -> list[PlannedAction]:
+    """What to do at fleet time `now`. A repeat is harmless: starts are idempotent by name."""
+    ended = _ending(wanted, run, now)
     if ended is not None:
         return [ended]
-    if facts.stopping:
-        return list(_stop_all(wanted, facts.observed))
-    return list(_start_missing(wanted, facts, now))
+    if run.stopping:
+        return list(_stop_all(wanted, run.observed))
+    return list(_start_missing(wanted, run, now))
 
 
-def failed_starts(facts: RunObservation, role: Role = Role.ROLLOUT) -> list[ObservedWorker]:
-    """The newest of a role that ended before they were of use, and that nobody took away, oldest first."""
+def failed_starts(run: RunObservation, role: Role = Role.ROLLOUT) -> list[ObservedWorker]:
+    """The newest of a role that ended before they were of use, and that were not taken away, oldest first."""
     failures: list[ObservedWorker] = []
-    for worker in sorted(_of_role(facts.observed, role), key=lambda seen: seen.started_at):
-        if _was_of_use(facts, worker):
+    for worker in sorted(_of_role(run.observed, role), key=lambda seen: seen.started_at):
+        if _was_of_use(run, worker):
             failures.clear()
         elif not worker.lives and worker.reclaim is None:
             failures.append(worker)
     return failures
 
 
-def _was_of_use(facts: RunObservation, worker: ObservedWorker) -> bool:
+def _was_of_use(run: RunObservation, worker: ObservedWorker) -> bool:
     if worker.role is not Role.MANAGER:
-        return worker.name in facts.served
+        return worker.name in run.served
     return worker.exited_at is not None and worker.exited_at - worker.started_at >= MANAGER_PROVED_S
 
 
-def _given_up(facts: RunObservation, role: Role) -> bool:
-    return len(failed_starts(facts, role)) >= FAILED_STARTS_LIMIT
+def _given_up(run: RunObservation, role: Role) -> bool:
+    return len(failed_starts(run, role)) >= FAILED_STARTS_LIMIT
 
 
-def conditions(wanted: Workers, facts: RunObservation) -> list[str]:
+def conditions(wanted: Workers, run: RunObservation) -> list[str]:
     """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
-    if facts.stopping or facts.finishing:
+    if run.stopping or run.finishing:
         return []
-    failures = failed_starts(facts)
+    failures = failed_starts(run)
     sentences = []
     if len(failures) >= FAILED_STARTS_LIMIT:
         sentences.append(
             f"rollouts given up: the last {len(failures)} ended before they served "
             f"(newest {failures[-1].name}, exit code {failures[-1].exit_code})"
         )
-    if wanted.reserved is not None and _given_up(facts, Role.RESERVED):
+    if wanted.reserved is not None and _given_up(run, Role.RESERVED):
         sentences.append("the reserved engine is given up; rollouts generate alone")
     return sentences
 
 
-def next_due(wanted: Workers, facts: RunObservation, now: float) -> float | None:
+def next_due(wanted: Workers, run: RunObservation, now: float) -> float | None:
     """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
-    missing = {Role.ROLLOUT: _missing_rollouts(wanted, facts)}
+    missing = {Role.ROLLOUT: _missing_rollouts(wanted, run)}
     for role in SINGLE_ROLES:
-        seen = _of_role(facts.observed, role)
+        seen = _of_role(run.observed, role)
         missing[role] = bool(seen) and not any(one.lives for one in seen)
-    dues = [_may_start_at(facts, role) for role, some in missing.items() if some]
-    trainers = _of_role(facts.observed, Role.TRAINER)
+    dues = [_may_start_at(run, role) for role, some in missing.items() if some]
+    trainers = _of_role(run.observed, Role.TRAINER)
     if trainers and not trainers[-1].lives:
         dues.append(_trainer_due(trainers))
     return min((due for due in dues if due is not None and due > now), default=None)
 
 
-def _ending(wanted: Workers, facts: RunObservation, now: float) -> RunEnd | None:
-    if facts.stopping:
-        return None if any(seen.lives for seen in facts.observed) else RunEnd(ok=False, why="the run was asked to stop")
-    trainer_ended = _trainer_ended(wanted, facts)
-    if trainer_ended is not None or facts.finishing:
+def _ending(wanted: Workers, run: RunObservation, now: float) -> RunEnd | None:
+    if run.stopping:
+        return None if any(seen.lives for seen in run.observed) else RunEnd(ok=False, why="the run was asked to stop")
+    trainer_ended = _trainer_ended(wanted, run)
+    if trainer_ended is not None or run.finishing:
         return trainer_ended
-    return _manager_ended(facts, now) or _without_engines(wanted, facts)
+    return _manager_ended(run, now) or _without_engines(wanted, run)
 
 
-def _manager_ended(facts: RunObservation, now: float) -> RunEnd | None:
-    for manager in _of_role(facts.observed, Role.MANAGER)[-1:]:
-        useless = manager.exit_code == USER_ERROR_EXIT or _given_up(facts, Role.MANAGER)
+def _manager_ended(run: RunObservation, now: float) -> RunEnd | None:
+    for manager in _of_role(run.observed, Role.MANAGER)[-1:]:
+        useless = manager.exit_code == USER_ERROR_EXIT or _given_up(run, Role.MANAGER)
         if not manager.lives and useless:
             why = f"the manager ended with exit code {manager.exit_code} before the trainer was done"
             return RunEnd(ok=False, why=why, worker=manager.name)
-        if manager.lives and not facts.manager_ready and now - manager.started_at > MANAGER_START_S:
+        if manager.lives and not run.manager_ready and now - manager.started_at > MANAGER_START_S:
             why = f"the manager did not say where it listens within {MANAGER_START_S:g} s"
             return RunEnd(ok=False, why=why, worker=manager.name)
     return None
 
 
-def _trainer_ended(wanted: Workers, facts: RunObservation) -> RunEnd | None:
+def _trainer_ended(wanted: Workers, run: RunObservation) -> RunEnd | None:
     """None as well when another trainer takes its place."""
-    trainers = _of_role(facts.observed, Role.TRAINER)
+    trainers = _of_role(run.observed, Role.TRAINER)
     if not trainers or trainers[-1].lives:
         return None
     last, restarts = trainers[-1], len(trainers) - 1
-    if last.exit_code == 0 or (facts.went_well and last.exit_code not in SAID_WHY_EXITS):
+    if last.exit_code == 0 or (run.succeeded and last.exit_code not in EXPLAINED_EXITS):
         return RunEnd(ok=True, why="the trainer is done", worker=last.name)
-    said_why = facts.finishing or last.exit_code in SAID_WHY_EXITS
-    if not said_why and _own_faults(trainers) <= wanted.trainer_restarts:
+    explained = run.finishing or last.exit_code in EXPLAINED_EXITS
+    if not explained and _own_faults(trainers) <= wanted.trainer_restarts:
         return None
     why = f"the trainer ended with exit code {last.exit_code}" + (f", after {restarts} restarts" if restarts else "")
     return RunEnd(ok=False, why=why, worker=last.name, user_error=last.exit_code == USER_ERROR_EXIT)
 
 
 def _own_faults(trainers: Sequence[ObservedWorker]) -> int:
-    """Those that ended although nobody took them away."""
+    """Those that ended without being taken away."""
     return sum(not trainer.lives and trainer.reclaim is None for trainer in trainers)
 
 
-def _without_engines(wanted: Workers, facts: RunObservation) -> RunEnd | None:
+def _without_engines(wanted: Workers, run: RunObservation) -> RunEnd | None:
     """With rollouts given up and no reserved engine nothing will ever generate; waiting would be for ever."""
-    if wanted.manager is None or any(seen.lives for role in ENGINE_ROLES for seen in _of_role(facts.observed, role)):
+    if wanted.manager is None or any(seen.lives for role in ENGINE_ROLES for seen in _of_role(run.observed, role)):
         return None
-    failures = failed_starts(facts)
-    reserved_gone = wanted.reserved is None or _given_up(facts, Role.RESERVED)
-    rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or _given_up(facts, Role.ROLLOUT)
+    failures = failed_starts(run)
+    reserved_gone = wanted.reserved is None or _given_up(run, Role.RESERVED)
+    rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or _given_up(run, Role.ROLLOUT)
     if not (reserved_gone and rollouts_gone):
         return None
-    last = failures[-1] if failures else _of_role(facts.observed, Role.RESERVED)[-1]
+    last = failures[-1] if failures else _of_role(run.observed, Role.RESERVED)[-1]
     return RunEnd(
         ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name
     )
@@ -231,21 +222,21 @@ def _stop_all(wanted: Workers, observed: Sequence[ObservedWorker]) -> Iterable[P
             yield StopWorker(seen.name, templates[seen.role].grace_s, why)
 
 
-def _start_missing(wanted: Workers, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
-    if facts.finishing:
+def _start_missing(wanted: Workers, run: RunObservation, now: float) -> Iterable[PlannedAction]:
+    if run.finishing:
         return
     if wanted.manager is not None:
-        yield from _start_single(wanted.manager, facts, now)
-        if not facts.manager_ready:
+        yield from _start_single(wanted.manager, run, now)
+        if not run.manager_ready:
             return
-    yield from _start_trainer(wanted.trainer, facts, now)
+    yield from _start_trainer(wanted.trainer, run, now)
     if wanted.reserved is not None:
-        yield from _start_single(wanted.reserved, facts, now)
-    yield from _start_rollouts(wanted, facts, now)
+        yield from _start_single(wanted.reserved, run, now)
+    yield from _start_rollouts(wanted, run, now)
 
 
-def _start_trainer(template: Worker, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
-    seen = _of_role(facts.observed, Role.TRAINER)
+def _start_trainer(template: Worker, run: RunObservation, now: float) -> Iterable[PlannedAction]:
+    seen = _of_role(run.observed, Role.TRAINER)
     if not seen:
         yield StartWorker(template, "the run begins")
     elif not seen[-1].lives and now >= _trainer_due(seen):
@@ -259,40 +250,40 @@ def _trainer_due(trainers: Sequence[ObservedWorker]) -> float:
     return (trainers[-1].exited_at or 0.0) + (FIRST_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
 
 
-def _start_single(template: Worker, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
-    seen = _of_role(facts.observed, template.role)
+def _start_single(template: Worker, run: RunObservation, now: float) -> Iterable[PlannedAction]:
+    seen = _of_role(run.observed, template.role)
     if not seen:
         yield StartWorker(template.named(template.name), "the run begins")
         return
-    due = _may_start_at(facts, template.role)
-    if any(one.lives for one in seen) or _given_up(facts, template.role) or (due is not None and now < due):
+    due = _may_start_at(run, template.role)
+    if any(one.lives for one in seen) or _given_up(run, template.role) or (due is not None and now < due):
         return
     yield StartWorker(template.named(f"{template.name}-{len(seen)}"), f"{seen[-1].name} is gone")
 
 
-def _start_rollouts(wanted: Workers, facts: RunObservation, now: float) -> Iterable[PlannedAction]:
-    may_start_at = _may_start_at(facts, Role.ROLLOUT)
-    if wanted.rollout is None or _given_up(facts, Role.ROLLOUT):
+def _start_rollouts(wanted: Workers, run: RunObservation, now: float) -> Iterable[PlannedAction]:
+    may_start_at = _may_start_at(run, Role.ROLLOUT)
+    if wanted.rollout is None or _given_up(run, Role.ROLLOUT):
         return
     if may_start_at is not None and now < may_start_at:
         return
-    first = len(_of_role(facts.observed, Role.ROLLOUT))
-    for number in range(first, first + _missing_rollouts(wanted, facts)):
+    first = len(_of_role(run.observed, Role.ROLLOUT))
+    for number in range(first, first + _missing_rollouts(wanted, run)):
         why = "the run begins" if number < wanted.rollouts else "another one is gone or going"
         yield StartWorker(wanted.rollout.named(f"{wanted.rollout.name}-{number}"), why)
 
 
-def _missing_rollouts(wanted: Workers, facts: RunObservation) -> int:
-    return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(facts.observed, Role.ROLLOUT)))
+def _missing_rollouts(wanted: Workers, run: RunObservation) -> int:
+    return max(0, wanted.rollouts - sum(seen.counts for seen in _of_role(run.observed, Role.ROLLOUT)))
 
 
-def _may_start_at(facts: RunObservation, role: Role) -> float | None:
-    """When the back-off of the newest exit that nobody asked for is over; None when there was none."""
-    those = _of_role(facts.observed, role)
+def _may_start_at(run: RunObservation, role: Role) -> float | None:
+    """When the back-off of the newest exit that was not requested is over; None when there was none."""
+    those = _of_role(run.observed, role)
     exits = [seen.exited_at for seen in those if seen.exited_at is not None and seen.reclaim is None]
     if not exits:
         return None
-    failures = len(failed_starts(facts, role))
+    failures = len(failed_starts(run, role))
     return max(exits) + (FIRST_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyrl.local.planner import FAILED_STARTS_LIMIT
+from polyrl.worker import FAILED_STARTS_LIMIT
 
 DEADLINE_S = 120.0
 LOOK_S = 0.05

@@ -20,10 +20,7 @@ from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition
 from polyrl.status import StepValue
-from polyrl.worker import Role
-
-FAILED_STARTS: Final = 3
-"""Rollouts that failed in a row before one registered: a wrong setting fails every time, bad luck does not."""
+from polyrl.worker import FAILED_STARTS_LIMIT, Role
 
 STALL_STEPS: Final = 5.0
 """Times the length of the last step after which a step counts as stalled."""
@@ -123,7 +120,7 @@ def _rollout_available(assessment: Assessment) -> ConditionDraft:
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
         return ConditionDraft("True", "Registered", f"at least {need} rollouts serve")
-    failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS]
+    failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS_LIMIT]
     if failing:
         message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
         return ConditionDraft("False", "FailedStarts", f"{message}; another is tried now and then")

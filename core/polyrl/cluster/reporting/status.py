@@ -16,7 +16,7 @@ from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.node_signals import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState, of_pool
 from polyrl.cluster.reporting.assessment import Assessment
-from polyrl.cluster.reporting.conditions import FAILED_STARTS, conditions
+from polyrl.cluster.reporting.conditions import conditions
 from polyrl.cluster.reporting.cost import cost
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond, second, unix
@@ -30,7 +30,7 @@ from polyrl.manifest.status import (
     TrainerStatus,
 )
 from polyrl.sample import Pool
-from polyrl.worker import Role
+from polyrl.worker import FAILED_STARTS_LIMIT, Role
 
 CONTACT_EVERY_S: Final = 60.0
 """lastContactTime is moved no more often: hearing nothing new from the manager is no reason to write."""
@@ -91,7 +91,7 @@ def _state(assessment: Assessment) -> RunState:
     began = assessment.ctx.status.state in (RunState.RUNNING, RunState.DEGRADED)
     if not assessment.trainer_ready:
         return RunState.DEGRADED if began else RunState.PENDING
-    failing = any(view.status.failed_starts >= FAILED_STARTS for view in assessment.views)
+    failing = any(view.status.failed_starts >= FAILED_STARTS_LIMIT for view in assessment.views)
     # A pool from which nothing more is wanted has no next start that could clear its failures.
     missing = assessment.serving < assessment.scale.desired_replicas
     return RunState.DEGRADED if failing and missing else RunState.RUNNING

@@ -35,9 +35,8 @@ from polyrl.cluster.resources.pod import (
     whole_cpus,
 )
 from polyrl.cluster.resources.template import Fields, merged_resources, template_fields
-from polyrl.local.planner import SAID_WHY_EXITS
 from polyrl.manifest.cluster import FailurePolicy, FailureRule
-from polyrl.worker import HANDED_OVER_EXIT, Role, Worker
+from polyrl.worker import EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
 
 GRACE_SLACK_S: Final = 10
 """Beyond what the trainer takes to stop and save: the sidecar ends after it."""
@@ -135,7 +134,7 @@ def failure_rules(policy: FailurePolicy) -> list[Fields]:
         DISRUPTED,
         _on_exit("Ignore", HANDED_OVER_EXIT),
         *(_rule(rule) for rule in policy.rules),
-        _on_exit("FailJob", *SAID_WHY_EXITS),
+        _on_exit("FailJob", *EXPLAINED_EXITS),
     ]
 
 

@@ -165,25 +165,25 @@ ROWS = [
     (
         "unless those were that all went well: then nothing is lost with it",
         [*without("trainer"), exited(TRAINER, -9)],
-        {"finishing": True, "went_well": True},
+        {"finishing": True, "succeeded": True},
         ["end: the trainer is done"],
     ),
     (
         "nor with the successor of one that was killed",
         [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -9)],
-        {"wanted": RESTARTING, "finishing": True, "went_well": True},
+        {"wanted": RESTARTING, "finishing": True, "succeeded": True},
         ["end: the trainer is done"],
     ),
     (
         "one that lives is waited for",
         ALL,
-        {"finishing": True, "went_well": True},
+        {"finishing": True, "succeeded": True},
         [],
     ),
     (
         "and one that then says what went wrong is believed",
         [*without("trainer"), exited(TRAINER, 1)],
-        {"finishing": True, "went_well": True},
+        {"finishing": True, "succeeded": True},
         ["end: the trainer ended with exit code 1"],
     ),
     (
