@@ -1,4 +1,4 @@
-"""`python -m polyrl_operator`: the operator; `options` are its flags.
+"""`python -m polyrl_operator`: the operator; `Options` are its flags.
 
 Exit status: 0 asked to end, 1 failed (it is to be restarted), 2 a flag is wrong.
 """
@@ -16,8 +16,7 @@ import structlog
 import typer
 
 from polyrl.errors import UserError
-from polyrl_operator.app import run
-from polyrl_operator.options import Options
+from polyrl_operator.app import Options, run
 
 log = structlog.get_logger(__name__)
 

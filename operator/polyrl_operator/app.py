@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
 
 import aiohttp
 import structlog
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from typer import Option
 
 from polyrl.cluster import names
+from polyrl.cluster.resources.owner import Settings
 from polyrl.errors import ProtocolError
 from polyrl_operator import health
 from polyrl_operator.api.client import Client, ClusterClock
@@ -22,12 +28,11 @@ from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.informer.resync import Resync
-from polyrl_operator.informer.watch import KopfWatches, StreamMonitor, watched_kinds
-from polyrl_operator.leader import Leader, service_account
+from polyrl_operator.informer.watch import INACTIVITY_S, StreamMonitor, run_watches, watched_kinds
+from polyrl_operator.leader import DEFAULT_TERMS, Leader, Terms, service_account
 from polyrl_operator.managers.client import ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.metrics import Metrics
-from polyrl_operator.options import Options
 from polyrl_operator.reconciler.events import SENDERS, Events
 from polyrl_operator.reconciler.executor import Executor
 from polyrl_operator.reconciler.reconciler import WORKERS, Reconciler
@@ -35,6 +40,53 @@ from polyrl_operator.reconciler.work_queue import WorkQueue
 from polyrl_operator.secret import ManagerCredentials, manager_credentials
 
 log = structlog.get_logger(__name__)
+
+
+def _identity() -> str:
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of one replica. Every field but the last two is a flag of `python -m polyrl_operator`, and is also read from the
+    environment as POLYRL_<FLAG>."""
+
+    manager_image: Annotated[str, Option(help="Image of managers.")]
+    trainer_image: Annotated[str, Option(help="Default image of trainers.")]
+    rollout_image: Annotated[str, Option(help="Default image of rollouts.")]
+    namespace: Annotated[list[str] | None, Option(help="Namespace whose jobs are run; repeatable.")] = None
+    all_namespaces: Annotated[bool, Option(help="Run jobs of all.")] = False
+    nodes: Annotated[bool, Option(help="Watch nodes and NodeClaims.")] = True
+    lease_namespace: Annotated[str, Option(help="Of the Lease.")] = "default"
+    lease_name: Annotated[str, Option(help="Of the Lease.")] = "polyrl-operator"
+    image_pull_policy: str = "IfNotPresent"
+    cluster_domain: str = "cluster.local"
+    trainer_priority_class: str = ""
+    rollout_priority_class: str = ""
+    host: Annotated[str, Option(help="Address of both ports.")] = "0.0.0.0"
+    metrics_port: int = 8080
+    health_port: int = 8081
+    """0: one that is free."""
+    kubeconfig: Annotated[Path | None, Option(envvar="KUBECONFIG", help="Outside a cluster; default: the user's.")] = (
+        None
+    )
+    watch_silence: Annotated[float, Option(min=1, help="Seconds after which a silent watch begins anew.")] = (
+        INACTIVITY_S
+    )
+    log_level: Annotated[str, Option(help="debug, info, warning, error.")] = "info"
+    identity: str = field(default_factory=_identity)
+    """Of this replica in the Lease and in Events: its pod's name."""
+    terms: Terms = DEFAULT_TERMS
+
+    @property
+    def settings(self) -> Settings:
+        """What jobs' objects depend on."""
+        return Settings(**{one.name: getattr(self, one.name) for one in fields(Settings)})
+
+    @property
+    def namespaces(self) -> tuple[str, ...] | None:
+        """None: all."""
+        return None if self.all_namespaces else tuple(dict.fromkeys(self.namespace or ()))
 
 
 class Operator:
@@ -165,8 +217,8 @@ async def run(options: Options) -> None:
             runner, bound = await health.serve(app, options.host, port)
             stack.push_async_callback(runner.cleanup)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
-        watches = KopfWatches(one.cache, connect, options.namespaces, watched, options.watch_silence)
-        await _until_first_ends([watches.run(), *one.tasks()])
+        watches = run_watches(one.cache, connect, options.namespaces, watched, options.watch_silence)
+        await _until_first_ends([watches, *one.tasks()])
 
 
 async def _until_first_ends(work: list[Coroutine[Any, Any, None]]) -> None:

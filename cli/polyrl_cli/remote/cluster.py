@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 from urllib.parse import urlencode
 
 import aiohttp
@@ -19,21 +17,13 @@ from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
-from polyrl_operator.api.client import ApiError, Client
+from polyrl_operator.api.client import ApiError, Client, refusal
 from polyrl_operator.api.connect import stream_session
+from polyrl_operator.api.follow import SILENCE_S, follow
 from polyrl_operator.api.kinds import JOB, ResourceKind
 
 FIELD_MANAGER: Final = "polyrl"
 """Owner of what a person applies; the operator is another, so neither takes the other's fields."""
-
-WATCH_S: Final = 240
-"""One watch; then the list is read anew, which also mends what a watch lost."""
-
-SILENCE_S: Final = WATCH_S + 30
-"""Longest a stream may be silent: beyond a watch's end its connection is dead."""
-
-RETRY_S: Final = 1.0
-"""Between a broken stream and the next one."""
 
 CLOSE_S: Final = 1.0
 """Longest wait for the other side to close a WebSocket."""
@@ -73,32 +63,18 @@ class UserCluster:
                 " (helm install polyrl charts/polyrl)"
             )
 
-    async def changes(self, kind: ResourceKind, selector: dict[str, str]) -> AsyncIterator[tuple[str, list[Object]]]:
-        """What there is (`LIST`), then every change by its type, one object each; again from a list when a watch ends.
-
-        Until the caller stops. Raises ApiError when the cluster refuses; one that is away is awaited.
-        """
-        path = self.host + kind.path(self.namespace)
-        while True:
-            try:
-                found = await self._list(f"{path}?{urlencode(selector)}")
-                yield "LIST", found.get("items") or []
-                since = {"watch": "1", "resourceVersion": found["metadata"]["resourceVersion"]}
-                watch = {**selector, **since, "timeoutSeconds": str(WATCH_S), "allowWatchBookmarks": "true"}
-                async for line in self.lines(f"{path}?{urlencode(watch)}"):
-                    change: dict[str, Any] = json.loads(line)
-                    if change["type"] == "ERROR":
-                        break
-                    if change["type"] != "BOOKMARK":
-                        yield change["type"], [change["object"]]
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                await asyncio.sleep(RETRY_S)
+    def changes(
+        self, kind: ResourceKind, label_selector: str = "", field_selector: str = ""
+    ) -> AsyncIterator[tuple[str, list[Object]]]:
+        """What there is (`LIST`), then every change by its type. See `follow`."""
+        return follow(self.client, self._session, kind, self.namespace, label_selector, field_selector)
 
     async def lines(self, url: str) -> AsyncIterator[bytes]:
         """A stream's lines, each as it comes. Raises ApiError on a refusal."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)
         async with self._session.get(url, timeout=timeout) as answer:
-            await _accepted(answer)
+            if answer.status >= 400:
+                raise refusal(answer.status, await answer.read())
             async for line in answer.content:
                 yield line
 
@@ -113,12 +89,6 @@ class UserCluster:
         """Where a container's log is read."""
         query = {"container": container} | ({"follow": "true"} if follow else {})
         return f"{self.host}/api/v1/namespaces/{self.namespace}/pods/{pod}/log?{urlencode(query)}"
-
-    async def _list(self, url: str) -> Object:
-        async with self._session.get(url) as answer:
-            await _accepted(answer)
-            found: Object = await answer.json()
-            return found
 
 
 @asynccontextmanager
@@ -159,17 +129,6 @@ def _require_kubeconfig(file: str | None) -> None:
     looked = (file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")).split(os.pathsep)
     if not any(Path(one).is_file() for one in looked):
         raise UserError(f"no way to reach a cluster: there is no kubeconfig {' or '.join(looked)} (see --kubeconfig)")
-
-
-async def _accepted(answer: aiohttp.ClientResponse) -> None:
-    if answer.status < 400:
-        return
-    text = await answer.text()
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = text.strip() or f"status {answer.status}"
-    raise ApiError(answer.status, "", message)
 
 
 def _refused(error: ApiError, host: str) -> NoReturn:

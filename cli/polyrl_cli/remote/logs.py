@@ -52,7 +52,7 @@ async def _print(name: str, role: Role | None, follow: bool, options: ClusterOpt
     async with user_cluster(options) as cluster:
         job = await cluster.job(name)
         copies: dict[ContainerLog, asyncio.Task[None]] = {}
-        async for change, pods in cluster.changes(POD, {"labelSelector": selector}):
+        async for change, pods in cluster.changes(POD, label_selector=selector):
             for container in (container for pod in pods for container in containers_with_log(pod)):
                 if container not in copies:
                     copies[container] = asyncio.create_task(_copy(cluster, container, follow, emit))

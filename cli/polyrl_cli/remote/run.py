@@ -114,8 +114,8 @@ async def _apply(cluster: UserCluster, data: dict[str, Any], job: PolyRLJob, fil
 async def _follow(cluster: UserCluster, stored: Object, lines: JobLines, emit: Emit) -> int:
     name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
     changes: asyncio.Queue[Change | ApiError] = asyncio.Queue()
-    of_job = cluster.changes(JOB, {"fieldSelector": f"metadata.name={name}"})
-    of_events = cluster.changes(EVENT, {"fieldSelector": f"regarding.uid={uid}"})
+    of_job = cluster.changes(JOB, field_selector=f"metadata.name={name}")
+    of_events = cluster.changes(EVENT, field_selector=f"regarding.uid={uid}")
     watches = [asyncio.create_task(_watch(changes, *watch)) for watch in (("job", of_job), ("event", of_events))]
     last = stored
     try:

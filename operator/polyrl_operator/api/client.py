@@ -135,10 +135,16 @@ class Client:
         return frozenset(one["name"] for one in answer.get("resources") or ())
 
     async def pages(
-        self, kind: ResourceKind, namespace: str | None, selector: str = "", *, metadata_only: bool = False
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        label_selector: str = "",
+        *,
+        field_selector: str = "",
+        metadata_only: bool = False,
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """The collection page by page, each with the version of the whole. Raises ApiError 410 when it takes long."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query = {"limit": str(PAGE)} | selectors(label_selector, field_selector)
         accept = METADATA_ONLY if metadata_only else JSON
         while True:
             page = await self._request("GET", kind.path(namespace), query, accept=accept)
@@ -186,6 +192,10 @@ class Client:
                 return None
             raise
 
+    def url(self, path: str, query: dict[str, str] | None = None) -> str:
+        """Where the API server serves this path."""
+        return f"{self._api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+
     async def _request(
         self,
         method: str,
@@ -196,7 +206,7 @@ class Client:
         content: str = JSON,
         accept: str = JSON,
     ) -> Object:
-        url = f"{self._api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        url = self.url(path, query)
         for attempt in range(1, ATTEMPTS + 1):
             if method != "GET" and not self._may_write():
                 raise NotLeader(f"{method} {path} is not sent: this replica does not hold the lease")
@@ -217,17 +227,17 @@ class Client:
                 method, url, headers=headers, body=body, _request_timeout=REQUEST_S
             )
             data: bytes = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            words = str(error) or type(error).__name__
-            raise _Again(ApiError(0, "Unreachable", f"the API server does not answer: {words}")) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as cause:
+            words = str(cause) or type(cause).__name__
+            raise _Again(ApiError(0, "Unreachable", f"the API server does not answer: {words}")) from cause
         if response.status < 400:
             self.clock.synchronize(response.headers.get("Date"), sent_at)
             answer: Object = msgspec.json.decode(data)
             return answer
-        refusal = _refusal(response.status, data)
+        error = refusal(response.status, data)
         if response.status in AGAIN:
-            raise _Again(refusal, _seconds(response.headers.get("Retry-After")))
-        raise refusal
+            raise _Again(error, _seconds(response.headers.get("Retry-After")))
+        raise error
 
 
 class _Again(Exception):
@@ -239,11 +249,18 @@ class _Again(Exception):
         self.after_s = after_s
 
 
+def selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    """The part of a query that selects objects."""
+    given = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {name: text for name, text in given.items() if text}
+
+
 def _collection(item: Object) -> str:
     return KINDS[item["kind"]].path(item["metadata"].get("namespace"))
 
 
-def _refusal(status: int, data: bytes) -> ApiError:
+def refusal(status: int, data: bytes) -> ApiError:
+    """The error that an answer with this status and body is."""
     try:
         words: Any = msgspec.json.decode(data)
         return ApiError(status, str(words.get("reason", "")), str(words.get("message", "")) or f"status {status}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import aiohttp
@@ -126,45 +127,37 @@ class _NoDiffs(kopf.MultiDiffBaseStorage):
         return kopf.BodyEssence()
 
 
-class KopfWatches:
-    """Made once; `run` is a task."""
+async def run_watches(
+    cache: Cache,
+    connect: Callable[[], tuple[aiohttp.ClientSession, str]],
+    namespaces: Sequence[str] | None,
+    kinds: Sequence[ResourceKind],
+    inactivity_s: float = INACTIVITY_S,
+) -> None:
+    """Watches until cancelled, or until a signal ends the operator. Raises when a list or watch fails for good."""
+    registry = kopf.OperatorRegistry()
 
-    def __init__(
-        self,
-        cache: Cache,
-        connect: Callable[[], tuple[aiohttp.ClientSession, str]],
-        namespaces: Sequence[str] | None,
-        kinds: Sequence[ResourceKind],
-        inactivity_s: float = INACTIVITY_S,
-    ) -> None:
-        self._cache, self._connect, self._inactivity_s = cache, connect, inactivity_s
-        self._namespaces = namespaces
-        self._registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=self._registry)(self._login)
-        for kind in kinds:
-            self._register(kind)
-
-    async def run(self) -> None:
-        """Watches until cancelled, or until a signal ends the operator. Raises when a list or watch fails for good."""
-        await kopf.operator(
-            registry=self._registry,
-            settings=kopf_settings(self._inactivity_s),
-            clusterwide=self._namespaces is None,
-            namespaces=self._namespaces or (),
-            standalone=True,
-            identity=IDENTITY,  # type: ignore[arg-type]  # a NewType of text, which kopf does not export
-        )
-
-    async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        """Asynchronous, or kopf would call it in a thread, where no session can be made."""
-        session, server = self._connect()
+    # Asynchronous, or kopf would call it in a thread, where no session can be made.
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        session, server = connect()
         return kopf.AiohttpSession(aiohttp_session=session, server=server)
 
-    def _register(self, kind: ResourceKind) -> None:
-        async def on_event(event: kopf.RawEvent, **_: Any) -> None:
-            self._cache.observe(kind, dict(event["object"]), deleted=event["type"] == "DELETED")
+    for kind in kinds:
+        on_event = partial(_observe, cache, kind)
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=kind.plural)(on_event)
+    await kopf.operator(
+        registry=registry,
+        settings=kopf_settings(inactivity_s),
+        clusterwide=namespaces is None,
+        namespaces=namespaces or (),
+        standalone=True,
+        identity=IDENTITY,  # type: ignore[arg-type]  # a NewType of text, which kopf does not export
+    )
 
-        kopf.on.event(kind.group, kind.version, kind.plural, registry=self._registry, id=kind.plural)(on_event)
+
+async def _observe(cache: Cache, kind: ResourceKind, /, event: kopf.RawEvent, **_: Any) -> None:
+    cache.observe(kind, dict(event["object"]), deleted=event["type"] == "DELETED")
 
 
 def watched_kinds(*, nodes: bool, claims: bool) -> tuple[ResourceKind, ...]:

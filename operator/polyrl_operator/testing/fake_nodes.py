@@ -13,23 +13,17 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import aiohttp
-import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.worker import Role
 from polyrl_operator.api.client import ApiError, Client
+from polyrl_operator.api.follow import follow
 from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER, ResourceKind
 from polyrl_operator.informer.resync import CHILDREN
 
 SIDE_BY_SIDE: Final = 32
 """Requests at a time."""
-
-SILENCE_S: Final = 90.0
-"""Of a watch that is alive: a bookmark comes every minute, so longer than that."""
-
-PAUSE_S: Final = 0.2
-"""Before a watch that broke begins again."""
 
 
 class FakeNodes:
@@ -71,29 +65,9 @@ class FakeNodes:
 
     async def _follow(self, kind: ResourceKind, seen: Callable[[str, Object], Any]) -> None:
         selector = "" if kind is JOB else CHILDREN
-        while True:
-            with suppress(aiohttp.ClientError, TimeoutError, ApiError, OSError):
-                version = ""
-                async for items, listed in self._client.pages(kind, None, selector):
-                    version = version or listed
-                    for item in items:
-                        self._spawn(seen("ADDED", item))
-                async for event, item in self._events(kind, selector, version):
-                    if event == "ERROR":
-                        break
-                    if event != "BOOKMARK":
-                        self._spawn(seen(event, item))
-            await asyncio.sleep(PAUSE_S)
-
-    async def _events(self, kind: ResourceKind, selector: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        path = f"{kind.path()}?watch=1&allowWatchBookmarks=true&resourceVersion={version}&labelSelector={selector}"
-        async with self._session.get(self._host + path, timeout=aiohttp.ClientTimeout(sock_read=SILENCE_S)) as response:
-            rest = b""
-            async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    event = msgspec.json.decode(line)
-                    yield event["type"], event["object"]
+        async for change, items in follow(self._client, self._session, kind, None, selector):
+            for item in items:
+                self._spawn(seen(change, item))
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(self._safely(work))

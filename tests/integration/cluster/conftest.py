@@ -32,9 +32,8 @@ from polyrl.status import ManagerStatus
 from polyrl_operator.api.client import Client
 from polyrl_operator.api.connect import load_configuration, stream_session
 from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER
-from polyrl_operator.app import Operator, operator
+from polyrl_operator.app import Operator, Options, operator
 from polyrl_operator.managers.client import Address
-from polyrl_operator.options import Options
 from polyrl_operator.secret import Certificate, ManagerCredentials, make_certificate
 from polyrl_operator.testing.fake_nodes import FakeNodes
 

@@ -10,9 +10,8 @@ import pytest
 
 from polyrl.worker import Role
 from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
-from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import JobKey
-from polyrl_operator.informer.expectations import DELETION_TIMEOUT_S, SWEEP_AT, Expectations
+from polyrl_operator.informer.cache import DELETION_TIMEOUT_S, SWEEP_AT, Cache, Expectations
+from polyrl_operator.informer.cached_object import JobKey, Place
 
 KEY = JobKey("ns", "j")
 CONFIG_MAP = next(kind for kind in FIXED if kind.name == "ConfigMap")
@@ -239,12 +238,12 @@ def test_expectations_end_by_themselves_and_do_not_pile_up() -> None:
     expectations = Expectations()
     for number in range(3 * SWEEP_AT):
         expectations.deletion_accepted(str(number), float(number))
-        expectations.ended(number, f"other-{number}", number, float(number))
+        expectations.ended(Place("Pod", "ns", str(number)), f"other-{number}", number, float(number))
     end = 3.0 * SWEEP_AT
     assert expectations.is_pending(str(3 * SWEEP_AT - 1), end)
     assert not expectations.is_pending("0", end)
-    assert expectations.is_old(3 * SWEEP_AT - 1, 5, end)
-    assert not expectations.is_old(0, 0, end)
+    assert expectations.is_old(Place("Pod", "ns", str(3 * SWEEP_AT - 1)), 5, end)
+    assert not expectations.is_old(Place("Pod", "ns", "0"), 0, end)
     assert len(expectations._deletions) <= SWEEP_AT + 1
     assert len(expectations._tombstones) <= SWEEP_AT + 1
 
@@ -252,7 +251,7 @@ def test_expectations_end_by_themselves_and_do_not_pile_up() -> None:
 def test_an_end_that_was_seen_is_no_longer_expected() -> None:
     expectations = Expectations()
     expectations.deletion_accepted("uid", 0.0)
-    expectations.ended("place", "uid", 7, 1.0)
+    expectations.ended(Place("Pod", "ns", "p"), "uid", 7, 1.0)
     assert not expectations.is_pending("uid", 1.0)
-    assert expectations.is_old("place", 7, 1.0)
-    assert not expectations.is_old("place", 8, 1.0)
+    assert expectations.is_old(Place("Pod", "ns", "p"), 7, 1.0)
+    assert not expectations.is_old(Place("Pod", "ns", "p"), 8, 1.0)
