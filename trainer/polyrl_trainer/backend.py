@@ -67,7 +67,22 @@ class StepResult:
 
 
 class TrainingBackend(Protocol):
-    """Holds policy, optimizer and schedule."""
+    """Holds policy, optimizer and schedule.
+
+    >>> from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
+    >>> from polyrl_trainer.backends.single_process import create_torch_backend
+    >>> from polyrl_trainer.losses import sft_loss
+    >>> model = {"model_type": "qwen2", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    >>> model |= {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    >>> optimizer = OptimizerConfig(learning_rate=0.5, total_steps=1)
+    >>> source = ModelConfig(model, dtype="float32")
+    >>> backend = create_torch_backend(source, EngineConfig("cpu"), optimizer, CheckpointConfig())
+    >>> sample = Sample(np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), prompt_length=1)
+    >>> sums = backend.forward_backward([sample], sft_loss).result(timeout=60)
+    >>> step = backend.optim_step(normalizer=sums["tokens"]).result(timeout=60)
+    >>> sums["tokens"], step.learning_rate
+    (2.0, 0.5)
+    """
 
     def forward_backward(
         self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +31,6 @@ from polyrl_trainer.user_code.loading import load_function
 
 Item = TypeVar("Item")
 
-Score = Callable[[Sample], Any]
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -42,7 +41,7 @@ class Prepared:
     prompts: DataBuffer[Prompt] | None
     finished: DataBuffer[FinishedGroup] | None
     evaluation: Sequence[Prompt]
-    reward: Score | None
+    reward: Callable[[Sample], Any] | None
     group_filter: Callable[[list[Sample]], Any] | None
     environment: Environment | None
 
@@ -51,56 +50,40 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     """Raises InvalidData for data and tokenizers, InvalidCode for code."""
     recipe = spec.recipe
     tokenizer = load_tokenizer(recipe.model.tokenizer, _model_folder(recipe, manifest_dir), manifest_dir)
-    files = _Files(recipe, manifest_dir)
     max_tokens = spec.rollout.engine.max_context
     room = max_tokens - recipe.sampling.max_new_tokens
-
-    def prompts(rows: list[DataRow]) -> list[Prompt]:
-        return prepare_prompts(rows, tokenizer, room)
-
-    evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(files.rows(dataset))]
     code_path = manifest_dir / recipe.code.path
+
+    @cache
+    def rows(path: str) -> list[DataRow]:
+        return read_rows(manifest_dir / path)
+
+    def prompts(of_file: list[DataRow]) -> list[Prompt]:
+        return prepare_prompts(of_file, tokenizer, room)
+
+    def buffer(datasets: Sequence[DatasetSpec], make: Callable[[list[DataRow]], list[Item]]) -> DataBuffer[Item]:
+        sources = [make(rows(dataset.path)) for dataset in datasets]
+        weights = [dataset.weight for dataset in datasets]
+        return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle)
+
+    conversations, to_generate, finished = None, None, None
+    evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(rows(dataset.path))]
+    if recipe.mode in (Mode.SFT, Mode.SFT_RL):
+        conversations = buffer(recipe.data.sft, lambda rows: prepare_conversations(rows, tokenizer, max_tokens))
+    if recipe.mode in (Mode.RL, Mode.SFT_RL):
+        to_generate = buffer(recipe.data.rl, prompts)
+    if recipe.mode is Mode.OFFLINE_RL:
+        finished = buffer(recipe.data.rl, lambda rows: prepare_finished_groups(rows, tokenizer, max_tokens))
     return Prepared(
         tokenizer=tokenizer,
-        conversations=files.buffer(
-            recipe.data.sft,
-            recipe.mode in (Mode.SFT, Mode.SFT_RL),
-            lambda rows: prepare_conversations(rows, tokenizer, max_tokens),
-        ),
-        prompts=files.buffer(recipe.data.rl, recipe.mode in (Mode.RL, Mode.SFT_RL), prompts),
-        finished=files.buffer(
-            recipe.data.rl,
-            recipe.mode is Mode.OFFLINE_RL,
-            lambda rows: prepare_finished_groups(rows, tokenizer, max_tokens),
-        ),
+        conversations=conversations,
+        prompts=to_generate,
+        finished=finished,
         evaluation=evaluation[: recipe.evaluation.max_samples],
         reward=load_function(recipe.reward.function, code_path) if recipe.reward is not None else None,
         group_filter=_group_filter(recipe, code_path),
         environment=load_environment(recipe.environment, code_path) if recipe.environment is not None else None,
     )
-
-
-class _Files:
-    """Reads each data file once."""
-
-    def __init__(self, recipe: RecipeSpec, manifest_dir: Path) -> None:
-        self._recipe = recipe
-        self._manifest_dir = manifest_dir
-        self._known: dict[str, list[DataRow]] = {}
-
-    def rows(self, dataset: DatasetSpec) -> list[DataRow]:
-        if dataset.path not in self._known:
-            self._known[dataset.path] = read_rows(self._manifest_dir / dataset.path)
-        return self._known[dataset.path]
-
-    def buffer(
-        self, datasets: Sequence[DatasetSpec], wanted: bool, make: Callable[[list[DataRow]], list[Item]]
-    ) -> DataBuffer[Item] | None:
-        if not wanted:
-            return None
-        sources = [make(self.rows(dataset)) for dataset in datasets]
-        weights = [dataset.weight for dataset in datasets]
-        return DataBuffer(sources, weights, seed=self._recipe.seed, shuffle=self._recipe.data.shuffle)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:

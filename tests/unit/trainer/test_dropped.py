@@ -28,7 +28,7 @@ async def test_a_trainer_tells_of_a_manager_that_it_cannot_read() -> None:
     link = ManagerLink(unused, unused, unused, max_manager_outage_s=1.0)
     with capture_logs() as lines:
         for _ in range(3):
-            link._hear(b"\xc1")
+            link._handle(b"\xc1")
     link._context.destroy()
     assert link.undecodable.count == 3
     assert [line["count"] for line in lines] == [1, 2]

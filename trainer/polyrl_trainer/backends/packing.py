@@ -88,12 +88,6 @@ def plan_passes(lengths: Sequence[int], policy: PackingPolicy) -> list[Pass]:
     return [_as_pass(group) for group in _group_rows(rows, policy)]
 
 
-def padding_fraction(passes: Sequence[Pass]) -> float:
-    """Share of all positions that hold no token; 0 when there are none."""
-    positions = sum(one.positions for one in passes)
-    return 1 - sum(one.tokens for one in passes) / positions if positions else 0.0
-
-
 def _fill_rows(lengths: Sequence[int], capacity: int) -> list[_Row]:
     """Best fit, longest first: each sequence goes to the fullest row that has room for it."""
     rows: list[list[int]] = []

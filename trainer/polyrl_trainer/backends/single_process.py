@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from polyrl.errors import RunFailed
 from polyrl_trainer.backend import Loss, StepResult, TrainFuture, TrainingBackend
+from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.background import Background
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.model_factory import load_model, serving_files
@@ -29,15 +30,7 @@ from polyrl_trainer.backends.optimizer import (
 )
 from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
 from polyrl_trainer.backends.policy import Policy, create_policy
-from polyrl_trainer.backends.training_state import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    RNG_FILE,
-    check_tensors,
-    read_state,
-    read_tensors,
-    write_checkpoint,
-)
+from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
 
@@ -185,16 +178,18 @@ class TorchBackend(TrainingBackend):
             OPTIMIZER_FILE: named_state(self._policy.model, self._optimizer),
             RNG_FILE: self._generator_states(),
         }
-        write_checkpoint(folder, self._steps_taken, tensors, self.serving_files(), self._checkpoint.fsync)
+        training_state.write_checkpoint(
+            folder, self._steps_taken, tensors, self.serving_files(), self._checkpoint.fsync
+        )
 
     def _load(self, folder: Path) -> None:
-        state = read_state(folder, self._checkpoint.verify)
+        state = training_state.read_state(folder, self._checkpoint.verify)
         model = self._policy.model
         # Everything is read and checked before anything is changed.
         weights = load_model(folder, seed=0, dtype=self._policy.dtype).state_dict()
-        check_tensors(folder / MODEL_FILE, weights, model.state_dict())
-        optimizer = read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
-        generators = read_tensors(folder / RNG_FILE, self._generator_states())
+        training_state.check_tensors(folder / MODEL_FILE, weights, model.state_dict())
+        optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
+        generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())
         model.load_state_dict(weights)
         restore_state(model, self._optimizer, optimizer)
         torch.set_rng_state(generators["cpu"])

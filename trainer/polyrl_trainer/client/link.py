@@ -1,4 +1,4 @@
-"""One DEALER to the manager: greets, beats, notices silence, dials again.
+"""One DEALER to the manager: greets, sends heartbeats, notices silence, dials again.
 
 Pattern: DEALER; the manager binds, we dial. CURVE client with the trainer's pair; the manager's key is pinned.
 
@@ -38,7 +38,7 @@ REFUSED_PAUSE_S: Final = 0.2
 """Pause after a dial that nobody took: the manager is on its way back, and will say where it listens."""
 FENCED_AGAIN_S: Final = 3.0
 """A manager that fences fresh greetings for so long means them, not the frames that were under way before."""
-FRAMES_PER_LOOK: Final = 256
+FRAMES_PER_READ: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
 
 _BROKEN: Final = (
@@ -79,11 +79,11 @@ class ManagerLink:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._broken = False
-        self._look_planned = False
+        self._read_planned = False
         self._welcome: TrainerWelcome | None = None
         self._fenced: Fenced | None = None
-        self._turned = asyncio.Event()
-        self._heard_at = 0.0
+        self._changed = asyncio.Event()
+        self._received_at = 0.0
         self._absent_since = 0.0
         self._known = False
         self.undecodable = DroppedMessages("frames of the manager that could not be decoded")
@@ -121,7 +121,7 @@ class ManagerLink:
         dialed = self._loop.time()
         while self._welcome is None and not self._broken and self._loop.time() - dialed < REDIAL_S:
             self._put(self._hello())
-            await self._turn_or(GREETING_S)
+            await self._changed_within(GREETING_S)
             absent = self._loop.time() - self._absent_since
             if self._welcome is None and self._fenced is not None and (not self._known or absent > FENCED_AGAIN_S):
                 raise refusal(self._fenced)
@@ -133,23 +133,23 @@ class ManagerLink:
     async def _stay(self, welcome: TrainerWelcome) -> None:
         """Returns when this connection is of no use any more."""
         while self._fenced is None and not self._broken:
-            await self._turn_or(welcome.beat_s)
-            self._look()
-            if self._loop.time() - self._heard_at > welcome.lease_s:
+            await self._changed_within(welcome.beat_s)
+            self._read()
+            if self._loop.time() - self._received_at > welcome.lease_s:
                 return
             self.send(wire.TrainerHeartbeat())
 
     def _put(self, message: FromTrainer) -> None:
         if self._socket is not None:
             self._socket.send(wire.encode(message), zmq.DONTWAIT)
-            self._plan_look()
+            self._plan_read()
 
-    async def _turn_or(self, timeout_s: float) -> None:
+    async def _changed_within(self, timeout_s: float) -> None:
         """Waits for Welcome, Fenced or the connection's end, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._turned.wait()
-                self._turned.clear()
+                await self._changed.wait()
+                self._changed.clear()
         except TimeoutError:
             return
 
@@ -171,10 +171,10 @@ class ManagerLink:
         except zmq.ZMQError as error:
             raise RunFailed(f"cannot dial the manager at {endpoint!r}: {error}") from error
         self._descriptors = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
-        for descriptor, look in zip(self._descriptors, (self._look, self._watch), strict=True):
-            self._loop.add_reader(descriptor, look)
-            # The descriptor signals what comes after a look that found nothing, so there has to be a first one.
-            self._loop.call_soon(look)
+        for descriptor, read in zip(self._descriptors, (self._read, self._watch), strict=True):
+            self._loop.add_reader(descriptor, read)
+            # The descriptor signals what comes after a read that found nothing, so there has to be a first one.
+            self._loop.call_soon(read)
 
     def _hang_up(self, linger_s: float = 0.0) -> None:
         if self._socket is not None and self._monitor is not None:
@@ -192,28 +192,28 @@ class ManagerLink:
             except zmq.Again:
                 return
             self._broken = True
-            self._turned.set()
+            self._changed.set()
 
-    def _plan_look(self) -> None:
-        """libzmq's descriptor is edge-triggered, and a send may swallow its signal: so look once more after each."""
-        if not self._look_planned:
-            self._look_planned = True
-            self._loop.call_soon(self._look)
+    def _plan_read(self) -> None:
+        """libzmq's descriptor is edge-triggered, and a send may swallow its signal: so read once more after each."""
+        if not self._read_planned:
+            self._read_planned = True
+            self._loop.call_soon(self._read)
 
-    def _look(self) -> None:
-        self._look_planned = False
-        for _ in range(FRAMES_PER_LOOK):
+    def _read(self) -> None:
+        self._read_planned = False
+        for _ in range(FRAMES_PER_READ):
             if self._socket is None:
                 return
             try:
                 frame = self._socket.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            self._heard_at = self._loop.time()
-            self._hear(frame)
-        self._plan_look()
+            self._received_at = self._loop.time()
+            self._handle(frame)
+        self._plan_read()
 
-    def _hear(self, frame: bytes) -> None:
+    def _handle(self, frame: bytes) -> None:
         try:
             message = wire.decode_to_trainer(frame)
         except ProtocolError as error:
@@ -221,9 +221,9 @@ class ManagerLink:
             return
         if isinstance(message, TrainerWelcome):
             self._welcome = message
-            self._turned.set()
+            self._changed.set()
         elif isinstance(message, Fenced):
             self._fenced = message
-            self._turned.set()
+            self._changed.set()
         else:
             self._on_message(message)

@@ -12,7 +12,21 @@ Generate = Callable[[str], Awaitable[Sample]]
 
 
 class Environment(Protocol):
-    """One object per run, made without arguments; `run` is called once per sample, many at the same time."""
+    """One object per run, made without arguments; `run` is called once per sample, many at the same time.
+
+    >>> import asyncio, dataclasses
+    >>> import numpy as np
+    >>> class Guess:
+    ...     async def run(self, sample, generate):
+    ...         while sample.response[-1:] != sample.metadata["secret"]:
+    ...             sample = await generate(" wrong, again:")
+    >>> first = Sample(np.array([1]), np.array([0], np.float32), 1, response="7", metadata={"secret": "8"})
+    >>> async def generate(text):
+    ...     print("environment:" + text)
+    ...     return dataclasses.replace(first, response=first.response + text + "8")
+    >>> asyncio.run(Guess().run(first, generate))
+    environment: wrong, again:
+    """
 
     async def run(self, sample: Sample, generate: Generate) -> None:
         """Plays one episode: `sample` is the prompt with the policy's first turn. Returning ends the episode.

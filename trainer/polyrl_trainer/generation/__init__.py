@@ -1,4 +1,7 @@
 """From prompts to scored samples.
 
-Which groups are submitted, adopted after a restart, filtered, and read back from the wire.
+    supply           keeps each step supplied with groups: numbers, submits, replaces what was dropped
+    runner           answers each finished turn with an environment's text or a reward
+    adopted_groups   groups that an earlier trainer of the run left at the manager
+    from_wire        responses as samples
 """

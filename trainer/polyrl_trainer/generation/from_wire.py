@@ -6,7 +6,6 @@ Refuses: arrays whose lengths disagree (ProtocolError); a sample is whole or it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -14,34 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import ProtocolError
-from polyrl.sample import Finish, Response, Scored, Span, sample_id
+from polyrl.sample import Finish, Response, Span, sample_id
 from polyrl.wire import unpack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.episodes import PastTurn
 
 _WORD: Final = 4
 """Bytes of a token id, and of its logprob."""
 
 
-@dataclass(frozen=True)
-class PastTurn:
-    """A turn that the environment has answered already."""
-
-    sample: Sample
-    """As it was when the turn ended."""
-    written: list[int]
-    """The environment's tokens after it."""
-
-
-def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
-    """A scored sample, ready for its advantage. Raises ProtocolError."""
-    sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer)
-    return replace(sample, reward=scored.reward)
-
-
-def to_sample(group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
-    """Prompt and response in one row of arrays. Raises ProtocolError."""
+def to_sample(
+    group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer, reward: float = 0.0
+) -> Sample:
+    """Prompt and response in one row of arrays. Raises ProtocolError when their lengths disagree."""
     ids = unpack_ids(response.ids).astype(np.int64)
     log_probs = np.frombuffer(response.logprobs, dtype="<f4")
     mask = np.frombuffer(response.loss_mask, dtype=np.uint8)
@@ -56,6 +42,7 @@ def to_sample(group: int, index: int, response: Response, prompt: Prompt, tokeni
         group=group,
         prompt=prompt.text,
         response=tokenizer.decode(ids.tolist()),
+        reward=reward,
         rollout_log_probs=_after_prompt(prompt_length, log_probs * mask),
         versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
         metadata=prompt.metadata,

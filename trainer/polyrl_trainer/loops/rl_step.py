@@ -21,7 +21,7 @@ from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import scored_sample
+from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.evaluation import Evaluator
@@ -184,7 +184,10 @@ class RlStep:
         if len(batch.samples) != len(indices) * expected or any(len(seen) != expected for seen in indices.values()):
             raise ProtocolError(f"batch {batch.number} of step {self._step} does not hold complete groups")
         tokenizer = self._parts.tokenizer
-        samples = [scored_sample(scored, groups.prompt_of(scored.group), tokenizer) for scored in batch.samples]
+        samples = [
+            to_sample(one.group, one.index, one.response, groups.prompt_of(one.group), tokenizer, one.reward)
+            for one in batch.samples
+        ]
         groups.use(list(indices))
         return samples
 

@@ -1,6 +1,6 @@
 """Losses as pure functions of `LossInputs`: summed loss and named sums out, no model, no state.
 
-Each formula stands in its function's docstring with its source. Read next: `sft`, then `grpo`.
+Each formula stands in its function's docstring with its source; import from here, read `sft`, then `grpo`.
 """
 
 from polyrl_trainer.losses.grpo import GrpoConfig, grpo_loss

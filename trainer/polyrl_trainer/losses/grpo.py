@@ -6,6 +6,7 @@ The ratio is taken to what the engine itself reported; the drift between engine 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,6 +14,9 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import Loss, LossInputs
 from polyrl_trainer.losses.sft import as_floats
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped here before exp: e^20 is beyond any clip range, and e^89 is float32's end."""
 
 
 def k1(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
@@ -24,10 +28,6 @@ def k3(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     """(r - 1) - log r: unbiased, of low variance, never negative. Elementwise, any shape."""
     log_ratio = log_p - log_q
     return torch.expm1(log_ratio) - log_ratio
-
-
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped here before exp: e^20 is beyond any clip range, and e^89 is float32's end."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,7 @@ class GrpoConfig:
 
 def grpo_loss(config: GrpoConfig) -> Loss:
     """The loss with its numbers filled in; see `grpo` for the formula."""
-
-    def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
-        return grpo(inputs, config)
-
-    return loss
+    return partial(grpo, config=config)
 
 
 def grpo(inputs: LossInputs, config: GrpoConfig) -> tuple[torch.Tensor, dict[str, float]]:

@@ -34,14 +34,9 @@ def merge(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, fl
             merged[name] = max(merged[name], value)
         else:
             merged[name] += value
-    return with_padding_fraction(merged)
-
-
-def with_padding_fraction(sums: Mapping[str, float]) -> dict[str, float]:
-    """`padding_fraction` renewed from the two sums it comes from, if they are there."""
-    if not sums.get("positions"):
-        return dict(sums)
-    return {**sums, "padding_fraction": sums["padded_positions"] / sums["positions"]}
+    if merged.get("positions"):
+        merged["padding_fraction"] = merged["padded_positions"] / merged["positions"]
+    return merged
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.environments.protocol import Environment
-from polyrl_trainer.generation.from_wire import PastTurn
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.loading import check_arity, load_object
 
@@ -37,6 +37,16 @@ class EpisodeFailed(Exception):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+@dataclass(frozen=True)
+class PastTurn:
+    """A turn that the environment has answered already."""
+
+    sample: Sample
+    """As it was when the turn ended."""
+    written: list[int]
+    """The environment's tokens after it."""
 
 
 class _Episode:

@@ -44,7 +44,19 @@ Verdict = Reward | Unscored
 
 
 class RewardFunction:
-    """The user's function behind its deadline, with a count of every failure."""
+    """The user's function behind its deadline, with a count of every failure.
+
+    >>> import asyncio
+    >>> def reward(sample):
+    ...     right = sample.response == sample.metadata["answer"]
+    ...     return {"reward": float(right), "exact_match": right}
+    >>> tokens, mask = np.array([1, 2]), np.array([0, 1], np.float32)
+    >>> sample = Sample(tokens, mask, prompt_length=1, prompt="2+2=", response="4", metadata={"answer": "4"})
+    >>> async def main():
+    ...     return await RewardFunction(reward, UserCalls(max_concurrency=8), timeout_s=60).score(sample)
+    >>> asyncio.run(main())
+    Reward(value=1.0, metrics={'exact_match': 1.0})
+    """
 
     def __init__(
         self, function: Callable[[Sample], Any], calls: UserCalls, timeout_s: float, failures: Failures | None = None

@@ -1,1 +1,1 @@
-"""The sending side of weights: versions as manifests and chunks, and the publisher that serves them."""
+"""The sending side of weights: `versions` numbers what changed, `publisher` serves it to agents as chunks."""

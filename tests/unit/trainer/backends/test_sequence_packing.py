@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, padding_fraction, plan_passes
+from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, plan_passes
 
 BUDGET = 4096
 
@@ -20,6 +20,12 @@ policies = st.builds(
 
 def used_tokens(one: Pass, lengths: list[int]) -> int:
     return sum(lengths[index] for row in one.rows for index in row)
+
+
+def padding_fraction(passes: list[Pass]) -> float:
+    """Share of all positions that hold no token."""
+    positions = sum(one.positions for one in passes)
+    return 1 - sum(one.tokens for one in passes) / positions if positions else 0.0
 
 
 @given(st.lists(st.integers(1, 400), max_size=80), policies)
@@ -70,7 +76,6 @@ def test_realistic_lengths_waste_less_than_a_tenth(lengths: list[int], most_pass
 
 def test_no_sequences_no_passes() -> None:
     assert plan_passes([], PackingPolicy.dense(BUDGET)) == []
-    assert padding_fraction([]) == 0.0
 
 
 def test_an_empty_sequence_is_refused() -> None:

@@ -1,0 +1,27 @@
+"""The ports' docstrings carry an example each, and it runs as it stands."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import sys
+
+import pytest
+
+from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.environments import Environment
+from polyrl_trainer.user_code.rewards import RewardFunction
+
+
+@pytest.mark.parametrize(
+    "port", [RolloutClient, TrainingBackend, RewardFunction, Environment], ids=lambda c: c.__name__
+)
+def test_the_example_of_a_port_runs(port: type) -> None:
+    names = dict(vars(sys.modules[port.__module__]))
+    (example,) = doctest.DocTestFinder(recurse=False).find(port, globs=names)
+    assert example.examples, f"{port.__name__} has no example in its docstring"
+    assert len(inspect.cleandoc(port.__doc__ or "").splitlines()) < 40, "an example is short"
+    report: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+    assert not result.failed, "".join(report)
