@@ -74,7 +74,7 @@ def main(  # noqa: PLR0913 - one argument per flag
 
 
 def exit_code_of(error: PolyRLError, hand_over: bool) -> int:
-    """What the process's end says of this error, to whoever may start another one."""
+    """The exit status for this error, for whoever may start another process."""
     if hand_over and isinstance(error, Superseded):
         return HANDED_OVER_EXIT
     if hand_over and isinstance(error, DeadlineExceeded):

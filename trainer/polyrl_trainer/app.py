@@ -4,7 +4,7 @@
 
 A process that starts in a folder with checkpoints of its own goes on from the newest: its predecessor was killed.
 SIGTERM asks the stages to stop: they finish what they compute and save. Then the run is over, or, where machines are
-taken away (`hand_over`), a successor goes on: nobody is told that the run ended. A failure reaches the manager as
+taken away (`hand_over`), a successor goes on: the manager keeps the run open. A failure reaches the manager as
 Finish(ok=False), and the user as one sentence.
 """
 
@@ -100,7 +100,7 @@ async def run_trainer(arguments: Arguments) -> bool:
         outcome = "done" if done else "stopped"
         return done
     except Superseded:
-        outcome = None  # it is the successor's to say
+        outcome = None  # the successor writes the result
         raise
     finally:
         if outcome is not None:
@@ -243,7 +243,7 @@ async def _stop_in_time(session: Session) -> None:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """True when it says nothing against the run: others were awaited in vain or are at work, or we broke."""
+    """True when another process may succeed: others were awaited in vain or are at work, or this one broke."""
     return isinstance(error, DeadlineExceeded | Superseded) or not isinstance(error, PolyRLError)
 
 
@@ -256,6 +256,6 @@ async def _report_failed(client: RolloutClient, error: Exception) -> None:
 
 
 def _engine(job: PolyRLJob) -> EngineConfig:
-    """The worker's environment says how many threads rollouts leave to the learner."""
+    """The worker's environment has the number of threads that rollouts leave to the learner."""
     threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     return EngineConfig(threads=threads, max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch)

@@ -54,7 +54,7 @@ class LossInputs:
 Loss = Callable[[LossInputs], tuple[torch.Tensor, dict[str, float]]]
 """Gives the summed loss (a scalar that carries the gradient) and named sums over learned tokens for the log.
 
-A name that ends in `_max` is a maximum instead; `losses.metrics` merges and averages both kinds."""
+A name that ends in `_max` is a maximum instead; `losses.merge` and `losses.averages` handle both kinds."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""What a socket dropped, counted, and told at the first, second, fourth, eighth...: seldom enough for a flood.
+"""Frames that a socket dropped, counted, and logged at the first, second, fourth, eighth...: a flood fills no log.
 
-A frame that cannot be read is no reason to end, and no secret either: a peer of another version looks just so.
+A frame that cannot be read ends nothing, but is worth a line: it may be from a peer of another version.
 """
 
 from __future__ import annotations

@@ -78,12 +78,12 @@ def test_half_of_the_verdicts_is_of_no_use_to_a_group_filter_and_later_turns_are
     assert strict.give_up(4, Purpose.TRAIN) == [7]
 
 
-# --- supply and loop host ---------------------------------------------------------------------------------------------
+# --- supply and runner ------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Told:
-    """A rollout side that notes what it is told."""
+class Recorder:
+    """A rollout side that records its calls."""
 
     submitted: list[Group] = field(default_factory=list)
     rejected: list[tuple[str, DiscardReason]] = field(default_factory=list)
@@ -146,30 +146,30 @@ def turn_of(number: int, index: int = 0) -> TurnDone:
     return TurnDone(number, index, Purpose.TRAIN, 4, response)
 
 
-def site(*groups: HeldGroup) -> tuple[Told, UserCodeRunner, GroupSupply]:
-    told, left = Told(), AdoptedGroups(groups)
-    host = UserCodeRunner(told, Tokenizer(), OneForAll(), adopted=left)  # type: ignore[arg-type]
-    return told, host, GroupSupply(told, host, Session(), left)  # type: ignore[arg-type]
+def site(*groups: HeldGroup) -> tuple[Recorder, UserCodeRunner, GroupSupply]:
+    calls, left = Recorder(), AdoptedGroups(groups)
+    host = UserCodeRunner(calls, Tokenizer(), OneForAll(), adopted=left)  # type: ignore[arg-type]
+    return calls, host, GroupSupply(calls, host, Session(), left)  # type: ignore[arg-type]
 
 
-async def test_held_groups_take_the_place_of_new_ones_and_the_rest_is_stale() -> None:
-    told, _, supply = site(held(7, token=1), held(8, token=2), held(9, token=1, versions=(5, 5)))
+async def test_adopted_groups_take_the_place_of_new_ones_and_the_rest_is_stale() -> None:
+    calls, _, supply = site(held(7, token=1), held(8, token=2), held(9, token=1, versions=(5, 5)))
     groups = step_of(supply)
     await groups.submit([draw(1), draw(3), draw(2)])
     assert list(groups.live) == [7, 20, 8]
-    assert [one.id for one in told.submitted] == [7, 20, 8]
-    assert told.rejected == [("9.0", DiscardReason.STALE)]
+    assert [one.id for one in calls.submitted] == [7, 20, 8]
+    assert calls.rejected == [("9.0", DiscardReason.STALE)]
     await groups.submit([draw(1)])
     assert list(groups.live)[-1] == 21
-    assert len(told.rejected) == 1
+    assert len(calls.rejected) == 1
 
 
 async def test_an_evaluation_leaves_what_is_held_for_the_step_that_follows() -> None:
-    told, _, supply = site(held(7, token=1), measured(8, 1, version=3), measured(9, 1, version=2))
+    calls, _, supply = site(held(7, token=1), measured(8, 1, version=3), measured(9, 1, version=2))
     evaluation = step_of(supply, step=2, purpose=Purpose.EVAL)
     await evaluation.submit([draw(1)])
     assert list(evaluation.live) == [8]
-    assert told.rejected == [("9.0", DiscardReason.STALE)]
+    assert calls.rejected == [("9.0", DiscardReason.STALE)]
     groups = step_of(supply)
     await groups.submit([draw(1)])
     assert list(groups.live) == [7]
@@ -177,33 +177,33 @@ async def test_an_evaluation_leaves_what_is_held_for_the_step_that_follows() -> 
 
 @pytest.mark.parametrize("reason", [DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED])
 async def test_a_group_lost_by_a_restart_is_submitted_again_however_many_there_are(reason: DiscardReason) -> None:
-    told, _, supply = site()
+    calls, _, supply = site()
     groups = step_of(supply)
     await groups.submit([draw(1), draw(2)])
     for number in (20, 21):
         await groups.drop(GroupDropped(number, 4, Purpose.TRAIN, reason, ""))
-    assert [one.id for one in told.submitted] == [20, 21, 22, 23]
+    assert [one.id for one in calls.submitted] == [20, 21, 22, 23]
     assert [one.item.ids for one in groups.live.values()] == [(1,), (2,)]
     assert groups.dropped == {reason.value: 2}
     assert groups.replaced == 0
 
 
-async def test_turns_of_held_groups_wait_until_somebody_knows_their_prompt() -> None:
-    told, host, supply = site(held(7, token=1), held(9, token=9))
+async def test_turns_of_adopted_groups_wait_until_somebody_knows_their_prompt() -> None:
+    calls, host, supply = site(held(7, token=1), held(9, token=9))
     running = asyncio.create_task(host.run())
     for turn in (turn_of(7), turn_of(9), turn_of(7), turn_of(55)):
-        told.queue.put_nowait(turn)
+        calls.queue.put_nowait(turn)
     async with asyncio.timeout(DEADLINE_S):
-        while not told.queue.empty():  # noqa: ASYNC110 - the loop host tells nobody
+        while not calls.queue.empty():  # noqa: ASYNC110 - the runner has no event for it
             await asyncio.sleep(0)
-    assert told.scored == []
+    assert calls.scored == []
     await step_of(supply).submit([draw(1)])
     async with asyncio.timeout(DEADLINE_S):
-        while told.scored != ["7.0"]:  # noqa: ASYNC110 - as above
+        while calls.scored != ["7.0"]:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
-    told.queue.put_nowait(turn_of(7, 1))
+    calls.queue.put_nowait(turn_of(7, 1))
     async with asyncio.timeout(DEADLINE_S):
-        while told.scored != ["7.0", "7.1"]:  # noqa: ASYNC110 - as above
+        while calls.scored != ["7.0", "7.1"]:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -239,12 +239,12 @@ class Backend:
     [((-1, b""), 4), ((4, b"4 of these"), 4), ((4, b"4 of others"), 5), ((9, b"9 of others"), 10)],
 )
 async def test_a_number_names_one_content_for_ever(newest: tuple[int, bytes], expected: int) -> None:
-    told, session = Told(), Session()
-    versions = PolicyVersions(Publisher(), told, session, newest)  # type: ignore[arg-type]
+    calls, session = Recorder(), Session()
+    versions = PolicyVersions(Publisher(), calls, session, newest)  # type: ignore[arg-type]
     await versions.ensure_published(Backend())  # type: ignore[arg-type]
     session.state.weights_changed = True
     await versions.ensure_published(Backend())  # type: ignore[arg-type]
-    assert told.published == [expected, expected + 1]
+    assert calls.published == [expected, expected + 1]
 
 
 # --- the cursor -------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def score(
 
 
 def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """[R, L, H] of the last layer, after the final norm; sequences are told apart by position ids alone."""
+    """[R, L, H] of the last layer, after the final norm; position ids alone separate the sequences."""
     output = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
     hidden: torch.Tensor = output.last_hidden_state
     return hidden
@@ -126,7 +126,7 @@ class Policy:
             yield pack(samples, one, self.device)
 
     def score(self, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32[P] logprobs and float32[P] entropies (detached), see `policy_forward.score`."""
+        """float32[P] logprobs and float32[P] entropies (detached), see the function `score`."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16"):
             return score(self.model, batch, temperature, self.max_logits_bytes)
 

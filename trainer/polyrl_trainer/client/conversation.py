@@ -1,9 +1,9 @@
 """What the client knows of its conversation with the manager: open requests, streams, and what to send again.
 
 Requests are numbered, have a deadline each, and are sent again after every greeting. Turns and drops come unrequested;
-the manager repeats them, and each is handed out once. A manager without its journal knows no group: the greeting says
-which numbers are taken, so that no verdict on an old sample is believed for a new one; every group that was open counts
-as dropped for `journalLost`, and whoever submitted it submits its prompt anew.
+the manager repeats them, and each is handed out once. A manager without its journal knows no group: the greeting
+names the numbers that are taken, so that no verdict on an old sample is believed for a new one. Every group that was
+open then counts as dropped for `journalLost`, and whoever submitted it submits its prompt anew.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Pattern: DEALER; the manager binds, we dial. CURVE client with the trainer's pai
     receive     RECEIVE_HWM       libzmq stops reading; the manager's own queue for us fills
 
 All runs on the caller's loop, so a caller that computes must do so in another thread. When the connection breaks, or
-after silence of a lease, or when the manager says Fenced, a fresh socket dials the endpoint that the endpoints file
+after silence of a lease, or when the manager sends Fenced, a fresh socket dials the endpoint that the endpoints file
 names by then, and greets again; the owner then sends what is unanswered. Only a greeting that fails for
 `max_manager_outage_s` ends the link.
 """
@@ -35,7 +35,7 @@ GREETING_S: Final = 1.0
 REDIAL_S: Final = 3.0
 """A dial without a welcome is given up after this long: the manager may have come back at another port."""
 REFUSED_PAUSE_S: Final = 0.2
-"""Pause after a dial that nobody took: the manager is on its way back, and will say where it listens."""
+"""Pause after a dial that nobody took: the manager is on its way back, and will write where it listens."""
 FENCED_AGAIN_S: Final = 3.0
 """A manager that fences fresh greetings for so long means them, not the frames that were under way before."""
 FRAMES_PER_READ: Final = 256

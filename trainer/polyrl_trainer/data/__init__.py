@@ -4,6 +4,8 @@
     tokenizers   text to ids: single characters, or a Hugging Face folder
     examples     rows to prompts, conversations and groups of finished samples
     buffer       `DataBuffer`: an endless weighted stream whose place fits in a checkpoint
+
+Nothing here knows a manager or a model.
 """
 
 from polyrl_trainer.data.buffer import DataBuffer

@@ -21,7 +21,7 @@ Message = dict[str, str]
 
 
 class Tokenizer(Protocol):
-    """What data, loop host and environments need."""
+    """What data, user code and environments need."""
 
     eos_id: int
     """Ends a response."""

@@ -33,5 +33,5 @@ class Environment(Protocol):
 
         What it raises discards the sample with reason environmentFailed. After a restart of the trainer a fresh one
         is led through the recorded turns: it must write again what it wrote, or the sample is discarded with reason
-        environmentDiverged and its prompt is asked anew. Whatever else it does, it then does twice.
+        environmentDiverged and its prompt is submitted anew. Its other effects then happen twice.
         """

@@ -2,7 +2,7 @@
 
 A trainer that goes on from a checkpoint submits the prompts of its next step again. Those that the manager still holds
 for the same step, prompt, sampling and weight versions need not be generated twice: they are taken as they are.
-Everything else that is held is too old, or too new, for the weights that training goes on with.
+All others are too old, or too new, for the weights that training goes on with.
 """
 
 from __future__ import annotations

@@ -169,15 +169,15 @@ class GroupSupply:
                 await groups.drop(dropped)
 
     def number_for(self, group: Group) -> int:
-        """That of a held group that is the same, else one that was never given out before in this run."""
-        held = self._adopted.take(group)
-        if held is not None:
-            return held
+        """The number of an adopted group that equals `group`, else one that this run has not used."""
+        adopted = self._adopted.take(group)
+        if adopted is not None:
+            return adopted
         self._session.state.next_group += 1
         return self._session.state.next_group - 1
 
     async def give_up_adopted(self, plan: GroupPlan) -> None:
-        """What is still held then is of another step, or of weights that are not these."""
+        """Rejects the adopted groups that this step has not taken: they are of other steps or other weights."""
         left = self._adopted.give_up(plan.step, plan.purpose)
         self.runner.release(left)
         text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"

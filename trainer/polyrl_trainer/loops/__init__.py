@@ -6,4 +6,6 @@
     offline_loop           RL over a file of finished samples
     evaluation             greedy evaluation through the same engines
     step_metrics           where a step's time went, and its numbers
+
+The process imports `stages` and `evaluation`; the rest is imported by them.
 """

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 EVALUATION_DEADLINE_S: Final = 600.0
 """Longest wait for the next evaluated samples; as for training."""
 SUPPLY_DEADLINE_S: Final = 30.0
-"""Longest wait for news of a dropped sample after the manager said that nothing more will come."""
+"""Longest wait for news of a dropped sample once the manager has nothing more to deliver."""
 MAX_TOKENS_PER_ANSWER: Final = 1 << 20
 """Of one batch of evaluated samples; they are only counted, so the bound is the size of a frame, about 8 MB."""
 
@@ -79,13 +79,13 @@ class Evaluator:
         )
         state.next_evaluation += 1
         await self._rollouts.reserved_window(True)
-        groups = self._supply.open(plan, _again_unless_the_users_fault)
+        groups = self._supply.open(plan, _repeat_infrastructure_losses)
         await groups.submit(self._prompts)
         scored = await self._session.unless_stopped(self._collect(groups))
         await self._supply.close(groups)
         if scored is None:
             return None
-        evaluation = _judge(scored, len(self._prompts), groups)
+        evaluation = _summarize(scored, len(self._prompts), groups)
         exact: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
         await self._session.report(step, _metrics(evaluation, scored), phase="eval", status_values=exact)
         return evaluation
@@ -109,18 +109,18 @@ class Evaluator:
         return scored
 
 
-def _again_unless_the_users_fault(dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
+def _repeat_infrastructure_losses(dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
     return draw if dropped.reason.is_infrastructure else None
 
 
-def _judge(scored: Sequence[Scored], asked: int, groups: StepGroups) -> Evaluation:
+def _summarize(scored: Sequence[Scored], submitted: int, groups: StepGroups) -> Evaluation:
     if not scored:
         raise RunFailed(f"no evaluation sample could be scored: {groups.reasons()}")
-    if len(scored) < asked:
-        log.warning("evaluation is incomplete", scored=len(scored), asked=asked, dropped=groups.reasons())
+    if len(scored) < submitted:
+        log.warning("evaluation is incomplete", scored=len(scored), submitted=submitted, dropped=groups.reasons())
     exact = [one.metrics.get("exact_match", float(one.reward >= 1)) for one in scored]
     rewards = [one.reward for one in scored]
-    return Evaluation(float(np.mean(exact)), float(np.mean(rewards)), len(scored), asked - len(scored))
+    return Evaluation(float(np.mean(exact)), float(np.mean(rewards)), len(scored), submitted - len(scored))
 
 
 def _metrics(evaluation: Evaluation, scored: Sequence[Scored]) -> dict[str, float]:

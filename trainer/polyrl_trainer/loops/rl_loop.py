@@ -2,7 +2,7 @@
 
     publish version v ─> open the reserved window ─> submit promptsPerStep groups (and over-sampled ones)
         engines generate, user code scores                          (all the while)
-        Next ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
+        pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
     surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
 

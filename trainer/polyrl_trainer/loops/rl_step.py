@@ -36,7 +36,7 @@ NEXT_DEADLINE_S: Final = 600.0
 """Longest wait for the next complete groups; beyond it the run fails, naming who was awaited. Long enough for the
 longest responses on a fleet that has just lost everything but its reserved engine."""
 SUPPLY_DEADLINE_S: Final = 30.0
-"""Longest wait for news of a dropped group after the manager said that nothing more will come."""
+"""Longest wait for news of a dropped group once the manager has nothing more to deliver."""
 
 
 @dataclass(frozen=True)

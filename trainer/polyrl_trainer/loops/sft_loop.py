@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: draw a batch, one optimizer step, say how it went; nothing else happens here.
+"""Supervised fine-tuning: draw a batch, take one optimizer step, report its metrics.
 
 The gradient is that of the mean loss per learned token of the batch, however the backend splits it.
 """

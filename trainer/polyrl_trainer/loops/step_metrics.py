@@ -117,7 +117,7 @@ def step_metrics(
 def learning_metrics(
     samples: Sequence[Sample], learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]
 ) -> dict[str, float]:
-    """What can be said of a step wherever its samples came from."""
+    """The numbers of a step that do not depend on where its samples came from."""
     return {
         **_rewards(samples),
         **_lengths(samples),

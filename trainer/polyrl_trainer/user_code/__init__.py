@@ -4,4 +4,6 @@
     calls      a deadline and a thread for each call
     rewards    what is returned becomes a number or a typed reason; the custom group filter
     episodes   environments as coroutines, replayed after a restart
+
+`generation.runner` calls rewards and episodes; `preparation` loads.
 """

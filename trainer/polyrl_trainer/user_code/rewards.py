@@ -67,7 +67,7 @@ class RewardFunction:
         self.failures = failures or Failures({}, {})
 
     async def score(self, sample: Sample) -> Verdict:
-        """Raises RunFailed when too many calls hang (see `user_calls`), and nothing else."""
+        """Raises RunFailed when too many calls hang (see `calls`), and nothing else."""
         try:
             verdict = read_reward(await self._calls.call(self._function, sample, timeout=self._timeout_s))
         except CallTimedOut:
@@ -181,4 +181,4 @@ class CustomGroupFilter:
         if not isinstance(wanted, bool):
             detail = f"filterFunction must return True or False, got {wanted!r:.80}"
             return Unscored(DiscardReason.REWARD_INVALID, detail)
-        return None if wanted else Unscored(DiscardReason.FILTERED, "filterFunction said no")
+        return None if wanted else Unscored(DiscardReason.FILTERED, "filterFunction returned False")

@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """What the manager is told of a version, and what making it took."""
+    """What is announced of a version, and what making it took."""
 
     version: int
     endpoint: str
@@ -77,7 +77,7 @@ class WeightPublisher:
         chunk_bytes: int = CHUNK_BYTES,
         advertise: str = "",
     ) -> None:
-        """Binds and serves; agents are told the host `advertise`, if one is given, in place of the address bound.
+        """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
 
         Raises InvalidData for a bad key file, zmq.ZMQError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
@@ -133,9 +133,9 @@ class WeightPublisher:
             raise ProtocolError(f"weight version {manifest.version} was published before with other content")
         versions = {**self._versions, manifest.version: manifest}
         versions = {number: versions[number] for number in sorted(versions)[-self._keep :]}
-        held = {chunk.hash: data for chunk, data in cut} | self._chunks
+        chunks = {chunk.hash: data for chunk, data in cut} | self._chunks
         wanted = {chunk.hash for kept in versions.values() for chunk in kept.chunks}
-        self._chunks = {hash_: data for hash_, data in held.items() if hash_ in wanted}
+        self._chunks = {hash_: data for hash_, data in chunks.items() if hash_ in wanted}
         self._manifests = {number: self._manifests.get(number, body) for number in versions}
         self._versions = versions
 

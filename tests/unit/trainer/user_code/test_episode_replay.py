@@ -103,7 +103,7 @@ async def submit(rollouts: FakeRollouts) -> None:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not holds():  # noqa: ASYNC110 - the loop host tells nobody
+        while not holds():  # noqa: ASYNC110 - the runner has no event for it
             await asyncio.sleep(0)
 
 
