@@ -1,1 +1,13 @@
-"""The `polyrl` command: validates and runs manifests, locally as processes or on a cluster, and looks into runs."""
+"""The `polyrl` command and the local runner.
+
+    app         the commands and their flags; each imports what it needs when it is called
+    manifests   from a YAML file to a valid job, or to sentences about what is wrong
+    local       a run as processes on this machine
+    report      what such a run shows while it goes on and at its end
+    remote      a run on a cluster
+    chaos       faults on purpose, here and on a cluster
+    inspection  why, explain, check: a run's state and history from its journal
+
+Above it there is nothing: no other package imports it. It imports `polyrl`, and of the operator `keygen`, `secret`,
+`managers` and `api`.
+"""

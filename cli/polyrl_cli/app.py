@@ -1,7 +1,7 @@
 """`polyrl`: the command line. Commands import what they need when they are called, so that `--help` is quick.
 
 Exit status: 0 done, 1 the run failed, 2 the user's input is wrong (one line per fault, no traceback), 130 interrupted.
-Any other exception is a bug in PolyRL and keeps its traceback. Read next: `validate`, `run`.
+Any other exception is a bug in PolyRL and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -77,12 +77,14 @@ class PodRole(StrEnum):
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a PolyRLJob on a cluster.")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Of the job; default: the manifest's, else the context's.")
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace; default: the manifest's, else the context's."),
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Of the cluster; default: $KUBECONFIG, else ~/.kube/config.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Kubeconfig; default: $KUBECONFIG, else ~/.kube/config."),
 ]
-Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; default: its current one.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: its current one.")]
 
 
 @app.command()
@@ -90,8 +92,7 @@ def validate(file: ManifestFile, sets: Overrides = None) -> None:
     """Check a manifest and the files it names; every fault is shown with its line."""
     from polyrl_cli.manifests.load import validation_report
 
-    for line in validation_report(file, sets or []):
-        typer.echo(line)
+    _print(validation_report(file, sets or []))
 
 
 @app.command()
@@ -99,10 +100,10 @@ def run(  # noqa: PLR0913 - each is a flag
     file: ManifestFile,
     sets: Overrides = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Override spec.recipe.seed.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default runs/NAME-TIME.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")] = None,
     name: Annotated[str | None, typer.Option(help="Override metadata.name.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")] = None,
-    on: Annotated[On, typer.Option(help="This machine, as processes; or a cluster, as pods.")] = On.HERE,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    on: Annotated[On, typer.Option(help="Run processes on this machine, or pods on a cluster.")] = On.HERE,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -127,6 +128,11 @@ def run(  # noqa: PLR0913 - each is a flag
         raise
 
 
+def _print(lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
 def _refuse_flags(given: dict[str, Any], meant_for: str) -> None:
     from polyrl.errors import UserError
 
@@ -137,19 +143,18 @@ def _refuse_flags(given: dict[str, Any], meant_for: str) -> None:
 
 @app.command()
 def status(job: JobName, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Tell what became of a job on a cluster."""
+    """Print the state of a job on a cluster."""
     from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.status import status_lines
 
-    for line in status_lines(job, ClusterOptions(kubeconfig, context, namespace)):
-        typer.echo(line)
+    _print(status_lines(job, ClusterOptions(kubeconfig, context, namespace)))
 
 
 @app.command()
 def logs(
     job: JobName,
-    role: Annotated[PodRole | None, typer.Option(help="Of these pods only; default: all.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed, until the end.")] = False,
+    role: Annotated[PodRole | None, typer.Option(help="Only pods of this role; default: all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job is over.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -169,8 +174,7 @@ def why(run: NewestRun = None) -> None:
     """Print who waits for whom in a run, for what, since when and until when."""
     from polyrl_cli.inspection.why import why_lines
 
-    for line in why_lines(run):
-        typer.echo(line)
+    _print(why_lines(run))
 
 
 @app.command()
@@ -178,11 +182,10 @@ def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     sample: Annotated[str, typer.Argument(metavar="SAMPLE", help="A sample's name, as 12.3.")],
 ) -> None:
-    """Print one sample's whole life: engines, versions, tokens, reward, batch, reasons."""
+    """Print the history of one sample: engines, versions, tokens, reward, batch, reasons."""
     from polyrl_cli.inspection.explain import explain_lines
 
-    for line in explain_lines(run, sample):
-        typer.echo(line)
+    _print(explain_lines(run, sample))
 
 
 @app.command()
@@ -191,35 +194,36 @@ def check(run: NewestRun = None) -> None:
     from polyrl_cli.inspection.check import check_lines
 
     lines, holds = check_lines(run)
-    for line in lines:
-        typer.echo(line)
+    _print(lines)
     if not holds:
         raise typer.Exit(RUN_FAILED)
 
 
 @app.command()
 def chaos(  # noqa: PLR0913 - each is a flag
-    action: Annotated[ChaosAction, typer.Argument(help="What is done.", show_default=False)],
+    action: Annotated[ChaosAction, typer.Argument(help="What to do.", show_default=False)],
     run: Annotated[
         str | None,
         typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/. On a cluster: the job."),
     ] = None,
-    role: Annotated[Target, typer.Option(help="To what; an agent comes with its engine.")] = Target.AGENT,
-    worker: Annotated[str, typer.Option(metavar="NAME", help="To this one, as rollout-1; default: one is drawn.")] = "",
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; default: a new one, which is printed.")] = None,
+    role: Annotated[Target, typer.Option(help="Kind of process; an agent includes its engine.")] = Target.AGENT,
+    worker: Annotated[str, typer.Option(metavar="NAME", help="The victim, as rollout-1; default: one is drawn.")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draw; default: a new one, printed.")] = None,
     lasts: Annotated[
-        float, typer.Option("--for", metavar="SECONDS", min=0.1, max=MAX_SECONDS, help="How long; preempt: the notice.")
+        float,
+        typer.Option("--for", metavar="SECONDS", min=0.1, max=MAX_SECONDS, help="How long; with preempt: the notice."),
     ] = 5.0,
-    speed: Annotated[float, typer.Option(min=0.01, max=0.99, help="Of slow: the share of time it runs.")] = 0.1,
+    speed: Annotated[float, typer.Option(min=0.01, max=0.99, help="With slow: the share of time it runs.")] = 0.1,
     direction: Annotated[
-        Direction, typer.Option(help="Of partition: what is lost, to the agent, from it, or both.")
+        Direction,
+        typer.Option(help="With partition: messages lost to the agent, from it, or both."),
     ] = Direction.BOTH,
-    on: Annotated[On, typer.Option(help="A run of this machine, or a job's pods on a cluster.")] = On.HERE,
+    on: Annotated[On, typer.Option(help="Hit a run on this machine, or a job's pods on a cluster.")] = On.HERE,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Inflict a fault on a live run; nothing of it should be lost."""
+    """Inflict a fault on a live run, to see that nothing is lost."""
     import secrets
 
     from polyrl.errors import UserError
@@ -248,7 +252,7 @@ def chaos(  # noqa: PLR0913 - each is a flag
 
 @app.command()
 def crd(
-    docs: Annotated[bool, typer.Option("--docs", help="The manifest's reference page instead, as Markdown.")] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="Print the manifest's reference page (Markdown).")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to the terminal.")] = None,
 ) -> None:
     """Print the CustomResourceDefinition of PolyRLJob."""

@@ -1,1 +1,11 @@
-"""A run as processes on this machine: the runner, its fleet of processes, its folder."""
+"""A run as processes on this machine.
+
+    run             `polyrl run`: a manifest in, a folder and an exit code out
+    runner          the loop: observe, plan, act, until the planner names the end
+    process_fleet   workers as processes
+    manager         the client of the run's manager
+    control_socket  how `polyrl chaos` reaches the runner
+    run_folder      the folder of a run and what lies in it
+
+`inspection` imports `run_folder` and `manager`, `chaos` imports `process_fleet`.
+"""
