@@ -59,7 +59,6 @@ DRAIN_ANSWER_S: Final = 2.0
 """After Leaving the manager has this long to send StartDrain before the agent drains itself."""
 CLOSE_S: Final = 15.0
 """Longest wait for the engine to end; its parent death signal ends what is left."""
-
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 

@@ -18,7 +18,6 @@ from polyrl_rollout.engines.port import EngineFailed
 
 KILL_DEADLINE_S: Final = 10.0
 """A killed process is gone at once; only an uninterruptible one outlasts this, and nothing can be done about it."""
-
 NEUTRAL_FOLDER: Final = "/"
 """Python puts the working folder on its module path; a stray `enum.py` of the user's must not reach the engine."""
 

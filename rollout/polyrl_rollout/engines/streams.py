@@ -14,7 +14,6 @@ from polyrl_rollout.engines.port import EngineFailed, TokenChunk
 
 SILENCE_DEADLINE_S: Final = 60.0
 """An engine with work that produces nothing for anyone for this long hangs: a forward pass takes seconds at most."""
-
 T = TypeVar("T")
 
 
@@ -69,12 +68,10 @@ class Streams:
         if queue := self._open.pop(rid, None):
             queue.put_nowait(None)
 
-    def end_all(self) -> list[str]:
-        """Ends every stream without a finish, and names them."""
-        rids = list(self._open)
-        for rid in rids:
+    def end_all(self) -> None:
+        """Ends every stream without a finish."""
+        for rid in tuple(self._open):
             self.end(rid)
-        return rids
 
     def fail_all(self, reason: str) -> None:
         """Raises EngineFailed in every consumer."""

@@ -42,14 +42,11 @@ from polyrl_rollout.manager.sockets import Authenticator, Router, RouterKeys
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
-
 GATHER_S: Final = 0.002
 """Pause between two commits while agents send: a commit costs as much as several frames, and agents themselves gather
 tokens for longer. The trainer, which waits for its answers, is answered at once."""
-
 LINGER_S: Final = 1.0
 """Time that the last messages get to leave."""
-
 HTTP_SHUTDOWN_S: Final = 2.0
 """Time that open HTTP requests get to end."""
 

@@ -19,28 +19,12 @@ from typing import Final
 
 import structlog
 
+from polyrl import wire
 from polyrl.errors import ProtocolError
-from polyrl.wire import (
-    SUPERSEDED,
-    Deltas,
-    Deregister,
-    Fenced,
-    FromAgent,
-    FromTrainer,
-    Hello,
-    ToAgent,
-    TokensKept,
-    ToTrainer,
-    TrainerHello,
-    decode_from_agent,
-    decode_from_trainer,
-    encode,
-)
 from polyrl_rollout.manager.sockets import Router, Sent
 
 ENGINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 """Names that an engine may have; a pod UID fits, and the name fits a log line."""
-
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""
 
@@ -50,7 +34,7 @@ log = structlog.get_logger(__name__)
 class AgentSessions:
     """Between the agents' ROUTER and the ledger."""
 
-    def __init__(self, router: Router, on_message: Callable[[str, FromAgent], None]) -> None:
+    def __init__(self, router: Router, on_message: Callable[[str, wire.FromAgent], None]) -> None:
         self._router = router
         self._on_message = on_message
         self.delta_bytes = 0
@@ -62,7 +46,7 @@ class AgentSessions:
         """Takes one frame of one peer."""
         dropped = self._router.traffic.dropped
         try:
-            message = decode_from_agent(frame)
+            message = wire.decode_from_agent(frame)
             engine = identity.decode("ascii")
         except ProtocolError:
             dropped["undecodable"] += 1
@@ -70,30 +54,30 @@ class AgentSessions:
         except UnicodeDecodeError:
             dropped["identity"] += 1
             return
-        if isinstance(message, Hello) and not _is_self(message, engine):
+        if isinstance(message, wire.Hello) and not _is_self(message, engine):
             dropped["identity"] += 1
             return
-        if isinstance(message, Deltas):
+        if isinstance(message, wire.Deltas):
             self.delta_bytes += len(frame)
         self._deliver(engine, message)
 
-    def send_all(self, messages: Sequence[tuple[str, ToAgent]]) -> None:
+    def send_all(self, messages: Sequence[tuple[str, wire.ToAgent]]) -> None:
         """Queues messages, each for the engine named beside it. Of several TokensKept for one engine only the last is
         sent: it covers the others, and a message costs more than the bookkeeping of the tokens that it answers."""
-        newest = {engine: message for engine, message in messages if isinstance(message, TokensKept)}
+        newest = {engine: message for engine, message in messages if isinstance(message, wire.TokensKept)}
         for engine, message in messages:
-            if not isinstance(message, TokensKept) or newest[engine] is message:
+            if not isinstance(message, wire.TokensKept) or newest[engine] is message:
                 self.send(engine, message)
 
-    def send(self, engine: str, message: ToAgent) -> None:
+    def send(self, engine: str, message: wire.ToAgent) -> None:
         """Queues a message for an agent. One that is not connected is left to its lease."""
-        sent = self._router.send(engine.encode(), encode(message))
-        if sent is Sent.FULL and not isinstance(message, Fenced):
+        sent = self._router.send(engine.encode(), wire.encode(message))
+        if sent is Sent.FULL and not isinstance(message, wire.Fenced):
             self.slow += 1
             log.warning("agent does not read; given up", engine=engine)
-            self._deliver(engine, Deregister("its queue at the manager is full"))
+            self._deliver(engine, wire.Deregister("its queue at the manager is full"))
 
-    def _deliver(self, engine: str, message: FromAgent) -> None:
+    def _deliver(self, engine: str, message: wire.FromAgent) -> None:
         try:
             self._on_message(engine, message)
         except ProtocolError as error:
@@ -104,7 +88,7 @@ class AgentSessions:
 class TrainerSession:
     """Between the trainer's ROUTER and the ledger."""
 
-    def __init__(self, router: Router, decide: Callable[[FromTrainer], Iterable[ToTrainer]]) -> None:
+    def __init__(self, router: Router, decide: Callable[[wire.FromTrainer], Iterable[wire.ToTrainer]]) -> None:
         """`decide` gives the ledger's answers to a greeting unsent, so that a refused one goes to its sender."""
         self._router = router
         self._decide = decide
@@ -119,31 +103,31 @@ class TrainerSession:
     def on_frame(self, identity: bytes, frame: bytes) -> None:
         """Takes one frame of one peer."""
         try:
-            message = decode_from_trainer(frame)
+            message = wire.decode_from_trainer(frame)
         except ProtocolError:
             self._router.traffic.dropped["undecodable"] += 1
             return
-        if isinstance(message, TrainerHello):
+        if isinstance(message, wire.TrainerHello):
             self._greet(identity, message)
         elif identity != self._trainer:
-            self._router.send(identity, encode(Fenced("this trainer has not greeted, or another has since")))
+            self._router.send(identity, wire.encode(wire.Fenced("this trainer has not greeted, or another has since")))
         else:
             self._deliver(message)
 
-    def send(self, messages: Iterable[ToTrainer]) -> None:
+    def send(self, messages: Iterable[wire.ToTrainer]) -> None:
         """Queues messages for the trainer; without one they are dropped, and sent again when one greets."""
         for message in messages:
             if self._trainer is not None:
-                self._router.send(self._trainer, encode(message))
+                self._router.send(self._trainer, wire.encode(message))
 
-    def _greet(self, identity: bytes, hello: TrainerHello) -> None:
+    def _greet(self, identity: bytes, hello: wire.TrainerHello) -> None:
         if identity in self._replaced:
-            self._router.send(identity, encode(Fenced(SUPERSEDED)))
+            self._router.send(identity, wire.encode(wire.Fenced(wire.SUPERSEDED)))
             return
         answers = list(self._decide(hello))
-        if any(isinstance(answer, Fenced) for answer in answers):
+        if any(isinstance(answer, wire.Fenced) for answer in answers):
             for answer in answers:
-                self._router.send(identity, encode(answer))
+                self._router.send(identity, wire.encode(answer))
             return
         if self._trainer not in (None, identity):
             log.warning("a new trainer takes over")
@@ -151,7 +135,7 @@ class TrainerSession:
         self._trainer = identity
         self.send(answers)
 
-    def _deliver(self, message: FromTrainer) -> None:
+    def _deliver(self, message: wire.FromTrainer) -> None:
         try:
             self.send(self._decide(message))
         except ProtocolError as error:
@@ -159,5 +143,5 @@ class TrainerSession:
             log.warning("impossible message of the trainer", error=str(error))
 
 
-def _is_self(hello: Hello, engine: str) -> bool:
+def _is_self(hello: wire.Hello, engine: str) -> bool:
     return hello.engine == engine and ENGINE_NAME.fullmatch(engine) is not None

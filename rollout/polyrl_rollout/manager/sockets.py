@@ -30,16 +30,12 @@ from polyrl.wire import MAX_FRAME_BYTES
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
-
 SEND_HWM: Final = 70_000
 """Frames that wait for one peer; above the 65,536 assignments that the largest engine takes at once."""
-
 HANDSHAKE_MS: Final = 5_000
 """A TCP connection that has not finished its CURVE handshake by then is closed, so strangers cannot pile up."""
-
 BACKLOG: Final = 1_024
 """TCP connections that wait for accept: a whole fleet that reconnects at once."""
-
 FRAMES_PER_WAKEUP: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
 

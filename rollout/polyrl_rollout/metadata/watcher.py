@@ -31,7 +31,6 @@ ANSWER_S: Final = 3.0
 """Metadata is on the machine itself, and answers in milliseconds."""
 AWAY_S: Final = 30.0
 """Between polls while nobody answers: such a service is rarely away, and a way to it rarely comes up later."""
-
 CLOUDS: Final[dict[str, Callable[[], CloudMetadata]]] = {
     "Karpenter": Aws,
     "EKSManaged": Aws,

@@ -20,22 +20,11 @@ import structlog
 import zmq
 import zmq.asyncio
 
+from polyrl import wire
 from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.weights import ChunkEntry, VersionManifest, chunk_matches, decode_manifest, missing_chunks
-from polyrl.wire import (
-    MAX_FRAME_BYTES,
-    Announce,
-    ChunkReply,
-    FromPuller,
-    GetChunk,
-    GetManifest,
-    ManifestReply,
-    ToPuller,
-    decode_to_puller,
-    encode,
-)
 from polyrl_rollout.weights.staging import Partial, Staged, Staging
 
 OUTSTANDING: Final = 4
@@ -48,7 +37,6 @@ MAX_FALSE_CHUNKS: Final = 3
 """Chunks with a wrong hash before the publisher is given up."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2_000
-
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
@@ -76,7 +64,7 @@ class Puller:
         self._keys, self._staging = keys, staging
         self._chunk_s, self._progress_s = chunk_s, progress_s
 
-    async def pull(self, announce: Announce, served: Staged | None) -> Pulled:
+    async def pull(self, announce: wire.Announce, served: Staged | None) -> Pulled:
         """The announced version, verified, on this machine. Chunks that `served` has are copied from it.
 
         May be cancelled at any await. Raises PullFailed.
@@ -105,14 +93,14 @@ class Puller:
         finally:
             partial.close()
 
-    def _connect(self, context: zmq.asyncio.Context, announce: Announce) -> zmq.asyncio.Socket:
+    def _connect(self, context: zmq.asyncio.Context, announce: wire.Announce) -> zmq.asyncio.Socket:
         socket = context.socket(zmq.DEALER)
         socket.curve_publickey = self._keys.public_key.encode()
         socket.curve_secretkey = self._keys.secret_key.encode()
         socket.curve_serverkey = announce.public_key.encode()
         for option, value in (
             (zmq.LINGER, 0),
-            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+            (zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES),
             (zmq.RECONNECT_IVL, RECONNECT_MS),
             (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
         ):
@@ -125,7 +113,7 @@ class Puller:
 class _Pull:
     """Requests and replies about one version."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, announce: Announce, chunk_s: float, progress_s: float) -> None:
+    def __init__(self, socket: zmq.asyncio.Socket, announce: wire.Announce, chunk_s: float, progress_s: float) -> None:
         self._socket, self._announce = socket, announce
         self._chunk_s, self._progress_s = chunk_s, progress_s
         self._loop = asyncio.get_running_loop()
@@ -136,9 +124,9 @@ class _Pull:
     async def manifest(self) -> VersionManifest:
         """Raises PullFailed when the publisher is silent or no longer has it, ProtocolError when it is a false one."""
         while True:
-            await self._ask(GetManifest(self._announce.version))
+            await self._ask(wire.GetManifest(self._announce.version))
             reply = await self._receive(self._loop.time() + self._chunk_s)
-            if isinstance(reply, ManifestReply) and reply.version == self._announce.version:
+            if isinstance(reply, wire.ManifestReply) and reply.version == self._announce.version:
                 if not reply.body:
                     raise PullFailed(f"version {self._announce.version} is no longer kept by its publisher")
                 self._progress_at = self._loop.time()
@@ -152,16 +140,16 @@ class _Pull:
             while todo and len(due) < OUTSTANDING:
                 chunk = todo.popleft()
                 due[chunk.hash] = self._loop.time() + self._chunk_s
-                await self._ask(GetChunk(self._announce.version, chunk.hash))
+                await self._ask(wire.GetChunk(self._announce.version, chunk.hash))
             reply = await self._receive(min(due.values()))
-            if isinstance(reply, ChunkReply) and await self._take(reply, wanted, partial):
+            if isinstance(reply, wire.ChunkReply) and await self._take(reply, wanted, partial):
                 due.pop(reply.hash, None)
                 del wanted[reply.hash]
             for hash_ in [hash_ for hash_, at in due.items() if at <= self._loop.time()]:
                 del due[hash_]
                 todo.append(wanted[hash_])
 
-    async def _take(self, reply: ChunkReply, wanted: dict[bytes, ChunkEntry], partial: Partial) -> bool:
+    async def _take(self, reply: wire.ChunkReply, wanted: dict[bytes, ChunkEntry], partial: Partial) -> bool:
         chunk = wanted.get(reply.hash)
         if chunk is None:
             return False  # a late answer to a chunk that was requested twice
@@ -178,10 +166,10 @@ class _Pull:
         self._progress_at = self._loop.time()
         return True
 
-    async def _ask(self, message: FromPuller) -> None:
-        await self._within(self._socket.send(encode(message)), self._progress_at + self._progress_s)
+    async def _ask(self, message: wire.FromPuller) -> None:
+        await self._within(self._socket.send(wire.encode(message)), self._progress_at + self._progress_s)
 
-    async def _receive(self, until: float) -> ToPuller | None:
+    async def _receive(self, until: float) -> wire.ToPuller | None:
         """The next readable answer; None when there is none by `until`. Raises PullFailed without progress."""
         give_up = self._progress_at + self._progress_s
         if self._loop.time() >= give_up:
@@ -190,7 +178,7 @@ class _Pull:
                 f" for {self._progress_s:.0f} s"
             )
         frame = await self._within(self._socket.recv(), min(until, give_up))
-        return None if frame is None else decode_to_puller(frame)
+        return None if frame is None else wire.decode_to_puller(frame)
 
     async def _within(self, wait: Awaitable[T], until: float) -> T | None:
         try:

@@ -36,11 +36,9 @@ from polyrl_rollout.engines.embedded.token_draw import Draw, draw_tokens
 
 PAGE_TOKENS: Final = 32
 """Tokens per cache block: small, because tiny models have short sequences and a block belongs to one of them."""
-
 FORWARD_SEQUENCES: Final = 32
 """Sequences per forward pass. The CPU's attention mask is dense over all of them, so its cost grows with the
 square: 32 and 48 measured best, 256 at half their speed. The others wait their turn inside the manager."""
-
 FORWARD_TOKENS: Final = 512
 """Tokens per forward pass; bounds the same square when prompts are read."""
 

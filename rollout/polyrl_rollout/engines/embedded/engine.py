@@ -16,24 +16,7 @@ from typing import Final
 
 from polyrl.manifest.rollout import EngineSpec
 from polyrl_rollout.engines.child import ChildProcess, child_path
-from polyrl_rollout.engines.embedded.messages import (
-    LENGTH,
-    Abort,
-    Failed,
-    Generate,
-    Load,
-    Loaded,
-    LoadFailed,
-    Ping,
-    Pong,
-    Started,
-    StartEngine,
-    Tokens,
-    ToParent,
-    ToProcess,
-    decode_to_parent,
-    frame,
-)
+from polyrl_rollout.engines.embedded import messages
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
@@ -48,13 +31,10 @@ from polyrl_rollout.engines.streams import SilenceDeadline, Streams
 
 START_DEADLINE_S: Final = 120.0
 """Importing torch and transformers takes 3 s on an idle core, ten times that on a cold disk with its cores taken."""
-
 LOAD_DEADLINE_S: Final = 120.0
 """A small model's checkpoint is read in milliseconds; this bounds a hanging disk."""
-
 PING_DEADLINE_S: Final = 10.0
 """The process's reading thread answers between two forward passes."""
-
 CLOSE_GRACE_S: Final = 5.0
 """The process ends by itself once its socket is closed and the current forward pass is over."""
 
@@ -71,7 +51,7 @@ class EmbeddedEngine:
         self._child: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._questions: deque[asyncio.Future[ToParent]] = deque()
+        self._questions: deque[asyncio.Future[messages.ToParent]] = deque()
         self._failure = "the engine was not started"
 
     @property
@@ -88,7 +68,7 @@ class EmbeddedEngine:
         self._failure = ""
         self._reader = asyncio.create_task(self._read(reader))
         spec = self._spec
-        question = StartEngine(
+        question = messages.StartEngine(
             folder=child_path(model_folder),
             max_running=spec.max_running,
             kv_tokens=spec.kv_tokens,
@@ -97,7 +77,7 @@ class EmbeddedEngine:
             seed=self._seed,
         )
         answer = await self._ask(question, START_DEADLINE_S)
-        if not isinstance(answer, Started):
+        if not isinstance(answer, messages.Started):
             raise EngineFailed(f"a start was answered by {answer}")
         self._max_context = answer.max_context
         return EngineInfo(spec.max_running, answer.kv_tokens, answer.max_context)
@@ -121,7 +101,7 @@ class EmbeddedEngine:
             raise EngineFailed("the engine has no weights yet")
         self._streams.open(request.rid)
         budget, sampling = request.max_new_tokens, request.sampling
-        self._send(Generate(request.rid, request.input_ids, max_new_tokens=budget, sampling=sampling))
+        self._send(messages.Generate(request.rid, request.input_ids, max_new_tokens=budget, sampling=sampling))
         finished = False
         try:
             async for chunk in self._streams.chunks(request.rid):
@@ -130,26 +110,26 @@ class EmbeddedEngine:
         finally:
             # A consumer that goes away early, or gets a failure, must not leave its request running.
             if not finished and not self._failure:
-                self._send(Abort(request.rid))
+                self._send(messages.Abort(request.rid))
 
     async def abort(self, rid: str) -> None:
         self._check_alive()
         self._streams.end(rid)
-        self._send(Abort(rid))
+        self._send(messages.Abort(rid))
 
     async def load_weights(self, version: int, folder: Path) -> None:
         self._check_alive()
         self._streams.end_all()
-        answer = await self._ask(Load(version, child_path(folder)), LOAD_DEADLINE_S)
-        if isinstance(answer, LoadFailed):
+        answer = await self._ask(messages.Load(version, child_path(folder)), LOAD_DEADLINE_S)
+        if isinstance(answer, messages.LoadFailed):
             raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
-        if answer != Loaded(version):
+        if answer != messages.Loaded(version):
             raise EngineFailed(f"loading version {version} was answered by {answer}")
 
     async def health(self) -> None:
         self._check_alive()
-        answer = await self._ask(Ping(), PING_DEADLINE_S)
-        if not isinstance(answer, Pong):
+        answer = await self._ask(messages.Ping(), PING_DEADLINE_S)
+        if not isinstance(answer, messages.Pong):
             raise EngineFailed(f"a ping was answered by {answer}")
 
     async def close(self) -> None:
@@ -167,14 +147,14 @@ class EmbeddedEngine:
         if self._failure:
             raise EngineFailed(self._failure)
 
-    def _send(self, message: ToProcess) -> None:
+    def _send(self, message: messages.ToProcess) -> None:
         if self._writer is not None and not self._failure:
-            self._writer.write(frame(message))
+            self._writer.write(messages.frame(message))
 
-    async def _ask(self, question: ToProcess, deadline_s: float) -> ToParent:
+    async def _ask(self, question: messages.ToProcess, deadline_s: float) -> messages.ToParent:
         """The process answers questions in order. Raises EngineFailed, past the deadline for good."""
         self._check_alive()
-        answer: asyncio.Future[ToParent] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[messages.ToParent] = asyncio.get_running_loop().create_future()
         self._questions.append(answer)
         self._send(question)
         try:
@@ -188,27 +168,27 @@ class EmbeddedEngine:
         """Takes the process's frames until it is gone, then fails whatever still waits."""
         try:
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._take(decode_to_parent(await reader.readexactly(length)))
+                (length,) = messages.LENGTH.unpack(await reader.readexactly(messages.LENGTH.size))
+                self._take(messages.decode_to_parent(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
             self._fail(self._failure or "the engine's process has ended")
 
-    def _take(self, message: ToParent) -> None:
+    def _take(self, message: messages.ToParent) -> None:
         match message:
-            case Tokens(version, rows):
+            case messages.Tokens(version, rows):
                 for row in rows:
                     self._streams.deliver(
                         row.rid, TokenChunk(row.ids, row.logprobs, version=version, finish=row.finish)
                     )
-            case Failed(reason):
+            case messages.Failed(reason):
                 self._fail(reason)
             case _:
                 # Here and not in `load_weights`, which may have been cancelled meanwhile.
-                if isinstance(message, Loaded):
+                if isinstance(message, messages.Loaded):
                     self.version = message.version
                 self._answer(message)
 
-    def _answer(self, message: ToParent) -> None:
+    def _answer(self, message: messages.ToParent) -> None:
         question = self._questions.popleft()
         if not question.done():
             question.set_result(message)

@@ -13,26 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from polyrl_rollout.engines.embedded import messages
 from polyrl_rollout.engines.embedded.continuous_batching import Batcher
-from polyrl_rollout.engines.embedded.messages import (
-    LENGTH,
-    Abort,
-    Failed,
-    Generate,
-    Load,
-    Loaded,
-    LoadFailed,
-    Ping,
-    Pong,
-    Row,
-    Started,
-    StartEngine,
-    Tokens,
-    ToParent,
-    ToProcess,
-    decode_to_process,
-    frame,
-)
 from polyrl_rollout.engines.port import NO_VERSION
 
 
@@ -48,32 +30,32 @@ class _Process:
     def run(self) -> None:
         """Serves until the parent closes its end."""
         start = self._receive()
-        if not isinstance(start, StartEngine):
+        if not isinstance(start, messages.StartEngine):
             return
         try:
             batcher = Batcher(start, self._emit)
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-            self._send(Failed(f"cannot build the model of {start.folder}: {error}"))
+            self._send(messages.Failed(f"cannot build the model of {start.folder}: {error}"))
             return
-        self._send(Started(batcher.kv_tokens, batcher.max_context))
+        self._send(messages.Started(batcher.kv_tokens, batcher.max_context))
         while (message := self._receive()) is not None:
             if not batcher.alive:
-                self._send(Failed("the generation loop has ended; the reason is in this engine's log"))
+                self._send(messages.Failed("the generation loop has ended; the reason is in this engine's log"))
                 return
             self._handle(message, batcher)
 
-    def _handle(self, message: ToProcess, batcher: Batcher) -> None:
+    def _handle(self, message: messages.ToProcess, batcher: Batcher) -> None:
         match message:
-            case Generate():
+            case messages.Generate():
                 batcher.add(message)
-            case Abort(rid):
+            case messages.Abort(rid):
                 batcher.abort(rid)
-            case Load():
+            case messages.Load():
                 self._send(self._load(message, batcher))
-            case Ping():
-                self._send(Pong())
+            case messages.Ping():
+                self._send(messages.Pong())
 
-    def _load(self, message: Load, batcher: Batcher) -> Loaded | LoadFailed:
+    def _load(self, message: messages.Load, batcher: Batcher) -> messages.Loaded | messages.LoadFailed:
         def switched() -> None:
             self._version = message.version
 
@@ -81,22 +63,22 @@ class _Process:
             batcher.load(Path(message.folder), switched)
         # safetensors' own error class derives from Exception only; whatever fails here leaves the old weights in place.
         except Exception as error:  # noqa: BLE001
-            return LoadFailed(message.version, f"{type(error).__name__}: {error}")
-        return Loaded(message.version)
+            return messages.LoadFailed(message.version, f"{type(error).__name__}: {error}")
+        return messages.Loaded(message.version)
 
-    def _emit(self, rows: list[Row]) -> None:
-        self._send(Tokens(self._version, rows))
+    def _emit(self, rows: list[messages.Row]) -> None:
+        self._send(messages.Tokens(self._version, rows))
 
-    def _send(self, message: ToParent) -> None:
+    def _send(self, message: messages.ToParent) -> None:
         with self._send_lock:
-            self._sock.sendall(frame(message))
+            self._sock.sendall(messages.frame(message))
 
-    def _receive(self) -> ToProcess | None:
-        header = self._incoming.read(LENGTH.size)
-        if len(header) < LENGTH.size:
+    def _receive(self) -> messages.ToProcess | None:
+        header = self._incoming.read(messages.LENGTH.size)
+        if len(header) < messages.LENGTH.size:
             return None
-        (length,) = LENGTH.unpack(header)
-        message: ToProcess = decode_to_process(self._incoming.read(length))
+        (length,) = messages.LENGTH.unpack(header)
+        message: messages.ToProcess = messages.decode_to_process(self._incoming.read(length))
         return message
 
 

@@ -46,16 +46,12 @@ from polyrl_rollout.engines.streams import SilenceDeadline
 
 CONTEXT_SLACK: Final = 8
 """Tokens that SGLang keeps of its context and its cache for itself; measured 2, with room for a later release."""
-
 CONTROL_DEADLINE_S: Final = 10.0
 """Aborts are answered at once; this bounds a server that hangs."""
-
 QUIESCE_DEADLINE_S: Final = 5.0
 """An aborted request is gone after the current forward pass."""
-
 HALF_UPDATED: Final = "Weights were updated, but"
 """SGLang's answer when a load went through but its cache still holds the old weights' keys and values."""
-
 LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
 

@@ -25,18 +25,14 @@ from polyrl_rollout.engines.port import EngineFailed
 
 PYTHON: Final = "POLYRL_SGLANG_PYTHON"
 """Environment variable: the interpreter that has SGLang; default the agent's own."""
-
 HOST: Final = "127.0.0.1"
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 """Shape by tensor name."""
-
 START_DEADLINE_S: Final = 600.0
 """A CPU start takes 20 to 100 s; a large model on a cold disk, with CUDA graphs to capture, several minutes."""
-
 POLL_S: Final = 0.25
 """Between two health checks of a starting server, which offers no event to wait for."""
-
 HEALTH_DEADLINE_S: Final = 20.0
 """One answer of /health: 1 s by design, and SGLang itself gives up on its scheduler after 20 s."""
 

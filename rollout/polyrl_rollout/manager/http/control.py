@@ -12,7 +12,6 @@ from polyrl_rollout.manager.http.status_view import view_of
 
 FINAL_STATUS_S: Final = 3.0
 """Longest time the final status waits for somebody to read it, once all agents are gone."""
-
 MIN_INTERVAL_S: Final = 0.2
 """Shortest time between two changes that watchers see; people and controllers need no more."""
 
