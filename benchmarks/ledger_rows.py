@@ -12,9 +12,8 @@ import json
 import time
 
 from polyrl.ledger import Effects, Ledger, LedgerConfig
-from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
-from polyrl.wire import Assign, Deltas, Hello, PublishVersion, Submit, TrainerHello, WeightsLoaded, pack_ids
+from polyrl.wire import Assign, Deltas, Hello, PublishVersion, Submit, TrainerHello, WeightsLoaded, pack_ids, pack_rows
 
 GROUP = 8
 """Samples per group."""

@@ -83,6 +83,17 @@ class VersionManifest(msgspec.Struct, frozen=True, array_like=True):
         return sum(chunk.size for chunk in self.chunks)
 
 
+class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
+    """A published version and where to pull it."""
+
+    version: int = -1
+    """-1: nothing was published."""
+    endpoint: str = ""
+    public_key: str = ""
+    """CURVE server key of the endpoint, Z85."""
+    manifest_hash: bytes = b""
+
+
 _decoder = msgspec.msgpack.Decoder(VersionManifest)
 
 

@@ -179,7 +179,7 @@ def stalls_unnoticed(patch: Patch) -> None:
 
 
 def drained_engine_gets_work(patch: Patch) -> None:
-    patch.setattr(placement, "has_slot", lambda engine, now: len(engine.running) < engine.max_running)
+    patch.setattr(placement, "has_slot", lambda engine, now: len(engine.running) < engine.capacity.max_running)
     patch.setattr(reserved, "serves", lambda engine, low, high: low <= engine.version <= high)
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from polyrl.ledger.scheduling.moves import CAUSES
+from polyrl.ledger.events import MoveCause
 from polyrl_rollout.testing.simulation import draw_schedule, run_schedule, shrink
 
 COUNT = int(os.environ.get("POLYRL_SCHEDULES", "240"))
@@ -35,9 +35,9 @@ def test_a_seed_gives_the_same_run_every_time() -> None:
 
 
 def test_schedules_reach_every_way_an_assignment_can_end() -> None:
-    missing = set(CAUSES)
+    missing = set(MoveCause)
     for seed in range(400):
-        missing -= run_schedule(draw_schedule(seed)).status.migrations.keys()
+        missing -= run_schedule(draw_schedule(seed)).counters.migrations.keys()
         if not missing:
             return
     pytest.fail(f"no schedule ends an assignment by {missing}")

@@ -2,7 +2,7 @@
 
 A live manager is asked over HTTP; when it does not answer, the journal says how things stood at its last fact.
 
-Refuses to hold: what counts as a wait (see `polyrl.ledger.waits`). Read next: `polyrl.ledger.waits`.
+Refuses to hold: what counts as a wait (see `polyrl.ledger.status`). Read next: `polyrl.ledger.status`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from polyrl.control import Waits, parse_endpoints
 from polyrl.errors import PolyRLError
-from polyrl.ledger.waits import waits_of
+from polyrl.ledger.status import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.run_folder import RunFolder, find_run

@@ -1,9 +1,17 @@
 """The ledger: every prompt, sample and token of a run, as a state machine of values.
 
-    input -> decider (reads) -> events -> fold (changes the state)
-                             -> messages to agents and trainer
+    input -> rules (read the state) -> events -> apply (changes the state)
+                                    -> messages to agents and trainer
 
-Whoever keeps the events keeps the run: `fold.replay` rebuilds the state from them. Read next: `ledger`.
+    messages      what each message of an agent or of the trainer leads to
+    scheduling    which engine generates what: placement, moves, recalls, leases
+    batching      which groups are discarded, which answer a batch request
+    apply         how each event changes the state
+    journal       events and state as bytes and rows
+    audit         an independent check of a run's history
+
+Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run: `replay`
+rebuilds the state from them. Other packages use what this one exports. Read next: `ledger`.
 """
 
 from __future__ import annotations
@@ -11,8 +19,7 @@ from __future__ import annotations
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import Event
 from polyrl.ledger.ledger import Ledger
-from polyrl.ledger.status import LedgerStatus
+from polyrl.ledger.status import Wait
 from polyrl.ledger.transition import Effects
-from polyrl.ledger.waits import Wait
 
-__all__ = ["Effects", "Event", "Ledger", "LedgerConfig", "LedgerStatus", "Wait"]
+__all__ = ["Effects", "Event", "Ledger", "LedgerConfig", "Wait"]

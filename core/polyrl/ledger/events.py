@@ -1,20 +1,21 @@
-"""What can happen to a ledger. Each decision ends in events; `fold` applies them, a journal may keep them.
+"""What can happen to a ledger: every decision ends in events, and a journal may keep them.
 
-Folding the same events in the same order rebuilds the same state. Events that are not `durable` say only what a restart
-would learn anew (signs of life, load, timers); a journal may leave them out.
-
-Refuses to hold: behaviour. Read next: `fold`.
+Applying the same events in the same order rebuilds the same state. Events that are not `durable` hold only what a
+restart would learn anew (signs of life, load, timers); a journal may leave them out.
 """
 
 from __future__ import annotations
 
-from enum import IntFlag
-from typing import ClassVar, Final, TypeAlias
+from enum import IntFlag, StrEnum
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import msgspec
 
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose
-from polyrl.wire import BatchRequest
+from polyrl.weights import WeightsRef
+from polyrl.wire import BatchRequest, EngineCapacity
 
 
 class FollowUp(IntFlag):
@@ -29,7 +30,50 @@ class FollowUp(IntFlag):
     """Which engines may serve which versions changed."""
 
 
-class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class MoveCause(StrEnum):
+    """Why an assignment ends unfinished."""
+
+    LOST = "lost"
+    """Its engine vanished."""
+    DRAINING = "draining"
+    STALLED = "stalled"
+    """No token for too long."""
+    ENGINE_ERROR = "engineError"
+    REJECTED = "rejected"
+    """Its engine refused the sample itself."""
+    VERSION_CHANGED = "versionChanged"
+    """Its engine changed its weights to a version that may not generate."""
+    WRONG_VERSION = "wrongVersion"
+    """Its engine sent tokens of a version that may not generate."""
+    WRONG_TOKENS = "wrongTokens"
+    """Its engine sent other tokens than before."""
+    NOT_HELD = "notHeld"
+    """Its engine no longer had it when it greeted again."""
+    WINDOW = "window"
+    """The reserved window closed."""
+    REBALANCED = "rebalanced"
+    """Another engine will be faster."""
+    STRAGGLER = "straggler"
+    """Its engine is far slower than all others."""
+
+
+class RestoreCause(StrEnum):
+    """Why a straggler gets work like any other again."""
+
+    PROVEN = "proven"
+    """It is slow no longer."""
+    NEEDED = "needed"
+    """Too few others are left."""
+
+
+class GoneCause(StrEnum):
+    """How an engine's lease ended."""
+
+    DEREGISTERED = "bye"
+    SILENT = "silent"
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of all events; `at` is the ledger's clock in seconds."""
 
     follow_up: ClassVar[FollowUp] = FollowUp.NONE
@@ -39,7 +83,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-class GroupSubmitted(_Event, frozen=True):
+class GroupSubmitted(Event, frozen=True):
     """The trainer wants these n samples."""
 
     group: Group
@@ -47,7 +91,7 @@ class GroupSubmitted(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.FIT
 
 
-class Assigned(_Event, frozen=True):
+class Assigned(Event, frozen=True):
     """A waiting sample goes to an engine."""
 
     assignment: int
@@ -59,7 +103,7 @@ class Assigned(_Event, frozen=True):
     """Tokens that it must read before the first new one."""
 
 
-class PlacementHeld(_Event, frozen=True):
+class PlacementHeld(Event, frozen=True):
     """A sample waits for the engine that holds its prefix, until `until` at most."""
 
     sample: str
@@ -67,14 +111,14 @@ class PlacementHeld(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class PlacementPaused(_Event, frozen=True):
+class PlacementPaused(Event, frozen=True):
     """There is room and work for it left, to be looked at in the next tick, which is due at once."""
 
     at: float
     durable: ClassVar[bool] = False
 
 
-class BalancePaused(_Event, frozen=True):
+class BalancePaused(Event, frozen=True):
     """So much was looked at in search of better places that the next look waits until `until`."""
 
     at: float
@@ -82,7 +126,7 @@ class BalancePaused(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class TokensTaken(_Event, frozen=True):
+class TokensTaken(Event, frozen=True):
     """A Deltas of an engine; `rows`, `ids` and `logprobs` hold only what was accepted, in the wire's form."""
 
     engine: str
@@ -99,28 +143,26 @@ class TokensTaken(_Event, frozen=True):
     at: float
 
 
-class RecallSent(_Event, frozen=True):
-    """A healthy engine was asked to give an assignment back; its sample goes to `to`, which sets `kv` tokens aside."""
+class RecallSent(Event, frozen=True):
+    """A healthy engine was sent a Recall; the sample goes on at `to`, which sets `kv` tokens aside."""
 
     assignment: int
-    cause: str
-    """One of `moves.CAUSES`."""
+    cause: MoveCause
     to: str
     kv: int
     durable: ClassVar[bool] = False
 
 
-class Moved(_Event, frozen=True):
+class Moved(Event, frozen=True):
     """An assignment ends unfinished; its sample waits again with all its tokens."""
 
     assignment: int
-    cause: str
-    """One of `moves.CAUSES`."""
+    cause: MoveCause
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
-class TurnEnded(_Event, frozen=True):
+class TurnEnded(Event, frozen=True):
     """The engine's part of a turn is over, and the trainer is asked for its verdict until `ask_due` at least."""
 
     sample: str
@@ -130,7 +172,7 @@ class TurnEnded(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
-class VerdictRequested(_Event, frozen=True):
+class VerdictRequested(Event, frozen=True):
     """The verdict was asked for again."""
 
     sample: str
@@ -138,7 +180,7 @@ class VerdictRequested(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class TurnExtended(_Event, frozen=True):
+class TurnExtended(Event, frozen=True):
     """An environment wrote `ids` (uint32); the sample waits for an engine again."""
 
     sample: str
@@ -147,7 +189,7 @@ class TurnExtended(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.FIT
 
 
-class SampleScored(_Event, frozen=True):
+class SampleScored(Event, frozen=True):
     """The sample is finished and worth `reward`."""
 
     sample: str
@@ -156,7 +198,7 @@ class SampleScored(_Event, frozen=True):
     at: float
 
 
-class GroupCompleted(_Event, frozen=True):
+class GroupCompleted(Event, frozen=True):
     """All samples are scored and the group passed the filter."""
 
     group: int
@@ -164,7 +206,7 @@ class GroupCompleted(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-class GroupDiscarded(_Event, frozen=True):
+class GroupDiscarded(Event, frozen=True):
     """No sample of the group will be trained: `culprit` for `reason`, its siblings as groupIncomplete; without a
     culprit all for `reason`."""
 
@@ -173,7 +215,7 @@ class GroupDiscarded(_Event, frozen=True):
     reason: DiscardReason
     detail: str
     notify: bool
-    """The trainer did not ask for it and must hear of it."""
+    """The trainer did not ask for it and must be notified."""
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
 
@@ -181,7 +223,7 @@ class GroupDiscarded(_Event, frozen=True):
 # --- batches and the trainer ------------------------------------------------------------------------------------------
 
 
-class BatchRequested(_Event, frozen=True):
+class BatchRequested(Event, frozen=True):
     """A BatchRequest waits for its answer."""
 
     request: BatchRequest
@@ -189,13 +231,13 @@ class BatchRequested(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PACK | FollowUp.PLACE
 
 
-class BatchRequestClosed(_Event, frozen=True):
+class BatchRequestClosed(Event, frozen=True):
     """A BatchRequest was answered with nothing: late, empty or refused."""
 
     request: int
 
 
-class BatchPacked(_Event, frozen=True):
+class BatchPacked(Event, frozen=True):
     """These complete groups answer `request`."""
 
     batch: int
@@ -205,7 +247,7 @@ class BatchPacked(_Event, frozen=True):
     at: float
 
 
-class BatchAcknowledged(_Event, frozen=True):
+class BatchAcknowledged(Event, frozen=True):
     """The batch is part of the trainer's state; its samples have ended well."""
 
     batch: int
@@ -213,7 +255,7 @@ class BatchAcknowledged(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
-class BatchReturned(_Event, frozen=True):
+class BatchReturned(Event, frozen=True):
     """The trainer that got the batch is gone without having acknowledged it: its groups can be packed again."""
 
     batch: int
@@ -221,7 +263,7 @@ class BatchReturned(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-class StepEnded(_Event, frozen=True):
+class StepEnded(Event, frozen=True):
     """The trainer wants nothing more of this step and purpose."""
 
     step: int
@@ -230,18 +272,15 @@ class StepEnded(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-class VersionPublished(_Event, frozen=True):
+class VersionPublished(Event, frozen=True):
     """A newer weight version can be pulled."""
 
-    version: int
-    endpoint: str
-    public_key: str
-    manifest_hash: bytes
+    weights: WeightsRef
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class WindowSet(_Event, frozen=True):
+class WindowSet(Event, frozen=True):
     """Reserved engines may generate, or no longer; see `reserved.slowest_pace`."""
 
     open: bool
@@ -251,7 +290,7 @@ class WindowSet(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class Reported(_Event, frozen=True):
+class Reported(Event, frozen=True):
     """What the trainer wants seen."""
 
     phase: str
@@ -260,7 +299,7 @@ class Reported(_Event, frozen=True):
     at: float
 
 
-class RequestDone(_Event, frozen=True):
+class RequestDone(Event, frozen=True):
     """A request whose repetition would not be harmless took effect."""
 
     request: int
@@ -268,21 +307,21 @@ class RequestDone(_Event, frozen=True):
     """Of the request; for a BatchRequest its answer follows, in the wire's form."""
 
 
-class TrainerHeard(_Event, frozen=True):
+class TrainerHeard(Event, frozen=True):
     """A sign of life of the trainer."""
 
     at: float
     durable: ClassVar[bool] = False
 
 
-class TrainerGreeted(_Event, frozen=True):
+class TrainerGreeted(Event, frozen=True):
     """A trainer's process came, or came back."""
 
     trainer: str
     at: float
 
 
-class NumbersTaken(_Event, frozen=True):
+class NumbersTaken(Event, frozen=True):
     """Peers know of numbers that this ledger does not: its journal is younger than they are. None of them is used."""
 
     group: int
@@ -292,8 +331,8 @@ class NumbersTaken(_Event, frozen=True):
     at: float
 
 
-class RunFinished(_Event, frozen=True):
-    """The trainer's last words."""
+class RunFinished(Event, frozen=True):
+    """The trainer has ended the run."""
 
     ok: bool
     message: str
@@ -304,20 +343,18 @@ class RunFinished(_Event, frozen=True):
 # --- engines ----------------------------------------------------------------------------------------------------------
 
 
-class EngineGreeted(_Event, frozen=True):
+class EngineGreeted(Event, frozen=True):
     """An engine joined, or greeted again within its lease."""
 
     engine: str
     pool: Pool
-    max_running: int
-    kv_tokens: int
-    max_context: int
+    capacity: EngineCapacity
     version: int
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class EngineHeard(_Event, frozen=True):
+class EngineHeard(Event, frozen=True):
     """A sign of life."""
 
     engine: str
@@ -325,7 +362,7 @@ class EngineHeard(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class EngineLoad(_Event, frozen=True):
+class EngineLoad(Event, frozen=True):
     """What an engine says of its load."""
 
     engine: str
@@ -335,7 +372,7 @@ class EngineLoad(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class EngineServing(_Event, frozen=True):
+class EngineServing(Event, frozen=True):
     """An engine serves `version`, verified; -1: nothing."""
 
     engine: str
@@ -344,7 +381,7 @@ class EngineServing(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class WeightsAwaited(_Event, frozen=True):
+class WeightsAwaited(Event, frozen=True):
     """An engine could not load; the version is announced to it again at `retry_at` (inf: it was)."""
 
     engine: str
@@ -352,30 +389,26 @@ class WeightsAwaited(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-STRAGGLER: Final = "straggler"
-"""Cause of a strike after which tokens alone prove nothing."""
-
-
-class EngineQuarantined(_Event, frozen=True):
+class EngineQuarantined(Event, frozen=True):
     """An engine failed and gets no work before `quarantined_until`."""
 
     engine: str
     quarantined_until: float
     cause: str
+    """A MoveCause (after STRAGGLER tokens alone prove nothing), or `returned`: it had gone silent."""
     at: float
 
 
-class EngineRestored(_Event, frozen=True):
+class EngineRestored(Event, frozen=True):
     """A straggler gets work like any other again."""
 
     engine: str
-    cause: str
-    """`proven` (it is slow no longer) or `needed` (too few others are left)."""
+    cause: RestoreCause
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class EngineDraining(_Event, frozen=True):
+class EngineDraining(Event, frozen=True):
     """An engine gets nothing new, and at `drain_at` what it still runs is moved."""
 
     engine: str
@@ -385,23 +418,22 @@ class EngineDraining(_Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class DrainExpired(_Event, frozen=True):
+class DrainExpired(Event, frozen=True):
     """The drain deadline has passed and nothing is left there."""
 
     engine: str
 
 
-class EngineGone(_Event, frozen=True):
+class EngineGone(Event, frozen=True):
     """An engine's lease is over; it runs nothing that counts any more."""
 
     engine: str
-    cause: str
-    """`bye` or `silent`."""
+    cause: GoneCause
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
-class GapSeen(_Event, frozen=True):
+class GapSeen(Event, frozen=True):
     """Tokens of an assignment are missing; they were asked for."""
 
     assignment: int
@@ -412,7 +444,7 @@ class GapSeen(_Event, frozen=True):
 # --- time and noise ---------------------------------------------------------------------------------------------------
 
 
-class LeasesRenewed(_Event, frozen=True):
+class LeasesRenewed(Event, frozen=True):
     """We ourselves were away; nobody's silence before `at` counts, which may be in the future."""
 
     at: float
@@ -420,7 +452,7 @@ class LeasesRenewed(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class Ticked(_Event, frozen=True):
+class Ticked(Event, frozen=True):
     """Deadlines were looked through; the next one is at `due`."""
 
     due: float
@@ -428,54 +460,17 @@ class Ticked(_Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
-class Ignored(_Event, frozen=True):
+class Ignored(Event, frozen=True):
     """A message without effect, counted by kind."""
 
     kind: str
     durable: ClassVar[bool] = False
 
 
-Event: TypeAlias = (
-    GroupSubmitted
-    | Assigned
-    | PlacementHeld
-    | PlacementPaused
-    | BalancePaused
-    | TokensTaken
-    | RecallSent
-    | Moved
-    | TurnEnded
-    | VerdictRequested
-    | TurnExtended
-    | SampleScored
-    | GroupCompleted
-    | GroupDiscarded
-    | BatchRequested
-    | BatchRequestClosed
-    | BatchPacked
-    | BatchAcknowledged
-    | BatchReturned
-    | StepEnded
-    | VersionPublished
-    | WindowSet
-    | Reported
-    | RequestDone
-    | TrainerHeard
-    | TrainerGreeted
-    | NumbersTaken
-    | RunFinished
-    | EngineGreeted
-    | EngineHeard
-    | EngineLoad
-    | EngineServing
-    | WeightsAwaited
-    | EngineQuarantined
-    | EngineRestored
-    | EngineDraining
-    | DrainExpired
-    | EngineGone
-    | GapSeen
-    | LeasesRenewed
-    | Ticked
-    | Ignored
-)
+EVENT_TYPES: Final = tuple(Event.__subclasses__())
+"""All of them."""
+
+if TYPE_CHECKING:
+    AnyEvent: TypeAlias = Event
+else:
+    AnyEvent = reduce(or_, EVENT_TYPES)  # the tagged union that decoders need

@@ -1,8 +1,6 @@
-"""The thin front of the ledger: an input goes to its decider, then what it stirred up is decided.
+"""The thin front of the ledger: an input is decided, then what follows from it.
 
 Order after every input: what no longer fits is moved or discarded, work is placed, waiting requests are answered.
-
-Refuses to hold: rules, sockets, clocks. Read next: `state`, `events`, `fold`, then the deciders.
 """
 
 from __future__ import annotations
@@ -15,24 +13,24 @@ from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import FollowUp, LeasesRenewed
 from polyrl.ledger.messages.agents import handle_agent
 from polyrl.ledger.messages.trainer import handle_trainer
-from polyrl.ledger.scheduling.drains import leave_draining
-from polyrl.ledger.scheduling.leases import drain_engine
-from polyrl.ledger.scheduling.leases import tick as look_through
+from polyrl.ledger.scheduling import leases
 from polyrl.ledger.scheduling.placement import place
 from polyrl.ledger.scheduling.rebalance import rebalance
+from polyrl.ledger.scheduling.recalls import leave_draining
 from polyrl.ledger.scheduling.reserved import hand_over
 from polyrl.ledger.state import LedgerState
-from polyrl.ledger.status import LedgerStatus, status_of
+from polyrl.ledger.status import Wait, status_of, waits_of
 from polyrl.ledger.transition import Effects, Transition
-from polyrl.ledger.waits import Wait, waits_of
+from polyrl.status import ManagerStatus
 from polyrl.wire import FromAgent, FromTrainer
 
 
 class Ledger:
-    """Where every sample of a run lives. Raises nothing, whatever it is told; `now` is seconds of a monotonic clock."""
+    """Where every sample of a run lives. Raises nothing, whatever its peers send; `now` is seconds of a monotonic
+    clock."""
 
     def __init__(self, config: LedgerConfig, state: LedgerState | None = None) -> None:
-        """`state`: what `fold.replay` made of a journal; default: nothing has happened."""
+        """`state`: what a journal's replay made; default: nothing has happened."""
         self.state = LedgerState(config) if state is None else state
 
     def from_agent(self, engine: str, message: FromAgent, now: float) -> Effects:
@@ -50,7 +48,7 @@ class Ledger:
     def tick(self, now: float) -> Effects:
         """To be called at `next_due()` or soon after; too early is harmless."""
         transition = Transition(self.state, now)
-        look_through(transition)
+        leases.tick(transition)
         return _settled(transition)
 
     def resume(self, now: float) -> Effects:
@@ -66,14 +64,14 @@ class Ledger:
         return None if self.state.due == inf else self.state.due
 
     def drain(self, engine: str, deadline_s: float, reason: str, now: float) -> Effects:
-        """Lets an engine finish or hand back until `deadline_s` from now; saying it again changes nothing."""
+        """Lets an engine finish or hand back until `deadline_s` from now; a repetition changes nothing."""
         transition = Transition(self.state, now)
-        drain_engine(transition, engine, deadline_s, reason)
+        leases.drain_engine(transition, engine, deadline_s=deadline_s, reason=reason)
         return _settled(transition)
 
-    def status(self, now: float) -> LedgerStatus:
-        """Counts, engines, steps."""
-        return status_of(self.state, now)
+    def status(self, now: float, seq: int = 0) -> ManagerStatus:
+        """Counts, engines, the trainer's report; see `status_of`."""
+        return status_of(self.state, now, seq)
 
     def waits(self, now: float) -> list[Wait]:
         """Who waits for whom, the longest first."""

@@ -1,4 +1,4 @@
-"""Samples in the form in which the trainer gets them. Refuses to hold: when (see `moves`, `packing`)."""
+"""Samples in the form in which the trainer gets them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def turn_done(state: LedgerState, name: str) -> TurnDone:
     """The question for a sample's verdict."""
     number, index = split_sample_id(name)
     group = state.groups[number].group
-    return TurnDone(number, index, group.purpose, group.step, response_of(name, state.samples[name]))
+    response = response_of(name, state.samples[name])
+    return TurnDone(number, index, purpose=group.purpose, step=group.step, response=response)
 
 
 def scored_group(state: LedgerState, number: int) -> list[Scored]:
@@ -35,7 +36,8 @@ def scored_group(state: LedgerState, number: int) -> list[Scored]:
     for index in range(state.groups[number].group.n):
         name = sample_id(number, index)
         sample = state.samples[name]
-        samples.append(Scored(number, index, response_of(name, sample), sample.reward, sample.metrics))
+        response = response_of(name, sample)
+        samples.append(Scored(number, index, response=response, reward=sample.reward, metrics=sample.metrics))
     return samples
 
 

@@ -6,8 +6,6 @@ one observation (b, seconds per step). `half_batch` is the slope of a straight l
 differ enough in b; `step_s` is a smoothed mean. `prefill_s` comes from first tokens: from the first Assign of a
 time of reading to its last first token, by the tokens that were read. What an engine that has been idle for STALE_S
 says in its next window counts whole: nothing is known of it any more.
-
-Refuses to hold: decisions (see `placement`, `rebalance`).
 """
 
 from __future__ import annotations
@@ -52,7 +50,6 @@ TURNS_BEFORE_MEAN: Final = 16
 
 MEAN_MEMORY: Final = 200
 """Turns over which the mean length forgets: several groups, fewer than a step."""
-
 
 STALE_S: Final = 30.0
 """Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
@@ -120,12 +117,12 @@ def smoothed(old: float, new: float) -> float:
 
 
 def begin_window(engine: LeasedEngine, at: float) -> None:
-    """Part of `fold`: from now on tokens are counted anew."""
+    """Part of `apply`: from now on tokens are counted anew."""
     engine.window_at, engine.window_tokens, engine.window_load = at, 0, 0.0
 
 
 def observe_tokens(engine: LeasedEngine, tokens: int, at: float) -> None:
-    """Part of `fold`: `tokens` (> 0) came from the samples that `engine` runs."""
+    """Part of `apply`: `tokens` (> 0) came from the samples that `engine` runs."""
     paused = engine.token_at < engine.window_at
     if paused or (engine.reading and engine.step_scale):
         begin_window(engine, at)  # reading takes its time from decoding, and is counted on its own
@@ -172,7 +169,7 @@ def _half_batch(line: Line) -> float:
 
 
 def begin_reading(engine: LeasedEngine, tokens: int, at: float) -> int:
-    """Part of `fold`: an assignment with `tokens` to read begins; returns those to be measured."""
+    """Part of `apply`: an assignment with `tokens` to read begins; returns those to be measured."""
     if tokens < MIN_READ:
         return 0
     if not engine.reading:
@@ -183,13 +180,13 @@ def begin_reading(engine: LeasedEngine, tokens: int, at: float) -> int:
 
 
 def stop_reading(engine: LeasedEngine, tokens: int) -> None:
-    """Part of `fold`: an assignment with `tokens` to read is over, or has its first token."""
+    """Part of `apply`: an assignment with `tokens` to read is over, or has its first token."""
     engine.reading -= 1
     engine.unread -= tokens
 
 
 def end_reading(engine: LeasedEngine, tokens: int, at: float) -> None:
-    """Part of `fold`: the first token after `tokens` has come. One observation per time of reading without a pause:
+    """Part of `apply`: the first token after `tokens` has come. One observation per time of reading without a pause:
     whether an engine reads prompts one by one or together, the last first token comes when all are read."""
     stop_reading(engine, tokens)
     engine.read_at = at

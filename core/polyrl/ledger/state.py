@@ -1,21 +1,22 @@
-"""The ledger's whole memory, as plain values that msgpack can hold. Only `fold` changes it.
+"""The ledger's whole memory, as plain values that msgpack can hold. Only `apply` changes it.
 
 No object refers to another by reference, only by number or name, so a snapshot is one `msgspec.msgpack.encode`.
 What has ended is deleted: memory follows live samples, and history belongs to whoever consumes the events.
-
-Refuses to hold: rules (see the deciders), text for people (see `status`). Read next: `events`, then `fold`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import StrEnum
 from math import inf
 
 import msgspec
 
 from polyrl.ledger.config import LedgerConfig
+from polyrl.ledger.events import MoveCause
 from polyrl.sample import Finish, Group, Pool, Purpose
-from polyrl.wire import BatchRequest, GroupDropped
+from polyrl.weights import WeightsRef
+from polyrl.wire import BatchRequest, EngineCapacity, GroupDropped
 
 ENVIRONMENT_VERSION = -1
 """Version stamped on tokens that no engine generated."""
@@ -98,10 +99,10 @@ class Assignment(msgspec.Struct, array_like=True):
     progress_at: float
     reading: int = 0
     """Tokens that its engine reads; 0 once the first token has come, or if they are too few to measure."""
-    asked: str = ""
-    """Why its engine was asked to give it back; empty: it was not."""
-    goes_to: str = ""
-    """Where its sample goes then."""
+    recall_cause: MoveCause | None = None
+    """Why its engine was asked to give it back; None: it was not."""
+    recall_target: str = ""
+    """Engine to which its sample goes then."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -128,22 +129,20 @@ class LeasedEngine(msgspec.Struct):
 
     name: str
     pool: Pool
-    max_running: int
-    kv_tokens: int
-    max_context: int
-    version: int
-    greeted_at: float
+    capacity: EngineCapacity
+    version: int = -1
+    greeted_at: float = 0.0
     """For the first time or again."""
-    heard_at: float
-    served: list[int]
+    heard_at: float = 0.0
+    served: list[int] = msgspec.field(default_factory=list)
     """Versions it has verified, newest last; tokens of others are refused."""
     running: dict[int, None] = msgspec.field(default_factory=dict)
     """Live assignment numbers, oldest first."""
     kv: int = 0
     """KV room set aside for them, in tokens."""
-    coming: dict[int, int] = msgspec.field(default_factory=dict)
+    reserved_kv: dict[int, int] = msgspec.field(default_factory=dict)
     """KV room, in tokens, set aside for samples that other engines were asked to give back, by their assignment."""
-    leaving: int = 0
+    recalled: int = 0
     """Of those that it runs, how many it was asked to give back."""
     draining: str = ""
     """Why; empty when it is not."""
@@ -197,17 +196,17 @@ class LeasedEngine(msgspec.Struct):
     @property
     def occupied(self) -> int:
         """Slots that are taken or set aside."""
-        return len(self.running) + len(self.coming)
+        return len(self.running) + len(self.reserved_kv)
 
     @property
-    def soon(self) -> int:
+    def expected_running(self) -> int:
         """Samples that it runs once all that is under way has arrived."""
-        return self.occupied - self.leaving
+        return self.occupied - self.recalled
 
     @property
     def kv_taken(self) -> int:
         """KV room that is taken or set aside, in tokens."""
-        return self.kv + sum(self.coming.values())
+        return self.kv + sum(self.reserved_kv.values())
 
 
 class StepState(msgspec.Struct):
@@ -225,7 +224,7 @@ class StepState(msgspec.Struct):
     acknowledged: int = 0
     dropped: int = 0
     notices: list[GroupDropped] = msgspec.field(default_factory=list)
-    """What the trainer was told, kept to be told again when it reconnects."""
+    """What the trainer was notified of, kept to be sent again when it reconnects."""
 
 
 class BatchState(msgspec.Struct):
@@ -244,15 +243,6 @@ class PendingRequest(msgspec.Struct):
     due: float
 
 
-class Version(msgspec.Struct):
-    """The newest published weights."""
-
-    version: int = -1
-    endpoint: str = ""
-    public_key: str = ""
-    manifest_hash: bytes = b""
-
-
 class Counters(msgspec.Struct):
     """What has been, in numbers that never fall."""
 
@@ -269,7 +259,7 @@ class Counters(msgspec.Struct):
     delta_bytes: int = 0
     migrations: dict[str, int] = msgspec.field(default_factory=dict)
     losses: int = 0
-    """Engines that left without a Bye."""
+    """Engines that left without Deregister."""
     turns: int = 0
     mean_turn_tokens: float = 0.0
     """Running mean of generated tokens per turn."""
@@ -296,11 +286,12 @@ class LedgerState(msgspec.Struct):
     next_batch: int = 0
     pending: dict[int, PendingRequest] = msgspec.field(default_factory=dict)
     """By request number, in order of arrival."""
-    asked: dict[str, None] = msgspec.field(default_factory=dict)
+    awaiting_verdict: dict[str, None] = msgspec.field(default_factory=dict)
     """Samples whose verdict is awaited, oldest first."""
     answered: dict[int, bytes] = msgspec.field(default_factory=dict)
     """The newest requests whose repetition would do harm: digest, and a BatchRequest's answer without samples."""
-    version: Version = msgspec.field(default_factory=Version)
+    weights: WeightsRef = WeightsRef()
+    """The newest published."""
     window_open: bool = True
     """Reserved engines may generate."""
     trainer_at: float = -inf
@@ -326,6 +317,16 @@ class LedgerState(msgspec.Struct):
     """Tokens, prompts included, of complete training groups that are not acknowledged."""
     vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Engines that went silent: how often in a row, and when last."""
+
+    @property
+    def next_group(self) -> int:
+        """The first group number above all that were submitted."""
+        return self.seen[-1][1] if self.seen else 0
+
+    def was_submitted(self, number: int) -> bool:
+        """True for every group that a GroupSubmitted carried, live or ended; `seen` does not grow with the run."""
+        place = bisect_right(self.seen, (number, inf))
+        return place > 0 and number < self.seen[place - 1][1]
 
 
 def step_key(step: int, purpose: Purpose) -> str:

@@ -1,174 +1,67 @@
-"""The ledger seen from outside: counts, engines, steps, and who is awaited. Computed when asked, stored nowhere.
-
-Refuses to hold: the HTTP form (see `polyrl.status`). Read next: `waits`.
-"""
+"""The ledger seen from outside: its counts, and who waits for whom. Computed when asked, stored nowhere."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from math import inf
 
 import msgspec
 
-from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, StepState, step_key
-from polyrl.sample import Pool, Purpose, sample_id
+from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, step_key
+from polyrl.sample import Purpose, sample_id
+from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
 
 
-class SampleTally(msgspec.Struct, frozen=True):
-    """submitted = sum(live) + acknowledged + sum(discarded), always."""
-
-    submitted: int
-    live: dict[str, int]
-    """By SamplePhase; every phase is named."""
-    acknowledged: int
-    discarded: dict[str, int]
-    """By DiscardReason."""
-
-
-class TokenTally(msgspec.Struct, frozen=True):
-    """generated = kept + regenerated; repeated ones came over the wire twice but were generated once."""
-
-    generated: int
-    kept: int
-    """Accepted into a sample."""
-    regenerated: int
-    """Received for assignments that were over: another engine generated them again."""
-    repeated: int
-
-
-class EngineView(msgspec.Struct, frozen=True):
-    """One engine whose lease runs."""
-
-    name: str
-    pool: Pool
-    state: str
-    """`joining` (serves nothing yet), `serving`, `suspect` (failed, pauses or proves itself) or `draining`."""
-    running: int
-    max_running: int
-    version: int
-    tokens: int
-    """Accepted since it greeted."""
-    tokens_per_s: float
-    queued: int
-    kv_free_tokens: int
-    """As it last said."""
-
-
-class StepProgress(msgspec.Struct, frozen=True):
-    """Groups of one step and purpose: submitted = open + ready + packed + acknowledged + dropped."""
-
-    step: int
-    purpose: Purpose
-    submitted: int
-    open: int
-    ready: int
-    packed: int
-    acknowledged: int
-    dropped: int
-
-
-class LedgerStatus(msgspec.Struct, frozen=True):
-    """Everything at one moment."""
-
-    run_epoch: int
-    samples: SampleTally
-    tokens: TokenTally
-    delta_bytes: int
-    """Bytes of the columns of all Deltas; divided by tokens generated it is what a token costs on the wire."""
-    delta_frames: int
-    delta_rows: int
-    engines: tuple[EngineView, ...]
-    migrations: dict[str, int]
-    """Assignments that ended unfinished, by cause."""
-    losses: int
-    """Engines that went without a Bye."""
-    steps: tuple[StepProgress, ...]
-    """Oldest first."""
-    version: int
-    """Newest published; -1: none."""
-    window_open: bool
-    phase: str
-    step: int
-    values: dict[str, float]
-    """The trainer's newest Report."""
-    ignored: dict[str, int]
-    """Messages without effect, by kind."""
-    finished: bool
-    ok: bool
-    message: str
-
-
-def status_of(state: LedgerState, now: float) -> LedgerStatus:
-    """The whole picture."""
+def status_of(state: LedgerState, now: float, seq: int) -> ManagerStatus:
+    """The whole run at one moment; `seq` numbers the status for those who wait for a newer one."""
     counters = state.counters
-    live = Counter(sample.phase.value for sample in state.samples.values())
-    return LedgerStatus(
+    return ManagerStatus(
+        seq=seq,
         run_epoch=state.config.run_epoch,
-        samples=SampleTally(
-            submitted=counters.submitted,
-            live={phase.value: live[phase.value] for phase in SamplePhase},
-            acknowledged=counters.acknowledged,
-            discarded=dict(counters.discarded),
-        ),
-        tokens=TokenTally(
-            generated=counters.tokens_accepted + counters.tokens_in_vain,
-            kept=counters.tokens_accepted,
-            regenerated=counters.tokens_in_vain,
-            repeated=counters.tokens_repeated,
-        ),
-        delta_bytes=counters.delta_bytes,
-        delta_frames=counters.delta_frames,
-        delta_rows=counters.delta_rows,
-        engines=tuple(_engine_view(engine, now) for engine in state.engines.values()),
-        migrations=dict(counters.migrations),
-        losses=counters.losses,
-        steps=tuple(_progress(step) for step in sorted(state.steps.values(), key=lambda s: (s.step, s.purpose))),
-        version=state.version.version,
-        window_open=state.window_open,
         phase=state.phase,
         step=state.step,
         values=dict(state.values),
-        ignored=dict(counters.ignored),
+        weight_version=state.weights.version,
+        engines=tuple(_engine_status(engine, now) for engine in state.engines.values()),
+        engines_lost=counters.losses,
+        samples=SampleCounts(
+            submitted=counters.submitted,
+            acknowledged=counters.acknowledged,
+            open=len(state.samples),
+            discarded=dict(counters.discarded),
+        ),
+        tokens=TokenCounts(
+            generated=counters.tokens_accepted + counters.tokens_in_vain,
+            kept=counters.tokens_accepted,
+            regenerated=counters.tokens_in_vain,
+        ),
+        delta_bytes=counters.delta_bytes,
         finished=state.finished,
         ok=state.ok,
         message=state.message,
     )
 
 
-def engine_state(engine: LeasedEngine, now: float) -> str:
-    """One word for people."""
-    if engine.draining:
-        return "draining"
-    if engine.version < 0:
-        return "joining"
-    return "suspect" if engine.failures or engine.straggler or engine.quarantined_until > now else "serving"
-
-
-def _engine_view(engine: LeasedEngine, now: float) -> EngineView:
-    return EngineView(
-        name=engine.name,
+def _engine_status(engine: LeasedEngine, now: float) -> EngineStatus:
+    return EngineStatus(
+        engine=engine.name,
         pool=engine.pool,
-        state=engine_state(engine, now),
+        state=_engine_state(engine, now),
+        weight_version=engine.version,
         running=len(engine.running),
-        max_running=engine.max_running,
-        version=engine.version,
+        max_running=engine.capacity.max_running,
         tokens=engine.tokens,
-        tokens_per_s=engine.tokens_per_s if engine.running else 0.0,
-        queued=engine.load[1],
-        kv_free_tokens=engine.load[2],
     )
 
 
-def _progress(step: StepState) -> StepProgress:
-    return StepProgress(
-        step=step.step,
-        purpose=step.purpose,
-        submitted=step.submitted,
-        open=step.open,
-        ready=len(step.ready),
-        packed=step.packed,
-        acknowledged=step.acknowledged,
-        dropped=step.dropped,
-    )
+def _engine_state(engine: LeasedEngine, now: float) -> EngineState:
+    if engine.draining:
+        return EngineState.DRAINING
+    if engine.version < 0:
+        return EngineState.JOINING
+    is_suspect = engine.failures or engine.straggler or engine.quarantined_until > now
+    return EngineState.SUSPECT if is_suspect else EngineState.SERVING
 
 
 def awaited(state: LedgerState, step: int, purpose: Purpose, now: float) -> str:
@@ -199,3 +92,70 @@ def _part(state: LedgerState, samples: list[SampleState], phase: SamplePhase, no
     engines = Counter(state.assignments[sample.assignment].engine for sample in those)
     where = ", ".join(f"{count} on {name}" for name, count in sorted(engines.items()))
     return f"{len(those)} samples run ({where}), the longest for {oldest:.1f} s"
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """One wait; times are on the ledger's clock."""
+
+    waiter: str
+    awaited: str
+    what: str
+    since: float
+    until: float | None
+    """None: the waiter's own waiter has the deadline."""
+
+    def sentence(self, now: float) -> str:
+        """For people."""
+        text = f"{self.waiter} waits for {self.what} from {self.awaited}, for {max(0.0, now - self.since):.1f} s so far"
+        if self.until is None:
+            return text
+        left = self.until - now
+        return f"{text}, at most {left:.1f} s more" if left >= 0 else f"{text}, {-left:.1f} s beyond its deadline"
+
+
+def waits_of(state: LedgerState, now: float) -> list[Wait]:
+    """Every wait, the longest first."""
+    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_engine_waits(state), *_verdict_waits(state)]
+    return sorted(waits, key=lambda wait: wait.since)
+
+
+def _trainer_waits(state: LedgerState, now: float) -> Iterator[Wait]:
+    for pending in state.pending.values():
+        request = pending.request
+        what = f"batch of {request.min_samples} to {request.max_samples} samples"
+        yield Wait("trainer", awaited(state, request.step, request.purpose, now), what, pending.since, pending.due)
+
+
+def _queue_waits(state: LedgerState) -> Iterator[Wait]:
+    waiting: dict[tuple[int, int], list[float]] = {}
+    for sample in state.samples.values():
+        if sample.phase is SamplePhase.WAITING:
+            group = state.groups[sample.group].group
+            waiting.setdefault((group.min_version, group.max_version), []).append(sample.since)
+    for (low, high), since in waiting.items():
+        names = [e.name for e in state.engines.values() if low <= e.version <= high and not e.draining]
+        versions = f"version {low}" if low == high else f"a version from {low} to {high}"
+        whom = ", ".join(names) if names else f"any engine that serves {versions} (there is none)"
+        yield Wait(f"the queue ({len(since)} samples)", whom, "room", min(since), None)
+
+
+def _engine_waits(state: LedgerState) -> Iterator[Wait]:
+    config = state.config
+    for engine in state.engines.values():
+        yield Wait("manager", engine.name, "sign of life", engine.heard_at, engine.heard_at + config.lease_s)
+        newest = state.weights.version
+        if engine.version < newest and not engine.draining:
+            yield Wait("manager", engine.name, f"weight version {newest}", engine.greeted_at, None)
+        if engine.running:
+            oldest = min(state.assignments[number].progress_at for number in engine.running)
+            what = f"tokens of {len(engine.running)} samples"
+            yield Wait("manager", engine.name, what, oldest, oldest + config.progress_deadline_s)
+        if engine.draining and -inf < engine.drain_at < inf:
+            yield Wait("manager", engine.name, "end of its drain", engine.heard_at, engine.drain_at)
+
+
+def _verdict_waits(state: LedgerState) -> Iterator[Wait]:
+    since = [state.samples[name].since for name in state.awaiting_verdict]
+    if since:
+        due = min(state.samples[name].ask_due for name in state.awaiting_verdict)
+        yield Wait("manager", "trainer", f"verdicts on {len(since)} turns", min(since), due)

@@ -1,8 +1,6 @@
-"""One input on its way through the deciders: they read the state, record events, and address messages.
+"""One input on its way through the rules: they read the state, record events, and address messages.
 
-`record` folds at once, so a decider sees the consequences of what it has decided; it never changes the state itself.
-
-Refuses to hold: rules. Read next: `deltas`, `agents`, `trainer`.
+`record` applies at once, so a rule sees the consequences of what it has decided; it never changes the state itself.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class Effects:
 
 
 class Transition:
-    """The state to read, the moment, and the outcome that grows."""
+    """The state to read, the moment, and the effects so far."""
 
     __slots__ = ("effects", "follow_ups", "now", "requeued", "state")
 

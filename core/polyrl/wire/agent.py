@@ -1,18 +1,23 @@
-"""What agents and the manager say to each other. Read next: `trainer`."""
+"""Messages between agents and the manager, and between agents and a publisher of weights."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from polyrl.sample import Pool, SamplingParams
-from polyrl.wire.message import Message
+from polyrl.weights import WeightsRef
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field=None):
+    """Base of all messages: a frozen msgpack array; the subclass's tag is its first item."""
 
 
 class HeldAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """An assignment the agent still generates or still holds tokens of, told when it greets again."""
+    """An assignment the agent still generates or still holds tokens of, sent when it greets again."""
 
     assignment: int
     sample: str
@@ -21,22 +26,34 @@ class HeldAssignment(msgspec.Struct, frozen=True, array_like=True):
     """Response position after the last token that the agent holds."""
 
 
+class EngineCapacity(msgspec.Struct, frozen=True, array_like=True):
+    """How much an engine can do at once."""
+
+    max_running: int
+    """Sequences."""
+    kv_tokens: int
+    """KV-cache room, in tokens."""
+    max_context: int
+    """Longest prompt + response, in tokens."""
+
+
 class Hello(Message, frozen=True, tag="hello"):
-    """First words of an agent, repeated after each reconnect; the manager answers Welcome or Fenced."""
+    """First message of an agent, repeated after each reconnect; the manager answers Welcome or Fenced."""
 
     run_epoch: int
     engine: str
     """Unique for the life of this engine process (a pod UID, or a fresh random name on a laptop); never reused."""
     pool: Pool
     max_running: int
-    """Sequences the engine runs at once; its credit when empty."""
     kv_tokens: int
-    """KV-cache room, in tokens."""
     max_context: int
-    """Longest prompt + response, in tokens."""
     weight_version: int
     """Verified version that the engine serves; -1 for none."""
     held: tuple[HeldAssignment, ...] = ()
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        return EngineCapacity(self.max_running, self.kv_tokens, self.max_context)
 
 
 ROW_DTYPE: Final = np.dtype([("assignment", "<u4"), ("offset", "<u4"), ("count", "<u2"), ("finish", "u1")])
@@ -85,27 +102,36 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
     reason: str
 
 
+class HandBackReason(StrEnum):
+    """Why an engine gives an assignment back."""
+
+    DRAINING = "draining"
+    ENGINE_ERROR = "engineError"
+    REJECTED = "rejected"
+    """The only one that speaks of the sample itself: too long, malformed. The others are the engine's own affairs."""
+    VERSION_CHANGED = "versionChanged"
+    RECALLED = "asked"
+    """The manager sent a Recall."""
+
+
 class HandBack(Message, frozen=True, tag="returned"):
-    """The engine gives an assignment back unfinished, tokens so far sent before; `reason` is one of RETURN_REASONS."""
+    """The engine gives an assignment back unfinished, tokens so far sent before."""
 
     assignment: int
     reason: str
+    """A HandBackReason; another one counts as ENGINE_ERROR."""
     detail: str = ""
 
 
-RETURN_REASONS: Final = ("draining", "engineError", "rejected", "versionChanged", "asked")
-"""Only `rejected` speaks of the sample itself (too long, malformed); the others are the engine's own affairs."""
-
-
 class Leaving(Message, frozen=True, tag="leaving"):
-    """The agent was told (SIGTERM, metadata notice) that it ends within `deadline_s`; the manager drains it."""
+    """The agent ends within `deadline_s` (SIGTERM, metadata notice); the manager drains it."""
 
     deadline_s: float
     reason: str
 
 
 class Deregister(Message, frozen=True, tag="bye"):
-    """Last words; nothing of this engine runs any more."""
+    """Last message; nothing of this engine runs any more."""
 
     reason: str
 
@@ -144,7 +170,7 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 
 class Recall(Message, frozen=True, tag="return"):
-    """Stop this assignment and give it back: first what is not sent of its tokens, then HandBack with `asked`. The
+    """Stop this assignment and give it back: first what is not sent of its tokens, then HandBack with RECALLED. The
     sample goes on elsewhere, and no token of it is generated twice."""
 
     assignment: int
@@ -171,16 +197,20 @@ class Announce(Message, frozen=True, tag="announce"):
     public_key: str
     manifest_hash: bytes
 
+    @classmethod
+    def of(cls, weights: WeightsRef) -> Announce:
+        return cls(weights.version, weights.endpoint, weights.public_key, weights.manifest_hash)
+
 
 class StartDrain(Message, frozen=True, tag="drain"):
-    """Finish or hand back everything before `deadline_s`, take nothing new, then say Deregister."""
+    """Finish or hand back everything before `deadline_s`, take nothing new, then Deregister."""
 
     deadline_s: float
     reason: str
 
 
 SUPERSEDED: Final = "another trainer has taken this one's place"
-"""Reason of a Fenced that is for good: who hears it must touch nothing any more."""
+"""Reason of a Fenced that is for good: its receiver must touch nothing any more."""
 
 
 class Fenced(Message, frozen=True, tag="fenced"):
@@ -191,3 +221,34 @@ class Fenced(Message, frozen=True, tag="fenced"):
 
 FromAgent: TypeAlias = Hello | Deltas | Heartbeat | WeightsLoaded | WeightsFailed | HandBack | Leaving | Deregister
 ToAgent: TypeAlias = Welcome | Assign | Cancel | Recall | TokensKept | Resend | Announce | StartDrain | Fenced
+
+
+class GetManifest(Message, frozen=True, tag="getm"):
+    """Ask for a version's manifest."""
+
+    version: int
+
+
+class GetChunk(Message, frozen=True, tag="getc"):
+    """Ask for one chunk by its content hash; outstanding requests are the puller's own credit."""
+
+    version: int
+    hash: bytes
+
+
+class ManifestReply(Message, frozen=True, tag="manifest"):
+    """`body` is msgpack of weights.VersionManifest; empty when the version is no longer kept."""
+
+    version: int
+    body: bytes
+
+
+class ChunkReply(Message, frozen=True, tag="chunk"):
+    """A chunk's bytes; empty when it is no longer kept."""
+
+    hash: bytes
+    data: bytes
+
+
+FromPuller: TypeAlias = GetManifest | GetChunk
+ToPuller: TypeAlias = ManifestReply | ChunkReply

@@ -1,7 +1,8 @@
-"""Messages to bytes and back, and the checks that bytes must pass. Read next: `polyrl.ledger`."""
+"""Messages to bytes and back, and the checks that bytes must pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -10,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import ProtocolError
-from polyrl.wire.agent import FINISH_CODES, ROW_DTYPE, Deltas, FromAgent, ToAgent
-from polyrl.wire.message import Message
-from polyrl.wire.publisher import FromPuller, ToPuller
+from polyrl.wire.agent import FINISH_CODES, ROW_DTYPE, Deltas, FromAgent, FromPuller, Message, ToAgent, ToPuller
 from polyrl.wire.trainer import FromTrainer, ToTrainer
 
 WIRE_VERSION: Final = 1
@@ -31,60 +30,39 @@ def encode(message: Message) -> bytes:
     return _VERSION_BYTE + _encoder.encode(message)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) -> Any:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    if len(frame) < 2 or frame[0] != WIRE_VERSION:
-        raise ProtocolError(f"not a frame of wire version {WIRE_VERSION}")
-    try:
-        return decoder.decode(memoryview(frame)[1:])
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"undecodable frame: {error}") from error
+Frame: TypeAlias = bytes | memoryview
 
 
-_from_agent = msgspec.msgpack.Decoder(FromAgent)
-_to_agent = msgspec.msgpack.Decoder(ToAgent)
-_from_trainer = msgspec.msgpack.Decoder(FromTrainer)
-_to_trainer = msgspec.msgpack.Decoder(ToTrainer)
-_from_puller = msgspec.msgpack.Decoder(FromPuller)
-_to_puller = msgspec.msgpack.Decoder(ToPuller)
+def _decoder(messages: Any) -> Callable[[Frame], Any]:
+    """A function from one frame to one of `messages`; it raises ProtocolError and nothing else."""
+    decoder = msgspec.msgpack.Decoder(messages)
+
+    def decode(frame: Frame) -> Any:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if len(frame) < 2 or frame[0] != WIRE_VERSION:
+            raise ProtocolError(f"not a frame of wire version {WIRE_VERSION}")
+        try:
+            return decoder.decode(memoryview(frame)[1:])
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"undecodable frame: {error}") from error
+
+    return decode
 
 
-def decode_from_agent(frame: bytes | memoryview) -> FromAgent:
-    """Raises ProtocolError."""
-    message: FromAgent = _decode(_from_agent, frame)
+decode_to_agent: Final[Callable[[Frame], ToAgent]] = _decoder(ToAgent)
+decode_from_trainer: Final[Callable[[Frame], FromTrainer]] = _decoder(FromTrainer)
+decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)
+decode_from_puller: Final[Callable[[Frame], FromPuller]] = _decoder(FromPuller)
+decode_to_puller: Final[Callable[[Frame], ToPuller]] = _decoder(ToPuller)
+_decode_from_agent: Final[Callable[[Frame], FromAgent]] = _decoder(FromAgent)
+
+
+def decode_from_agent(frame: Frame) -> FromAgent:
+    """Raises ProtocolError, also for Deltas whose columns do not fit each other."""
+    message = _decode_from_agent(frame)
     if isinstance(message, Deltas):
         check_deltas(message)
-    return message
-
-
-def decode_to_agent(frame: bytes | memoryview) -> ToAgent:
-    """Raises ProtocolError."""
-    message: ToAgent = _decode(_to_agent, frame)
-    return message
-
-
-def decode_from_trainer(frame: bytes | memoryview) -> FromTrainer:
-    """Raises ProtocolError."""
-    message: FromTrainer = _decode(_from_trainer, frame)
-    return message
-
-
-def decode_to_trainer(frame: bytes | memoryview) -> ToTrainer:
-    """Raises ProtocolError."""
-    message: ToTrainer = _decode(_to_trainer, frame)
-    return message
-
-
-def decode_from_puller(frame: bytes | memoryview) -> FromPuller:
-    """Raises ProtocolError."""
-    message: FromPuller = _decode(_from_puller, frame)
-    return message
-
-
-def decode_to_puller(frame: bytes | memoryview) -> ToPuller:
-    """Raises ProtocolError."""
-    message: ToPuller = _decode(_to_puller, frame)
     return message
 
 
@@ -120,6 +98,11 @@ def row_columns(rows: bytes) -> RowColumns:
         table["count"].tolist(),
         table["finish"].tolist(),
     )
+
+
+def pack_rows(rows: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """Inverse of `row_columns`, from (assignment, offset, count, finish) per row."""
+    return np.array(rows, dtype=ROW_DTYPE).tobytes()
 
 
 def pack_ids(ids: npt.ArrayLike) -> bytes:

@@ -1,4 +1,4 @@
-"""What the trainer (its loop host included) and the manager say to each other. Read next: `publisher`."""
+"""Messages between the trainer and the manager."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TypeAlias
 import msgspec
 
 from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored
-from polyrl.wire.agent import Fenced
-from polyrl.wire.message import Message
+from polyrl.weights import WeightsRef
+from polyrl.wire.agent import Fenced, Message
 
 
 class TrainerHello(Message, frozen=True, tag="thello"):
-    """First words of the trainer, repeated after each reconnect."""
+    """First message of the trainer, repeated after each reconnect."""
 
     run_epoch: int
     acknowledged: int
     """Newest batch number that the trainer's state contains; -1 for none."""
     trainer: str = ""
-    """Names the trainer's process; a new name says that it has started again, from a checkpoint or from nothing."""
+    """Names the trainer's process; a new name means that it has started again, from a checkpoint or from nothing."""
     next_group: int = 0
     """Groups below it were accepted before, by this manager or by one whose journal is lost."""
     next_batch: int = 0
@@ -35,7 +35,7 @@ class Submit(Message, frozen=True, tag="submit"):
 
 
 class Score(Message, frozen=True, tag="score"):
-    """The loop host's verdict: the sample is finished and worth `reward`."""
+    """A verdict: the sample is finished and worth `reward`."""
 
     request: int
     sample: str
@@ -45,7 +45,7 @@ class Score(Message, frozen=True, tag="score"):
 
 
 class Extend(Message, frozen=True, tag="extend"):
-    """The loop host's other verdict: an environment wrote `ids`; generate the next turn after them."""
+    """Another verdict: an environment wrote `ids`; generate the next turn after them."""
 
     request: int
     sample: str
@@ -56,7 +56,7 @@ class Extend(Message, frozen=True, tag="extend"):
 
 
 class Reject(Message, frozen=True, tag="reject"):
-    """The loop host's last verdict: no reward can be had for this sample."""
+    """The third verdict: no reward can be had for this sample."""
 
     request: int
     sample: str
@@ -104,6 +104,10 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     public_key: str
     manifest_hash: bytes
 
+    @property
+    def weights(self) -> WeightsRef:
+        return WeightsRef(self.version, self.endpoint, self.public_key, self.manifest_hash)
+
 
 class ReservedWindow(Message, frozen=True, tag="window"):
     """Open: reserved engines may generate. Closed: they hand over what they run, if anyone else can take it."""
@@ -122,7 +126,7 @@ class TrainerReport(Message, frozen=True, tag="report"):
 
 
 class FinishRun(Message, frozen=True, tag="finish"):
-    """The job is over; the manager cancels what is left, says Drain to all agents and ends."""
+    """The job is over; the manager cancels what is left, sends StartDrain to all agents and ends."""
 
     request: int
     ok: bool
@@ -152,7 +156,7 @@ class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     lease_s: float
     beat_s: float
     journal: str = ""
-    """Names the journal; another name than before says that the old one is lost, and with it what was open."""
+    """Names the journal; another name than before means that the old one is lost, and with it what was open."""
     next_group: int = 0
     """Numbers below it are taken."""
     version: int = -1

@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 import zmq
 
-from polyrl.ledger.scheduling.drains import reserve_of
+from polyrl.ledger.scheduling.recalls import reserve_of
 from polyrl.wire import (
     Announce,
     Assign,

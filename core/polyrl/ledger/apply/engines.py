@@ -1,7 +1,4 @@
-"""Fold of what happens to engines, to time, and to what the trainer says of the run. Part of `fold`.
-
-Refuses to hold: decisions. Read next: `decision`.
-"""
+"""How the state changes with what happens to engines, to time and to the run: one function per event."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.counting import count, wake
-from polyrl.ledger.apply.samples import unask
-from polyrl.ledger.state import LeasedEngine, LedgerState, Version, step_key
+from polyrl.ledger.apply.samples import count, end_recall, wake
+from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
 
 ANSWERED_MEMORY: Final = 1024
 """Requests remembered by digest: far more than a trainer can have unanswered."""
@@ -36,7 +32,7 @@ def step_ended(state: LedgerState, event: events.StepEnded) -> None:
 
 
 def version_published(state: LedgerState, event: events.VersionPublished) -> None:
-    state.version = Version(event.version, event.endpoint, event.public_key, event.manifest_hash)
+    state.weights = event.weights
 
 
 def window_set(state: LedgerState, event: events.WindowSet) -> None:
@@ -71,15 +67,11 @@ def run_finished(state: LedgerState, event: events.RunFinished) -> None:
 def engine_greeted(state: LedgerState, event: events.EngineGreeted) -> None:
     engine = state.engines.get(event.engine)
     if engine is None:
-        engine = LeasedEngine(
-            event.engine, event.pool, event.max_running, event.kv_tokens, event.max_context, -1, event.at, event.at, []
-        )
-        state.engines[event.engine] = engine
-    engine.pool, engine.max_running = event.pool, event.max_running
-    engine.kv_tokens, engine.max_context = event.kv_tokens, event.max_context
+        engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, event.capacity)
+    engine.pool, engine.capacity = event.pool, event.capacity
     engine.heard_at = engine.greeted_at = event.at
     for number in engine.running:
-        unask(state, number)  # it may never have heard
+        end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
     speed.begin_window(engine, event.at)
     _serve(engine, event.version)
@@ -117,7 +109,7 @@ def engine_quarantined(state: LedgerState, event: events.EngineQuarantined) -> N
     engine = state.engines[event.engine]
     engine.failures += 1
     engine.quarantined_until = event.quarantined_until
-    if event.cause == events.STRAGGLER:
+    if event.cause == events.MoveCause.STRAGGLER:
         engine.straggler, engine.windows = True, []
     wake(state, event.quarantined_until)
 
@@ -139,7 +131,7 @@ def drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
 
 def engine_gone(state: LedgerState, event: events.EngineGone) -> None:
     del state.engines[event.engine]
-    if event.cause == "bye":
+    if event.cause is events.GoneCause.DEREGISTERED:
         state.vanished.pop(event.engine, None)
         return
     state.counters.losses += 1

@@ -1,14 +1,10 @@
-"""Fold of what happens to samples, groups and batches. Part of `fold`: no other module may call these.
-
-Refuses to hold: decisions. Read next: `fold_engines`.
-"""
+"""How the state changes with what happens to samples, groups and batches: one function per event."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.counting import count, wake
 from polyrl.ledger.responses import group_tokens
 from polyrl.ledger.state import (
     ENVIRONMENT_VERSION,
@@ -25,6 +21,16 @@ from polyrl.ledger.state import (
 )
 from polyrl.sample import DiscardReason, Group, Purpose, sample_id
 from polyrl.wire import GroupDropped, row_columns
+
+
+def wake(state: LedgerState, at: float) -> None:
+    """There is something to do at `at`."""
+    state.due = min(state.due, at)
+
+
+def count(counts: dict[str, int], key: str, amount: int = 1) -> None:
+    """Adds to a named count."""
+    counts[key] = counts.get(key, 0) + amount
 
 
 def _enter(sample: SampleState, phase: SamplePhase, at: float) -> None:
@@ -48,7 +54,7 @@ def _unqueue_sample(state: LedgerState, sample: SampleState) -> None:
 
 
 def _end_assignment(state: LedgerState, number: int) -> Assignment:
-    unask(state, number)
+    end_recall(state, number)
     assignment = state.assignments.pop(number)
     state.samples[assignment.sample].assignment = 0
     engine = state.engines[assignment.engine]
@@ -213,20 +219,20 @@ def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, toke
 
 def recall_sent(state: LedgerState, event: events.RecallSent) -> None:
     assignment = state.assignments[event.assignment]
-    assignment.asked, assignment.goes_to = event.cause, event.to
-    state.engines[assignment.engine].leaving += 1
-    state.engines[event.to].coming[event.assignment] = event.kv
+    assignment.recall_cause, assignment.recall_target = event.cause, event.to
+    state.engines[assignment.engine].recalled += 1
+    state.engines[event.to].reserved_kv[event.assignment] = event.kv
 
 
-def unask(state: LedgerState, number: int) -> None:
+def end_recall(state: LedgerState, number: int) -> None:
     """Nobody waits any longer for an assignment to be given back."""
     assignment = state.assignments[number]
-    if assignment.asked:
-        state.engines[assignment.engine].leaving -= 1
-        to = state.engines.get(assignment.goes_to)
+    if assignment.recall_cause:
+        state.engines[assignment.engine].recalled -= 1
+        to = state.engines.get(assignment.recall_target)
         if to is not None:
-            to.coming.pop(number, None)
-        assignment.asked = assignment.goes_to = ""
+            to.reserved_kv.pop(number, None)
+        assignment.recall_cause, assignment.recall_target = None, ""
 
 
 def moved(state: LedgerState, event: events.Moved) -> None:
@@ -234,7 +240,7 @@ def moved(state: LedgerState, event: events.Moved) -> None:
     sample = state.samples[assignment.sample]
     sample.moved_at = event.at
     sample.avoid = assignment.engine
-    sample.rejections += event.cause == "rejected"
+    sample.rejections += event.cause is events.MoveCause.REJECTED
     count(state.counters.migrations, event.cause)
     _queue_sample(state, sample, event.at)
 
@@ -252,7 +258,7 @@ def turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     sample.asks = 1
     sample.ask_due = event.ask_due
     _enter(sample, SamplePhase.TURN_DONE, event.at)
-    state.asked[event.sample] = None
+    state.awaiting_verdict[event.sample] = None
     wake(state, event.ask_due)
 
 
@@ -265,7 +271,7 @@ def verdict_requested(state: LedgerState, event: events.VerdictRequested) -> Non
 
 def turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     sample = state.samples[event.sample]
-    del state.asked[event.sample]
+    del state.awaiting_verdict[event.sample]
     start = sample.length
     sample.ids += event.ids
     sample.logprobs += bytes(len(event.ids))
@@ -278,7 +284,7 @@ def turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
 
 def sample_scored(state: LedgerState, event: events.SampleScored) -> None:
     sample = state.samples[event.sample]
-    del state.asked[event.sample]
+    del state.awaiting_verdict[event.sample]
     sample.reward = event.reward
     sample.metrics = event.metrics
     state.groups[sample.group].scored += 1
@@ -304,7 +310,7 @@ def group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
         sample = state.samples[name]
         if sample.assignment:
             _end_assignment(state, sample.assignment)
-        state.asked.pop(name, None)
+        state.awaiting_verdict.pop(name, None)
         sibling = bool(event.culprit) and name != event.culprit
         count(state.counters.discarded, DiscardReason.GROUP_INCOMPLETE if sibling else event.reason)
     if entry.waiting:

@@ -58,8 +58,8 @@ class EngineAudit:
 
     def greeted(self, event: f.EngineGreeted, at: float) -> None:
         self._findings.saw("I7", "greetings")
-        engine = self.live.setdefault(event.engine, AuditedEngine(event.version, event.max_running))
-        engine.max_running, engine.pool = event.max_running, event.pool
+        engine = self.live.setdefault(event.engine, AuditedEngine(event.version, event.capacity.max_running))
+        engine.max_running, engine.pool = event.capacity.max_running, event.pool
         engine.serve(event.version)
 
     def serving(self, event: f.EngineServing, at: float) -> None:

@@ -51,7 +51,7 @@ class AssignmentTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pieces: list[Piece]
 
 
-HistoryEvent: TypeAlias = f.Event | ManagerStarted | AssignmentTokens
+HistoryEvent: TypeAlias = f.AnyEvent | ManagerStarted | AssignmentTokens
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):

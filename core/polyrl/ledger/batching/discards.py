@@ -1,7 +1,4 @@
-"""How a group ends untrained: one sample's fate takes its siblings along, because group statistics need all n.
-
-Refuses to hold: which groups (see `filters`, `trainer`, `moves`). Read next: `packing`.
-"""
+"""How a group ends untrained: one sample's fate takes its siblings along, because group statistics need all n."""
 
 from __future__ import annotations
 
@@ -11,8 +8,19 @@ from typing import NamedTuple
 from polyrl.ledger.events import GroupDiscarded
 from polyrl.ledger.state import GroupState, LedgerState
 from polyrl.ledger.transition import Transition
+from polyrl.manifest.recipe import GroupFilter
 from polyrl.sample import DiscardReason, sample_id
 from polyrl.wire import Cancel, GroupDropped
+
+
+def passes(group_filter: str, rewards: Sequence[float]) -> bool:
+    """Whether a training group with these rewards passes. Dynamic sampling is DAPO's (Yu et al. 2025). `custom` passes
+    everything here: the trainer decides it, through Reject."""
+    if group_filter == GroupFilter.ANY_SUCCESS:
+        return any(reward > 0 for reward in rewards)
+    if group_filter == GroupFilter.NONZERO_SPREAD:
+        return min(rewards) != max(rewards)
+    return True
 
 
 def discard_group(
@@ -30,9 +38,12 @@ def discard_group(
         assignment = transition.state.samples[sample_id(number, index)].assignment
         if assignment:
             transition.send(transition.state.assignments[assignment].engine, Cancel(assignment))
-    transition.record(GroupDiscarded(number, culprit, reason, detail, notify, transition.now))
+    event = GroupDiscarded(number, culprit, reason=reason, detail=detail, notify=notify, at=transition.now)
+    transition.record(event)
     if notify:
-        transition.answer(GroupDropped(number, entry.group.step, entry.group.purpose, reason, detail))
+        group = entry.group
+        dropped = GroupDropped(number, group.step, purpose=group.purpose, reason=reason, detail=detail)
+        transition.answer(dropped)
 
 
 def discard_unservable(transition: Transition, groups: Sequence[int]) -> None:
@@ -46,9 +57,9 @@ def discard_unservable(transition: Transition, groups: Sequence[int]) -> None:
         if versions not in serving:
             serving[versions] = _serving(transition.state, *versions)
         if serving[versions].never:
-            newest = transition.state.version.version
+            newest = transition.state.weights.version
             text = f"weights are at version {newest}, it may use at most {entry.group.max_version}"
-            discard_group(transition, number, DiscardReason.STALE, "", text)
+            discard_group(transition, number, DiscardReason.STALE, detail=text)
         elif serving[versions].context:
             _discard_if_longer(transition, entry, serving[versions].context)
 
@@ -62,8 +73,8 @@ class _Serving(NamedTuple):
 
 def _serving(state: LedgerState, low: int, high: int) -> _Serving:
     engines = state.engines.values()
-    context = max((e.max_context for e in engines if low <= e.version <= high and not e.draining), default=0)
-    past = state.version.version > high and all(e.version > high or e.draining for e in engines)
+    context = max((e.capacity.max_context for e in engines if low <= e.version <= high and not e.draining), default=0)
+    past = state.weights.version > high and all(e.version > high or e.draining for e in engines)
     return _Serving(context, past and not context)
 
 
@@ -71,7 +82,7 @@ def _discard_if_longer(transition: Transition, entry: GroupState, context: int) 
     needed = max(needed_context(transition.state, entry, index) for index in entry.waiting)
     if needed > context:
         text = f"prompt, response so far and what is left of max_new_tokens are {needed} tokens; engines hold {context}"
-        discard_group(transition, entry.group.id, DiscardReason.PROMPT_TOO_LONG, "", text)
+        discard_group(transition, entry.group.id, DiscardReason.PROMPT_TOO_LONG, detail=text)
 
 
 def needed_context(state: LedgerState, entry: GroupState, index: int) -> int:

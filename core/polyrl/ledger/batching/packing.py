@@ -6,8 +6,6 @@ the trainer takes the first answer to a request, so a second one with samples wo
 
 The order is never bent: a group that does not fit ends the batch, even if a later one would fit. So batches depend on
 the order of completion alone, and a large group cannot be overtaken for ever.
-
-Refuses to hold: mini-batch boundaries (the trainer asks for at most what is missing to one).
 """
 
 from __future__ import annotations
@@ -56,27 +54,20 @@ def pack(state: LedgerState, request: BatchRequest) -> Packing | None:
 
 def answer_pending(transition: Transition) -> None:
     """Answers every waiting BatchRequest that can be answered, oldest first."""
-    for pending in tuple(transition.state.pending.values()):
-        request = pending.request
-        packing = pack(transition.state, request)
+    state = transition.state
+    for pending in tuple(state.pending.values()):
+        request, packing = pending.request, pack(state, pending.request)
         if packing is None:
             continue
         if not packing.groups and not packing.last:
-            transition.record(BatchRequestClosed(request.request))
-            _answer_empty(transition, request, Declined(request.request, _too_large(transition.state, request)))
+            _close(transition, request, Declined(request.request, _too_large(state, request)))
             continue
-        batch = transition.state.next_batch
-        transition.record(BatchPacked(batch, request, packing.groups, packing.last, transition.now))
-        if packing.groups:
-            send_batch(transition, batch, request, packing)
+        number, groups, last = state.next_batch, packing.groups, packing.last
+        transition.record(BatchPacked(number, request, groups=groups, last=last, at=transition.now))
+        if groups:
+            _send_batch(transition, number, request, packing)
         else:
-            _answer_empty(transition, request, Batch(request.request, batch, request.step, (), packing.last))
-
-
-def send_batch(transition: Transition, batch: int, request: BatchRequest, packing: Packing) -> None:
-    """Sends a packed batch; its samples stay here until they are acknowledged, so it can be sent again."""
-    samples = tuple(scored for number in packing.groups for scored in scored_group(transition.state, number))
-    transition.answer(Batch(request.request, batch, request.step, samples, packing.last))
+            _answer_empty(transition, request, Batch(request.request, number, step=request.step, samples=(), last=last))
 
 
 def close_late(transition: Transition) -> None:
@@ -84,12 +75,8 @@ def close_late(transition: Transition) -> None:
     for pending in tuple(transition.state.pending.values()):
         if pending.due <= transition.now:
             request = pending.request
-            transition.record(BatchRequestClosed(request.request))
-            _answer_empty(
-                transition,
-                request,
-                Late(request.request, awaited(transition.state, request.step, request.purpose, transition.now)),
-            )
+            whom = awaited(transition.state, request.step, purpose=request.purpose, now=transition.now)
+            _close(transition, request, Late(request.request, whom))
 
 
 def answer_again(transition: Transition, request: BatchRequest) -> bool:
@@ -97,7 +84,7 @@ def answer_again(transition: Transition, request: BatchRequest) -> bool:
     for number, batch in transition.state.batches.items():
         same = (batch.request.request, batch.request.step, batch.request.purpose)
         if same == (request.request, request.step, request.purpose):
-            send_batch(transition, number, batch.request, Packing(batch.groups, batch.last))
+            _send_batch(transition, number, batch.request, Packing(batch.groups, batch.last))
             return True
     digest, kept = digest_of(request), transition.state.answered.get(request.request, b"")
     if kept.startswith(digest):
@@ -108,6 +95,17 @@ def answer_again(transition: Transition, request: BatchRequest) -> bool:
 def digest_of(message: FromTrainer) -> bytes:
     """Tells a repeated request from another under the same number."""
     return hashlib.blake2b(encode(message), digest_size=16).digest()
+
+
+def _send_batch(transition: Transition, number: int, request: BatchRequest, packing: Packing) -> None:
+    """Sends a packed batch; its samples stay here until they are acknowledged, so it can be sent again."""
+    samples = tuple(scored for group in packing.groups for scored in scored_group(transition.state, group))
+    transition.answer(Batch(request.request, number, step=request.step, samples=samples, last=packing.last))
+
+
+def _close(transition: Transition, request: BatchRequest, answer: Declined | Late) -> None:
+    transition.record(BatchRequestClosed(request.request))
+    _answer_empty(transition, request, answer)
 
 
 def _answer_empty(transition: Transition, request: BatchRequest, answer: Declined | Late | Batch) -> None:

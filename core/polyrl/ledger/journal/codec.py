@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger.events import Event
+from polyrl.ledger.events import AnyEvent, Event
 from polyrl.ledger.state import LedgerState
 
 JOURNAL_SCHEMA: Final = 8
@@ -19,7 +19,7 @@ JOURNAL_SCHEMA: Final = 8
 miss in an old journal; another one is refused."""
 
 _encoder = msgspec.msgpack.Encoder()
-_facts = msgspec.msgpack.Decoder(list[Event])
+_events = msgspec.msgpack.Decoder(list[AnyEvent])
 _state = msgspec.msgpack.Decoder(LedgerState)
 
 
@@ -32,7 +32,7 @@ def encode_events(events: Iterable[Event]) -> bytes:
 def decode_events(data: bytes) -> list[Event]:
     """Raises ProtocolError."""
     try:
-        return _facts.decode(data)
+        return _events.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
         raise ProtocolError(f"undecodable events: {error}") from error
 

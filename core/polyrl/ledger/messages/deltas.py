@@ -1,10 +1,8 @@
 """Tokens in. A row counts only for a live assignment of the engine that sent it, of a version that both the sample may
-use and the engine has verified; what is here already is cut off, what is missing is asked for again.
+use and the engine has verified; what is here already is left out, what is missing is asked for again.
 
-Almost every frame is in order. For it one loop of comparisons decides, and the event carries its own bytes; only a
-frame with a surprise is taken apart row by row.
-
-Refuses to hold: what happens to an assignment that ends (see `moves`). Read next: `moves`.
+Almost every frame is in order. For it one loop of comparisons decides, and the event carries the frame's own bytes;
+only a frame with a surprise is taken apart row by row.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from polyrl.ledger.columns import frame_bytes, pack_rows
-from polyrl.ledger.events import GapSeen, TokensTaken
+from msgspec.structs import replace
+
+from polyrl.ledger.events import GapSeen, MoveCause, TokensTaken
 from polyrl.ledger.scheduling.moves import already_over, end_turn, move, quarantine
 from polyrl.ledger.state import Assignment, LeasedEngine
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
-from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, RowColumns, TokensKept, row_columns
+from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, RowColumns, TokensKept, pack_rows, row_columns
 
 STOP: Final = FINISH_CODES.index("stop")
 LENGTH: Final = FINISH_CODES.index("length")
@@ -30,16 +29,27 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
     if columns is None:
         transition.ignore("malformedDeltas")
         return
+    taken = TokensTaken(
+        engine=engine.name,
+        seq=message.seq,
+        version=message.version,
+        rows=message.rows,
+        ids=message.ids,
+        logprobs=message.logprobs,
+        frame_bytes=len(message.rows) + len(message.ids) + len(message.logprobs),
+        in_vain=0,
+        repeated=0,
+        at=transition.now,
+    )
     ends = _ends_if_in_order(transition, engine, message.version, columns)
+    trouble: list[tuple[int, MoveCause]] = []
     if ends is not None:
-        transition.record(_taken(transition, engine, message, (message.rows, message.ids, message.logprobs), (0, 0)))
-        trouble: list[tuple[int, str]] = []
+        transition.record(taken)
     else:
         sift = _Sift(transition, engine, message)
-        for row in zip(*columns, strict=True):
-            sift.row(*row)
-        columns_kept = (pack_rows(sift.rows), bytes(sift.ids), bytes(sift.logprobs))
-        transition.record(_taken(transition, engine, message, columns_kept, (sift.in_vain, sift.repeated)))
+        for number, offset, count, finish in zip(*columns, strict=True):
+            sift.row(number, offset, count=count, finish=finish)
+        transition.record(sift.accepted(taken))
         sift.ask_for_gaps()
         ends, trouble = sift.ends, sift.trouble
     for number, finish in ends:
@@ -59,16 +69,6 @@ def _checked_columns(message: Deltas) -> RowColumns | None:
     if len(message.ids) != size or len(message.logprobs) != size or max(columns[3], default=0) >= len(FINISH_CODES):
         return None
     return columns
-
-
-def _taken(
-    transition: Transition,
-    engine: LeasedEngine,
-    message: Deltas,
-    kept: tuple[bytes, bytes, bytes],
-    refused: tuple[int, int],
-) -> TokensTaken:
-    return TokensTaken(engine.name, message.seq, message.version, *kept, frame_bytes(message), *refused, transition.now)
 
 
 def _ends_if_in_order(
@@ -97,7 +97,7 @@ def _ends_if_in_order(
 
 
 class _Sift:
-    """Takes a frame apart row by row: every row is cut, refused, or asked for again on its own."""
+    """Takes a frame apart row by row: every row is trimmed, refused, or asked for again on its own."""
 
     def __init__(self, transition: Transition, engine: LeasedEngine, message: Deltas) -> None:
         self._transition = transition
@@ -109,16 +109,16 @@ class _Sift:
         self._closed: set[int] = set()
         """Assignments that end with this frame."""
         self._gaps: dict[int, int] = {}
-        self.rows: list[tuple[int, int, int, int]] = []
-        self.ids = bytearray()
-        self.logprobs = bytearray()
+        self._rows: list[tuple[int, int, int, int]] = []
+        self._ids = bytearray()
+        self._logprobs = bytearray()
         self.in_vain = 0
         self.repeated = 0
         self.ends: list[tuple[int, int]] = []
-        self.trouble: list[tuple[int, str]] = []
+        self.trouble: list[tuple[int, MoveCause]] = []
 
     def row(self, number: int, offset: int, count: int, finish: int) -> None:
-        """Judges the next row of the frame."""
+        """Decides the next row of the frame."""
         begin, self._begin = self._begin, self._begin + 4 * count
         assignment = self._transition.state.assignments.get(number)
         if assignment is None or assignment.engine != self._engine.name or number in self._closed:
@@ -126,19 +126,25 @@ class _Sift:
             return
         version = self._message.version
         if version not in self._engine.served or not assignment.low <= version <= assignment.high:
-            self._refuse(number, count, "wrongVersion")
+            self._refuse(number, count, MoveCause.WRONG_VERSION)
             return
-        position = assignment.length + (len(self._ahead.get(number, b"")) >> 2)
+        position = self._position(number, assignment)
         if offset > position:
             self._gaps.setdefault(number, position)
             self.in_vain += count
             return
         known = min(position - offset, count)
         if not self._agrees(assignment, number, offset, begin, known) or (finish and offset + count < position):
-            self._refuse(number, count, "wrongTokens")
+            self._refuse(number, count, MoveCause.WRONG_TOKENS)
             return
         self.repeated += known
-        self._accept(number, assignment, (position, begin + 4 * known, count - known, finish))
+        self._accept(number, assignment, begin=begin + 4 * known, count=count - known, finish=finish)
+
+    def accepted(self, taken: TokensTaken) -> TokensTaken:
+        """`taken` with only what was accepted."""
+        rows, ids, logprobs = pack_rows(self._rows), bytes(self._ids), bytes(self._logprobs)
+        refused = {"in_vain": self.in_vain, "repeated": self.repeated}
+        return replace(taken, rows=rows, ids=ids, logprobs=logprobs, **refused)
 
     def ask_for_gaps(self) -> None:
         """Sends Resend for what is missing, unless it was asked for a moment ago."""
@@ -149,7 +155,11 @@ class _Sift:
                 self._transition.record(GapSeen(number, self._transition.now))
                 self._transition.send(self._engine.name, Resend(number, offset))
 
-    def _refuse(self, number: int, count: int, cause: str) -> None:
+    def _position(self, number: int, assignment: Assignment) -> int:
+        """Response position of the assignment's next token."""
+        return assignment.length + (len(self._ahead.get(number, b"")) >> 2)
+
+    def _refuse(self, number: int, count: int, cause: MoveCause) -> None:
         self.in_vain += count
         self._closed.add(number)
         self.trouble.append((number, cause))
@@ -162,15 +172,15 @@ class _Sift:
         have = sample.ids + self._ahead.get(number, b"")
         return have[4 * offset : 4 * (offset + known)] == self._message.ids[begin : begin + 4 * known]
 
-    def _accept(self, number: int, assignment: Assignment, row: tuple[int, int, int, int]) -> None:
-        position, begin, count, finish = row
+    def _accept(self, number: int, assignment: Assignment, *, begin: int, count: int, finish: int) -> None:
+        position = self._position(number, assignment)
         kept = min(count, assignment.limit - position)
         self.in_vain += count - kept
         end = begin + 4 * kept
         if kept:
-            self.rows.append((number, position, kept, finish))
-            self.ids += self._message.ids[begin:end]
-            self.logprobs += self._message.logprobs[begin:end]
+            self._rows.append((number, position, kept, finish))
+            self._ids += self._message.ids[begin:end]
+            self._logprobs += self._message.logprobs[begin:end]
             self._ahead.setdefault(number, bytearray()).extend(self._message.ids[begin:end])
         over_budget = kept < count
         if finish or position + kept >= assignment.limit:
@@ -184,19 +194,16 @@ def _end(transition: Transition, number: int, finish: int) -> None:
     if finish == STOP:
         end_turn(transition, assignment.sample, Finish.STOP)
     elif assignment.length < assignment.limit:
-        _fail(transition, number, "engineError")
+        _fail(transition, number, MoveCause.ENGINE_ERROR)
     else:
         if not finish:
             transition.send(assignment.engine, Cancel(number))
         # The last token that the budget allows may be a stop token whose finish is still on its way.
-        end_turn(
-            transition,
-            assignment.sample,
-            already_over(transition, transition.state.samples[assignment.sample]) or Finish.LENGTH,
-        )
+        sample = transition.state.samples[assignment.sample]
+        end_turn(transition, assignment.sample, already_over(transition, sample) or Finish.LENGTH)
 
 
-def _fail(transition: Transition, number: int, cause: str) -> None:
+def _fail(transition: Transition, number: int, cause: MoveCause) -> None:
     """The engine said something that cannot be: it pauses, and the sample goes on elsewhere."""
     quarantine(transition, transition.state.assignments[number].engine, cause)
     move(transition, number, cause)

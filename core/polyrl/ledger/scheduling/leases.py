@@ -2,8 +2,6 @@
 
 An engine's silence counts only while we were listening: if the tick itself comes long after it was due, this process
 was stopped or starved, and every lease is renewed instead of a whole healthy fleet being declared dead.
-
-Refuses to hold: clocks (`now` is an argument). Read next: `placement`.
 """
 
 from __future__ import annotations
@@ -12,17 +10,10 @@ from collections.abc import Iterator
 from math import inf, isfinite
 from typing import Final
 
+from polyrl.ledger import events
 from polyrl.ledger.batching.discards import discard_group
 from polyrl.ledger.batching.packing import close_late
-from polyrl.ledger.events import (
-    DrainExpired,
-    EngineDraining,
-    EngineGone,
-    LeasesRenewed,
-    Ticked,
-    VerdictRequested,
-    WeightsAwaited,
-)
+from polyrl.ledger.events import GoneCause, MoveCause
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.scheduling.moves import move, quarantine
 from polyrl.ledger.scheduling.stragglers import look_for_stragglers
@@ -41,7 +32,7 @@ READING_SHARE: Final = 4
 def tick(transition: Transition) -> None:
     """Everything whose time has come."""
     if transition.now - transition.state.due > transition.config.lease_s / 2:
-        transition.record(LeasesRenewed(transition.now))
+        transition.record(events.LeasesRenewed(transition.now))
     _end_leases(transition)
     _end_drains(transition)
     _find_stalled(transition)
@@ -50,97 +41,95 @@ def tick(transition: Transition) -> None:
     _ask_again(transition)
     close_late(transition)
     earliest = min(_deadlines(transition.state, transition.now), default=inf)
-    transition.record(Ticked(max(earliest, transition.now + TICK_RESOLUTION_S)))
+    transition.record(events.Ticked(max(earliest, transition.now + TICK_RESOLUTION_S)))
 
 
-def lose_engine(transition: Transition, name: str, cause: str) -> None:
+def lose_engine(transition: Transition, name: str, cause: GoneCause) -> None:
     """An engine is gone: its samples move, its name is forgotten."""
     for number in tuple(transition.state.engines[name].running):
-        move(transition, number, "lost", cancel=False)
-    transition.record(EngineGone(name, cause, transition.now))
+        move(transition, number, MoveCause.LOST, cancel=False)
+    transition.record(events.EngineGone(name, cause, transition.now))
 
 
-def drain_engine(transition: Transition, name: str, deadline_s: float, reason: str) -> None:
+def drain_engine(transition: Transition, name: str, *, deadline_s: float, reason: str) -> None:
     """No new work for it; the earlier deadline wins; StartDrain is sent only when that changes something."""
-    engine = transition.state.engines.get(name)
+    engine, now = transition.state.engines.get(name), transition.now
     if engine is None:
         transition.ignore("drainOfUnknownEngine")
         return
-    drain_at = transition.now + max(0.0, deadline_s if isfinite(deadline_s) else 0.0)
+    drain_at = now + max(0.0, deadline_s if isfinite(deadline_s) else 0.0)
     if engine.draining and drain_at >= engine.drain_at:
         return
-    transition.record(EngineDraining(name, drain_at, engine.draining or reason or "no reason given", transition.now))
-    transition.send(name, StartDrain(drain_at - transition.now, engine.draining))
+    why = engine.draining or reason or "no reason given"
+    transition.record(events.EngineDraining(name, drain_at, reason=why, at=now))
+    transition.send(name, StartDrain(drain_at - now, engine.draining))
 
 
 def announce(transition: Transition, name: str) -> None:
     """Tells an engine of the newest version, if there is one."""
-    version = transition.state.version
-    if version.version >= 0:
-        transition.send(name, Announce(version.version, version.endpoint, version.public_key, version.manifest_hash))
+    newest = transition.state.weights
+    if newest.version >= 0:
+        transition.send(name, Announce.of(newest))
 
 
 def _end_leases(transition: Transition) -> None:
     for engine in tuple(transition.state.engines.values()):
         if engine.heard_at + transition.config.lease_s <= transition.now:
-            lose_engine(transition, engine.name, "silent")
+            lose_engine(transition, engine.name, GoneCause.SILENT)
 
 
 def _end_drains(transition: Transition) -> None:
     for engine in transition.state.engines.values():
         if -inf < engine.drain_at <= transition.now:
             for number in tuple(engine.running):
-                move(transition, number, "draining")
-            transition.record(DrainExpired(engine.name))
+                move(transition, number, MoveCause.DRAINING)
+            transition.record(events.DrainExpired(engine.name))
 
 
 def _find_stalled(transition: Transition) -> None:
     """Moves samples without progress; their engine is suspect if it gave no token to anyone for as long."""
-    limit = transition.now - transition.config.progress_deadline_s
-    stalled = [
-        (number, a.engine)
-        for number, a in transition.state.assignments.items()
-        if _progress_deadline(transition.state, a) <= transition.now
-    ]
+    state, now, deadline_s = transition.state, transition.now, transition.config.progress_deadline_s
+    stalled = [(number, a.engine) for number, a in state.assignments.items() if _progress_deadline(state, a) <= now]
     for name in {engine: None for _, engine in stalled}:
-        if transition.state.engines[name].token_at <= limit:
-            quarantine(transition, name, "stalled", transition.config.progress_deadline_s)
+        if state.engines[name].token_at <= now - deadline_s:
+            quarantine(transition, name, MoveCause.STALLED, first_pause_s=deadline_s)
     for number, _ in stalled:
-        move(transition, number, "stalled")
+        move(transition, number, MoveCause.STALLED)
 
 
 def _progress_deadline(state: LedgerState, assignment: Assignment) -> float:
     """A sample that waits for its first token counts from the last prompt that its engine has read, within bounds."""
-    patience = state.config.progress_deadline_s
+    allowed = state.config.progress_deadline_s
     if assignment.progress_at > assignment.at:
-        return assignment.progress_at + patience
+        return assignment.progress_at + allowed
     read_at = state.engines[assignment.engine].read_at
-    return min(max(assignment.progress_at, read_at) + patience, assignment.progress_at + READING_SHARE * patience)
+    return min(max(assignment.progress_at, read_at) + allowed, assignment.progress_at + READING_SHARE * allowed)
 
 
 def _announce_again(transition: Transition) -> None:
     for engine in transition.state.engines.values():
         if engine.weights_at <= transition.now:
-            transition.record(WeightsAwaited(engine.name, inf))
+            transition.record(events.WeightsAwaited(engine.name, inf))
             announce(transition, engine.name)
 
 
 def _ask_again(transition: Transition) -> None:
-    if not isfinite(transition.state.trainer_at):
+    state, config, now = transition.state, transition.config, transition.now
+    if not isfinite(state.trainer_at):
         return  # its greeting asks for everything that is open
-    listens = transition.now - transition.state.trainer_at <= transition.config.lease_s
-    for name in tuple(transition.state.asked):
-        sample = transition.state.samples.get(name)
-        if sample is None or sample.ask_due > transition.now:
+    listens = now - state.trainer_at <= config.lease_s
+    for name in tuple(state.awaiting_verdict):
+        sample = state.samples.get(name)
+        if sample is None or sample.ask_due > now:
             continue  # a sibling took it along, or it is not its time
-        waited = transition.now - max(sample.since, transition.state.trainer_since)
-        if listens and waited >= transition.config.verdict_deadline_s:
+        waited = now - max(sample.since, state.trainer_since)
+        if listens and waited >= config.verdict_deadline_s:
             text = f"the trainer gave no verdict on turn {sample.turn} within {waited:.0f} s, asked {sample.asks} times"
-            discard_group(transition, sample.group, DiscardReason.REWARD_TIMED_OUT, name, text)
+            discard_group(transition, sample.group, DiscardReason.REWARD_TIMED_OUT, culprit=name, detail=text)
             continue
-        pause = min(transition.config.turn_resend_s * 2.0 ** min(sample.asks, 16), transition.config.turn_resend_max_s)
-        transition.record(VerdictRequested(name, transition.now + pause))
-        transition.answer(turn_done(transition.state, name))
+        pause = min(config.turn_resend_s * 2.0 ** min(sample.asks, 16), config.turn_resend_max_s)
+        transition.record(events.VerdictRequested(name, now + pause))
+        transition.answer(turn_done(state, name))
 
 
 def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
@@ -155,7 +144,7 @@ def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
     for assignment in state.assignments.values():
         yield _progress_deadline(state, assignment)
     if isfinite(state.trainer_at):
-        for name in state.asked:
+        for name in state.awaiting_verdict:
             yield state.samples[name].ask_due
     for pending in state.pending.values():
         yield pending.due

@@ -3,44 +3,21 @@
 A sample that moves keeps its identity, its tokens and what is left of its budget; the next engine gets prompt + tokens
 so far. If nothing is left to generate (the budget is used up, or the last token is a stop token whose finish was lost
 with the engine), the turn ends here: an engine that is fed an end-of-sequence token would write past it.
-
-Refuses to hold: where it goes next (see `placement`). Read next: `discards`.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from polyrl.ledger.batching.discards import discard_group
-from polyrl.ledger.events import EngineQuarantined, Moved, TurnEnded
+from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, TurnEnded
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.state import SampleState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish
 from polyrl.wire import Cancel
 
-CAUSES: Final = (
-    "lost",
-    "draining",
-    "stalled",
-    "engineError",
-    "rejected",
-    "versionChanged",
-    "wrongVersion",
-    "wrongTokens",
-    "notHeld",
-    "window",
-    "rebalanced",
-    "straggler",
-)
-"""Why assignments end unfinished: an engine vanished, drains, gives no tokens, failed, refused the sample, changed its
-weights; sent tokens of a version it may not use, or other tokens than before; no longer had it when it
-greeted again; the reserved window closed; another engine will be faster; its own is far slower than all
-others."""
 
-
-def move(transition: Transition, number: int, cause: str, *, cancel: bool = True, detail: str = "") -> None:
-    """Ends a live assignment unfinished. `cancel` tells its engine."""
+def move(transition: Transition, number: int, cause: MoveCause, *, cancel: bool = True, detail: str = "") -> None:
+    """Ends a live assignment unfinished; `cancel`: its engine is told to stop."""
     assignment = transition.state.assignments[number]
     if cancel:
         transition.send(assignment.engine, Cancel(number))
@@ -49,7 +26,8 @@ def move(transition: Transition, number: int, cause: str, *, cancel: bool = True
     transition.requeued.append(sample.group)
     if sample.rejections >= transition.config.max_rejections:
         text = f"engines refused it {sample.rejections} times: {detail or 'no reason given'}"
-        discard_group(transition, sample.group, DiscardReason.ENGINE_REJECTED, assignment.sample, text)
+        reason, name = DiscardReason.ENGINE_REJECTED, assignment.sample
+        discard_group(transition, sample.group, reason, culprit=name, detail=text)
         return
     finish = already_over(transition, sample)
     if finish is not None:
@@ -68,26 +46,24 @@ def already_over(transition: Transition, sample: SampleState) -> Finish | None:
 
 def end_turn(transition: Transition, name: str, finish: Finish) -> None:
     """Ends a sample's turn and asks the trainer for its verdict."""
-    transition.record(TurnEnded(name, finish, transition.now + transition.config.turn_resend_s, transition.now))
+    ask_due = transition.now + transition.config.turn_resend_s
+    transition.record(TurnEnded(name, finish, ask_due=ask_due, at=transition.now))
     transition.answer(turn_done(transition.state, name))
 
 
-def quarantine(transition: Transition, name: str, cause: str, first_pause_s: float | None = None) -> None:
+def quarantine(transition: Transition, name: str, cause: MoveCause, first_pause_s: float | None = None) -> None:
     """An engine failed: no work for a pause that doubles with each failure until it gives tokens again."""
-    engine = transition.state.engines[name]
-    pause = (first_pause_s or transition.config.suspect_s) * 2.0 ** min(engine.failures, 16)
-    transition.record(
-        EngineQuarantined(name, transition.now + min(pause, transition.config.suspect_max_s), cause, transition.now)
-    )
+    failures = transition.state.engines[name].failures
+    _pause(transition, name, cause, (first_pause_s or transition.config.suspect_s) * 2.0 ** min(failures, 16))
 
 
 def half_open(transition: Transition, name: str) -> None:
     """An engine that had gone silent is back: one sample until it gives tokens, and from the second time on a pause
     that doubles, so one that flaps costs ever fewer moves."""
     times, _ = transition.state.vanished[name]
-    pause = transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
-    transition.record(
-        EngineQuarantined(
-            name, transition.now + min(pause, transition.config.suspect_max_s), "returned", transition.now
-        )
-    )
+    _pause(transition, name, "returned", transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0)
+
+
+def _pause(transition: Transition, name: str, cause: str, seconds: float) -> None:
+    until = transition.now + min(seconds, transition.config.suspect_max_s)
+    transition.record(EngineQuarantined(name, until, cause=cause, at=transition.now))

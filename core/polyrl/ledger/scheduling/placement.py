@@ -18,8 +18,6 @@ offered to it as if it were the fastest. It gets more by what that sample measur
 Order is priority, then age of the group. The head of a queue that does not fit anywhere waits for room; nothing of its
 weight versions overtakes it, or a long prompt would starve. While finished groups that the trainer has not taken hold
 more than `backlog_tokens`, groups of later steps do not begin: memory stays flat, and engines wait for the trainer.
-
-Refuses to hold: polling; moving what runs (see `rebalance`). Read next: `reserved`.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ from polyrl.wire import Assign
 SHORTEST_HOLD_S: Final = 0.05
 """A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
 
-
 OFFERS_AT_ONCE: Final = 8192
-"""Offers of engines that are asked for before others are heard: some 0.05 s. A step of 16,384 samples on 256 engines
+"""Offers of engines computed before other inputs get their turn: some 0.05 s. A step of 16,384 samples on 256 engines
 needs half a million."""
 
 
@@ -49,7 +46,7 @@ def has_slot(engine: LeasedEngine, now: float) -> bool:
     """Whether it may get one more sample; after a failure, one at a time until tokens come."""
     if engine.draining or engine.version < 0 or engine.quarantined_until > now:
         return False
-    return engine.occupied < (1 if engine.failures or engine.straggler else engine.max_running)
+    return engine.occupied < (1 if engine.failures or engine.straggler else engine.capacity.max_running)
 
 
 def place(transition: Transition) -> None:
@@ -60,7 +57,7 @@ def place(transition: Transition) -> None:
         return
     room = {engine.name: engine for engine in state.engines.values() if has_slot(engine, transition.now)}
     fitting: dict[tuple[int, int], list[str]] = {}
-    wanted, offers, asked = steps_wanted(state), _Offers(transition), 0
+    wanted, offers, computed = steps_wanted(state), _Offers(transition), 0
     for _, number in tuple(state.queue):
         if not room:
             return
@@ -71,8 +68,8 @@ def place(transition: Transition) -> None:
         if versions not in fitting:
             fitting[versions] = [e.name for e in room.values() if may_generate(state, e, *versions, transition.now)]
         engines = {name: room[name] for name in fitting[versions] if name in room}
-        asked += len(engines)
-        if asked > OFFERS_AT_ONCE and state.next_assignment > first:
+        computed += len(engines)
+        if computed > OFFERS_AT_ONCE and state.next_assignment > first:
             transition.record(PlacementPaused(transition.now))
             return
         if engines and not _place_group(transition, entry, engines, room, offers.afresh()):
@@ -101,27 +98,28 @@ def _place_group(
     offers: _Offers,
 ) -> bool:
     """Places the group's waiting samples on `engines`; False when one found none. Takes full ones out of `room`."""
-    homes = sibling_engines(transition.state, entry.group)
-    asked = None
+    siblings = sibling_engines(transition.state, entry.group)
+    before = None
     for index in tuple(entry.waiting):
         name = sample_id(entry.group.id, index)
-        need = placement_request(transition.state, name)
-        if need != asked:
+        request = placement_request(transition.state, name)
+        if request != before:
             # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
-            asked = need
+            before = request
             offers.afresh()
             for engine in engines.values():
                 if engine.name in room:
-                    offers.update(engine, need, engine.name in homes)
+                    offers.update(engine, request, has_sibling=engine.name in siblings)
         best = offers.best()
         if best is None:
             return False
-        if need.prefix and _waits_for_prefix(transition, name, need, offers, best):
+        if request.prefix and _waits_for_prefix(transition, name, request, offers, best):
             continue
-        assign(transition, name, engines[best], need.unread(engines[best], best in homes))
-        homes.add(best)
-        if has_slot(engines[best], transition.now):
-            offers.update(engines[best], need, True)
+        engine = engines[best]
+        assign(transition, name, engine, reading=request.unread(engine, has_sibling=best in siblings))
+        siblings.add(best)
+        if has_slot(engine, transition.now):
+            offers.update(engine, request, has_sibling=True)
         else:
             del room[best]
             offers.withdraw(best)
@@ -137,6 +135,10 @@ def sibling_engines(state: LedgerState, group: Group) -> set[str]:
 class PlacementRequest(NamedTuple):
     """What placing a sample depends on, of the sample; numbers are tokens."""
 
+    group: int
+    low: int
+    high: int
+    """Weight versions that may generate: low <= version <= high."""
     prompt: int
     response: int
     expected: int
@@ -159,22 +161,31 @@ class PlacementRequest(NamedTuple):
         """No engine has begun it, so none is better off with it than another."""
         return not self.prefix and not self.avoid
 
-    def unread(self, engine: LeasedEngine, is_home: bool) -> int:
+    def unread(self, engine: LeasedEngine, *, has_sibling: bool) -> int:
         """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
         if self.prefix == engine.name and self.prefix_version == engine.version:
             return self.response - self.prefix_end
-        return self.response + (0 if is_home else self.prompt)
+        return self.response + (0 if has_sibling else self.prompt)
 
 
 def placement_request(state: LedgerState, name: str) -> PlacementRequest:
     """That of a live sample."""
     sample = state.samples[name]
     entry = state.groups[sample.group]
-    prompt, expected = len(entry.group.prompt_ids) // 4, speed.expected_tokens(state, sample)
-    context = needed_context(state, entry, sample.index)
     last = next((span for span in reversed(sample.spans) if span.engine), None)
-    prefix = (last.engine, last.version, last.end) if last is not None else ("", -1, 0)
-    return PlacementRequest(prompt, sample.length, expected, context, sample.avoid, *prefix)
+    return PlacementRequest(
+        group=sample.group,
+        low=entry.group.min_version,
+        high=entry.group.max_version,
+        prompt=len(entry.group.prompt_ids) // 4,
+        response=sample.length,
+        expected=speed.expected_tokens(state, sample),
+        context=needed_context(state, entry, sample.index),
+        avoid=sample.avoid,
+        prefix=last.engine if last else "",
+        prefix_version=last.version if last else -1,
+        prefix_end=last.end if last else 0,
+    )
 
 
 class _Offers:
@@ -188,38 +199,42 @@ class _Offers:
         self._costs: dict[str, tuple[bool, float, float]] = {}
 
     def afresh(self) -> _Offers:
-        """The same fleet, nobody asked."""
+        """The same fleet without offers."""
         self._costs.clear()
         return self
 
-    def update(self, engine: LeasedEngine, need: PlacementRequest, is_home: bool) -> None:
-        """Asks an engine, anew if need be."""
-        if not fits(engine, need):
+    def update(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool) -> None:
+        """Computes an engine's offer, anew if there is one."""
+        if not fits(engine, request):
             self.withdraw(engine.name)
             return
         running = len(engine.running)
-        seconds = self.seconds(engine, need, running + 1, is_home)
-        self._costs[engine.name] = (engine.name == need.avoid, seconds, running / engine.max_running)
+        seconds = self.seconds(engine, request, running + 1, has_sibling=has_sibling)
+        self._costs[engine.name] = (engine.name == request.avoid, seconds, running / engine.capacity.max_running)
 
-    def seconds(self, engine: LeasedEngine, need: PlacementRequest, running: int, is_home: bool) -> float:
+    def seconds(self, engine: LeasedEngine, request: PlacementRequest, running: int, *, has_sibling: bool) -> float:
         """Until it has finished the sample as one of `running`."""
-        pace = self._pace(engine, need)
-        queue = pace.wait(engine.load[1], running, need.expected)
-        return queue + need.expected * pace.step(running) + pace.read(engine.unread + 2 * need.unread(engine, is_home))
+        pace = self._pace(engine, request)
+        queue = pace.wait(engine.load[1], running, request.expected)
+        return (
+            queue
+            + request.expected * pace.step(running)
+            + pace.read(engine.unread + 2 * request.unread(engine, has_sibling=has_sibling))
+        )
 
-    def _pace(self, engine: LeasedEngine, need: PlacementRequest) -> speed.Pace:
-        if self._fastest is not None and need.is_new and speed.is_stale(engine, self._now):
+    def _pace(self, engine: LeasedEngine, request: PlacementRequest) -> speed.Pace:
+        if self._fastest is not None and request.is_new and speed.is_stale(engine, self._now):
             return self._fastest
         pace = self._paces.get(engine.name)
         if pace is None:
             pace = self._paces[engine.name] = speed.pace_of(engine, self._fleet)
         return pace
 
-    def wait_seconds(self, engine: LeasedEngine, need: PlacementRequest) -> float:
+    def wait_seconds(self, engine: LeasedEngine, request: PlacementRequest) -> float:
         """The same for a full engine: until one of those that run has ended, and then."""
         running = max(1, len(engine.running))
         pace = speed.pace_of(engine, self._fleet)
-        return pace.wait(1, running, need.expected) + self.seconds(engine, need, running, is_home=True)
+        return pace.wait(1, running, request.expected) + self.seconds(engine, request, running, has_sibling=True)
 
     def withdraw(self, name: str) -> None:
         """It has no room."""
@@ -235,43 +250,45 @@ class _Offers:
         return None if offer is None else offer[1]
 
 
-def fits(engine: LeasedEngine, need: PlacementRequest) -> bool:
+def fits(engine: LeasedEngine, request: PlacementRequest) -> bool:
     """Whether its context and what is left of its KV room suffice; an empty engine takes what its context can hold."""
     is_empty = not engine.occupied
-    return need.context <= engine.max_context and (is_empty or engine.kv_taken + need.size <= engine.kv_tokens)
+    return request.context <= engine.capacity.max_context and (
+        is_empty or engine.kv_taken + request.size <= engine.capacity.kv_tokens
+    )
 
 
-def _waits_for_prefix(transition: Transition, name: str, need: PlacementRequest, offers: _Offers, best: str) -> bool:
+def _waits_for_prefix(transition: Transition, name: str, request: PlacementRequest, offers: _Offers, best: str) -> bool:
     """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
-    home, other = transition.state.engines.get(need.prefix), offers.cost(best)
-    if home is None or other is None or offers.cost(home.name) is not None or home.name == need.avoid:
+    state, now = transition.state, transition.now
+    holder, other = state.engines.get(request.prefix), offers.cost(best)
+    if holder is None or other is None or offers.cost(holder.name) is not None or holder.name == request.avoid:
         return False
-    group = transition.state.groups[transition.state.samples[name].group].group
-    able = may_generate(transition.state, home, group.min_version, group.max_version, transition.now)
-    if not able or home.version != need.prefix_version or not home.running:
+    able = may_generate(state, holder, request.low, request.high, now)
+    if not able or holder.version != request.prefix_version or not holder.running:
         return False
-    if home.failures or home.straggler or home.quarantined_until > transition.now:
+    if holder.failures or holder.straggler or holder.quarantined_until > now:
         return False
-    until = transition.state.samples[name].since + other - offers.wait_seconds(home, need)
-    if until <= transition.now + SHORTEST_HOLD_S:
+    until = state.samples[name].since + other - offers.wait_seconds(holder, request)
+    if until <= now + SHORTEST_HOLD_S:
         return False
     transition.record(PlacementHeld(name, until))
     return True
 
 
-def engine_for(transition: Transition, name: str, need: PlacementRequest, without: str) -> LeasedEngine | None:
+def engine_for(transition: Transition, request: PlacementRequest, without: str) -> LeasedEngine | None:
     """Where an assigned sample would go now; None when no other engine has room."""
-    group = transition.state.groups[transition.state.samples[name].group].group
-    homes, offers = sibling_engines(transition.state, group), _Offers(transition)
-    for engine in transition.state.engines.values():
-        able = engine.name != without and has_slot(engine, transition.now)
-        if able and may_generate(transition.state, engine, group.min_version, group.max_version, transition.now):
-            offers.update(engine, need, engine.name in homes)
+    state, now = transition.state, transition.now
+    siblings, offers = sibling_engines(state, state.groups[request.group].group), _Offers(transition)
+    for engine in state.engines.values():
+        able = engine.name != without and has_slot(engine, now)
+        if able and may_generate(state, engine, request.low, request.high, now):
+            offers.update(engine, request, has_sibling=engine.name in siblings)
     best = offers.best()
-    return None if best is None else transition.state.engines[best]
+    return None if best is None else state.engines[best]
 
 
-def assign(transition: Transition, name: str, engine: LeasedEngine, reading: int) -> None:
+def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: int) -> None:
     """Gives a waiting sample to an engine: prompt and everything after it so far, and what is left of the budget.
     `reading`: tokens that the engine has not read yet."""
     state = transition.state
@@ -279,18 +296,16 @@ def assign(transition: Transition, name: str, engine: LeasedEngine, reading: int
     group = state.groups[sample.group].group
     number = state.next_assignment
     kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
-    transition.record(Assigned(number, name, engine.name, kv, transition.now, reading))
-    transition.send(
-        engine.name,
-        Assign(
-            assignment=number,
-            sample=name,
-            attempt=sample.attempt,
-            input_ids=group.prompt_ids + sample.ids,
-            offset=sample.length,
-            max_new_tokens=group.sampling.max_new_tokens - sample.generated,
-            sampling=group.sampling,
-            min_version=group.min_version,
-            max_version=group.max_version,
-        ),
+    transition.record(Assigned(number, name, engine=engine.name, kv=kv, at=transition.now, reading=reading))
+    message = Assign(
+        assignment=number,
+        sample=name,
+        attempt=sample.attempt,
+        input_ids=group.prompt_ids + sample.ids,
+        offset=sample.length,
+        max_new_tokens=group.sampling.max_new_tokens - sample.generated,
+        sampling=group.sampling,
+        min_version=group.min_version,
+        max_version=group.max_version,
     )
+    transition.send(engine.name, message)

@@ -7,13 +7,11 @@ The sample that would finish last goes first, to the engine where one more token
 spreads) or a busy faster one (the tail gathers), whichever ends it sooner. It moves only when `stay - go` exceeds both
 GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
 if what the thief runs already still ends before `stay`: else the move would put the step's end off. Hysteresis: a
-sample that moved stays put for REST_S, and one that tries an engine (see `placement`) stays until it has told. An
+sample that moved stays put for REST_S, and one that tries an engine (see `placement`) stays until it is measured. An
 engine that greets anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
 
 One event looks at the slowest engines' samples, for the fastest engines with room, and after a look at many the next
 one waits PAUSE_S: what all of it costs does not grow with the fleet.
-
-Refuses to hold: waiting samples (`placement` takes those first). Read next: `drains`.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from heapq import nlargest
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
-from polyrl.ledger.events import BalancePaused
+from polyrl.ledger.events import BalancePaused, MoveCause
 from polyrl.ledger.scheduling.placement import PlacementRequest, fits, has_slot, placement_request, sibling_engines
 from polyrl.ledger.scheduling.recalls import recall
 from polyrl.ledger.scheduling.reserved import may_generate
 from polyrl.ledger.speed import Pace
-from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
 
 GAIN_S: Final = 0.5
@@ -68,41 +66,37 @@ class _Movable(NamedTuple):
 def rebalance(transition: Transition) -> None:
     """Lets engines with room take from those where samples would finish last."""
     state = transition.state
-    if (
-        state.queue
-        or len(state.engines) < 2
-        or not state.assignments
-        or 0 <= transition.now - state.balanced_at < PAUSE_S
-    ):
+    paused = 0 <= transition.now - state.balanced_at < PAUSE_S
+    if state.queue or len(state.engines) < 2 or not state.assignments or paused:
         return
     fleet = speed.fleet_step(state)
     with_room = [(_next_step(e, fleet), e.name) for e in state.engines.values() if has_slot(e, transition.now)]
     if not with_room:
         return
     movable = _movable(transition, fleet, min(with_room)[0] / (1 - GAIN_SHARE))
-    needs: dict[int, PlacementRequest] = {}
+    requests: dict[int, PlacementRequest] = {}
     for step, name in sorted(with_room)[:THIEVES]:
         slower = [one for one in movable if one.step > step / (1 - GAIN_SHARE) and one.engine != name]
-        _take(transition, state.engines[name], fleet, slower, needs)
+        _take(transition, state.engines[name], fleet, slower, requests)
     if len(state.engines) + len(movable) > LOOKED_AT_ONCE:
         transition.record(BalancePaused(transition.now, transition.now + PAUSE_S))
 
 
 def _next_step(engine: LeasedEngine, fleet: float) -> float:
     """Seconds per token with one sample more."""
-    return speed.pace_of(engine, fleet).step(engine.soon + 1)
+    return speed.pace_of(engine, fleet).step(engine.expected_running + 1)
 
 
 def _present_step(engine: LeasedEngine, fleet: float) -> float:
     """Seconds per token; 0 when it runs nothing."""
-    return speed.pace_of(engine, fleet).step(engine.soon) if engine.soon else 0.0
+    return speed.pace_of(engine, fleet).step(engine.expected_running) if engine.expected_running else 0.0
 
 
 def _movable(transition: Transition, fleet: float, limit: float) -> list[_Movable]:
     """What may move from the slowest engines that take longer per token than `limit`: what would finish last, first."""
     state = transition.state
     steps = ((_present_step(engine, fleet), engine) for engine in state.engines.values() if _may_lose(engine))
-    slow = [(step, e.name) for step, e in steps if step > limit and not _is_to_speak(state, e, transition.now)]
+    slow = [(step, e.name) for step, e in steps if step > limit and not _is_unmeasured(state, e, transition.now)]
     found = [
         _Movable(_expected(state, number) * step, number, step, name)
         for step, name in nlargest(VICTIMS, slow)
@@ -117,7 +111,7 @@ def _may_lose(engine: LeasedEngine) -> bool:
     return bool(engine.running) and not engine.draining
 
 
-def _is_to_speak(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
+def _is_unmeasured(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
     """What it runs is to measure it, and has not yet; or it has just greeted, and what it holds is on its way."""
     if engine.on_trial and len(engine.running) == 1:
         return True
@@ -130,7 +124,7 @@ def _rests(transition: Transition, number: int) -> bool:
     """It is on its way already, has moved, or has just begun."""
     one = transition.state.assignments[number]
     moved_at = transition.state.samples[one.sample].moved_at
-    return bool(one.asked) or moved_at + REST_S > transition.now or one.at + speed.WINDOW_S > transition.now
+    return bool(one.recall_cause) or moved_at + REST_S > transition.now or one.at + speed.WINDOW_S > transition.now
 
 
 def _take(
@@ -138,21 +132,22 @@ def _take(
     thief: LeasedEngine,
     fleet: float,
     movable: list[_Movable],
-    needs: dict[int, PlacementRequest],
+    requests: dict[int, PlacementRequest],
 ) -> None:
-    """What would finish last first, as far as it pays; what samples need is kept in `needs` for the next thief."""
+    """What would finish last first, as far as it pays; `requests` keeps what samples need for the next thief."""
     state = transition.state
     last = max((_expected(state, other) for other in thief.running), default=0)
     for one in movable:
         if not has_slot(thief, transition.now):
             return
-        if state.assignments[one.number].asked:
+        assignment = state.assignments[one.number]
+        if assignment.recall_cause:
             continue
-        need = needs.get(one.number)
-        if need is None:
-            need = needs[one.number] = placement_request(state, state.assignments[one.number].sample)
-        if _worthwhile(transition, one.number, need, thief, fleet, last):
-            recall(transition, one.number, "rebalanced", thief, need)
+        request = requests.get(one.number)
+        if request is None:
+            request = requests[one.number] = placement_request(state, assignment.sample)
+        if _worthwhile(transition, assignment, request, thief=thief, fleet=fleet, last=last):
+            recall(transition, one.number, MoveCause.REBALANCED, to=thief, request=request)
 
 
 def _expected(state: LedgerState, number: int) -> int:
@@ -160,21 +155,27 @@ def _expected(state: LedgerState, number: int) -> int:
 
 
 def _worthwhile(
-    transition: Transition, number: int, need: PlacementRequest, thief: LeasedEngine, fleet: float, last: int
+    transition: Transition,
+    assignment: Assignment,
+    request: PlacementRequest,
+    *,
+    thief: LeasedEngine,
+    fleet: float,
+    last: int,
 ) -> bool:
     """`last`: tokens still to come of the longest sample that the thief runs."""
-    assignment = transition.state.assignments[number]
-    victim = transition.state.engines[assignment.engine]
-    room = fits(thief, need) and thief.kv_taken + need.size <= thief.kv_tokens
-    if not room or not may_generate(transition.state, thief, assignment.low, assignment.high, transition.now):
+    state, victim = transition.state, transition.state.engines[assignment.engine]
+    room = fits(thief, request) and thief.kv_taken + request.size <= thief.capacity.kv_tokens
+    if not room or not may_generate(state, thief, assignment.low, assignment.high, transition.now):
         return False
     there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
-    now, then = need.expected * there.step(victim.soon), last * here.step(thief.soon + 1)
+    now, then = request.expected * there.step(victim.expected_running), last * here.step(thief.expected_running + 1)
     if then > now:
         return False
-    group = transition.state.groups[transition.state.samples[assignment.sample].group].group
-    reading = thief.unread + need.unread(thief, thief.name in sibling_engines(transition.state, group))
-    return gain(need.expected, reading, (there, victim.soon), (here, thief.soon), transition.config.delta_s)
+    siblings = sibling_engines(state, state.groups[request.group].group)
+    reading = thief.unread + request.unread(thief, has_sibling=thief.name in siblings)
+    running = (there, victim.expected_running), (here, thief.expected_running)
+    return gain(request.expected, reading, victim=running[0], thief=running[1], delta_s=transition.config.delta_s)
 
 
 def gain(tokens: int, reading: int, victim: tuple[Pace, int], thief: tuple[Pace, int], delta_s: float) -> bool:

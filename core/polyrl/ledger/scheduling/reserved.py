@@ -3,13 +3,12 @@
 So a step never needs spot capacity: without another engine that serves the right version, reserved engines take the
 work, window or not. When the window closes they hand over what they run, if another engine can go on with it; if none
 can, they finish it.
-
-Refuses to hold: how long the window is (the trainer closes it when its first batch has come). Read next: `rebalance`.
 """
 
 from __future__ import annotations
 
 from polyrl.ledger import speed
+from polyrl.ledger.events import MoveCause
 from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
@@ -37,7 +36,7 @@ def hand_over(transition: Transition) -> None:
             for number in tuple(engine.running):
                 assignment = transition.state.assignments[number]
                 if _others_can(transition.state, assignment.low, assignment.high, transition.now):
-                    move(transition, number, "window")
+                    move(transition, number, MoveCause.WINDOW)
 
 
 def slowest_pace(state: LedgerState) -> tuple[float, float]:
@@ -46,7 +45,7 @@ def slowest_pace(state: LedgerState) -> tuple[float, float]:
     engines = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED]
     if not engines or not all(engine.step_scale for engine in engines):
         return 0.0, 0.0
-    paces = [(speed.pace_of(engine, 0.0), engine.max_running) for engine in engines]
+    paces = [(speed.pace_of(engine, 0.0), engine.capacity.max_running) for engine in engines]
     return max(pace.step(running) for pace, running in paces), max(pace.read(running) for pace, running in paces)
 
 

@@ -7,8 +7,6 @@ Peers are the other engines that serve the same version and are fit to take its 
 nobody is a straggler: of two engines either may be the odd one, and a slow engine is better than none. What a straggler
 runs moves to its peers, with all its tokens. It pauses, then is tried with one sample, until a window says that it is
 slow no longer (`proven`), or until it has too few peers left (`needed`).
-
-Refuses to hold: moving what pays to be moved (see `rebalance`), engines without any progress (see `leases`).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from statistics import median
 from typing import Final
 
 from polyrl.ledger import speed
-from polyrl.ledger.events import STRAGGLER, EngineRestored
+from polyrl.ledger.events import EngineRestored, MoveCause, RestoreCause
 from polyrl.ledger.scheduling.moves import move, quarantine
 from polyrl.ledger.scheduling.placement import placement_request
 from polyrl.ledger.scheduling.reserved import may_generate
@@ -30,7 +28,7 @@ SLOWNESS: Final = 10.0
 """Times the peers' median: beyond what different hardware in a fleet explains; rebalancing deals with the rest."""
 
 PEERS: Final = 2
-"""Others that must be there: who is slow is told by a majority."""
+"""Others that must be there: a majority decides who is slow."""
 
 MIN_TOKENS: Final = 16
 """Tokens over which it must be slow; as many as the slowest that is worth waiting for gives within a minute."""
@@ -91,22 +89,22 @@ def _is_fit(transition: Transition, engine: LeasedEngine) -> bool:
 
 def _review(transition: Transition, engine: LeasedEngine, peers: list[LeasedEngine]) -> None:
     if len(peers) < PEERS:
-        transition.record(EngineRestored(engine.name, "needed", transition.now))
+        transition.record(EngineRestored(engine.name, RestoreCause.NEEDED, transition.now))
     elif engine.windows:
         running, step, _ = engine.windows[-1]
         if not _is_slow(running, step, peers, speed.fleet_step(transition.state)):
-            transition.record(EngineRestored(engine.name, "proven", transition.now))
+            transition.record(EngineRestored(engine.name, RestoreCause.PROVEN, transition.now))
 
 
 def _drain(transition: Transition, engine: LeasedEngine, peers: list[LeasedEngine]) -> None:
-    quarantine(transition, engine.name, STRAGGLER, PAUSE_S)
+    quarantine(transition, engine.name, MoveCause.STRAGGLER, first_pause_s=PAUSE_S)
     for number in tuple(engine.running):
         if any(_takes(transition, peer, number) for peer in peers):
-            move(transition, number, STRAGGLER)
+            move(transition, number, MoveCause.STRAGGLER)
 
 
 def _takes(transition: Transition, peer: LeasedEngine, number: int) -> bool:
     """Whether the sample could ever go on there."""
     assignment = transition.state.assignments[number]
     able = may_generate(transition.state, peer, assignment.low, assignment.high, transition.now)
-    return able and placement_request(transition.state, assignment.sample).context <= peer.max_context
+    return able and placement_request(transition.state, assignment.sample).context <= peer.capacity.max_context

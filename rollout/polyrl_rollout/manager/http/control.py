@@ -8,7 +8,6 @@ from typing import Final, Protocol
 from polyrl.control import DrainAnswer, DrainRequest, Health, Waits
 from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
-from polyrl_rollout.manager.http.status_view import view_of
 
 FINAL_STATUS_S: Final = 3.0
 """Longest time the final status waits for somebody to read it, once all agents are gone."""
@@ -73,7 +72,7 @@ class ControlService:
 
     def status(self) -> ManagerStatus:
         """The whole run now."""
-        return self._manager.complete(view_of(self._ledger.status(self._manager.now()), self.feed.seq))
+        return self._manager.complete(self._ledger.status(self._manager.now(), self.feed.seq))
 
     async def watch_status(self, since: int, timeout_s: float) -> ManagerStatus:
         """The status, once it is newer than `since` or `timeout_s` is over."""

@@ -39,7 +39,7 @@ class Tally:
             _tell_failure(seed)
         else:
             self._events += result.events
-            self._tokens += result.status.tokens.kept
+            self._tokens += result.counters.tokens_accepted
             self._hours += result.virtual_s / 3600
 
     def sentence(self, last: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Pool
 from polyrl.wire import (
     Announce,
@@ -33,6 +32,7 @@ from polyrl.wire import (
     WeightsFailed,
     WeightsLoaded,
     Welcome,
+    pack_rows,
 )
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import Text

@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from polyrl.ledger import Effects, LedgerConfig
-from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Pool
 from polyrl.wire import (
     FINISH_CODES,
@@ -34,6 +33,7 @@ from polyrl.wire import (
     Recall,
     TurnDone,
     WeightsLoaded,
+    pack_rows,
 )
 from polyrl_rollout.testing.simulation.stage import Stage
 

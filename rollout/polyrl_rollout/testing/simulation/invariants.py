@@ -26,6 +26,7 @@ from polyrl.ledger import events as f
 from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
+from polyrl.ledger.events import AnyEvent
 from polyrl.ledger.journal.codec import decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Purpose, Response, Scored, sample_id
@@ -51,7 +52,7 @@ SLACK_S: Final = 0.11
 CUT_EVERY: Final = 61
 """Events between two comparisons of the folded with the live state; a prime, to meet every phase of a run."""
 
-_decoder = msgspec.msgpack.Decoder(Event)
+_decoder = msgspec.msgpack.Decoder(AnyEvent)
 
 
 class Violation(AssertionError):
@@ -217,8 +218,8 @@ class Watcher:
         status = self._ledger.status(now)
         ends = self._audit.samples.ends
         missing = [number for number in self._groups if number not in ends]
-        if missing or any(status.samples.live.values()):
-            raise Violation(now, "I1", f"groups {missing[:5]} have no end; live: {status.samples.live}")
+        if missing or status.samples.open:
+            raise Violation(now, "I1", f"groups {missing[:5]} have no end; open: {status.samples.open}")
         ended = status.samples.acknowledged + sum(status.samples.discarded.values())
         if ended != status.samples.submitted or ended != sum(group.n for group in self._groups.values()):
             raise Violation(now, "I1", f"{status.samples.submitted} samples were submitted, {ended} ended")
@@ -226,11 +227,12 @@ class Watcher:
         trained = {sample_id(n, index) for n in acknowledged for index in range(self._groups[n].n)}
         if trained != self._trained:
             raise Violation(now, "I1", f"trained and acknowledged differ in {sorted(trained ^ self._trained)[:5]}")
-        tokens = status.tokens
-        if tokens.repeated and not self._schedule.faults:
-            raise Violation(now, "I11", f"{tokens.repeated} tokens came twice, although nothing was lost")
-        if tokens.kept + tokens.regenerated + tokens.repeated != self._tokens_in:
-            raise Violation(now, "I11", f"{self._tokens_in} tokens came in, the ledger counts {tokens}")
+        tokens, repeated = status.tokens, self._ledger.state.counters.tokens_repeated
+        if repeated and not self._schedule.faults:
+            raise Violation(now, "I11", f"{repeated} tokens came twice, although nothing was lost")
+        if tokens.kept + tokens.regenerated + repeated != self._tokens_in:
+            text = f"the ledger counts {tokens} and {repeated} repeated"
+            raise Violation(now, "I11", f"{self._tokens_in} tokens came in, {text}")
         return frozenset(verdict.invariant for verdict in verdicts if verdict.looked)
 
     def _compare(self, now: float) -> None:

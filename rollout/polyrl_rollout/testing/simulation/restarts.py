@@ -30,11 +30,11 @@ def _without_signs_of_life(state: LedgerState) -> LedgerState:
         engine.heard_at = engine.weights_at = inf
         engine.load = (0, 0, 0)
         engine.gaps.clear()
-        engine.coming.clear()
-        engine.leaving = 0
+        engine.reserved_kv.clear()
+        engine.recalled = 0
     for assignment in copy.assignments.values():
         assignment.progress_at = inf
-        assignment.asked = assignment.goes_to = ""
+        assignment.recall_cause, assignment.recall_target = None, ""
     for sample in copy.samples.values():
         sample.asks, sample.ask_due = 0, inf
     return copy

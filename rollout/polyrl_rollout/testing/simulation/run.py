@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from polyrl.errors import PolyRLError
-from polyrl.ledger import LedgerStatus
+from polyrl.ledger.state import Counters
 from polyrl.wire import Accepted, Batch
 from polyrl_rollout.testing.simulation.engine import SimulatedEngine
 from polyrl_rollout.testing.simulation.invariants import Violation
@@ -29,7 +29,7 @@ FLAPS: Final = 5
 class Result(NamedTuple):
     """How a run ended."""
 
-    status: LedgerStatus
+    counters: Counters
     virtual_s: float
     events: int
     shown: frozenset[str]
@@ -124,8 +124,7 @@ def run_schedule(schedule: Schedule) -> Result:
     except (PolyRLError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise Violation(world.now, "total", f"the ledger raises {error!r}") from error
     shown = world.watcher.at_end(world.now)
-    status = world.manager.ledger.status(world.manager.clock(world.now))
-    return Result(status, world.now, world.events, shown)
+    return Result(world.manager.ledger.state.counters, world.now, world.events, shown)
 
 
 def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:

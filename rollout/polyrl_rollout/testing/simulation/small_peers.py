@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from polyrl.ledger.columns import pack_rows
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Accepted,
@@ -41,6 +40,7 @@ from polyrl.wire import (
     Welcome,
     encode,
     pack_ids,
+    pack_rows,
 )
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import logprobs_of

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
-from polyrl.ledger.columns import pack_rows
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     FINISH_CODES,
@@ -37,6 +36,7 @@ from polyrl.wire import (
     TrainerHello,
     WeightsLoaded,
     pack_ids,
+    pack_rows,
 )
 from polyrl_rollout.testing.simulation.model import logprobs_of
 
@@ -80,7 +80,7 @@ class Stage:
     def give_back(self) -> None:
         """Engines give back what they were asked for."""
         for number, assignment in tuple(self.ledger.state.assignments.items()):
-            if assignment.asked:
+            if assignment.recall_cause:
                 self.agent(assignment.engine, HandBack(number, "asked"))
 
     def drain(self, engine: str, seconds: float) -> Effects:

@@ -12,7 +12,7 @@ import pytest
 from polyrl.ledger import LedgerConfig, ledger, speed
 from polyrl.ledger.journal.codec import encode_state
 from polyrl.ledger.messages import agents
-from polyrl.ledger.scheduling import drains, leases, placement, rebalance
+from polyrl.ledger.scheduling import leases, placement, rebalance, recalls
 from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.wire import Heartbeat, HeldAssignment, Hello, pack_ids
 from polyrl_rollout.testing.simulation.flow import Flow, Speed
@@ -381,10 +381,10 @@ def test_longest_first_ends_sooner_than_shortest_first_and_than_waiting_for_the_
         return flow.run(each=lambda f: f.vanish("a") if f.now >= 13.0 and "a" in f.engines else None)
 
     longest = run()
-    honest = drains.leaving_order
-    monkeypatch.setattr(drains, "leaving_order", lambda d, engine: honest(d, engine)[::-1])
+    honest = recalls.leaving_order
+    monkeypatch.setattr(recalls, "leaving_order", lambda d, engine: honest(d, engine)[::-1])
     shortest = run()
-    monkeypatch.setattr(drains, "leaving_order", lambda d, engine: [])
+    monkeypatch.setattr(recalls, "leaving_order", lambda d, engine: [])
     at_the_deadline = run()
     print(f"shortest first {shortest / longest:.3f}, at the deadline {at_the_deadline / longest:.3f}")
     assert shortest >= longest

@@ -47,13 +47,13 @@ def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> Non
     assert [assign.sample for assign in said(stage.pass_time(0.0), Assign)] == ["0.0"]
     assert list(stage.ledger.state.engines) == ["b"]
     status = stage.ledger.status(stage.now)
-    assert (status.losses, status.migrations) == (1, {"lost": 1})
+    assert (status.engines_lost, stage.ledger.state.counters.migrations) == (1, {"lost": 1})
 
 
 def test_bye_is_no_loss() -> None:
     stage = two_engines()
     assert said(stage.agent("a", Deregister("done")), Assign)
-    assert stage.ledger.status(0.0).losses == 0
+    assert stage.ledger.status(0.0).engines_lost == 0
 
 
 def test_only_the_greeted_are_believed() -> None:
@@ -109,7 +109,7 @@ def test_no_tokens_for_the_progress_deadline_moves_the_sample_and_suspects_the_e
         stage.agent("b", Heartbeat(0, 0, 0))
         stage.pass_time(0.0)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
-    states = {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}
+    states = {engine.engine: engine.state for engine in stage.ledger.status(stage.now).engines}
     assert states == {"a": "suspect", "b": "serving"}
 
 
@@ -121,7 +121,7 @@ def test_an_engine_that_serves_others_is_not_suspect_for_one_stuck_sample() -> N
         stage.now += 1.0
         stage.tokens("a", 1, [5])
         stage.pass_time(0.0)
-    assert stage.ledger.status(stage.now).migrations == {"stalled": 1}
+    assert stage.ledger.state.counters.migrations == {"stalled": 1}
     assert stage.ledger.state.engines["a"].failures == 0
 
 

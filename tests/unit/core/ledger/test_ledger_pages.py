@@ -10,7 +10,6 @@ import pytest
 from polyrl.errors import ProtocolError
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
 from polyrl.ledger.apply.apply import apply
-from polyrl.ledger.columns import pack_rows
 from polyrl.ledger.journal import file_format as form
 from polyrl.ledger.journal.codec import decode_state, encode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
@@ -29,6 +28,7 @@ from polyrl.wire import (
     TrainerHello,
     WeightsLoaded,
     pack_ids,
+    pack_rows,
 )
 
 ENGINES = ("one", "two")
@@ -82,7 +82,7 @@ class Run:
             self._agent(engine.name, Deltas(1, 0, pack_rows(rows), ids, self.random.randbytes(4 * count)))
 
     def score(self) -> None:
-        for name in tuple(self.ledger.state.asked):
+        for name in tuple(self.ledger.state.awaiting_verdict):
             self._trainer(Score(next(self.requests), name, 0, self.random.random(), {}))
 
     def take(self) -> None:

@@ -190,12 +190,13 @@ def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
             its = speed.pace_of(engine, fleet)
             seconds = 100 * its.step(running[name] + 1)
             read = its.read(0 if name in known else 2 * 10)
-            return seconds + read, running[name] / engine.max_running
+            return seconds + read, running[name] / engine.capacity.max_running
 
         open_ones = [
             name
             for name, engine in state.engines.items()
-            if running[name] < engine.max_running and (not running[name] or kv[name] + 110 <= engine.kv_tokens)
+            if running[name] < engine.capacity.max_running
+            and (not running[name] or kv[name] + 110 <= engine.capacity.kv_tokens)
         ]
         chosen = min(open_ones, key=cost)
         assert state.assignments[assign.assignment].engine == chosen

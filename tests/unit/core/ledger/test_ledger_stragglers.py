@@ -73,7 +73,7 @@ def test_who_is_a_straggler(case: Case) -> None:
     stage.pass_time(0.5)
     assert stage.ledger.state.engines["e"].straggler is case.found
     assert (len(stage.placed()["e"]) == 0) is case.found
-    assert stage.ledger.status(stage.now).migrations == ({"straggler": 2} if case.found else {})
+    assert stage.ledger.state.counters.migrations == ({"straggler": 2} if case.found else {})
 
 
 def struck() -> Stage:
@@ -94,7 +94,7 @@ def test_what_it_ran_goes_on_elsewhere_with_all_its_tokens() -> None:
 
 def test_it_is_suspect_and_pauses_then_is_tried_with_one_fresh_sample() -> None:
     stage = struck()
-    states = {view.name: view.state for view in stage.ledger.status(stage.now).engines}
+    states = {view.engine: view.state for view in stage.ledger.status(stage.now).engines}
     assert states["e"] == "suspect"
     stage.submit(3)
     assert not stage.placed()["e"]

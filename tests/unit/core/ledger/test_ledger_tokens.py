@@ -7,7 +7,6 @@ import pytest
 
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.apply.apply import replay
-from polyrl.ledger.columns import pack_rows
 from polyrl.ledger.state import SamplePhase
 from polyrl.sample import DiscardReason, Finish
 from polyrl.wire import (
@@ -23,6 +22,7 @@ from polyrl.wire import (
     Resend,
     TokensKept,
     TurnDone,
+    pack_rows,
     unpack_ids,
 )
 from polyrl_rollout.testing.simulation.stage import Stage, said, snapshot
@@ -52,7 +52,7 @@ def test_an_overlap_is_cut_and_a_repeat_changes_nothing() -> None:
     stage.tokens("a", 1, [5, 6, 7], offset=0)
     stage.tokens("a", 1, [6, 7], offset=1)
     assert ids(stage) == [5, 6, 7]
-    assert stage.ledger.status(0.0).tokens.repeated == 4
+    assert stage.ledger.state.counters.tokens_repeated == 4
 
 
 def test_a_gap_is_asked_for_once_and_nothing_is_called_safe_until_it_is_filled() -> None:
@@ -196,4 +196,4 @@ def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:
 def test_malformed_columns_are_counted(frame: Deltas) -> None:
     stage = ready()
     stage.agent("a", frame)
-    assert stage.ledger.status(0.0).ignored["malformedDeltas"] == 1
+    assert stage.ledger.state.counters.ignored["malformedDeltas"] == 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrl.ledger import LedgerConfig
-from polyrl.ledger.batching.filters import passes
-from polyrl.ledger.messages.group_numbers import was_seen
+from polyrl.ledger.batching.discards import passes
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import (
     Accepted,
@@ -254,8 +253,8 @@ def test_submissions_are_idempotent_in_any_order() -> None:
     stage.submit(7, step=1)
     assert stage.ledger.status(0.0).samples.submitted == 7
     assert stage.ledger.state.seen == [(0, 7)]
-    assert was_seen(stage.ledger.state, 6)
-    assert not was_seen(stage.ledger.state, 7)
+    assert stage.ledger.state.was_submitted(6)
+    assert not stage.ledger.state.was_submitted(7)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_finish_ends_everything_and_drains_everyone() -> None:
     assert said(outcome, StartDrain)
     status = stage.ledger.status(0.0)
     assert status.samples.discarded == {"cancelled": 3}
-    assert not any(status.samples.live.values())
+    assert not status.samples.open
     assert status.finished
     assert said(stage.submit(), Declined)
     assert said(stage.engine("late", version=-1), StartDrain)
@@ -318,6 +317,14 @@ def test_the_memory_of_ended_samples_is_nothing() -> None:
     stage.ask(most=1000)
     stage.trainer(Acknowledge(stage.request(), 0))
     state = stage.ledger.state
-    live = (state.groups, state.samples, state.assignments, state.batches, state.asked, state.queue, state.pending)
+    live = (
+        state.groups,
+        state.samples,
+        state.assignments,
+        state.batches,
+        state.awaiting_verdict,
+        state.queue,
+        state.pending,
+    )
     assert not any(live)
     assert not said(stage.pass_time(0.1), Assign)

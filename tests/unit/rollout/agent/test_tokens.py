@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.scheduling.drains import reserve_of
+from polyrl.ledger.scheduling.recalls import reserve_of
 from polyrl.sample import Finish, SamplingParams
 from polyrl.wire import FINISH_CODES, Assign, Deltas, check_deltas, delta_rows, encode, pack_ids, unpack_ids
 from polyrl_rollout.agent.tokens import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
