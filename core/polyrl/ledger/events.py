@@ -428,7 +428,8 @@ class EngineGone(Event, frozen=True):
     """An engine's lease is over; it runs nothing that counts any more."""
 
     engine: str
-    cause: GoneCause
+    cause: str
+    """A GoneCause; text, so that an audit can say which other one a history holds."""
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 

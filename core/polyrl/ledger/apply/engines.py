@@ -131,7 +131,7 @@ def drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
 
 def engine_gone(state: LedgerState, event: events.EngineGone) -> None:
     del state.engines[event.engine]
-    if event.cause is events.GoneCause.DEREGISTERED:
+    if event.cause == events.GoneCause.DEREGISTERED:
         state.vanished.pop(event.engine, None)
         return
     state.counters.losses += 1
