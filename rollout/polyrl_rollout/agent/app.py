@@ -38,10 +38,11 @@ from polyrl.wire import (
     TokensKept,
     WeightsFailed,
     WeightsLoaded,
+    Welcome,
 )
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
-from polyrl_rollout.agent.tokens import TokenBook
+from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.agent.versions import Versions
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineInfo, InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller
@@ -72,9 +73,10 @@ class Agent:
         """`info`: the engine's expected capacity, announced until it has started and its own is known."""
         self._settings, self._engine, self._info, self._staging = settings, engine, info, staging
         self._loop = asyncio.get_running_loop()
-        self.book = TokenBook()
+        self._protocol = AgentProtocol()
+        self.book = self._protocol.book
         self._generation = Generation(engine, self.book, self)
-        self.manager = Conversation(settings, self)
+        self.manager = Conversation(settings, self._protocol, self)
         self._send = self.manager.send
         self._versions = Versions(engine, Puller(settings.keys, staging), staging, self._switch, self._send)
         self._unsent = asyncio.Event()
@@ -127,29 +129,20 @@ class Agent:
         room = (info.max_running, info.kv_tokens, info.max_context)
         return Hello(settings.run_epoch, settings.engine, settings.pool, *room, self._engine.version, self.book.held())
 
-    def on_welcome(self) -> None:
-        self.book.reconnect(self._loop.time())
-        self._unsent.set()
-
     async def reset(self) -> None:
         await self._generation.stop_all()
-        for number in tuple(self.book.streams):
-            self.book.forget(number)
         self._generation.update_room()
 
     def handle(self, message: ToAgent) -> None:
         match message:
             case Assign():
                 self._assign(message)
-            case TokensKept(seq):
-                self.book.keep(seq)
+            case TokensKept():
                 self._generation.update_room()
                 self._progress.set()
-            case Resend(assignment, offset):
-                self.book.resend(assignment, offset, self._loop.time())
+            case Welcome() | Resend():
                 self._unsent.set()
             case Cancel(assignment):
-                self.book.forget(assignment)
                 self._spawn(self._generation.stop([assignment]))
             case Recall(assignment):
                 self._spawn(self._give_back([assignment], "asked"))
@@ -159,23 +152,11 @@ class Agent:
                 self._drain(message)
 
     def _assign(self, assign: Assign) -> None:
-        reason = self._objection(assign)
-        if reason is not None:
-            self._send(HandBack(assign.assignment, *reason))
-            return
-        stream = self.book.open(assign)
-        if stream is not None:
-            self._generation.start(stream)
-
-    def _objection(self, assign: Assign) -> tuple[str, str] | None:
-        version = self._engine.version
-        if self._drain_at is not None:
-            return "draining", "the engine drains"
-        if self._switching or not assign.min_version <= version <= assign.max_version:
-            return "versionChanged", f"the engine serves version {version}"
-        if assign.max_new_tokens < 1:
-            return "rejected", "its token budget is used up"
-        return None
+        accepted = self._protocol.accept(assign, self._engine.version, switching=self._switching)
+        if isinstance(accepted, HandBack):
+            self._send(accepted)
+        elif accepted is not None:
+            self._generation.start(accepted)
 
     # --- tokens out ---------------------------------------------------------------------------------------------------
 
@@ -222,8 +203,9 @@ class Agent:
     def hand_back(self, assignment: int, reason: str, detail: str = "") -> None:
         """Tokens first, then the assignment."""
         self._flush(everything=True)
-        if self.book.forget(assignment) is not None:
-            self._send(HandBack(assignment, reason, detail))
+        message = self._protocol.hand_back(assignment, reason, detail)
+        if message is not None:
+            self._send(message)
         self._progress.set()
 
     # --- weights ------------------------------------------------------------------------------------------------------
@@ -280,6 +262,7 @@ class Agent:
             self._drain_at = min(self._drain_at, at)
             return
         log.info("draining", seconds=drain.deadline_s, reason=drain.reason)
+        self._protocol.draining = True
         self._drain_at, self._drain_reserve = at, reserve_of(drain.deadline_s)
         self._spawn(self._run_drain(drain.reason))
 

@@ -1,7 +1,7 @@
 """The agent's conversation with its manager: dials, greets, receives, sends; over one link after the other.
 
 greet       Hello with all that is held; the answer is a Resend or a Cancel for each of it, then Welcome; or Fenced
-fenced      nothing that runs here counts any more: all is dropped, then greeted anew; MAX_FENCED in a row: the end
+fenced      nothing that runs here counts any more: all is dropped, then greeted anew; too often in a row: the end
 partition   an injected fault (see `link`): as if the manager could not be reached, until healed
 """
 
@@ -18,8 +18,9 @@ import zmq
 
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
-from polyrl.wire import Cancel, Fenced, FromAgent, Hello, Resend, ToAgent, Welcome
+from polyrl.wire import Fenced, FromAgent, Hello, ToAgent, Welcome
 from polyrl_rollout.agent.link import HANDSHAKE_S, AgentLink, LinkDown, ManagerAddress
+from polyrl_rollout.agent.protocol import AgentProtocol
 
 WELCOME_S: Final = 5.0
 """Longest wait for the answer to Hello."""
@@ -27,7 +28,6 @@ BACKOFF_S: Final = (0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.5, 
 """Pauses between greetings; the last one repeats. A manager that was killed is back within the first three seconds."""
 MAX_MANAGER_OUTAGE_S: Final = 600.0
 """Without a message of the manager for this long the agent ends: the run is over, and the agent was not notified."""
-MAX_FENCED: Final = 3
 LINGER_S: Final = 1.0
 """Time that the last messages get to leave."""
 
@@ -55,16 +55,12 @@ class SessionHandler(Protocol):
         """The greeting, with what is held at the moment."""
         ...
 
-    def on_welcome(self) -> None:
-        """The manager has answered the greeting."""
-        ...
-
     def handle(self, message: ToAgent) -> None:
-        """Takes any other message of the manager."""
+        """Takes a message of the manager, after the protocol has done what it asks of held tokens."""
         ...
 
     async def reset(self) -> None:
-        """The agent is fenced: stops and forgets everything."""
+        """The agent is fenced: nothing is held any more, and the engine must stop."""
         ...
 
     def give_up(self, why: str) -> None:
@@ -73,17 +69,20 @@ class SessionHandler(Protocol):
 
 
 class Conversation:
-    """At most one link at a time; `welcome` is None while nobody listens."""
+    """At most one link at a time."""
 
-    def __init__(self, settings: AgentSettings, handler: SessionHandler) -> None:
-        self._settings, self._handler = settings, handler
+    def __init__(self, settings: AgentSettings, protocol: AgentProtocol, handler: SessionHandler) -> None:
+        self._settings, self._protocol, self._handler = settings, protocol, handler
         self._loop = asyncio.get_running_loop()
         self.link: AgentLink | None = None
-        self.welcome: Welcome | None = None
         self.sent_at = self._received_at = self._loop.time()
         self._reachable = asyncio.Event()
         self._reachable.set()
-        self._fenced = 0
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The manager's answer to the greeting; None while nobody listens."""
+        return self._protocol.welcome
 
     async def run(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Until cancelled."""
@@ -148,15 +147,10 @@ class Conversation:
         link.send(self._handler.hello())
         try:
             async with asyncio.timeout(WELCOME_S):
-                answer = await link.receive()
-                while not isinstance(answer, Welcome | Fenced):
-                    # Anything else that comes was meant for a former connection of this name; only these always hold.
-                    if isinstance(answer, Resend | Cancel):
-                        self._handler.handle(answer)
-                    answer = await link.receive()
+                while self.welcome is None:
+                    await self._handle(await link.receive())
         except TimeoutError:
             raise LinkDown("the manager does not answer the greeting") from None
-        await self._handle(answer)
 
     async def _receive_all(self, link: AgentLink) -> None:
         while True:
@@ -164,20 +158,20 @@ class Conversation:
 
     async def _handle(self, message: ToAgent) -> None:
         """Raises LinkDown when fenced: the next connection greets anew."""
+        if not self._protocol.counts(message):
+            return
         self._received_at = self._loop.time()
-        if isinstance(message, Fenced):
-            self._fenced += 1
-            if self._fenced >= MAX_FENCED:
-                self._handler.give_up(f"fenced: {message.reason}")
-            await self._handler.reset()
-            raise LinkDown(f"fenced: {message.reason}")
-        if isinstance(message, Welcome):
-            self.welcome, self._fenced = message, 0
-            self._handler.on_welcome()
-        else:
+        self._protocol.receive(message, self._received_at)
+        if not isinstance(message, Fenced):
             self._handler.handle(message)
+            return
+        if self._protocol.is_rejected:
+            self._handler.give_up(f"fenced: {message.reason}")
+        await self._handler.reset()
+        raise LinkDown(f"fenced: {message.reason}")
 
     def _unlink(self) -> None:
         if self.link is not None:
             self.link.close()
-        self.link = self.welcome = None
+        self.link = None
+        self._protocol.disconnect()

@@ -135,6 +135,12 @@ class TokenBook:
             self._unkept -= stream.length - stream.kept
         return stream
 
+    def clear(self) -> None:
+        """Drops everything."""
+        self.streams.clear()
+        self._in_flight.clear()
+        self._unkept = 0
+
     def keep(self, seq: int) -> None:
         """The manager has everything up to frame `seq`."""
         while self._in_flight and self._in_flight[0].seq <= seq:
