@@ -189,7 +189,7 @@ ENDING_EVENTS: Final = ("Preempt", "Terminate", "Redeploy", "Reboot")
 """Events after which nothing that runs now is there; Freeze lasts seconds."""
 
 
-class _Event(msgspec.Struct, rename="pascal"):
+class _ScheduledEvent(msgspec.Struct, rename="pascal"):
     event_type: str
     resources: list[str] = []
     not_before: str = ""
@@ -197,7 +197,7 @@ class _Event(msgspec.Struct, rename="pascal"):
 
 
 class _Events(msgspec.Struct, rename="pascal"):
-    events: list[_Event] = []
+    events: list[_ScheduledEvent] = []
 
 
 class Azure:
@@ -228,7 +228,7 @@ def event_notice(body: bytes, machine: str, now: float) -> TerminationNotice | N
     return min(notices, key=lambda notice: notice.seconds, default=None)
 
 
-def _seconds(event: _Event, now: float) -> float:
+def _seconds(event: _ScheduledEvent, now: float) -> float:
     if not event.not_before:
         return 0.0
     try:
