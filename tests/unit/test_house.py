@@ -159,6 +159,18 @@ def test_tests_are_no_package() -> None:
     assert not packages, "stand-ins are packages of their own; tests are none"
 
 
+def test_what_make_test_leaves_out_is_run_by_another_command() -> None:
+    def holding(pattern: str) -> set[str]:
+        files = (ROOT / "tests").rglob("test_*.py")
+        return {name(path.parent) for path in files if re.search(pattern, path.read_text()) and path != Path(__file__)}
+
+    commands = "".join(path.read_text() for path in [ROOT / "Makefile", *(ROOT / "make").glob("*.mk")])
+    assert holding(r"\bmark\.alone\b") == set(re.findall(r"pytest (\S+) -m alone", commands))
+    listed = re.search(r"^API_TESTS := (.*)$", commands, re.MULTILINE)
+    assert listed
+    assert holding(r"\b(api_server|helm_program)\b") <= set(listed[1].split())
+
+
 def test_the_wheel_holds_all_packages_and_no_test_kit() -> None:
     inside = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     expected = {
