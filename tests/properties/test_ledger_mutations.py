@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import events as f
-from polyrl.ledger import ledger
+from polyrl.ledger import events as f, ledger
 from polyrl.ledger.apply import apply, engines, samples
 from polyrl.ledger.batching import discards, packing
 from polyrl.ledger.journal import file_format

@@ -4,8 +4,7 @@ import asyncio
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from polyrl.local.fleet import WorkerPhase
 from polyrl.local.planner import RunEnd, RunObservation, StartWorker, StopWorker, plan

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from polyrl.errors import RunFailed
 from polyrl.manifest.recipe import EnvironmentSpec, EvaluationSpec, RecipeSpec

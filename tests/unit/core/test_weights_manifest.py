@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from polyrl.errors import ProtocolError
 from polyrl.weights import (

@@ -9,8 +9,7 @@ from typing import Any, cast
 import aiohttp
 import kopf
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from yarl import URL
 
 from polyrl_operator.api.kinds import POD

@@ -76,7 +76,7 @@ class Rule(_Checked):
 
 
 @dataclass(frozen=True)
-class Transition(_Checked):
+class TransitionRule(_Checked):
     """One change that a stored object may not undergo."""
 
     cel: str

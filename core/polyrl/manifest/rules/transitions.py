@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.manifest.rules.rule import Transition
+from polyrl.manifest.rules.rule import TransitionRule
 
 
-def _immutable(path: str, name: str = "") -> Transition:
+def _immutable(path: str, name: str = "") -> TransitionRule:
     name = name or path.rpartition(".")[2]
-    return Transition(f"{name}-fixed", path, "cannot be changed; make a new job", f"self.{path} == oldSelf.{path}")
+    return TransitionRule(f"{name}-fixed", path, "cannot be changed; make a new job", f"self.{path} == oldSelf.{path}")
 
 
-def _fixed_while_running(path: str) -> Transition:
+def _fixed_while_running(path: str) -> TransitionRule:
     leaf = path.rpartition(".")[2]
-    return Transition(
+    return TransitionRule(
         f"{leaf}-fixed-while-running",
         path,
         "can only be changed while the job is suspended",
@@ -25,7 +25,7 @@ def _fixed_while_running(path: str) -> Transition:
     )
 
 
-TRANSITIONS: Final[tuple[Transition, ...]] = (
+TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("managedBy"),
     _immutable("trainer.backend"),
     _immutable("manager.port"),
@@ -36,7 +36,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _fixed_while_running("trainer.replicas"),
     _fixed_while_running("trainer.capacity"),
     _fixed_while_running("trainer.reservedEngine"),
-    Transition(
+    TransitionRule(
         "deadline-only-shrinks",
         "activeDeadlineSeconds",
         "may be set once or lowered, not raised or removed",

@@ -16,7 +16,7 @@ from typing import Any, Final
 from polyrl.manifest.base import CLUSTER_ONLY_KEY, INT32_MAX
 from polyrl.manifest.job import API_VERSION, KIND, PolyRLJob
 from polyrl.manifest.rules.broken import RULES
-from polyrl.manifest.rules.rule import Rule, Transition
+from polyrl.manifest.rules.rule import Rule, TransitionRule
 from polyrl.manifest.rules.transitions import TRANSITIONS
 
 Schema = dict[str, Any]
@@ -114,7 +114,7 @@ def _served_schema() -> Schema:
     return served
 
 
-def _validation(rule: Rule | Transition) -> Schema:
+def _validation(rule: Rule | TransitionRule) -> Schema:
     checked = {
         "rule": rule.cel,
         "message": rule.static_message(),

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
-from polyrl.ledger import events as f
+from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, events as f
 from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.journal.codec import decode_events, decode_state, encode_events, encode_state
 from polyrl.ledger.state import Counters, LedgerState

@@ -21,8 +21,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from polyrl.ledger import Effects, Event, Ledger
-from polyrl.ledger import events as f
+from polyrl.ledger import Effects, Event, Ledger, events as f
 from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted

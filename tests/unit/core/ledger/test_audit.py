@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import Ledger, LedgerConfig, ledger
-from polyrl.ledger import events as f
+from polyrl.ledger import Ledger, LedgerConfig, events as f, ledger
 from polyrl.ledger.audit import history
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.findings import TITLES, Verdict

@@ -16,8 +16,7 @@ import pytest
 import yaml
 from celpy import celtypes
 from celpy.adapter import json_to_cel
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.job import API_VERSION, KIND, PolyRLJob

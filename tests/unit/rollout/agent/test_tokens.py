@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.scheduling.recalls import reserve_of

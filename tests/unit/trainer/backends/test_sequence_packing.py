@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, plan_passes
 

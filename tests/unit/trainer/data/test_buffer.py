@@ -6,8 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data import DataBuffer

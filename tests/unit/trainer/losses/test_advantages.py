@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from polyrl_trainer.advantages import group_advantages, with_group_advantages
 from polyrl_trainer.sample import Sample
