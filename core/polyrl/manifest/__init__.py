@@ -1,9 +1,10 @@
-"""The manifest: `PolyRLJob`, polyrl.dev/v1alpha1, as frozen values. Read next: `job`, then `recipe`.
+"""The manifest: `PolyRLJob`, polyrl.dev/v1alpha1, as frozen values. Start with `job`, then `recipe`.
 
 job ── recipe            what is learned; nothing in it knows where it runs
     ├─ rollout           what generates
     ├─ trainer, cluster  where it runs: devices, pods, networks, failures
-    ├─ scaling, pricing  how many rollouts, and what they cost
+    ├─ scaling           how many rollouts, and what they cost
     ├─ rules             what must hold between fields, in Python and in CEL from one list
-    └─ status            what the operator reports
+    ├─ status            what the operator reports
+    └─ schema            the CustomResourceDefinition and the reference page, generated from these models
 """

@@ -1,4 +1,4 @@
-"""What all manifest models share: how they are read, and the few field types that recur. Read next: `job`.
+"""What all manifest models share: how they are read, and the few field types that recur.
 
 Types are strict, because the API server's are: "8" is no integer in either world, so one file means one thing. A key
 with no value (`sampling:`) means "left out", as the API server prunes such nulls before it fills in defaults.

@@ -1,7 +1,7 @@
 """What only a cluster has: pod templates, the manager's address, networks, budgets, failure rules.
 
-Refuses to hold: a copy of Kubernetes' PodSpec. A frozen copy ages with every release; templates declare the containers
-and keep the rest unseen, and the operator's dry run gives the API server's own verdict on them. Read next: `scaling`.
+There is no copy of Kubernetes' PodSpec: it would age with every release. Templates declare the containers and keep the
+rest unseen, and the operator's dry run gives the API server's own verdict on them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`PolyRLJob`: the whole manifest. The same value is read from a file on a laptop and from the API server on a cluster.
-
-Read next: `spec` (its parts), `recipe` (what is learned), `rules` (what must hold between fields).
-"""
+"""`PolyRLJob`: the whole manifest. Read the same from a file on a laptop and from the API server on a cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`spec.recipe`: what is learned, from what, by which algorithm. Nothing in it knows where it runs.
-
-Refuses to hold: capacity, pods, prices (see `rollout`, `trainer`, `scaling`). Read next: `job`.
-"""
+"""`spec.recipe`: what is learned, from what, by which algorithm. Nothing in it knows where it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spec.rollout`: the fleet that generates. Read next: `scaling`."""
+"""`spec.rollout`: the fleet that generates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FaultAction(StrEnum):
 
 
 class FaultSpec(ManifestModel):
-    """A fault that the run inflicts on itself, to show that nothing is lost. Only for drills and demonstrations."""
+    """A fault that the run injects into itself, to show that nothing is lost; for tests and demonstrations only."""
 
     at_step: Count
     """RL step after whose start it happens."""
@@ -110,7 +110,7 @@ class RolloutSpec(ManifestModel):
     """Start value of the fleet (scaling mode Gap), or its size (Manual, External); default: minReplicas, at least 1 if
     maxReplicas allows. A value outside minReplicas and maxReplicas is clamped, not refused: autoscalers overshoot."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Rollouts below which scaling never goes; 0 lets the trainer's own engine do all the work when spot is dear."""
+    """Rollouts below which scaling never goes; 0 lets the trainer's own engine do all the work when spot costs much."""
     max_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Rollouts above which scaling never goes."""
     drain_seconds: Annotated[int, Field(ge=0, le=600)] = 20

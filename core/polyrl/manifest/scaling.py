@@ -1,4 +1,4 @@
-"""`spec.scaling`: how many rollouts there should be; wishes only, the planner does the sums. Read next: `pricing`."""
+"""`spec.scaling` and `spec.pricing`: how many rollouts there should be, and what capacity costs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrl.manifest.base import BY_VALUE, Count, ManifestModel, Percent, Positive
+
+Price = Annotated[float, Field(ge=0, le=100_000)]
+"""Per pod and hour; the bound catches a price per month."""
 
 
 class ScalingMode(StrEnum):
@@ -62,3 +65,16 @@ class ScalingSpec(ManifestModel):
     """Most that the rollouts may cost per hour, in pricing.currency; for objective ThroughputUnderBudget."""
     gap: GapSpec = GapSpec()
     """Hysteresis of mode Gap."""
+
+
+class PricingSpec(ManifestModel):
+    """Prices of one pod for an hour, all its devices together; without a price its share of the cost stays unknown."""
+
+    currency: Annotated[str, Field(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$")] = "USD"
+    """ISO 4217 code; only printed, never converted."""
+    spot_per_hour: Price | None = None
+    """One rollout on spot capacity."""
+    on_demand_per_hour: Price | None = None
+    """One rollout on on-demand capacity."""
+    reserved_per_hour: Price | None = None
+    """One trainer pod, its reserved engine included."""

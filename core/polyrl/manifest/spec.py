@@ -1,4 +1,4 @@
-"""`spec`: what the user asks for, one field per part. Read next: `recipe`, `rollout`, then `rules`."""
+"""`spec`: what the user asks for, one field per part."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from polyrl.manifest.cluster import (
     PodDisruptionBudgetSpec,
     TelemetrySpec,
 )
-from polyrl.manifest.pricing import PricingSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.manifest.rollout import FaultSpec, RolloutSpec
-from polyrl.manifest.scaling import ScalingSpec
+from polyrl.manifest.scaling import PricingSpec, ScalingSpec
 from polyrl.manifest.trainer import TrainerSpec
 
 OPERATOR = "polyrl.dev/operator"
@@ -58,4 +57,4 @@ class JobSpec(ManifestModel):
     telemetry: Annotated[TelemetrySpec, CLUSTER_ONLY] = TelemetrySpec()
     """How the operator watches the manager."""
     fault_injection: list[FaultSpec] = Field(default=[], max_length=64)
-    """Faults that a local run inflicts on itself; a drill, not a setting for production. A cluster has its own."""
+    """Faults that a local run injects into itself; not for production. A cluster has its own."""

@@ -1,4 +1,4 @@
-"""`spec.trainer`: the learner on reserved devices. Read next: `cluster`."""
+"""`spec.trainer`: the learner on reserved devices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a rule between fields is: one predicate said twice, in Python and in CEL, and one sentence for both.
 
 Placeholders in a sentence are paths of fields below spec; Python prints their values, and so does the CEL expression
-that is made from the same sentence. Read next: `rules`.
+that is made from the same sentence.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 pydantic writes JSON Schema 2020-12; a CRD takes a narrower dialect: everything in place of references, one type per
 node, `exclusiveMinimum` as a boolean, no `additionalProperties: false` (the server prunes what it does not know),
 object defaults as `{}` so that each field's own default fills them. The server prunes nulls: nothing is nullable.
-
-Refuses to hold: YAML (the command line writes it) and rules (see `manifest.rules`). Read next: `manifest_page`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The manifest's reference page, written from the models: every field with its type, default and meaning.
-
-Refuses to hold: prose about fields; it stands at the fields themselves. Read next: `manifest.recipe`.
-"""
+"""The manifest's reference page, written from the models: every field with its type, default and meaning."""
 
 from __future__ import annotations
 
