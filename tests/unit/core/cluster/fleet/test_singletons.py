@@ -1,0 +1,100 @@
+"""One manager, one trainer, fixed children: what is made, suspended and deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.actions import Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
+from polyrl.cluster.fleet.singletons import MANAGER_PACE_S, children, manager, stop_manager, trainer, trainer_numbers
+from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage
+from polyrl.cluster.observation.facts import ChildFacts, PodPhase
+from polyrl.worker import Role
+
+RUNS, SUSPENDED, FAILED = (Lifecycle(LifecycleStage[name]) for name in ("RUNS", "SUSPENDED", "FAILED"))
+ENDED = {"phase": PodPhase.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("pods", "node", "expected", "due"),
+    [
+        pytest.param([], {}, [(Create, "j-manager-1")], None, id="none yet"),
+        pytest.param([{}], {}, [], None, id="one runs"),
+        pytest.param([{}, {}], {}, [(Annotate, "j-manager-2"), (Delete, "j-manager-2")], None, id="a twin goes"),
+        pytest.param([{"deletion_at": 1.0}], {}, [], None, id="one that is being deleted is waited for"),
+        pytest.param([{}], {"ready": False}, [(Delete, "j-manager-1")], None, id="its node does not answer"),
+        pytest.param([ENDED | {"age": 1.0}], {}, [], MANAGER_PACE_S - 1.0, id="it ended at once: a pause"),
+        pytest.param([ENDED], {}, [(Delete, "j-manager-1"), (Create, "j-manager-2")], None, id="it ended"),
+    ],
+)
+def test_manager(
+    build: Any, pods: list[dict[str, Any]], node: dict[str, Any], expected: list[Any], due: float | None
+) -> None:
+    made = tuple(build.pod(f"j-manager-{n}", Role.MANAGER, **pod) for n, pod in enumerate(pods, start=1))
+    actions, next_due = manager(build.ctx(pods=made, nodes=build.nodes(*made, **node)))
+    named = [(type(one), one.object["metadata"]["name"] if isinstance(one, Create) else _name(one)) for one in actions]
+    assert (named, next_due) == (expected, None if due is None else build.now + due)
+
+
+def _name(action: Any) -> str:
+    return str(action.name if isinstance(action, Delete) else action.pod)
+
+
+def test_manager_that_still_answers_is_kept_though_its_node_seems_dead(build: Any) -> None:
+    pod = build.pod("j-manager-1", Role.MANAGER)
+    ctx = build.ctx(pods=(pod,), nodes=build.nodes(pod, ready=False), manager=build.manager())
+    assert manager(ctx) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "job", "expected"),
+    [
+        pytest.param(RUNS, None, [Create], id="the job begins"),
+        pytest.param(SUSPENDED, None, [], id="a suspended job makes none"),
+        pytest.param(RUNS, {}, [], id="it runs"),
+        pytest.param(SUSPENDED, {}, [SuspendTrainer], id="suspend"),
+        pytest.param(FAILED, {}, [SuspendTrainer], id="the job failed"),
+        pytest.param(RUNS, {"suspended": True, "template_hash": "same"}, [SuspendTrainer], id="resume"),
+        pytest.param(RUNS, {"suspended": True, "active": 0}, [Delete], id="its template was changed"),
+        pytest.param(RUNS, {"suspended": True}, [], id="changed, but pods still end"),
+        pytest.param(SUSPENDED, {"complete_at": 1.0}, [], id="complete"),
+        pytest.param(SUSPENDED, {"deleting": True}, [], id="being deleted"),
+    ],
+)
+def test_trainer(build: Any, stage: Lifecycle, job: dict[str, Any] | None, expected: list[type]) -> None:
+    facts = None if job is None else build.trainer(**job)
+    ctx = build.ctx(trainer=facts)
+    if facts is not None and facts.template_hash == "same":
+        ctx = build.ctx(trainer=replace(facts, template_hash=ctx.hashes.templates[Role.TRAINER]))
+    assert [type(action) for action in trainer(ctx, stage)] == expected
+
+
+def test_children_are_made_mended_and_removed(build: Any) -> None:
+    ctx = build.ctx()
+    first = list(children(ctx))
+    assert isinstance(first[0], MakeKeys)
+    assert {action.object["kind"] for action in first[1:]} >= {"ServiceAccount", "ConfigMap", "Service"}
+    there = [ChildFacts(kind, name, "uid", content) for (kind, name), content in ctx.hashes.fixed.items()]
+    there.append(ChildFacts("Secret", "j-keys", "uid", ""))
+    assert list(children(build.ctx(children=tuple(there)))) == []
+    changed = [replace(one, content_hash="x") if one.kind in ("Service", "ConfigMap") else one for one in there]
+    mended = list(children(build.ctx(children=tuple(changed))))
+    assert {(type(one), one.object["kind"]) for one in mended} == {(Apply, "Service")}, "a ConfigMap is immutable"
+    unasked = (*there, ChildFacts("NetworkPolicy", "j-old", "uid", ""))
+    assert [one.name for one in children(build.ctx(children=unasked))] == ["j-old"]
+
+
+def test_disrupted_trainer_is_numbered_once(build: Any) -> None:
+    pod = build.pod("j-trainer-0-x", Role.TRAINER, disruption="EvictionByEvictionAPI")
+    (noted,) = trainer_numbers(build.ctx(pods=(pod,), status={"trainer": {"disruptions": 4}}), [])
+    assert dict(noted.annotations) == {"polyrl.dev/counted": "disruption-5"}
+    again = replace(pod, annotations=noted.annotations)
+    assert list(trainer_numbers(build.ctx(pods=(again,)), [])) == []
+
+
+@pytest.mark.parametrize(("active", "number"), [(1, 0), (0, 2)], ids=["the trainer runs", "nobody needs it"])
+def test_manager_is_stopped_after_the_trainer(build: Any, active: int, number: int) -> None:
+    ctx = build.ctx(pods=(build.pod("j-manager-1", Role.MANAGER),), trainer=build.trainer(active=active))
+    assert len(list(stop_manager(ctx, "the job has ended"))) == number

@@ -1,0 +1,147 @@
+"""Conditions, Events and the state in one word, from one reconcile's result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.actions import ReconcileResult, RecordEvent
+from polyrl.cluster.observation.facts import PodPhase
+from polyrl.cluster.reconcile import reconcile
+from polyrl.cluster.reporting.conditions import SHORTEST_STALL_S
+from polyrl.cluster.state import LastSeenPod, ReconcileState, Refusal
+from polyrl.cluster.timestamps import millisecond, second
+from polyrl.testing.fake_operator import SETTINGS
+from polyrl.worker import Role
+
+
+def result(build: Any, state: ReconcileState | None = None, **facts: Any) -> ReconcileResult:
+    """Of a job that runs, was accepted before, and has a trainer and a manager unless `facts` say otherwise."""
+    accepted = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "m", "observedGeneration": 1}
+    accepted["lastTransitionTime"] = second(build.now - 900)
+    stored = {"startTime": second(build.now - 900), "conditions": [accepted], "state": "Running"}
+    facts = {"trainer": build.trainer(), "manager": build.manager()} | facts
+    facts["status"] = stored | facts.pop("status", {})
+    return reconcile(build.facts(**facts), SETTINGS, state or ReconcileState(), build.now)
+
+
+def reasons(found: ReconcileResult) -> dict[str, tuple[str, str]]:
+    return {known.type: (known.status, known.reason) for known in found.status.conditions}
+
+
+def events(found: ReconcileResult) -> dict[str, str]:
+    return {action.reason: action.message for action in found.actions if isinstance(action, RecordEvent)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        pytest.param({}, ("True", "Ready"), id="ready"),
+        pytest.param({"trainer": {"ready": 0}}, ("False", "Starting"), id="starting"),
+        pytest.param({"trainer": {"ready": 0, "failed": 2}}, ("False", "CrashLoop"), id="failed before"),
+        pytest.param({"manager": {"failed_polls": 3}}, ("False", "ManagerUnreachable"), id="no manager"),
+        pytest.param({"spec": {"suspend": True}}, ("False", "Suspended"), id="suspended"),
+        pytest.param({"trainer": {"complete_at": 9.0}}, ("False", "Finished"), id="ended"),
+    ],
+)
+def test_trainer_ready(build: Any, facts: dict[str, dict[str, Any]], expected: tuple[str, str]) -> None:
+    found = result(
+        build,
+        job=build.job(**facts.get("spec", {})),
+        trainer=build.trainer(**facts.get("trainer", {})),
+        manager=build.manager(**facts.get("manager", {})),
+    )
+    assert reasons(found)["TrainerReady"] == expected
+
+
+@pytest.mark.parametrize(
+    ("engines", "minimum", "desired", "expected"),
+    [
+        pytest.param(0, 0, 0, ("False", "NotWanted"), id="none are desired"),
+        pytest.param(1, 0, 3, ("True", "Registered"), id="one is enough"),
+        pytest.param(1, 2, 3, ("False", "BelowMinimum"), id="fewer than minReplicas"),
+    ],
+)
+def test_rollout_available(build: Any, engines: int, minimum: int, desired: int, expected: tuple[str, str]) -> None:
+    pods = tuple(build.pod(f"j-r-{n}") for n in range(engines))
+    job = build.job({"replicas": desired, "minReplicas": minimum}, scaling={"mode": "Manual"})
+    found = result(build, job=job, pods=pods, manager=build.manager([pod.name for pod in pods]))
+    assert reasons(found)["RolloutAvailable"] == expected
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(1.0, "StepAdvanced"), (SHORTEST_STALL_S, "Stalled")])
+def test_progressing(build: Any, ago: float, expected: str) -> None:
+    step = {"step": 5, "stepTime": millisecond(build.now - ago)}
+    found = result(build, status={"manager": step}, manager=build.manager(step=5, phase="rl"))
+    assert reasons(found)["Progressing"][1] == expected
+    assert ("Stalled" in events(found)) == (expected == "Stalled")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("exceeded quota: pods", "QuotaExceeded"), ("a webhook said no", "Refused")],
+    ids=["quota", "webhook"],
+)
+def test_capacity_limited_by_the_api_server(build: Any, message: str, expected: str) -> None:
+    job = build.job(scaling={"mode": "Manual"})
+    found = result(build, ReconcileState(refusal=Refusal(message, build.now)), job=job)
+    assert reasons(found)["CapacityLimited"] == ("True", expected)
+    assert events(found)["CapacityUnavailable"] == message
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [(9, ("True", "TooManyReplicas")), (1, ("True", "TooFewReplicas")), (3, ("False", "WithinBounds"))],
+)
+def test_scaling_limited(build: Any, requested: int, expected: tuple[str, str]) -> None:
+    job = build.job({"replicas": requested, "minReplicas": 2}, scaling={"mode": "Manual"})
+    assert reasons(result(build, job=job))["ScalingLimited"] == expected
+
+
+def test_disruption_is_reported_counted_and_listed(build: Any) -> None:
+    pod = build.pod("j-r-1", disruption="EvictionByEvictionAPI")
+    found = result(build, pods=(pod,))
+    assert reasons(found)["Disrupting"] == ("True", "Eviction")
+    assert events(found)["RolloutPreempted"] == "1 rollouts are taken away: 1 Eviction (j-r-1)"
+    gone = LastSeenPod("j-r-9", Role.ROLLOUT, None, "n", settled=False, runs_since=None)
+    after = result(build, ReconcileState(last_seen={"u9": gone})).status
+    assert [(one.pod_name, one.reason) for one in after.recent_disruptions] == [("j-r-9", "PodDeleted")]
+    assert after.rollout.preemptions == 1
+
+
+def test_failure_is_an_event_with_its_reason(build: Any) -> None:
+    pod = build.pod("j-r-1", phase=PodPhase.FAILED)
+    assert events(result(build, pods=(pod,)))["RolloutFailed"].startswith("1 rollouts failed: ")
+
+
+@pytest.mark.parametrize(
+    ("stored", "trainer", "expected"),
+    [("Pending", {"ready": 0}, "Pending"), ("Running", {"ready": 0}, "Degraded"), ("Pending", {}, "Running")],
+    ids=["never ready", "ready before", "ready"],
+)
+def test_state_in_one_word(build: Any, stored: str, trainer: dict[str, Any], expected: str) -> None:
+    found = result(build, status={"state": stored}, trainer=build.trainer(**trainer))
+    assert found.status.state == expected
+
+
+def test_a_second_reconcile_of_the_same_facts_records_no_event(build: Any) -> None:
+    job, observed = build.job({"replicas": 0}), {"trainer": build.trainer(), "manager": build.manager()}
+    first = result(build, job=job, **observed)
+    stored = first.status.model_dump(by_alias=True, exclude_none=True)
+    again = reconcile(build.facts(job, stored, **observed), SETTINGS, first.state, build.now)
+    assert events(again) == {}
+    assert again.status == first.status
+
+
+PRICES = {"reservedPerHour": 3.6, "spotPerHour": 1.8, "onDemandPerHour": 7.2}
+
+
+def test_cost_of_seconds_on_nodes(build: Any) -> None:
+    """100 s on a node each: the trainer's at 3600 seconds an hour, spot at half its price, on-demand at twice."""
+    pods = (build.pod("t", Role.TRAINER, placed=100.0), build.pod("j-r-1", placed=100.0))
+    status = {"cost": {"accountedTime": millisecond(build.now - 100)}}
+    cost = result(build, job=build.job(pricing=PRICES), pods=pods, status=status).status.cost
+    assert (cost.reserved_micros, cost.spot_micros, cost.on_demand_micros) == (100_000, 50_000, 0)
+    recent = {"cost": {"accountedTime": millisecond(build.now - 10)}}
+    assert result(build, job=build.job(pricing=PRICES), pods=pods, status=recent).status.cost.spot_micros == 0

@@ -1,0 +1,65 @@
+"""Whether a job is taken on, and what the API server is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.acceptance import DRY_RUN_RETRY_S, acceptance
+from polyrl.cluster.state import ReconcileState
+
+QUOTA = "pods is forbidden: exceeded quota: gpus"
+REFUSED = "Pod j-r-0: violates PodSecurity"
+
+
+@pytest.mark.parametrize(
+    ("spec", "dry_run", "expected"),
+    [
+        pytest.param({"trainer": {"replicas": 2}}, "", (False, "Unsupported", False, False), id="unsupported"),
+        pytest.param({}, None, (None, "Checking", False, True), id="not asked yet"),
+        pytest.param({}, "", (True, "Valid", True, False), id="the API server agrees"),
+        pytest.param({}, QUOTA, (True, "Valid", True, False), id="a used up quota is no fault of the template"),
+        pytest.param({}, REFUSED, (False, "InvalidPodTemplate", False, False), id="refused"),
+    ],
+)
+def test_verdict(build: Any, spec: dict[str, Any], dry_run: str | None, expected: tuple[Any, ...]) -> None:
+    found = acceptance(build.ctx(build.job(**spec), dry_run=dry_run, state=ReconcileState(dry_run_at=build.now)))
+    assert (found.accepted, found.reason, found.makes_pods, found.dry_run is not None) == expected
+    assert dry_run in (None, "") or dry_run in found.message
+
+
+@pytest.mark.parametrize(("ago", "again"), [(DRY_RUN_RETRY_S - 1, False), (DRY_RUN_RETRY_S, True)])
+def test_a_refused_job_is_tried_again(build: Any, ago: float, again: bool) -> None:
+    found = acceptance(build.ctx(dry_run=REFUSED, state=ReconcileState(dry_run_at=build.now - ago)))
+    assert (found.dry_run is not None) == again
+    assert found.due == build.now + (DRY_RUN_RETRY_S if again else 1)
+
+
+def test_what_was_accepted_is_not_asked_again(build: Any) -> None:
+    known = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "m", "observedGeneration": 1}
+    known["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    found = acceptance(build.ctx(status={"conditions": [known]}))
+    assert (found.accepted, found.dry_run) == (True, None)
+    assert found.state is not None
+    assert acceptance(build.ctx(state=found.state)).accepted
+
+
+@pytest.mark.parametrize(
+    ("trainer", "reason"),
+    [
+        pytest.param({"template_hash": "old"}, "ImmutableFieldChanged", id="it runs on as it began"),
+        pytest.param({"template_hash": "old", "suspended": True}, "Checking", id="suspended: may be changed"),
+        pytest.param({"template_hash": "old", "complete_at": 1.0}, "Checking", id="complete"),
+    ],
+)
+def test_a_running_trainer_cannot_be_changed(build: Any, trainer: dict[str, Any], reason: str) -> None:
+    assert acceptance(build.ctx(trainer=build.trainer(**trainer))).reason == reason
+
+
+def test_a_pod_of_each_kind_is_tried(build: Any) -> None:
+    found = acceptance(build.ctx(build.job({"capacity": {"baseOnDemand": 1}})))
+    assert found.dry_run is not None
+    assert [one["metadata"]["name"] for one in found.dry_run.objects] == [
+        "j-trainer", "j-trainer", "j-manager-0", "j-r-0", "j-r-0",
+    ]  # fmt: skip
