@@ -245,7 +245,7 @@ class Manager:
         self.port = 0
 
     @property
-    def manager_credentials(self) -> ManagerCredentials:
+    def access(self) -> ManagerCredentials:
         return ManagerCredentials(self.token, self.certificate.authority.decode())
 
     @property

@@ -42,7 +42,7 @@ class Candidate:
         self.leader = Leader(client, place.namespace, "lease", name, terms)
         self.told: list[str] = []
         self.task = asyncio.create_task(
-            self.leader.hold(lambda: self.told.append("began"), lambda: self.told.append("ended"))
+            self.leader.run(lambda: self.told.append("began"), lambda: self.told.append("ended"))
         )
 
     async def stop(self) -> None:
