@@ -20,11 +20,11 @@ from unittest.mock import patch
 import typer
 
 from polyrl.manifest.rollout import EngineSpec
-from polyrl.wire import FromAgent
+from polyrl.wire import EngineCapacity, FromAgent
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.__main__ import choose_engine
 from polyrl_rollout.agent.link import AgentLink
-from polyrl_rollout.engines.port import EngineInfo, GenerateRequest, InferenceEngine, TokenChunk
+from polyrl_rollout.engines.port import GenerateRequest, InferenceEngine, TokenChunk
 
 FORMAT: Final = "=2Q"
 """Tokens that the engine gave, bytes that the agent sent."""
@@ -45,7 +45,7 @@ class CountedEngine:
     def version(self, version: int) -> None:
         self._engine.version = version
 
-    async def start(self, model_folder: Path) -> EngineInfo:
+    async def start(self, model_folder: Path) -> EngineCapacity:
         return await self._engine.start(model_folder)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:

@@ -20,10 +20,11 @@ from stand import EPOCH
 from polyrl import parent_death_signal
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Finish, Pool
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.engines.port import NO_VERSION, EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.engines.port import NO_VERSION, GenerateRequest, TokenChunk
 from polyrl_rollout.weights.staging import Staging
 
 CHUNK: Final = 10
@@ -38,11 +39,11 @@ class PacedEngine:
 
     def __init__(self, streams: int, pace: float, head: int) -> None:
         self.version = NO_VERSION
-        self._info = EngineInfo(streams, streams * CONTEXT, CONTEXT)
+        self._info = EngineCapacity(streams, streams * CONTEXT, max_context=CONTEXT)
         self._pause, self._head = CHUNK / pace, head
         self._running: set[str] = set()
 
-    async def start(self, model_folder: Path) -> EngineInfo:
+    async def start(self, model_folder: Path) -> EngineCapacity:
         return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
@@ -73,7 +74,7 @@ class PacedEngine:
 async def run(folder: Path, engines: int, streams: int, pace: float, head: int) -> None:
     """Until cancelled, or until every agent has ended."""
     keys = read_keys(AgentKeys, folder / "keys/agent.key")
-    file, info = folder / "manager.json", EngineInfo(streams, streams * CONTEXT, CONTEXT)
+    file, info = folder / "manager.json", EngineCapacity(streams, streams * CONTEXT, max_context=CONTEXT)
     async with asyncio.TaskGroup() as agents:
         for number in range(engines):
             name = f"paced-{number}"

@@ -26,11 +26,12 @@ from polyrl.manifest.job import read_job
 from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Pool
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
-from polyrl_rollout.engines.port import EngineInfo, InferenceEngine
+from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.metadata.clouds import METADATA_URL, TerminationNotice
 from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
@@ -81,7 +82,7 @@ def main(
     engine = choose_engine(engine_spec, spec.spec.recipe.seed)
     cloud = CLOUDS.get(spec.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
     watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
-    sys.exit(asyncio.run(serve(settings, engine, expected_info(engine_spec), spec.metadata.name, watch)))
+    sys.exit(asyncio.run(serve(settings, engine, expected_capacity(engine_spec), spec.metadata.name, watch)))
 
 
 Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]
@@ -89,12 +90,12 @@ Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatch
 
 
 async def serve(
-    settings: AgentSettings, engine: InferenceEngine, info: EngineInfo, run: str, watch: Watch | None = None
+    settings: AgentSettings, engine: InferenceEngine, capacity: EngineCapacity, run: str, watch: Watch | None = None
 ) -> int:
     """Runs an agent in this process until it ends; returns its exit code."""
     staging = Staging(run, settings.engine)
     try:
-        agent = Agent(settings, engine, info, staging)
+        agent = Agent(settings, engine, capacity, staging)
         if watch is not None:
             agent.watch(watch(lambda notice: agent.notice(notice.seconds, notice.reason)).run())
         loop = asyncio.get_running_loop()
@@ -114,9 +115,9 @@ def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
     return EmbeddedEngine(spec, seed) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, seed)
 
 
-def expected_info(spec: EngineSpec) -> EngineInfo:
+def expected_capacity(spec: EngineSpec) -> EngineCapacity:
     """What is announced to the manager until the engine has started."""
-    return EngineInfo(spec.max_running, spec.kv_tokens, spec.max_context)
+    return EngineCapacity(spec.max_running, spec.kv_tokens, max_context=spec.max_context)
 
 
 def read_address(path: Path, keys: AgentKeys, run_epoch: int) -> ManagerAddress | None:

@@ -21,30 +21,13 @@ from typing import Any, Final
 import structlog
 import zmq
 
+from polyrl import wire
 from polyrl.ledger.scheduling.recalls import reserve_of
-from polyrl.wire import (
-    Announce,
-    Assign,
-    Cancel,
-    Deregister,
-    HandBack,
-    Heartbeat,
-    Hello,
-    Leaving,
-    Recall,
-    Resend,
-    StartDrain,
-    ToAgent,
-    TokensKept,
-    WeightsFailed,
-    WeightsLoaded,
-    Welcome,
-)
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.agent.versions import Versions
-from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineInfo, InferenceEngine
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
 
@@ -69,9 +52,11 @@ log = structlog.get_logger(__name__)
 class Agent:
     """`run` once; the value it returns is the process's exit code."""
 
-    def __init__(self, settings: AgentSettings, engine: InferenceEngine, info: EngineInfo, staging: Staging) -> None:
-        """`info`: the engine's expected capacity, announced until it has started and its own is known."""
-        self._settings, self._engine, self._info, self._staging = settings, engine, info, staging
+    def __init__(
+        self, settings: AgentSettings, engine: InferenceEngine, capacity: wire.EngineCapacity, staging: Staging
+    ) -> None:
+        """`capacity`: the expected one, announced until it has started and its own is known."""
+        self._settings, self._engine, self._capacity, self._staging = settings, engine, capacity, staging
         self._loop = asyncio.get_running_loop()
         self._protocol = AgentProtocol()
         self.book = self._protocol.book
@@ -104,9 +89,9 @@ class Agent:
         one that ends first counts."""
         seconds = self._settings.drain_s if seconds is None else seconds
         log.info("notice", seconds=seconds, reason=reason)
-        self._send(Leaving(seconds, reason))
+        self._send(wire.Leaving(seconds, reason))
         answer_s = min(DRAIN_ANSWER_S, seconds / 2) if self.manager.welcome else 0.0
-        self._loop.call_later(answer_s, self._drain, StartDrain(seconds - answer_s, reason))
+        self._loop.call_later(answer_s, self._drain, wire.StartDrain(seconds - answer_s, reason))
 
     def partition(self, inward: bool = True, outward: bool = True) -> None:
         """An injected fault: from here on the manager does not reach us, or cannot be reached, or both."""
@@ -124,36 +109,43 @@ class Agent:
 
     # --- messages of the manager --------------------------------------------------------------------------------------
 
-    def hello(self) -> Hello:
-        info, settings = self._info, self._settings
-        room = (info.max_running, info.kv_tokens, info.max_context)
-        return Hello(settings.run_epoch, settings.engine, settings.pool, *room, self._engine.version, self.book.held())
+    def hello(self) -> wire.Hello:
+        return wire.Hello(
+            self._settings.run_epoch,
+            self._settings.engine,
+            pool=self._settings.pool,
+            max_running=self._capacity.max_running,
+            kv_tokens=self._capacity.kv_tokens,
+            max_context=self._capacity.max_context,
+            weight_version=self._engine.version,
+            held=self.book.held(),
+        )
 
     async def reset(self) -> None:
         await self._generation.stop_all()
         self._generation.update_room()
 
-    def handle(self, message: ToAgent) -> None:
+    def handle(self, message: wire.ToAgent) -> None:
         match message:
-            case Assign():
+            case wire.Assign():
                 self._assign(message)
-            case TokensKept():
+            case wire.TokensKept():
                 self._generation.update_room()
                 self._progress.set()
-            case Welcome() | Resend():
+            case wire.Welcome() | wire.Resend():
                 self._unsent.set()
-            case Cancel(assignment):
+            case wire.Cancel(assignment):
                 self._spawn(self._generation.stop([assignment]))
-            case Recall(assignment):
+            case wire.Recall(assignment):
                 self._spawn(self._give_back([assignment], "asked"))
-            case Announce():
+            case wire.Announce():
                 self._versions.announce(message)
-            case StartDrain():
+            case wire.StartDrain():
                 self._drain(message)
 
-    def _assign(self, assign: Assign) -> None:
+    def _assign(self, assign: wire.Assign) -> None:
         accepted = self._protocol.accept(assign, self._engine.version, switching=self._switching)
-        if isinstance(accepted, HandBack):
+        if isinstance(accepted, wire.HandBack):
             self._send(accepted)
         elif accepted is not None:
             self._generation.start(accepted)
@@ -194,11 +186,14 @@ class Agent:
         if oldest is not None and now - oldest > ANSWER_S:
             link.fail(f"the manager did not confirm tokens for {ANSWER_S:.0f} s")
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self) -> wire.Heartbeat:
         used = sum(len(s.assign.input_ids) // 4 + len(s.ids) for s in self.book.unfinished())
         running = len(self._generation)
-        return Heartbeat(min(running, self._info.max_running), max(0, running - self._info.max_running),
-                    max(0, self._info.kv_tokens - used))  # fmt: skip
+        return wire.Heartbeat(
+            running=min(running, self._capacity.max_running),
+            queued=max(0, running - self._capacity.max_running),
+            kv_free_tokens=max(0, self._capacity.kv_tokens - used),
+        )
 
     def hand_back(self, assignment: int, reason: str, detail: str = "") -> None:
         """Tokens first, then the assignment."""
@@ -220,7 +215,7 @@ class Agent:
             changed = await self._load(pulled)
         except EngineFailed as error:
             log.warning("weights not loaded", version=version, error=str(error))
-            self._send(WeightsFailed(version, self._engine.version, str(error)))
+            self._send(wire.WeightsFailed(version, self._engine.version, str(error)))
             if self._engine.version == NO_VERSION:
                 self.engine_failed(str(error))
             else:
@@ -230,7 +225,9 @@ class Agent:
             if changed:
                 self._send(self.hello())
             seconds = self._loop.time() - begun
-            self._send(WeightsLoaded(version, pulled.seconds, seconds, pulled.bytes_pulled))
+            self._send(
+                wire.WeightsLoaded(version, pulled.seconds, load_seconds=seconds, bytes_pulled=pulled.bytes_pulled)
+            )
             log.info("serving", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
             return True
         finally:
@@ -239,12 +236,12 @@ class Agent:
 
     async def _load(self, pulled: Pulled) -> bool:
         """True when the engine's capacity turned out to be another than was announced so far. Raises EngineFailed."""
-        announced = self._info
+        announced = self._capacity
         if not self._started:
-            self._info = await self._engine.start(pulled.staged.folder)
+            self._capacity = await self._engine.start(pulled.staged.folder)
             self._started = True
         await self._engine.load_weights(pulled.staged.version, pulled.staged.folder)
-        return self._info != announced
+        return self._capacity != announced
 
     def _go_on(self) -> None:
         for stream in self.book.unfinished():
@@ -255,7 +252,7 @@ class Agent:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _drain(self, drain: StartDrain) -> None:
+    def _drain(self, drain: wire.StartDrain) -> None:
         """The earlier deadline wins."""
         at = self._loop.time() + max(0.0, drain.deadline_s)
         if self._drain_at is not None:
@@ -274,7 +271,7 @@ class Agent:
         self._flush(everything=True)
         while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
             await self._wait_for_progress(REPLAN_S)
-        self._send(Deregister(reason))
+        self._send(wire.Deregister(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
 
     async def _give_back(self, assignments: Sequence[int], reason: str) -> None:
@@ -314,7 +311,7 @@ class Agent:
         for stream in self.book.unfinished():
             self.hand_back(stream.assign.assignment, "engineError", why)
         self._flush(everything=True)
-        self._send(Deregister(f"engine failed: {why}"))
+        self._send(wire.Deregister(f"engine failed: {why}"))
         self._end(EXIT_FAILED, f"the engine failed: {why}")
 
     def give_up(self, why: str) -> None:

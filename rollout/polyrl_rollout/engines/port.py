@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from polyrl.errors import PolyRLError
 from polyrl.sample import Finish, SamplingParams
+from polyrl.wire import EngineCapacity
 
 NO_VERSION: Final = -1
 """`InferenceEngine.version` before the first `load_weights`."""
@@ -32,18 +33,6 @@ class EngineFailed(EngineError):
 
 class RequestRejected(EngineError):
     """The request, not the engine: too long, malformed, tokens outside the vocabulary."""
-
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """What an engine can take, known once it has started."""
-
-    max_running: int
-    """Sequences it runs at once."""
-    kv_tokens: int
-    """KV-cache room, in tokens."""
-    max_context: int
-    """Longest prompt + response, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,7 @@ class InferenceEngine(Protocol):
     version: int
     """Weight version that generates now; NO_VERSION before the first `load_weights`."""
 
-    async def start(self, model_folder: Path) -> EngineInfo:
+    async def start(self, model_folder: Path) -> EngineCapacity:
         """Starts with the architecture and tokenizer of a Hugging Face folder. Raises EngineFailed."""
         ...
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.sample import Finish
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
-    EngineInfo,
     GenerateRequest,
     RequestRejected,
     TokenChunk,
@@ -34,9 +34,9 @@ class FakeEngine:
     """Follows the port to the letter; every knob is a public attribute."""
 
     def __init__(
-        self, info: EngineInfo | None = None, tokens_per_second: float = 2000.0, chunk_tokens: int = 4
+        self, capacity: EngineCapacity | None = None, tokens_per_second: float = 2000.0, chunk_tokens: int = 4
     ) -> None:
-        self.info = info or EngineInfo(max_running=32, kv_tokens=1 << 16, max_context=4096)
+        self.capacity = capacity or EngineCapacity(max_running=32, kv_tokens=1 << 16, max_context=4096)
         self.tokens_per_second = tokens_per_second
         """Of each sequence."""
         self.chunk_tokens = chunk_tokens
@@ -51,13 +51,13 @@ class FakeEngine:
         self.aborted: list[str] = []
         self._running: set[str] = set()
 
-    async def start(self, model_folder: Path) -> EngineInfo:
+    async def start(self, model_folder: Path) -> EngineCapacity:
         self._fail_if_broken()
         self.folder = model_folder
-        return self.info
+        return self.capacity
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        if len(request.input_ids) + request.max_new_tokens > self.info.max_context:
+        if len(request.input_ids) + request.max_new_tokens > self.capacity.max_context:
             raise RequestRejected(f"{len(request.input_ids)} + {request.max_new_tokens} tokens exceed the context")
         ids, left = list(request.input_ids), request.max_new_tokens
         self._running.add(request.rid)

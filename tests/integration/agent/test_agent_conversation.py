@@ -21,6 +21,7 @@ from polyrl.wire import (
     Cancel,
     Deltas,
     Deregister,
+    EngineCapacity,
     Fenced,
     FromAgent,
     HandBack,
@@ -46,7 +47,6 @@ from polyrl_rollout.agent import link
 from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
-from polyrl_rollout.engines.port import EngineInfo
 from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
@@ -161,11 +161,11 @@ class Rig:
         self.trainer_file.write_text(format_keys(TrainerKeys(*trainer, self.manager_keys[0], agent[0])))
         self.manager = PlayedManager(self.manager_keys)
         self.publisher = WeightPublisher(self.trainer_file)
-        self.engine = FakeEngine(EngineInfo(max_running=16, kv_tokens=4096, max_context=1024))
+        self.engine = FakeEngine(EngineCapacity(max_running=16, kv_tokens=4096, max_context=1024))
         keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
         settings = AgentSettings(lambda: self.manager.address, keys, 1, ENGINE, Pool.SPOT, 4.0)
         self.staging = Staging("run", ENGINE, folder)
-        self.agent = Agent(settings, self.engine, EngineInfo(32, 1 << 16, 512), self.staging)
+        self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, 512), self.staging)
         self.task = asyncio.create_task(self.agent.run())
 
     def announcement(self, version: int) -> Announce:

@@ -22,14 +22,14 @@ from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
-from polyrl.wire import GroupDropped, pack_ids, unpack_ids
+from polyrl.wire import EngineCapacity, GroupDropped, pack_ids, unpack_ids
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.engines.port import EngineInfo, GenerateRequest, TokenChunk
+from polyrl_rollout.engines.port import GenerateRequest, TokenChunk
 from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.testing.fake_engine import LOGPROB, FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
@@ -107,7 +107,7 @@ class World:
         write_run_keys(root / "keys")
         (root / "job.json").write_text(json.dumps(JOB))
         self.file = root / "manager.json"
-        self.engines = [engine(EngineInfo(16, 1 << 16, 4096), SPEED) for _ in range(2)]
+        self.engines = [engine(EngineCapacity(16, 1 << 16, 4096), SPEED) for _ in range(2)]
         self.status = ManagerStatus(seq=-1, run_epoch=EPOCH)
         self._manager: asyncio.subprocess.Process | None = None
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.manifest.rollout import EngineSpec
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.embedded import messages
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
-    EngineInfo,
     GenerateRequest,
     ModelLimits,
     TokenChunk,
@@ -61,7 +61,7 @@ class EmbeddedEngine:
             raise EngineFailed(self._failure)
         return self._child.pid
 
-    async def start(self, model_folder: Path) -> EngineInfo:
+    async def start(self, model_folder: Path) -> EngineCapacity:
         self._limits = read_limits(model_folder)
         self._streams = Streams(SilenceDeadline(asyncio.get_running_loop().time))
         reader, self._writer = await self._spawn()
@@ -80,7 +80,7 @@ class EmbeddedEngine:
         if not isinstance(answer, messages.Started):
             raise EngineFailed(f"a start was answered by {answer}")
         self._max_context = answer.max_context
-        return EngineInfo(spec.max_running, answer.kv_tokens, answer.max_context)
+        return EngineCapacity(spec.max_running, answer.kv_tokens, max_context=answer.max_context)
 
     async def _spawn(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()

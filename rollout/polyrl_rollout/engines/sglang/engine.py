@@ -19,11 +19,11 @@ import aiohttp
 import msgspec
 
 from polyrl.manifest.rollout import EngineSpec
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
-    EngineInfo,
     GenerateRequest,
     ModelLimits,
     RequestRejected,
@@ -82,7 +82,7 @@ class SGLangEngine:
         """Of the launched server. Raises EngineFailed before `start`."""
         return self._server().pid
 
-    async def start(self, model_folder: Path) -> EngineInfo:
+    async def start(self, model_folder: Path) -> EngineCapacity:
         self._limits = read_limits(model_folder)
         self._silence = SilenceDeadline(asyncio.get_running_loop().time)
         self._idle.set()
@@ -100,7 +100,7 @@ class SGLangEngine:
         info = await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S)
         kv_tokens = int(info["max_total_num_tokens"])
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
-        return EngineInfo(self._spec.max_running, kv_tokens, self._max_context)
+        return EngineCapacity(self._spec.max_running, kv_tokens, max_context=self._max_context)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         self._server()
