@@ -17,24 +17,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from polyrl.ledger import Effects, LedgerConfig
-from polyrl.sample import Pool
+from polyrl.sample import Finish, Pool
 from polyrl.wire import (
-    FINISH_CODES,
     Assign,
     Cancel,
-    Deltas,
     Fenced,
-    HandBack,
     Heartbeat,
     Hello,
     Recall,
     TurnDone,
     WeightsLoaded,
-    pack_rows,
 )
+from polyrl_rollout.agent.protocol import AgentProtocol
+from polyrl_rollout.agent.tokens import Stream
+from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.simulation.stage import Stage
 
 STEP_S: Final = 0.1
@@ -60,16 +57,15 @@ class Speed(NamedTuple):
 
 
 @dataclass
-class _Run:
-    """One assignment on its engine."""
+class _Decoding:
+    """One assignment that the engine generates."""
 
-    assign: Assign
+    stream: Stream
     ready_at: float
     """When it has been read."""
     end: int
     """Response position at which the turn ends."""
     position: float
-    sent: int
 
 
 @dataclass
@@ -78,7 +74,8 @@ class FlowEngine:
 
     name: str
     speed: Speed
-    runs: dict[int, _Run] = field(default_factory=dict)
+    protocol: AgentProtocol = field(default_factory=AgentProtocol)
+    decoding: dict[int, _Decoding] = field(default_factory=dict)
     frozen: bool = False
     stuck: bool = False
     deaf: bool = False
@@ -89,8 +86,9 @@ class FlowEngine:
     _known: dict[str, int] = field(default_factory=dict)
     """Tokens of prompts (by group) and responses (by sample) in its cache."""
 
-    def start(self, assign: Assign, end: int, now: float) -> None:
+    def start(self, stream: Stream, end: int, now: float) -> None:
         """Reads what it does not know, after what it reads already."""
+        assign = stream.assign
         group = assign.sample.partition(".")[0]
         prompt = len(assign.input_ids) // 4 - assign.offset
         known = self._known.get(assign.sample, 0) or (prompt if group in self._known else 0)
@@ -98,18 +96,25 @@ class FlowEngine:
         self.read += unread
         self._free_at = max(now, self._free_at) + unread * self.speed.prefill_s
         self._known[group] = prompt
-        self.runs[assign.assignment] = _Run(assign, self._free_at, end, assign.offset, assign.offset)
+        self.decoding[assign.assignment] = _Decoding(stream, self._free_at, end, assign.offset)
 
-    def decode(self, now: float) -> list[tuple[_Run, int]]:
-        """One step of time; (run, tokens to send) of those that have any."""
+    def decode(self, now: float) -> None:
+        """One step of time."""
         if self.stuck:
-            return []
-        ready = [run for run in self.runs.values() if run.ready_at <= now]
+            return
+        ready = [run for run in self.decoding.values() if run.ready_at <= now]
         gained = STEP_S / (self.speed.step_s * (1 + len(ready) / self.speed.half_batch))
         for run in ready:
             run.position = min(run.position + gained, run.end)
-            self._known[run.assign.sample] = len(run.assign.input_ids) // 4 - run.assign.offset + int(run.position)
-        return [(run, int(run.position) - run.sent) for run in ready if int(run.position) > run.sent]
+            assign, count = run.stream.assign, int(run.position) - run.stream.length
+            self._known[assign.sample] = len(assign.input_ids) // 4 - assign.offset + int(run.position)
+            if count:
+                done = run.position >= run.end
+                ids = [TOKEN] * (count - done) + [STOP] * done
+                chunk = TokenChunk(ids, [0.0] * count, 0, Finish.STOP if done else None)
+                self.protocol.book.add(assign.assignment, chunk, now)
+                if done:
+                    del self.decoding[assign.assignment]
 
 
 class Flow(Stage):
@@ -175,28 +180,19 @@ class Flow(Stage):
     def _greet(self, engine: FlowEngine) -> None:
         speed = engine.speed
         room = (speed.max_running, speed.kv_tokens, speed.max_context)
-        engine.runs.clear()
+        engine.decoding.clear()
         self.agent(engine.name, Hello(1, engine.name, Pool.SPOT, *room, -1))
         self.agent(engine.name, WeightsLoaded(0, 0.1, 0.1, 100))
 
     def _speak(self, engine: FlowEngine) -> None:
-        rows, size = [], 0
-        ids = []
-        for run, count in engine.decode(self.now):
-            done = run.sent + count >= run.end
-            rows.append((run.assign.assignment, run.sent, count, FINISH_CODES.index("stop") if done else 0))
-            ids += [TOKEN] * (count - done) + [STOP] * done
-            run.sent, size = run.sent + count, size + count
-            if done:
-                del engine.runs[run.assign.assignment]
+        engine.decode(self.now)
+        frames = engine.protocol.book.pack(self.now, STEP_S, flush=True)
         if engine.mute:
             return
         if self.now % BEAT_S < STEP_S:
-            self.agent(engine.name, Heartbeat(len(engine.runs), 0, engine.speed.kv_tokens))
-        if rows:
-            self._seq += 1
-            column = np.array(ids, dtype="<u4")
-            self.agent(engine.name, Deltas(self._seq, 0, pack_rows(rows), column.tobytes(), bytes(4 * size)))
+            self.agent(engine.name, Heartbeat(len(engine.decoding), 0, engine.speed.kv_tokens))
+        for frame in frames:
+            self.agent(engine.name, frame)
 
     def _judge(self) -> None:
         due = [turn for at, turn in self._verdicts if at <= self.now]
@@ -218,18 +214,23 @@ class Flow(Stage):
             engine = self.engines.get(name)
             if engine is None or engine.deaf or engine.frozen:
                 continue
+            engine.protocol.receive(message, self.now)
             if isinstance(message, Assign):
-                engine.start(message, self._end_of(message), self.now)
+                stream = engine.protocol.accept(message, 0)
+                if isinstance(stream, Stream):
+                    engine.start(stream, self._end_of(message), self.now)
             elif isinstance(message, Cancel):
-                engine.runs.pop(message.assignment, None)
+                engine.decoding.pop(message.assignment, None)
             elif isinstance(message, Recall):
-                self._give_back(engine, message.assignment)
+                self._hand_back(engine, message.assignment)
             elif isinstance(message, Fenced):
                 self._greet(engine)
 
-    def _give_back(self, engine: FlowEngine, assignment: int) -> None:
-        if engine.runs.pop(assignment, None) is not None and not engine.mute:
-            self.agent(engine.name, HandBack(assignment, "asked"))
+    def _hand_back(self, engine: FlowEngine, assignment: int) -> None:
+        if engine.decoding.pop(assignment, None) is not None:
+            message = engine.protocol.hand_back(assignment, "asked")
+            if message is not None and not engine.mute:
+                self.agent(engine.name, message)
 
     def _end_of(self, assign: Assign) -> int:
         sample = self.ledger.state.samples.get(assign.sample)

@@ -358,7 +358,7 @@ def test_what_an_engine_was_asked_for_is_asked_again_when_it_greets_again() -> N
     flow.step()
     assert flow.placed().get("b", []) == [], "it has not heard"
     flow.engines["a"].deaf = False
-    (assign,) = [run.assign for run in flow.engines["a"].runs.values()]
+    (assign,) = [stream.assign for stream in flow.engines["a"].protocol.book.streams.values()]
     held = (HeldAssignment(assign.assignment, assign.sample, assign.attempt, 0),)
     flow.agent("a", Hello(1, "a", Pool.SPOT, 16, 1_000_000, 131_072, 0, held))
     for _ in range(3):
