@@ -17,7 +17,7 @@ from polyrl.sample import split_sample_id
 from polyrl.wire import Batch
 from polyrl_trainer import __main__ as trainer
 from polyrl_trainer.generation.supply import StepGroups
-from polyrl_trainer.loops.rl_step import RlStep
+from polyrl_trainer.loops.rl_loop import RlStep
 from polyrl_trainer.sample import Sample
 
 

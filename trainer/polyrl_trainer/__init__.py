@@ -8,7 +8,7 @@
     backends         the learner on PyTorch, behind the port `backend`
     client           `RolloutClient`, the only thing that other trainers need; behind the port `rollouts`
     data, preparation   files to prompts and samples, checked before anything starts
-    losses, advantages  formulas as pure functions
+    losses           losses and advantages: formulas as pure functions
     session, state, checkpoints, metrics   one run: where it stands, what is saved, what is logged
     testing          rollouts without a manager, the suite that every backend must pass; in no image
 

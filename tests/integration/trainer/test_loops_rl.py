@@ -27,8 +27,7 @@ from polyrl_trainer.environments import CalculatorEnvironment
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
-from polyrl_trainer.loops.rl_loop import run_rl_training
-from polyrl_trainer.loops.rl_step import RlParts
+from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
 from polyrl_trainer.loops.stages import greedy_sampling
 from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.session import Session, run_beside
@@ -340,7 +339,7 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
 
 
 async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr("polyrl_trainer.loops.rl_step.NEXT_DEADLINE_S", 0.2)
+    monkeypatch.setattr("polyrl_trainer.loops.rl_loop.NEXT_DEADLINE_S", 0.2)
     run = Run.make(tmp_path, FakeRollouts(echo), spec := recipe())
 
     async def silent():

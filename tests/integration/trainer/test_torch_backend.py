@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from polyrl.errors import InvalidData, RunFailed
-from polyrl_trainer.advantages import with_group_advantages
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.losses import GrpoConfig, grpo_loss, sft_loss
+from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.backend_conformance import (
     MODEL,

@@ -7,7 +7,6 @@
     packing          sequences of different lengths in the rows of a pass
     optimizer        AdamW, its schedule, its state by name
     training_state   the files of a checkpoint
-    background       the thread that does a backend's work in order
 
 Loops import `configs`, `single_process` and `policy`; the rest is the backend's own.
 """

@@ -11,8 +11,10 @@ Shapes: R rows, L width, H hidden size, V vocabulary, P learned positions, C pos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +23,45 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from polyrl.errors import InvalidData
+from polyrl.errors import DeadlineExceeded, InvalidData
 from polyrl_trainer.backend import TrainFuture
-from polyrl_trainer.backends.background import Background
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
 from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack, plan_passes, unpack
 from polyrl_trainer.sample import Sample
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Background:
+    """A queue and its thread."""
+
+    def __init__(self, name: str, threads: int, wait_seconds: float) -> None:
+        # The number of compute threads belongs to the calling thread in OpenMP, so it is set in the worker itself.
+        self._pool = ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(threads,))
+        self._name = name
+        self._wait_seconds = wait_seconds
+
+    def submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Queues `work`; its error is the future's."""
+        return self._pool.submit(work, *args, **kwargs)
+
+    def wait_for(self, awaited: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Queues `work` and waits for it. Raises DeadlineExceeded naming `awaited`, and whatever `work` raises."""
+        future = self.submit(work, *args, **kwargs)
+        try:
+            return future.result(self._wait_seconds)
+        except TimeoutError as error:
+            if future.done():
+                raise
+            future.cancel()
+            raise DeadlineExceeded(awaited, self._name, self._wait_seconds) from error
+
+    def close(self) -> None:
+        """Drops what has not begun; the thread ends after what it is doing."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
 
 LOGIT_BYTES = 4
 """Logits become float32 before log_softmax, whatever the dtype of the head: bfloat16 logprobs are off by 1 %."""

@@ -18,7 +18,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from polyrl.errors import RunFailed
 from polyrl_trainer.backend import Loss, StepResult, TrainFuture, TrainingBackend
 from polyrl_trainer.backends import training_state
-from polyrl_trainer.backends.background import Background
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.model_factory import load_model, serving_files
 from polyrl_trainer.backends.optimizer import (
@@ -29,7 +28,7 @@ from polyrl_trainer.backends.optimizer import (
     restore_state,
 )
 from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
-from polyrl_trainer.backends.policy import Policy, create_policy
+from polyrl_trainer.backends.policy import Background, Policy, create_policy
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample

@@ -37,34 +37,26 @@ class GroupRecord:
     """Monotonic time of the newest finished turn; 0 before the first."""
 
 
+@dataclass(eq=False)
 class UserCodeRunner:
     """Consumes turns for as long as the run lives."""
 
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        tokenizer: Tokenizer,
-        reward: RewardFunction,
-        episodes: Episodes | None = None,
-        group_filter: CustomGroupFilter | None = None,
-        adopted: AdoptedGroups | None = None,
-    ) -> None:
-        """`adopted`: groups of an earlier trainer, whose turns may come before they are registered."""
-        self._rollouts = rollouts
-        self._tokenizer = tokenizer
-        self._reward = reward
-        self._episodes = episodes
-        self._group_filter = group_filter
-        self._adopted = adopted or AdoptedGroups()
-        self._early: dict[int, list[TurnDone]] = {}
-        """Turns of adopted groups that nobody has registered yet."""
-        self._tasks: asyncio.TaskGroup | None = None
-        self._groups: dict[int, GroupRecord] = {}
+    rollouts: Rollouts
+    tokenizer: Tokenizer
+    reward: RewardFunction
+    episodes: Episodes | None = None
+    group_filter: CustomGroupFilter | None = None
+    adopted: AdoptedGroups = field(default_factory=AdoptedGroups)
+    """Groups of an earlier trainer, whose turns may come before they are registered."""
+    _early: dict[int, list[TurnDone]] = field(default_factory=dict)
+    """Turns of adopted groups that nobody has registered yet."""
+    _tasks: asyncio.TaskGroup | None = None
+    _groups: dict[int, GroupRecord] = field(default_factory=dict)
 
     @property
     def failures(self) -> Failures:
         """Failures of user code, by reason."""
-        return self._reward.failures
+        return self.reward.failures
 
     def register(self, group: int, prompt: Prompt) -> None:
         """Before the group is submitted."""
@@ -77,10 +69,10 @@ class UserCodeRunner:
         for group in groups:
             self._groups.pop(group, None)
             self._early.pop(group, None)
-            if self._episodes is not None:
-                self._episodes.forget(group)
-            if self._group_filter is not None:
-                self._group_filter.forget(group)
+            if self.episodes is not None:
+                self.episodes.forget(group)
+            if self.group_filter is not None:
+                self.group_filter.forget(group)
 
     def last_turn_at(self, groups: Iterable[int]) -> float:
         """Monotonic time of the newest finished turn of these groups; 0 when none has one."""
@@ -89,12 +81,12 @@ class UserCodeRunner:
     async def run(self) -> None:
         """Ends when the stream of turns ends; raises what ends the run."""
         async with asyncio.TaskGroup() as self._tasks:
-            async for turn in self._rollouts.turns():
+            async for turn in self.rollouts.turns():
                 self._take(turn)
 
     def _take(self, turn: TurnDone) -> None:
         record = self._groups.get(turn.group)
-        if record is None and turn.group in self._adopted:
+        if record is None and turn.group in self.adopted:
             self._early.setdefault(turn.group, []).append(turn)
         elif record is None:
             return  # its group was released while its last turns were on their way; its verdict matters to nobody
@@ -105,37 +97,37 @@ class UserCodeRunner:
             self._tasks.create_task(self._answer(turn, record.prompt))
 
     async def _answer(self, turn: TurnDone, prompt: Prompt) -> None:
-        sample = to_sample(turn.group, turn.index, turn.response, prompt, self._tokenizer)
+        sample = to_sample(turn.group, turn.index, turn.response, prompt, self.tokenizer)
         try:
             text = await self._environment_text(sample, turn, prompt)
         except EpisodeFailed as failed:
             self.failures.add(sample.id, Unscored(failed.reason, failed.detail))
-            await self._rollouts.reject(sample.id, failed.reason, failed.detail)
+            await self.rollouts.reject(sample.id, failed.reason, failed.detail)
             return
         if text is not None:
-            await self._rollouts.extend(sample.id, turn.response.turn, self._tokenizer.encode_text(text))
+            await self.rollouts.extend(sample.id, turn.response.turn, self.tokenizer.encode_text(text))
             return
-        verdict = await self._reward.score(sample)
+        verdict = await self.reward.score(sample)
         if isinstance(verdict, Unscored):
-            await self._rollouts.reject(sample.id, verdict.reason, verdict.detail)
+            await self.rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:
             await self._pass_on(ScoredTurn(sample, turn.response.turn, verdict), turn.purpose)
 
     async def _pass_on(self, scored: ScoredTurn, purpose: Purpose) -> None:
         """The score, or with a custom group filter the whole group's scores once they are there."""
-        group_filter = self._group_filter if purpose is Purpose.TRAIN else None
+        group_filter = self.group_filter if purpose is Purpose.TRAIN else None
         passed = [scored] if group_filter is None else await group_filter.admit(scored)
         if isinstance(passed, Unscored):
             if passed.reason is not DiscardReason.FILTERED:
                 self.failures.add(scored.sample.id, passed)
-            await self._rollouts.reject(scored.sample.id, passed.reason, passed.detail)
+            await self.rollouts.reject(scored.sample.id, passed.reason, passed.detail)
             return
         for turn in passed:
-            await self._rollouts.score(turn.sample.id, turn.turn, turn.reward.value, turn.reward.metrics)
+            await self.rollouts.score(turn.sample.id, turn.turn, turn.reward.value, turn.reward.metrics)
 
     async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
-        if self._episodes is None or turn.response.finish is Finish.LENGTH:
+        if self.episodes is None or turn.response.finish is Finish.LENGTH:
             return None
-        past = past_turns(turn.group, turn.index, turn.response, prompt, self._tokenizer)
-        return await self._episodes.play(sample, turn.response.turn, past)
+        past = past_turns(turn.group, turn.index, turn.response, prompt, self.tokenizer)
+        return await self.episodes.play(sample, turn.response.turn, past)

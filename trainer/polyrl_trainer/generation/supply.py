@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from polyrl.errors import ProtocolError, RunFailed
@@ -47,27 +47,27 @@ class GroupPlan:
     max_replaced: int
 
 
+@dataclass(eq=False)
 class StepGroups:
     """The groups of one step: live ones await training, used ones were taken, dropped ones are counted."""
 
-    def __init__(self, plan: GroupPlan, replace: Replace, supply: GroupSupply) -> None:
-        self.plan = plan
-        self.live: dict[int, DrawnItem[Prompt]] = {}
-        self.used: list[int] = []
-        self.dropped: Counter[str] = Counter()
-        self.first_detail: dict[str, str] = {}
-        self.replaced = 0
-        self._replace = replace
-        self._supply = supply
-        self._changed = asyncio.Event()
+    plan: GroupPlan
+    replace: Replace
+    supply: GroupSupply
+    live: dict[int, DrawnItem[Prompt]] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_detail: dict[str, str] = field(default_factory=dict)
+    replaced: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:
         """Registers the prompts with the runner of user code, then submits them."""
-        numbered = {self._supply.number_for(self._group(0, draw.item)): draw for draw in draws}
+        numbered = {self.supply.number_for(self._group(0, draw.item)): draw for draw in draws}
         self.live.update(numbered)
-        await self._supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
+        await self.supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
         self._changed.set()
-        await self._supply.give_up_adopted(self.plan)
+        await self.supply.give_up_adopted(self.plan)
 
     def prompt_of(self, group: int) -> Prompt:
         """Raises ProtocolError for a group that this step does not wait for: trained already, dropped, or foreign."""
@@ -97,11 +97,11 @@ class StepGroups:
             return
         self.dropped[dropped.reason.value] += 1
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
-        self._supply.runner.release([dropped.group])
+        self.supply.runner.release([dropped.group])
         if dropped.reason in _RESUBMITTED:
             await self.submit([draw])
             return
-        replacement = self._replace(dropped, draw)
+        replacement = self.replace(dropped, draw)
         if replacement is not None:
             self._count_replacement()
             await self.submit([replacement])
@@ -133,18 +133,16 @@ class StepGroups:
         )
 
 
+@dataclass(eq=False)
 class GroupSupply:
     """Hands out group numbers, and brings each dropped group to the step that waits for it."""
 
-    def __init__(
-        self, rollouts: Rollouts, runner: UserCodeRunner, session: Session, adopted: AdoptedGroups | None = None
-    ) -> None:
-        """`adopted`: what a trainer that goes on from a checkpoint may take instead of having it generated."""
-        self._rollouts = rollouts
-        self.runner = runner
-        self._session = session
-        self._adopted = adopted or AdoptedGroups()
-        self._open: dict[tuple[Purpose, int], StepGroups] = {}
+    rollouts: Rollouts
+    runner: UserCodeRunner
+    session: Session
+    adopted: AdoptedGroups = field(default_factory=AdoptedGroups)
+    """What a trainer that goes on from a checkpoint may take instead of having it generated."""
+    _open: dict[tuple[Purpose, int], StepGroups] = field(default_factory=dict)
 
     def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:
         """A step begins."""
@@ -155,36 +153,36 @@ class GroupSupply:
     async def close(self, groups: StepGroups) -> list[DrawnItem[Prompt]]:
         """The step has all it needs: the rest is cancelled as surplus, and its prompts are given back, oldest first."""
         self._open.pop((groups.plan.purpose, groups.plan.step), None)
-        await self._rollouts.end_step(groups.plan.step, groups.plan.purpose)
+        await self.rollouts.end_step(groups.plan.step, groups.plan.purpose)
         surplus = [groups.live[number] for number in sorted(groups.live)]
         self.runner.release([*groups.used, *groups.live])
         return surplus
 
     async def run(self) -> None:
         """Consumes drops for as long as the run lives; raises what ends the run."""
-        async for dropped in self._rollouts.dropped():
-            self._adopted.forget(dropped.group)
+        async for dropped in self.rollouts.dropped():
+            self.adopted.forget(dropped.group)
             groups = self._open.get((dropped.purpose, dropped.step))
             if groups is not None:
                 await groups.drop(dropped)
 
     def number_for(self, group: Group) -> int:
         """The number of an adopted group that equals `group`, else one that this run has not used."""
-        adopted = self._adopted.take(group)
+        adopted = self.adopted.take(group)
         if adopted is not None:
             return adopted
-        self._session.state.next_group += 1
-        return self._session.state.next_group - 1
+        self.session.state.next_group += 1
+        return self.session.state.next_group - 1
 
     async def give_up_adopted(self, plan: GroupPlan) -> None:
         """Rejects the adopted groups that this step has not taken: they are of other steps or other weights."""
-        left = self._adopted.give_up(plan.step, plan.purpose)
+        left = self.adopted.give_up(plan.step, plan.purpose)
         self.runner.release(left)
         text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"
-        await asyncio.gather(*(self._rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))
+        await asyncio.gather(*(self.rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))
 
     async def submit(self, groups: Mapping[Group, Prompt]) -> None:
         """Registers with the runner of user code first: a turn may be back before `submit` returns."""
         for group, prompt in groups.items():
             self.runner.register(group.id, prompt)
-        await self._rollouts.submit(list(groups))
+        await self.rollouts.submit(list(groups))

@@ -44,22 +44,15 @@ class Evaluation:
     unscored: int
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Asks every evaluation prompt once."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams,
-        rollouts: Rollouts,
-        supply: GroupSupply,
-        session: Session,
-    ) -> None:
-        self._prompts = [DrawnItem(0, index, prompt) for index, prompt in enumerate(prompts)]
-        self._sampling = sampling
-        self._rollouts = rollouts
-        self._supply = supply
-        self._session = session
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    rollouts: Rollouts
+    supply: GroupSupply
+    session: Session
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """Measures the newest published version and reports it under `step`. None when asked to stop meanwhile.
@@ -67,43 +60,43 @@ class Evaluator:
         Raises RunFailed when no sample could be scored or engines lose them again and again, DeadlineExceeded when
         nobody delivers.
         """
-        state = self._session.state
+        state = self.session.state
         plan = GroupPlan(
             step=state.next_evaluation,
             purpose=Purpose.EVAL,
             samples_per_group=1,
-            sampling=self._sampling,
+            sampling=self.sampling,
             min_version=state.version,
             max_version=state.version,
-            max_replaced=len(self._prompts),
+            max_replaced=len(self.prompts),
         )
         state.next_evaluation += 1
-        await self._rollouts.reserved_window(True)
-        groups = self._supply.open(plan, _repeat_infrastructure_losses)
-        await groups.submit(self._prompts)
-        scored = await self._session.unless_stopped(self._collect(groups))
-        await self._supply.close(groups)
+        await self.rollouts.reserved_window(True)
+        groups = self.supply.open(plan, _repeat_infrastructure_losses)
+        await groups.submit([DrawnItem(0, index, prompt) for index, prompt in enumerate(self.prompts)])
+        scored = await self.session.unless_stopped(self._collect(groups))
+        await self.supply.close(groups)
         if scored is None:
             return None
-        evaluation = _summarize(scored, len(self._prompts), groups)
+        evaluation = _summarize(scored, len(self.prompts), groups)
         exact: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
-        await self._session.report(step, _metrics(evaluation, scored), phase="eval", status_values=exact)
+        await self.session.report(step, _metrics(evaluation, scored), phase="eval", status_values=exact)
         return evaluation
 
     async def _collect(self, groups: StepGroups) -> list[Scored]:
         scored: list[Scored] = []
         while groups.live:
-            batch = await self._rollouts.next(
+            batch = await self.rollouts.next(
                 groups.plan.step,
                 purpose=Purpose.EVAL,
                 min_samples=len(groups.live),
                 max_samples=len(groups.live),
                 max_tokens=MAX_TOKENS_PER_ANSWER,
-                deadline_s=max(EVALUATION_DEADLINE_S, self._session.max_manager_outage_s),
+                deadline_s=max(EVALUATION_DEADLINE_S, self.session.max_manager_outage_s),
             )
             groups.use([one.group for one in batch.samples])
             scored += batch.samples
-            await self._rollouts.acknowledge(batch.number)
+            await self.rollouts.acknowledge(batch.number)
             if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
                 raise DeadlineExceeded(f"{len(groups.live)} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
         return scored

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl_trainer.advantages import with_group_advantages
 from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
 from polyrl_trainer.loops.step_metrics import learning_metrics
 from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
+from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage

@@ -1,23 +1,45 @@
 """Reinforcement learning, one step after the other.
 
     publish version v ─> open the reserved window ─> submit promptsPerStep groups (and over-sampled ones)
-        engines generate, user code scores                          (all the while)
+        engines generate, user code scores                              (all the while)
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
     surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
 
-Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order. A step
-that is abandoned (the run was asked to stop) leaves no trace: the state is that of the step's start.
+Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order; a batch that
+is not whole groups of this step, each for the first time, is a ProtocolError. A step that is abandoned (the run was
+asked to stop) leaves no trace: the state is that of the step's start. The learner waits for at most one thing at a
+time, and each wait has a deadline that names who is awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Final
 
+from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl_trainer.loops.rl_step import RlParts, RlStep
+from polyrl.sample import Purpose, SamplingParams
+from polyrl.status import StepValue
+from polyrl.wire import Batch, GroupDropped
+from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
+from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
+from polyrl_trainer.data.examples import Prompt
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.generation.from_wire import to_sample
+from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.loops.evaluation import Evaluator
+from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
+from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
+from polyrl_trainer.losses.grpo import with_group_advantages
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
+from polyrl_trainer.weights.versions import PolicyVersions
 
 
 async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) -> bool:
@@ -49,3 +71,191 @@ async def _evaluate_if_due(parts: RlParts, recipe: RecipeSpec, session: Session)
     if parts.evaluator is not None and every and state.step % every == 0 and not state.stage_done:
         await parts.versions.ensure_published(parts.backend)
         await parts.evaluator.evaluate(state.step)
+
+
+NEXT_DEADLINE_S: Final = 600.0
+"""Longest wait for the next complete groups; beyond it the run fails, naming who was awaited. Long enough for the
+longest responses on a fleet that has just lost everything but its reserved engine."""
+SUPPLY_DEADLINE_S: Final = 30.0
+"""Longest wait for news of a dropped group once the manager has nothing more to deliver."""
+
+
+@dataclass(frozen=True)
+class RlParts:
+    """What the loop is made of."""
+
+    backend: TrainingBackend
+    prompts: DataBuffer[Prompt]
+    tokenizer: Tokenizer
+    rollouts: Rollouts
+    runner: UserCodeRunner
+    supply: GroupSupply
+    versions: PolicyVersions
+    evaluator: Evaluator | None = None
+    reference: ReferencePolicy | None = None
+    """Needed when klCoefficient is above 0."""
+
+
+class RlStep:
+    """One RL step."""
+
+    def __init__(self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, first: bool) -> None:
+        """`first` of this process: engines may still start."""
+        self._parts = parts
+        self._recipe = recipe
+        self._session = session
+        self._step = step
+        self._first = first
+        self._clock = StepClock()
+        self._trained: list[Sample] = []
+        self._reward_metrics: list[dict[str, float]] = []
+        algorithm = recipe.algorithm
+        self._groups_per_mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+        self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
+        self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
+        self._loss = grpo_loss(GrpoConfig.from_manifest(algorithm))
+
+    async def run(self) -> bool:
+        """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
+        parts = self._parts
+        self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
+        await parts.rollouts.reserved_window(True)
+        groups = await self._submit()
+        sums: dict[str, float] = {}
+        for number in range(self._mini_batches):
+            learned = await self._train_mini_batch(groups, stoppable=number == 0)
+            if learned is None:
+                await parts.supply.close(groups)
+                return False
+            sums = merge(sums, learned)
+        self._clock.generated(parts.runner.last_turn_at(groups.used))
+        parts.prompts.put(await parts.supply.close(groups))
+        await self._finish(groups, sums)
+        return True
+
+    async def _submit(self) -> StepGroups:
+        algorithm, version = self._recipe.algorithm, self._session.state.version
+        max_replaced = algorithm.max_replaced_groups_per_step
+        plan = GroupPlan(
+            step=self._step,
+            purpose=Purpose.TRAIN,
+            samples_per_group=self._recipe.sampling.samples_per_prompt,
+            sampling=training_sampling(self._recipe, self._parts.tokenizer),
+            min_version=max(0, version - algorithm.max_staleness),
+            max_version=version,
+            max_replaced=algorithm.prompts_per_step if max_replaced is None else max_replaced,
+        )
+        groups = self._parts.supply.open(plan, self._replacement)
+        self._groups = groups
+        self._clock.submitted()
+        count = round(algorithm.prompts_per_step * algorithm.over_sampling_factor)
+        await groups.submit(self._parts.prompts.get(count))
+        return groups
+
+    def _replacement(self, dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
+        """Over-sampled groups absorb losses first; then another prompt takes the place."""
+        enough = len(self._groups.live) + len(self._groups.used) >= self._recipe.algorithm.prompts_per_step
+        return None if enough else self._parts.prompts.get(1)[0]
+
+    async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> dict[str, float] | None:
+        """Micro-batches to the exact boundary, then one optimizer step; None when asked to stop before."""
+        missing, sums, batches = self._mini_batch_samples, dict[str, float](), list[int]()
+        while missing:
+            batch = await self._next(groups, missing, stoppable=stoppable)
+            if batch is None:
+                return None
+            sums = merge(sums, await self._train(groups, batch))
+            missing -= len(batch.samples)
+            batches.append(batch.number)
+            if stoppable and self._session.stop.is_set():
+                return None
+        assert missing == 0, "a batch crossed the mini-batch boundary"
+        with self._clock.training():
+            result = await asyncio.wrap_future(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
+        for number in batches:
+            await self._parts.rollouts.acknowledge(number)
+        self._session.state.results.optimizer_steps += 1
+        self._clock.optimizer_steps.append(result)
+        return sums
+
+    async def _next(self, groups: StepGroups, missing: int, *, stoppable: bool) -> Batch | None:
+        """A batch with at least one group; None when asked to stop first."""
+        while True:
+            with self._clock.waiting():
+                pull = self._parts.rollouts.next(
+                    self._step,
+                    purpose=Purpose.TRAIN,
+                    min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
+                    max_samples=missing,
+                    max_tokens=self._recipe.max_tokens_per_micro_batch,
+                    deadline_s=max(NEXT_DEADLINE_S, self._session.max_manager_outage_s),
+                )
+                batch = await (self._session.unless_stopped(pull) if stoppable else pull)
+            if batch is None or batch.samples:
+                return batch
+            # All that was submitted is packed or dropped: replacements are on their way, or nothing will ever come.
+            if not await groups.change(SUPPLY_DEADLINE_S):
+                raise DeadlineExceeded(
+                    f"{missing} samples of step {self._step} (dropped: {groups.reasons() or 'none'})",
+                    "the manager, which has nothing more to give",
+                    SUPPLY_DEADLINE_S,
+                )
+
+    async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
+        samples = self._receive(groups, batch)
+        if not self._trained:
+            # The learner needs the devices now; what reserved engines still run moves to others, if there are others.
+            await self._parts.rollouts.reserved_window(False)
+            self._clock.reserved_closes()
+        temperature = self._recipe.sampling.temperature
+        with self._clock.training():
+            samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
+            samples = await with_reference(samples, self._parts.reference, temperature)
+            sums = await asyncio.wrap_future(self._parts.backend.forward_backward(samples, self._loss, temperature))
+        self._trained += samples
+        self._reward_metrics += [scored.metrics for scored in batch.samples]
+        return sums
+
+    def _receive(self, groups: StepGroups, batch: Batch) -> list[Sample]:
+        """Checks that the batch is complete groups of this step, each for the first time. Raises ProtocolError."""
+        indices: dict[int, set[int]] = {}
+        for scored in batch.samples:
+            indices.setdefault(scored.group, set()).add(scored.index)
+        expected = groups.plan.samples_per_group
+        if len(batch.samples) != len(indices) * expected or any(len(seen) != expected for seen in indices.values()):
+            raise ProtocolError(f"batch {batch.number} of step {self._step} does not hold complete groups")
+        tokenizer = self._parts.tokenizer
+        samples = [
+            to_sample(one.group, one.index, one.response, groups.prompt_of(one.group), tokenizer, one.reward)
+            for one in batch.samples
+        ]
+        groups.use(list(indices))
+        return samples
+
+    async def _finish(self, groups: StepGroups, sums: dict[str, float]) -> None:
+        state, clock = self._session.state, self._clock
+        state.finish_step(self._parts.prompts.state(), sums)
+        state.results.count_dropped(groups.dropped)
+        clock.end(state.results)
+        values = step_metrics(self._trained, self._reward_metrics, groups, averages(sums), clock)
+        values["data/epochs"] = self._parts.prompts.epochs
+        # Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure.
+        polluted = self._first or clock.update_weights_s == 0.0
+        status_values = {
+            **clock.status_values(),
+            StepValue.POLLUTED_STEP: float(polluted),
+            StepValue.REWARD: values["reward/mean"],
+        }
+        await self._session.report(state.step, values, status_values=status_values)
+
+
+def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
+    """The manifest's sampling, ending at the tokenizer's end-of-sequence."""
+    sampling = recipe.sampling
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=(tokenizer.eos_id,),
+    )

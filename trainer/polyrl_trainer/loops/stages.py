@@ -26,8 +26,7 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.offline_loop import run_offline_training
-from polyrl_trainer.loops.rl_loop import run_rl_training
-from polyrl_trainer.loops.rl_step import RlParts
+from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
 from polyrl_trainer.rollouts import Rollouts
@@ -49,28 +48,20 @@ class RolloutSide:
     evaluator: Evaluator | None
 
 
+@dataclass(eq=False)
 class Stages:
     """One run's stages."""
 
-    def __init__(
-        self,
-        recipe: RecipeSpec,
-        manifest_dir: Path,
-        prepared: Prepared,
-        session: Session,
-        engine: EngineConfig,
-        resumed_from: Path | None = None,
-    ) -> None:
-        self._recipe = recipe
-        self._manifest_dir = manifest_dir
-        self._prepared = prepared
-        self._session = session
-        self._engine = engine
-        self._resumed_from = resumed_from
+    recipe: RecipeSpec
+    manifest_dir: Path
+    prepared: Prepared
+    session: Session
+    engine: EngineConfig
+    resumed_from: Path | None = None
 
     async def run(self, side: RolloutSide | None) -> bool:
         """True when all stages are done, False when the run was asked to stop."""
-        mode = self._recipe.mode
+        mode = self.recipe.mode
         if mode in (Mode.SFT, Mode.SFT_RL) and not await self._sft(side):
             return False
         if mode in (Mode.RL, Mode.SFT_RL):
@@ -79,28 +70,28 @@ class Stages:
         return await self._offline(side) if mode is Mode.OFFLINE_RL else True
 
     async def _sft(self, side: RolloutSide | None) -> bool:
-        state, sft = self._session.state, self._recipe.sft
+        state, sft = self.session.state, self.recipe.sft
         if state.stage is not TrainingStage.SFT:
             return True
-        assert self._prepared.conversations is not None, "SFT has its data"
-        start = model_source(self._recipe, self._manifest_dir)
+        assert self.prepared.conversations is not None, "SFT has its data"
+        start = model_source(self.recipe, self.manifest_dir)
         with closing(self._backend(start, sft.optimizer, sft.steps)) as backend:
             await self._evaluate("base", side, backend)
-            if not await run_sft_training(backend, self._prepared.conversations, sft, self._session):
+            if not await run_sft_training(backend, self.prepared.conversations, sft, self.session):
                 return False
             # With RL to come, this is the same policy as the one that RL starts from.
             await self._evaluate("afterSft", side, backend)
-        return not self._session.stop.is_set()
+        return not self.session.stop.is_set()
 
     async def _rl(self, side: RolloutSide) -> bool:
         start = self._rl_start()
-        self._session.enter(TrainingStage.RL)
-        assert self._prepared.prompts is not None, "RL has its data"
+        self.session.enter(TrainingStage.RL)
+        assert self.prepared.prompts is not None, "RL has its data"
         with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
             parts = RlParts(
                 backend=backend,
-                prompts=self._prepared.prompts,
-                tokenizer=self._prepared.tokenizer,
+                prompts=self.prepared.prompts,
+                tokenizer=self.prepared.tokenizer,
                 rollouts=side.rollouts,
                 runner=side.runner,
                 supply=side.supply,
@@ -109,74 +100,74 @@ class Stages:
                 reference=reference,
             )
             await self._evaluate("base", side, backend, only_without=("afterSft",))
-            if not await run_rl_training(parts, self._recipe, self._session):
+            if not await run_rl_training(parts, self.recipe, self.session):
                 return False
             await self._evaluate("afterRl", side, backend)
-        return not self._session.stop.is_set()
+        return not self.session.stop.is_set()
 
     async def _offline(self, side: RolloutSide | None) -> bool:
-        start = model_source(self._recipe, self._manifest_dir)
-        assert self._prepared.finished is not None, "offline RL has its data"
+        start = model_source(self.recipe, self.manifest_dir)
+        assert self.prepared.finished is not None, "offline RL has its data"
         with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
             await self._evaluate("base", side, backend)
-            if not await run_offline_training(backend, self._prepared.finished, self._recipe, self._session, reference):
+            if not await run_offline_training(backend, self.prepared.finished, self.recipe, self.session, reference):
                 return False
             await self._evaluate("afterRl", side, backend)
-        return not self._session.stop.is_set()
+        return not self.session.stop.is_set()
 
     async def _evaluate(
         self, moment: str, side: RolloutSide | None, backend: TorchBackend, only_without: tuple[str, ...] = ()
     ) -> None:
         """Once per moment; skipped when nobody can generate, or when a moment of `only_without` says the same."""
-        done = self._session.state.results.exact_match
-        if side is None or side.evaluator is None or self._session.stop.is_set():
+        done = self.session.state.results.exact_match
+        if side is None or side.evaluator is None or self.session.stop.is_set():
             return
         if moment in done or any(other in done for other in only_without):
             return
         await side.versions.ensure_published(backend)
-        evaluation = await side.evaluator.evaluate(self._session.state.step)
+        evaluation = await side.evaluator.evaluate(self.session.state.step)
         if evaluation is not None:
-            self._session.state.results.exact_match[moment] = evaluation.exact_match
+            self.session.state.results.exact_match[moment] = evaluation.exact_match
 
     def _rl_start(self) -> ModelPlace:
         """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""
-        if self._recipe.mode is not Mode.SFT_RL or self._recipe.sft.steps == 0:
-            return model_source(self._recipe, self._manifest_dir)
-        final = self._session.checkpoints.stage_final(TrainingStage.SFT)
+        if self.recipe.mode is not Mode.SFT_RL or self.recipe.sft.steps == 0:
+            return model_source(self.recipe, self.manifest_dir)
+        final = self.session.checkpoints.stage_final(TrainingStage.SFT)
         if final is None:
             raise InvalidData(
-                f"{self._session.checkpoints.folder}: lacks the last checkpoint of stage sft, where RL starts"
+                f"{self.session.checkpoints.folder}: lacks the last checkpoint of stage sft, where RL starts"
             )
         return final / MODEL
 
     def _rl_backend(self, source: ModelPlace) -> TorchBackend:
-        algorithm = self._recipe.algorithm
+        algorithm = self.recipe.algorithm
         steps_per_step = algorithm.prompts_per_step // (algorithm.mini_batch_prompts or algorithm.prompts_per_step)
         return self._backend(source, algorithm.optimizer, algorithm.steps * steps_per_step)
 
     def _backend(self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
         schedule = OptimizerConfig.from_manifest(optimizer, max(1, total_steps))
-        backend = create_torch_backend(self._model(source), self._engine, schedule, CheckpointConfig())
+        backend = create_torch_backend(self._model(source), self.engine, schedule, CheckpointConfig())
         vocabulary = int(json.loads(backend.serving_files()["config.json"])["vocab_size"])
-        check_vocabulary(self._prepared.tokenizer, vocabulary)
-        if self._resumed_from is not None and self._session.state.step > 0:
-            backend.load(self._resumed_from / MODEL)
-            self._resumed_from = None
+        check_vocabulary(self.prepared.tokenizer, vocabulary)
+        if self.resumed_from is not None and self.session.state.step > 0:
+            backend.load(self.resumed_from / MODEL)
+            self.resumed_from = None
         return backend
 
     @contextmanager
     def _reference(self, source: ModelPlace) -> Iterator[ReferencePolicy | None]:
-        if self._recipe.algorithm.kl_coefficient == 0:
+        if self.recipe.algorithm.kl_coefficient == 0:
             yield None
             return
-        with closing(ReferencePolicy(self._model(source), self._engine)) as reference:
+        with closing(ReferencePolicy(self._model(source), self.engine)) as reference:
             yield reference
 
     def _model(self, source: ModelPlace) -> ModelConfig:
-        tokenizer = self._prepared.tokenizer
+        tokenizer = self.prepared.tokenizer
         special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
-        return ModelConfig(source, self._recipe.seed, self._recipe.model.dtype, special)
+        return ModelConfig(source, self.recipe.seed, self.recipe.model.dtype, special)
 
 
 def greedy_sampling(recipe: RecipeSpec, eos_id: int) -> SamplingParams:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,13 @@ class PastTurn:
     """The environment's tokens after it."""
 
 
+@dataclass(eq=False)
 class _Episode:
     """One running coroutine and its two mailboxes: turns in, texts out."""
 
-    def __init__(self) -> None:
-        self.turns: asyncio.Queue[Sample] = asyncio.Queue(maxsize=1)
-        self.texts: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)
-        self.task: asyncio.Task[None] | None = None
+    turns: asyncio.Queue[Sample] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    texts: asyncio.Queue[str | None] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    task: asyncio.Task[None] | None = None
 
     async def generate(self, text: str) -> Sample:
         if not isinstance(text, str) or not text:
@@ -64,21 +64,21 @@ class _Episode:
         return await self.turns.get()
 
 
+@dataclass(eq=False)
 class Episodes:
     """All episodes that run now."""
 
-    def __init__(self, environment: Environment, spec: EnvironmentSpec, tokenizer: Tokenizer) -> None:
-        self._environment = environment
-        self._spec = spec
-        self._tokenizer = tokenizer
-        self._running: dict[str, _Episode] = {}
+    environment: Environment
+    spec: EnvironmentSpec
+    tokenizer: Tokenizer
+    _running: dict[str, _Episode] = field(default_factory=dict)
 
     async def play(self, sample: Sample, turn: int, past: Iterable[PastTurn] = ()) -> str | None:
         """What the environment writes after `turn`, or None when the episode is over. Raises EpisodeFailed.
 
         `past`: the turns before, read only if this sample's environment does not run here.
         """
-        if turn + 1 >= self._spec.max_turns:
+        if turn + 1 >= self.spec.max_turns:
             self._end(sample.id)
             return None
         episode = self._running.get(sample.id)
@@ -120,13 +120,13 @@ class Episodes:
     def _compare(self, name: str, turn: int, text: str | None, written: list[int]) -> None:
         """Raises EpisodeFailed with reason environmentDiverged."""
         try:
-            if text is not None and list(self._tokenizer.encode_text(text)) == written:
+            if text is not None and list(self.tokenizer.encode_text(text)) == written:
                 return
         except InvalidData:
             pass  # What cannot be encoded was not written before either.
         self._end(name)
         now = "ended the episode" if text is None else f"wrote {text!r:.80}"
-        before = self._tokenizer.decode(written)
+        before = self.tokenizer.decode(written)
         raise EpisodeFailed(
             f"replayed after a restart, the environment {now} after turn {turn}, and {before!r:.80} before",
             DiscardReason.ENVIRONMENT_DIVERGED,
@@ -134,7 +134,7 @@ class Episodes:
 
     def _start(self, sample: Sample) -> _Episode:
         episode = _Episode()
-        episode.task = asyncio.create_task(self._run(self._environment.run(sample, episode.generate), episode))
+        episode.task = asyncio.create_task(self._run(self.environment.run(sample, episode.generate), episode))
         self._running[sample.id] = episode
         return episode
 
@@ -145,7 +145,7 @@ class Episodes:
     async def _next_text(self, name: str, episode: _Episode) -> str | None:
         assert episode.task is not None
         text = asyncio.ensure_future(episode.texts.get())
-        timeout = self._spec.timeout_seconds
+        timeout = self.spec.timeout_seconds
         try:
             await asyncio.wait({text, episode.task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if text.done() or not episode.texts.empty():
@@ -158,7 +158,7 @@ class Episodes:
 
     def _check(self, name: str, text: str) -> None:
         try:
-            self._tokenizer.encode_text(text)
+            self.tokenizer.encode_text(text)
         except InvalidData as error:
             self._end(name)
             raise EpisodeFailed(f"the environment's text cannot be encoded: {error}") from error

@@ -43,6 +43,7 @@ class Unscored:
 Verdict = Reward | Unscored
 
 
+@dataclass(eq=False)
 class RewardFunction:
     """The user's function behind its deadline, with a count of every failure.
 
@@ -58,20 +59,17 @@ class RewardFunction:
     Reward(value=1.0, metrics={'exact_match': 1.0})
     """
 
-    def __init__(
-        self, function: Callable[[Sample], Any], calls: UserCalls, timeout_s: float, failures: Failures | None = None
-    ) -> None:
-        self._function = function
-        self._calls = calls
-        self._timeout_s = timeout_s
-        self.failures = failures or Failures({}, {})
+    function: Callable[[Sample], Any]
+    calls: UserCalls
+    timeout_s: float
+    failures: Failures = field(default_factory=lambda: Failures({}, {}))
 
     async def score(self, sample: Sample) -> Verdict:
         """Raises RunFailed when too many calls hang (see `calls`), and nothing else."""
         try:
-            verdict = read_reward(await self._calls.call(self._function, sample, timeout=self._timeout_s))
+            verdict = read_reward(await self.calls.call(self.function, sample, timeout=self.timeout_s))
         except CallTimedOut:
-            verdict = Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self._timeout_s:g} s")
+            verdict = Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self.timeout_s:g} s")
         except RunFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises discards its sample
@@ -83,12 +81,12 @@ class RewardFunction:
         return verdict
 
 
+@dataclass(eq=False)
 class Failures:
     """Failures of user code by reason, and each reason's first message, which is logged; kept in the caller's dicts."""
 
-    def __init__(self, counts: dict[str, int], first: dict[str, str]) -> None:
-        self.counts = counts
-        self.first = first
+    counts: dict[str, int]
+    first: dict[str, str]
 
     def add(self, sample: str, unscored: Unscored) -> None:
         """One more."""
@@ -138,6 +136,7 @@ class ScoredTurn:
     reward: Reward
 
 
+@dataclass(eq=False)
 class CustomGroupFilter:
     """`groupFilter: custom`: holds a group's rewards back until all are there, and lets the user's function decide.
 
@@ -145,20 +144,17 @@ class CustomGroupFilter:
     the trainer only, so this one filter sits here; the built-in ones are the ledger's.
     """
 
-    def __init__(
-        self, function: Callable[[list[Sample]], Any], calls: UserCalls, timeout_s: float, samples_per_group: int
-    ) -> None:
-        self._function = function
-        self._calls = calls
-        self._timeout_s = timeout_s
-        self._samples_per_group = samples_per_group
-        self._groups: dict[int, list[ScoredTurn]] = {}
+    function: Callable[[list[Sample]], Any]
+    calls: UserCalls
+    timeout_s: float
+    samples_per_group: int
+    _groups: dict[int, list[ScoredTurn]] = field(default_factory=dict)
 
     async def admit(self, scored: ScoredTurn) -> list[ScoredTurn] | Unscored:
         """The scores that may go out now: none until the group is whole, then all; or why the group may not train."""
         group = self._groups.setdefault(scored.sample.group, [])
         group.append(scored)
-        if len(group) < self._samples_per_group:
+        if len(group) < self.samples_per_group:
             return []
         self.forget(scored.sample.group)
         refusal = await self._refusal([replace(turn.sample, reward=turn.reward.value) for turn in group])
@@ -170,9 +166,9 @@ class CustomGroupFilter:
 
     async def _refusal(self, samples: list[Sample]) -> Unscored | None:
         try:
-            wanted = await self._calls.call(self._function, samples, timeout=self._timeout_s)
+            wanted = await self.calls.call(self.function, samples, timeout=self.timeout_s)
         except CallTimedOut:
-            detail = f"filterFunction gave no answer within {self._timeout_s:g} s"
+            detail = f"filterFunction gave no answer within {self.timeout_s:g} s"
             return Unscored(DiscardReason.REWARD_TIMED_OUT, detail)
         except RunFailed:
             raise

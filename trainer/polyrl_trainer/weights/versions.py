@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.rollouts import Rollouts
@@ -16,37 +17,35 @@ from polyrl_trainer.session import Session
 from polyrl_trainer.weights.publisher import PublishedWeights, WeightPublisher
 
 
+@dataclass(eq=False)
 class PolicyVersions:
     """The newest version, and how the next one comes to be."""
 
-    def __init__(
-        self, publisher: WeightPublisher, rollouts: Rollouts, session: Session, newest: tuple[int, bytes] = (-1, b"")
-    ) -> None:
-        """`newest`: the version, and its manifest's hash, that the manager knew when this trainer came."""
-        self._newest = newest
-        self._publisher = publisher
-        self._rollouts = rollouts
-        self._session = session
-        self._served_here = False
+    publisher: WeightPublisher
+    rollouts: Rollouts
+    session: Session
+    newest: tuple[int, bytes] = (-1, b"")
+    """The version, and its manifest's hash, that the manager knew when this trainer came."""
+    _served_here: bool = False
 
     async def ensure_published(self, backend: TrainingBackend) -> float:
         """Publishes the backend's weights if they are not the newest version already; gives the seconds it took.
 
         A resumed run publishes again in any case: its publisher and its manager know no versions yet.
         """
-        state = self._session.state
+        state = self.session.state
         if self._served_here and not state.weights_changed:
             return 0.0
         started = time.monotonic()
         version, published = await asyncio.to_thread(self._publish_next, state.version, backend)
-        await self._rollouts.publish(version, published.endpoint, published.public_key, published.manifest_hash)
+        await self.rollouts.publish(version, published.endpoint, published.public_key, published.manifest_hash)
         state.version, state.weights_changed, self._served_here = version, False, True
         return time.monotonic() - started
 
     def _publish_next(self, last: int, backend: TrainingBackend) -> tuple[int, PublishedWeights]:
         """The number that these weights get, and where they are."""
-        newest, known = self._newest
-        self._newest = (-1, b"")
+        newest, known = self.newest
+        self.newest = (-1, b"")
         if newest >= 0:
             published = self._publish(newest, backend)
             if published.manifest_hash == known:
@@ -55,4 +54,4 @@ class PolicyVersions:
         return version, self._publish(version, backend)
 
     def _publish(self, version: int, backend: TrainingBackend) -> PublishedWeights:
-        return self._publisher.publish(version, backend.export_weights(), backend.serving_files())
+        return self.publisher.publish(version, backend.export_weights(), backend.serving_files())

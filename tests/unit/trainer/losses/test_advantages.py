@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from polyrl_trainer.advantages import group_advantages, with_group_advantages
+from polyrl_trainer.losses.grpo import group_advantages, with_group_advantages
 from polyrl_trainer.sample import Sample
 
 
