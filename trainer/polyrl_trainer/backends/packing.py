@@ -70,10 +70,8 @@ class Pass:
         return len(self.rows) * self.width
 
 
-@dataclass(frozen=True)
-class _Row:
-    indices: tuple[int, ...]
-    used: int
+_Row = tuple[int, tuple[int, ...]]
+"""Tokens in it, and the sequences, by index."""
 
 
 def plan_passes(lengths: Sequence[int], policy: PackingPolicy) -> list[Pass]:
@@ -84,8 +82,11 @@ def plan_passes(lengths: Sequence[int], policy: PackingPolicy) -> list[Pass]:
     """
     if any(length < 1 for length in lengths):
         raise ValueError("a sequence must have at least one token")
-    rows = sorted(_fill_rows(lengths, policy.row_tokens), key=lambda row: -row.used)
-    return [_as_pass(group) for group in _group_rows(rows, policy)]
+    rows = sorted(_fill_rows(lengths, policy.row_tokens), key=lambda row: -row[0])
+    return [
+        Pass(rows=tuple(indices for _, indices in group), width=group[0][0], tokens=sum(used for used, _ in group))
+        for group in _group_rows(rows, policy)
+    ]
 
 
 def _fill_rows(lengths: Sequence[int], capacity: int) -> list[_Row]:
@@ -101,7 +102,7 @@ def _fill_rows(lengths: Sequence[int], capacity: int) -> list[_Row]:
             rows.append([])
         rows[row].append(index)
         insort(open_rows, (room - lengths[index], row))
-    return [_Row(tuple(indices), sum(lengths[index] for index in indices)) for indices in rows]
+    return [(sum(lengths[index] for index in indices), tuple(indices)) for indices in rows]
 
 
 def _group_rows(rows: Sequence[_Row], policy: PackingPolicy) -> Iterator[list[_Row]]:
@@ -110,19 +111,15 @@ def _group_rows(rows: Sequence[_Row], policy: PackingPolicy) -> Iterator[list[_R
     used = 0
     for row in rows:
         if group:
-            positions = (len(group) + 1) * group[0].used
-            padded = positions - used - row.used
+            positions = (len(group) + 1) * group[0][0]
+            padded = positions - used - row[0]
             if policy.one_row or positions > policy.max_tokens or padded > MAX_PADDING * positions:
                 yield group
                 group, used = [], 0
         group.append(row)
-        used += row.used
+        used += row[0]
     if group:
         yield group
-
-
-def _as_pass(rows: Sequence[_Row]) -> Pass:
-    return Pass(tuple(row.indices for row in rows), rows[0].used, sum(row.used for row in rows))
 
 
 OptionalField = Literal["rollout_log_probs", "advantages", "reference_log_probs"]
@@ -218,10 +215,9 @@ def _learned(sample: Sample) -> npt.NDArray[np.int64]:
 
 
 def _column(samples: Sequence[Sample], name: OptionalField) -> torch.Tensor:
-    parts = [_learned_values(sample, getattr(sample, name)) for sample in samples]
+    """float32[P]; 0 where a sample has no such values."""
+    parts = []
+    for sample in samples:
+        values = getattr(sample, name)
+        parts.append((np.zeros(sample.length) if values is None else values)[_learned(sample)].astype(np.float32))
     return torch.from_numpy(np.concatenate(parts))
-
-
-def _learned_values(sample: Sample, values: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32]:
-    learned = _learned(sample)
-    return np.zeros(len(learned), dtype=np.float32) if values is None else values[learned].astype(np.float32)

@@ -101,14 +101,8 @@ class DataBuffer(Generic[Item]):
         return max((index for index, share in enumerate(self._shares) if share > 0), key=lambda index: behind[index])
 
     def _order(self, source: int, epoch: int) -> npt.NDArray[np.int64]:
-        known = self._orders.get(source)
-        if known is None or known[0] != epoch:
-            known = (epoch, self._permutation(source, epoch))
-            self._orders[source] = known
-        return known[1]
-
-    def _permutation(self, source: int, epoch: int) -> npt.NDArray[np.int64]:
-        size = len(self._sources[source])
-        if not self._shuffle:
-            return np.arange(size)
-        return np.random.default_rng([self._seed, source, epoch]).permutation(size)
+        if self._orders.get(source, (-1,))[0] != epoch:
+            size = len(self._sources[source])
+            generator = np.random.default_rng([self._seed, source, epoch])
+            self._orders[source] = epoch, generator.permutation(size) if self._shuffle else np.arange(size)
+        return self._orders[source][1]

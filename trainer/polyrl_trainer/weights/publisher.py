@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import structlog
@@ -183,33 +184,19 @@ class _Cutting:
         for name, tensor in self._tensors:
             if tensor.dtype not in _DTYPES:
                 raise ProtocolError(f"tensor {name} has dtype {tensor.dtype}, which safetensors cannot name")
-            data = _raw_bytes(tensor)
+            # uint8[size], row-major; a view where the tensor is contiguous and on the CPU already.
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             self.entries.append(weights.tensor_entry(name, _DTYPES[tensor.dtype], tuple(tensor.shape), offset, data))
             offset += len(data)
             yield data
 
 
-def _raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """uint8[size]: the tensor's values, row-major; a view where it is contiguous and on the CPU already."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
-class _AgentsOnly:
-    """pyzmq's credentials provider over one key."""
-
-    def __init__(self, public_key: str) -> None:
-        self._public_key = public_key.encode()
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        """True when `key` (Z85) is the agents'; the name is pyzmq's."""
-        return key == self._public_key
-
-
 def _admit(context: zmq.Context[zmq.Socket[bytes]], public_key: str) -> ThreadAuthenticator:
+    """Lets in whoever has the agents' key; pyzmq calls `callback` with the domain and the key, Z85."""
     admission = ThreadAuthenticator(context)
     admission.start()
-    admission.configure_curve_callback(_ZAP_DOMAIN, _AgentsOnly(public_key))
+    admits = SimpleNamespace(callback=lambda _domain, key: key == public_key.encode())
+    admission.configure_curve_callback(_ZAP_DOMAIN, admits)
     return admission
 
 
