@@ -146,7 +146,7 @@ def test_grpo_without_rollout_logprobs_is_refused_and_no_step_is_taken(backend: 
     assert_weights_equal(exported(backend), before, "after a refused step")
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")], ids=repr)
 def test_a_gradient_that_is_not_finite_fails_the_run_and_changes_nothing(backend: TorchBackend, poison: float) -> None:
     def poisoned(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
         return (inputs.log_probs * poison).sum(), {}

@@ -40,7 +40,9 @@ def samples_of(lengths: list[int], seed: int) -> list[Sample]:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "qwen3", "mistral"])
-@pytest.mark.parametrize("shape", [PackingPolicy.dense, PackingPolicy.variable_length])
+@pytest.mark.parametrize(
+    "shape", [PackingPolicy.dense, PackingPolicy.variable_length], ids=["dense", "variable length"]
+)
 def test_packed_logits_are_those_of_each_sequence_alone(model_type: str, shape: Any) -> None:
     model = load_model({"model_type": model_type, **SIZES}, seed=3, dtype="float32")
     probe_model(model)

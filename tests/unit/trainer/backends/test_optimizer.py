@@ -17,6 +17,7 @@ from polyrl_trainer.backends.optimizer import learning_rate_at
         ("linear", [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
         ("cosine", [0.25, 0.5, 0.75, 1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0]),
     ],
+    ids=["constant", "cosine", "linear"],
 )
 def test_warm_up_then_decay_by_hand(schedule: str, rates: list[float]) -> None:
     config = OptimizerConfig(learning_rate=1.0, total_steps=7, schedule=schedule, warmup_steps=3)  # type: ignore[arg-type]

@@ -74,6 +74,7 @@ def test_different_seeds_shuffle_differently():
         ([list("abc")], [1.0], 1, "seed"),
         ([list("abc"), list("de")], [1.0, 3.0], 0, "rows"),
     ],
+    ids=["another row", "another seed", "another file"],
 )
 def test_a_cursor_of_other_data_is_refused(rows, weights, seed, fault):
     state = DataBuffer([list("abc")], [1.0], seed=0).state()

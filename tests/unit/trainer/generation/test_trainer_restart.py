@@ -41,7 +41,7 @@ def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
     return HeldGroup(number, step, Purpose.EVAL, digest, version, version, 0, 0)
 
 
-# --- held groups ------------------------------------------------------------------------------------------------------
+# --- adopted groups ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,16 @@ def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
         (group(99, step=5), None),
         (group(99, n=3), None),
         (group(99, purpose=Purpose.EVAL), None),
+    ],
+    ids=[
+        "same",
+        "older version allowed",
+        "newer version needed",
+        "version too new",
+        "other prompt",
+        "other step",
+        "other size",
+        "evaluation",
     ],
 )
 def test_only_the_very_same_group_of_allowed_versions_is_taken(wanted: Group, expected: int | None) -> None:
@@ -237,6 +247,7 @@ class Backend:
 @pytest.mark.parametrize(
     ("newest", "expected"),
     [((-1, b""), 4), ((4, b"4 of these"), 4), ((4, b"4 of others"), 5), ((9, b"9 of others"), 10)],
+    ids=["manager knows none", "same weights", "other weights", "other weights, far ahead"],
 )
 async def test_a_number_names_one_content_for_ever(newest: tuple[int, bytes], expected: int) -> None:
     calls, session = Recorder(), Session()

@@ -50,7 +50,7 @@ def test_no_samples_no_advantages() -> None:
     assert group_advantages([], []).shape == (0,)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=repr)
 def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         group_advantages([1.0, bad], [0, 0])

@@ -55,6 +55,7 @@ def much_later():
         (torch.tensor(0.25), Reward(0.25)),
         ({"reward": 1, "exact_match": True}, Reward(1.0, {"exact_match": 1.0})),
     ],
+    ids=["int", "float", "bool", "numpy float", "numpy int", "numpy scalar array", "torch scalar", "dict"],
 )
 def test_numbers_of_every_kind_are_rewards(returned, reward):
     assert read_reward(returned) == reward
@@ -85,7 +86,9 @@ async def test_sync_and_async_functions_are_called_with_the_sample():
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), StopIteration(), TimeoutError("own")]
+    "error",
+    [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), StopIteration(), TimeoutError("own")],
+    ids=repr,
 )
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_what_raises_is_reported_with_its_message(error, is_async):
