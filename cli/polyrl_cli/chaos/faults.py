@@ -14,8 +14,7 @@ from polyrl.errors import UserError
 from polyrl.local.fleet import ObservedWorker
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.worker import Role
-from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
-from polyrl_cli.local.process_fleet import Part
+from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Part, Target
 
 SLOW_PERIOD_S: Final = 0.5
 """A slow victim is stopped once in this time: often beside a lease of 3 s, rarely beside a token."""

@@ -18,8 +18,7 @@ from polyrl.manifest.rollout import FaultAction, FaultSpec
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
 from polyrl_cli.chaos.faults import Fault, signals_of
-from polyrl_cli.chaos.kinds import ChaosAction, Target
-from polyrl_cli.local.process_fleet import Part
+from polyrl_cli.chaos.kinds import ChaosAction, Part, Target
 
 RL_PHASE: Final = "rl"
 """The trainer's name of the phase whose steps faults count. It reports whole steps, so the next one has begun then."""

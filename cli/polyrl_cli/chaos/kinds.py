@@ -45,3 +45,13 @@ class Target(StrEnum):
     """That engine alone."""
     MANAGER = "manager"
     TRAINER = "trainer"
+
+
+class Part(StrEnum):
+    """Which of a worker's processes a signal goes to."""
+
+    WORKER = "worker"
+    """The one that was started for it."""
+    BELOW = "below"
+    """Those that it has started, and theirs."""
+    ALL = "all"

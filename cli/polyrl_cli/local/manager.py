@@ -1,4 +1,4 @@
-"""The manager of a run on this machine: finds it by its endpoints file, follows its status, asks it things.
+"""The manager of a run on this machine: finds it by its endpoints file, follows its status, sends it requests.
 
 A manager that does not answer is asked again until the watcher is cancelled; whether it is dead is the fleet's to say,
 not a timeout's.
@@ -19,7 +19,7 @@ from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnrea
 from polyrl_operator.secret import ManagerCredentials
 
 ENDPOINTS_POLL_S: Final = 0.05
-"""Between looks for the endpoints file: it comes once, about a second after the start; nothing announces a file."""
+"""Between checks for the endpoints file, which appears about a second after the start; nothing announces a file."""
 
 STATUS_WAIT_S: Final = 10.0
 """How long one long-poll waits for a change."""
@@ -49,7 +49,7 @@ class LocalManager:
         await self._session.close()
 
     async def find(self) -> Endpoints:
-        """Waits until this epoch's manager has said where it listens; cancel it at the deadline."""
+        """Waits until this run epoch's manager has written where it listens; cancel it at the deadline."""
         while True:
             if self._file.exists():
                 endpoints = parse_endpoints(self._file.read_bytes(), str(self._file))
@@ -77,7 +77,7 @@ class LocalManager:
                 yield status
 
     async def drain(self, engine: str, deadline_s: float, reason: str) -> bool:
-        """Tells the manager that `engine` ends within `deadline_s`; False when it does not know it or does not answer.
+        """Reports to the manager that `engine` ends within `deadline_s`; False when it does not know it or does not answer.
         Raises ProtocolError when the manager refuses."""
         at, credentials = self._address, self._credentials
         try:

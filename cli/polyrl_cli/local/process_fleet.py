@@ -3,8 +3,6 @@
 No orphan survives the runner: workers end themselves when it dies (each ties itself to POLYRL_PARENT_PID), and here the
 whole process group of a worker is ended by force when the worker itself has exited, was killed, or outlived its grace.
 Workers get only the few environment variables named below, and no file but their log; secrets reach them as 0600 files.
-
-Refuses to hold: what to start and when (see `polyrl.local.planner`). Read next: `run`.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ import signal
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +24,7 @@ import psutil
 from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.worker import Worker
+from polyrl_cli.chaos.kinds import Part
 
 PASSED_ON: Final = (
     *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
@@ -41,22 +40,12 @@ KILL_WAIT_S: Final = 10.0
 """How long the kernel may take to reap a killed process on a machine that swaps."""
 
 
-class Part(StrEnum):
-    """Of a worker's processes."""
-
-    WORKER = "worker"
-    """The one that the fleet started."""
-    BELOW = "below"
-    """Those that it has started, and theirs."""
-    ALL = "all"
-
-
 @dataclass
 class _Child:
     seen: ObservedWorker
     process: asyncio.subprocess.Process | None = None
     tree: psutil.Process | None = None
-    """Knows the moment of the process's start, so that nobody who got its id later is signalled."""
+    """Knows the moment of the process's start, so that a process that got its id later is not signalled."""
     waiter: asyncio.Task[None] | None = None
     force: asyncio.TimerHandle | None = None
     """Ends it when its grace is over."""
@@ -85,7 +74,8 @@ class ProcessFleet:
         self._change.set()
         try:
             child.process = await self._spawn(worker)
-            child.tree = _tree_of(child.process)
+            with suppress(psutil.NoSuchProcess):  # over already, and reaped
+                child.tree = psutil.Process(child.process.pid)
         except OSError as error:
             self._log_path(worker.name).write_text(f"cannot start {worker.argv[0]}: {error}\n")
             self._exited(child, CANNOT_START)
@@ -101,7 +91,8 @@ class ProcessFleet:
         due = asyncio.get_running_loop().time() + grace_s
         if first:
             self._update(child, phase=WorkerPhase.STOPPING)
-            _signal_process(child, signal.SIGTERM)
+            if child.process is not None and child.process.returncode is None:
+                child.process.send_signal(signal.SIGTERM)
         if child.force is None or due < child.force.when():
             self._force_at(child, due)
 
@@ -121,10 +112,15 @@ class ProcessFleet:
         await (self.stop(name, notice_s) if notice_s > 0 else self.kill(name))
 
     def signal(self, name: str, part: Part, number: int) -> int:
-        """Signals a part of a worker; 0 as `number` only looks. Returns how many processes there are; 0 also when the
+        """Signals a part of a worker; 0 as `number` only counts. Returns how many processes there are; 0 also when the
         worker is gone or was never there."""
         child = self._living(name)
-        return 0 if child is None else sum(_signal_one(process, number) for process in _members(child, part))
+        signalled = 0
+        for process in [] if child is None else _members(child, part):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+                signalled += 1
+        return signalled
 
     async def changed(self, deadline_s: float) -> bool:
         try:
@@ -176,13 +172,6 @@ class ProcessFleet:
         return self._logs / f"{name}.log"
 
 
-def _tree_of(process: asyncio.subprocess.Process) -> psutil.Process | None:
-    try:
-        return psutil.Process(process.pid)
-    except psutil.NoSuchProcess:
-        return None  # over already, and reaped
-
-
 def _members(child: _Child, part: Part) -> list[psutil.Process]:
     """The worker first, so that it cannot see what happens to the others before it happens to itself."""
     if child.tree is None:
@@ -194,30 +183,14 @@ def _members(child: _Child, part: Part) -> list[psutil.Process]:
     return below if part is Part.BELOW else [child.tree, *below]
 
 
-def _signal_one(process: psutil.Process, number: int) -> bool:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return False
-    return True
-
-
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     ours = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", PARENT_PID: str(os.getpid())}
     return {**passed_on, **ours, **own}
 
 
-def _signal_process(child: _Child, number: int) -> None:
-    if child.process is not None and child.process.returncode is None:
-        child.process.send_signal(number)
-
-
 def _signal_group(child: _Child, number: int) -> None:
     """Signals everything in the worker's session; a group that is gone is fine."""
-    if child.process is None:
-        return
-    try:
-        os.killpg(child.process.pid, number)
-    except ProcessLookupError:
-        return
+    if child.process is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.process.pid, number)

@@ -1,9 +1,8 @@
 """`polyrl run`: a manifest in, a run's folder and an exit code out.
 
-    load and check the manifest -> make the folder -> LocalRun until its end -> summary.json, run.png, closing words
+    load and check the manifest -> make the folder -> LocalRun until its end -> summary.json, run.png
 
 Exit codes: 0 done · 1 the run failed · 2 the input is wrong · 128 + signal when stopped (130 after Ctrl-C).
-Refuses to hold: the loop (see `local_run`), what runs (see `polyrl.worker`). Read next: `local_run`.
 """
 
 from __future__ import annotations
@@ -62,10 +61,13 @@ SIGNALLED: Final = 128
 LOG_LINES: Final = 20
 """Of a worker's log that are shown when its end is the run's end: a traceback's last part."""
 
+SHOW_EVERY_S: Final = 0.25
+"""Between two reads of metrics.jsonl, to which another process appends without notice."""
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that is over, and what is left to tell."""
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that is over."""
 
     job: PolyRLJob
     folder: RunFolder
@@ -82,7 +84,9 @@ def run_command(
     file: Path, sets: list[str], seed: int | None, out: Path | None, name: str | None, resume: Path | None
 ) -> int:
     """Runs the manifest at `file` here. Returns the exit code; raises UserError when the input is wrong."""
-    job = _load(file, sets, seed, name)
+    overrides = [*sets, *own_overrides(seed, name)]
+    job = load_manifest(file, overrides)
+    check_files(job, file, overrides)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for note in notes(job):
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
@@ -111,14 +115,7 @@ def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, 
     return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console)), console)
 
 
-def _load(file: Path, sets: list[str], seed: int | None, name: str | None) -> PolyRLJob:
-    given = [*sets, *own_overrides(seed, name)]
-    job = load_manifest(file, given)
-    check_files(job, file, given)
-    return job
-
-
-async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> Ended:
+async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> EndedRun:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
     view = ProgressView(progress, console)
@@ -134,11 +131,16 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: in
         await asyncio.gather(showing, return_exceptions=True)
         view.close()
         timeline.close()
-    return Ended(job, folder, run_epoch, end, run, began, time.time() - began, timeline.preemptions)
-
-
-SHOW_EVERY_S: Final = 0.25
-"""Between two looks at metrics.jsonl, which another process appends to and tells nobody; four a second look alive."""
+    return EndedRun(
+        job=job,
+        folder=folder,
+        run_epoch=run_epoch,
+        end=end,
+        run=run,
+        began=began,
+        wall_seconds=time.time() - began,
+        preemptions=timeline.preemptions,
+    )
 
 
 async def _show(run: LocalRun, progress: Progress, view: ProgressView, tail: MetricsTail) -> None:
@@ -150,7 +152,7 @@ async def _show(run: LocalRun, progress: Progress, view: ProgressView, tail: Met
         await asyncio.sleep(SHOW_EVERY_S)
 
 
-def _conclude(ended: Ended, console: Console) -> int:
+def _conclude(ended: EndedRun, console: Console) -> int:
     summary = _summary(ended)
     folder = ended.folder
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
@@ -161,7 +163,7 @@ def _conclude(ended: Ended, console: Console) -> int:
     return _exit_code(ended, console)
 
 
-def _exit_code(ended: Ended, console: Console) -> int:
+def _exit_code(ended: EndedRun, console: Console) -> int:
     if ended.run.stopped_by is not None:
         return SIGNALLED + ended.run.stopped_by
     if ended.end.ok:
@@ -176,7 +178,7 @@ def _exit_code(ended: Ended, console: Console) -> int:
     return FAILED
 
 
-def _summary(ended: Ended) -> Summary:
+def _summary(ended: EndedRun) -> Summary:
     folder, status = ended.folder, ended.run.status
     result = read_trainer_result(folder.trainer_result)
     reports = [report for report in read_metrics(folder.metrics) if report.time >= ended.began]

@@ -104,7 +104,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 
 def prepare(folder: RunFolder, job: PolyRLJob) -> int:
-    """Writes what the workers read, makes keys where there are none, and returns the run's epoch: 1, then 2, ..."""
+    """Writes what the workers read, makes keys where there are none, and returns the run_epoch: 1, then 2, ..."""
     folder.logs.mkdir(exist_ok=True)
     folder.endpoints.parent.mkdir(parents=True, exist_ok=True)
     folder.endpoints.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def prepare(folder: RunFolder, job: PolyRLJob) -> int:
 
 
 def _next_epoch(folder: RunFolder) -> int:
-    """Counts the epoch, and sets the journal of the one before aside: its samples are fenced, its history is kept."""
+    """Counts the run_epoch, and sets the journal of the one before aside: its samples are fenced, its history is kept."""
     file = folder.root / "run" / "epoch"
     last = int(file.read_text()) if file.exists() else 0
     for part in folder.root.glob("journal.sqlite*"):

@@ -5,10 +5,7 @@
     signals, end of a back-off ─┘
 
 It wakes on events only; the one timer is the back-off that the planner names. Whatever happens, `run` returns with no
-process left.
-
-Refuses to hold: which worker to start or replace (see `polyrl.local.planner`), files and exit codes (see `run`).
-Read next: `polyrl.local.planner`.
+process left. Which worker to start or replace is the planner's decision; files and exit codes are `run`'s.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
 
 LONGEST_SLEEP_S: Final = 30.0
-"""Between two looks when nothing happens at all; a belt, every change wakes the loop."""
+"""Between two turns of the loop when nothing happens at all; every change wakes it anyway."""
 
 LAST_GRACE_S: Final = 5.0
 """What workers get once the trainer has ended; by then none holds anything that matters."""
@@ -100,15 +97,15 @@ class LocalRun:
 
     async def _reconcile(self, schedule: FaultSchedule) -> RunEnd:
         while True:
-            facts = await self._observe()
-            for action in plan(self._wanted, facts, self._fleet.now()):
+            observation = await self._observe()
+            for action in plan(self._wanted, observation, self._fleet.now()):
                 if isinstance(action, RunEnd):
                     return action
                 await self._act(action)
             due = schedule.due(self.status, self.observed)
             if due is not None:
                 await self._inject_due(due)
-            await self._next_event(facts)
+            await self._next_event(observation)
             if self._watcher is not None and self._watcher.done():
                 self._watcher.result()  # a refusal of the manager to its own runner ends the run
 
@@ -117,20 +114,20 @@ class LocalRun:
         self.observed = await self._fleet.list()
         for seen in self.observed:
             self._note_exit(before.get(seen.name), seen)
-        facts = RunObservation(
+        observation = RunObservation(
             self.observed,
             self._manager_ready,
-            frozenset(self._served),
-            self.stopped_by is not None,
-            self.status.finished,
-            self.status.finished and self.status.ok,
+            served=frozenset(self._served),
+            stopping=self.stopped_by is not None,
+            finishing=self.status.finished,
+            succeeded=self.status.finished and self.status.ok,
         )
-        sentences = conditions(self._wanted, facts)
+        sentences = conditions(self._wanted, observation)
         for sentence in sentences:
             if sentence not in self.conditions:
                 self._timeline.note("condition", "", sentence)
         self.conditions = sentences
-        return facts
+        return observation
 
     def _note_exit(self, before: ObservedWorker | None, seen: ObservedWorker) -> None:
         if seen.lives or (before is not None and not before.lives):
@@ -146,7 +143,7 @@ class LocalRun:
             self._report_loss(seen.name)
 
     def _report_loss(self, engine: str) -> None:
-        """Tells the manager what it would learn from the engine's silence only a lease later."""
+        """Reports to the manager what it would learn from the engine's silence only a lease later."""
         report = asyncio.create_task(self._client.drain(engine, 0.0, "its process has ended"))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
@@ -172,14 +169,11 @@ class LocalRun:
         self._timeline.note(RECLAIMED if fault.takes_capacity else FAULT, fault.victim, text)
         await self._injector.inject(fault)
 
-    async def _next_event(self, facts: RunObservation) -> None:
+    async def _next_event(self, observation: RunObservation) -> None:
         now = self._fleet.now()
-        due = next_due(self._wanted, facts, now)
+        due = next_due(self._wanted, observation, now)
         wait_s = LONGEST_SLEEP_S if due is None else min(LONGEST_SLEEP_S, max(0.0, due - now))
-        waits = {
-            asyncio.ensure_future(self._fleet.changed(wait_s)),
-            asyncio.ensure_future(self._wake.wait()),
-        }
+        waits = {asyncio.ensure_future(self._fleet.changed(wait_s)), asyncio.ensure_future(self._wake.wait())}
         await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -207,7 +201,7 @@ class LocalRun:
         self._wake.set()
 
     async def _stop_rest(self) -> None:
-        """After the trainer's last word the others end by themselves; the grace is for those that don't."""
+        """After the trainer's end the others end by themselves; the grace is for those that don't."""
         deadline = self._fleet.now() + LAST_GRACE_S
         for seen in await self._fleet.list():
             if seen.lives:

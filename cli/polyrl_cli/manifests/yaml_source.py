@@ -109,11 +109,11 @@ def path_text(path: FieldPath) -> str:
 def read_source(file: Path) -> ManifestSource:
     """The file's one document. Raises InvalidManifest for whatever keeps it from being read."""
     try:
-        content = file.read_bytes() if file.is_file() else None
+        if not file.is_file():
+            raise InvalidManifest([f"{file}: {'is a folder; name the file' if file.is_dir() else 'no such file'}"])
+        content = file.read_bytes()
     except OSError as error:
         raise InvalidManifest([f"{file}: cannot be read ({error.strerror})"]) from error
-    if content is None:
-        raise InvalidManifest([f"{file}: {'is a folder; name the file' if file.is_dir() else 'no such file'}"])
     if len(content) > MAX_BYTES:
         raise InvalidManifest([f"{file}: has {len(content):,} bytes; a manifest has at most {MAX_BYTES:,}"])
     try:
@@ -127,12 +127,15 @@ def parse(text: str, name: str) -> ManifestSource:
     """The text's one document as plain data with lines. Raises InvalidManifest with every fault of form."""
     try:
         root = yaml.compose(text, Loader=_Reader)
-        walk = _Walk(name)
+        walk = _PlainData(name)
         data = walk.value(root, ()) if root is not None else None
     except yaml.reader.ReaderError as error:
         raise InvalidManifest([f"{name}: holds the character #x{error.character:04x}, which no text has"]) from error
     except yaml.MarkedYAMLError as error:
-        raise InvalidManifest([f"{name}:{_line(error)} is not valid YAML: {_hint(error)}"]) from error
+        mark = error.problem_mark or error.context_mark
+        found = f"{error.context or ''}; {error.problem or ''}"
+        hint = next((hint for sign, hint in _HINTS if sign in found), error.problem or "it cannot be read")
+        raise InvalidManifest([f"{name}:{mark.line + 1 if mark else 1} is not valid YAML: {hint}"]) from error
     except RecursionError as error:
         raise InvalidManifest([f"{name}: is nested too deeply"]) from error
     if walk.faults:
@@ -140,17 +143,7 @@ def parse(text: str, name: str) -> ManifestSource:
     return ManifestSource(name, data, walk.lines)
 
 
-def _line(error: yaml.MarkedYAMLError) -> int:
-    mark = error.problem_mark or error.context_mark
-    return mark.line + 1 if mark else 1
-
-
-def _hint(error: yaml.MarkedYAMLError) -> str:
-    said = f"{error.context or ''}; {error.problem or ''}"
-    return next((hint for sign, hint in _HINTS if sign in said), error.problem or "it cannot be read")
-
-
-class _Walk:
+class _PlainData:
     """Turns composed nodes into plain data; collects lines and faults."""
 
     def __init__(self, name: str) -> None:

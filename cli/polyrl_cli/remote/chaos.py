@@ -27,8 +27,7 @@ from polyrl.local.fleet import ObservedWorker, WorkerPhase
 from polyrl.worker import Role
 from polyrl_cli.chaos import in_container
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim, signals_of
-from polyrl_cli.chaos.kinds import ChaosAction, Target
-from polyrl_cli.local.process_fleet import Part
+from polyrl_cli.chaos.kinds import ChaosAction, Part, Target
 from polyrl_cli.remote.cluster import ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.exec import first_line
 from polyrl_operator.api.kinds import POD

@@ -32,7 +32,7 @@ class ContainerLog(NamedTuple):
 
 
 def print_logs(name: str, role: Role | None, follow: bool, options: ClusterOptions, emit: Emit) -> None:
-    """Prints what the job's pods have copies; `follow` goes on until the job is over and its pods have ended.
+    """Prints what the job's pods have printed; `follow` goes on until the job is over and its pods have ended.
 
     Raises UserError when there is no such job, no pod yet (without `follow`) or no cluster.
     """
@@ -42,9 +42,9 @@ def print_logs(name: str, role: Role | None, follow: bool, options: ClusterOptio
 def containers_with_log(pod: Object) -> Iterator[ContainerLog]:
     """Containers of a pod that have a log, sidecars included."""
     status = pod.get("status") or {}
-    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        if {"running", "terminated"} & (one.get("state") or {}).keys():
-            yield ContainerLog(pod["metadata"]["name"], one["name"], one.get("restartCount", 0))
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        if {"running", "terminated"} & (container.get("state") or {}).keys():
+            yield ContainerLog(pod["metadata"]["name"], container["name"], container.get("restartCount", 0))
 
 
 async def _print(name: str, role: Role | None, follow: bool, options: ClusterOptions, emit: Emit) -> None:

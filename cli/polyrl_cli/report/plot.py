@@ -12,7 +12,7 @@ from polyrl_cli.report.metrics_file import MetricsRow
 from polyrl_cli.report.progress import EXACT_MATCH, REWARD
 from polyrl_cli.report.timeline import FLEET, RECLAIMED, FleetEvent
 
-matplotlib.use("Agg")  # before pyplot looks for a display
+matplotlib.use("Agg")  # before pyplot searches for a display
 
 from matplotlib import pyplot
 

@@ -24,7 +24,7 @@ PLAIN_EVERY_S: Final = 5.0
 """Between two plain lines: often enough to see progress, seldom enough for a log file."""
 
 RATE_WINDOW_S: Final = 10.0
-"""Over which tokens per second are averaged: longer than one step of a small job, so that the number stands still."""
+"""Over which tokens per second are averaged: longer than one step of a small job, so that the number is steady."""
 
 SHOWN_EVENTS: Final = 5
 SPARKS: Final = "▁▂▃▄▅▆▇█"
@@ -216,6 +216,7 @@ def _bars(progress: Progress) -> Table:
 
 
 def _bar_note(progress: Progress, phase: str) -> Text:
+    """Loss or reward, with what it was lately."""
     if phase == "sft" and progress.loss is not None:
         return Text(f"loss {progress.loss:.3f}")
     if phase != "sft" and progress.rewards:
@@ -254,9 +255,5 @@ def _engines(engines: Sequence[EngineStatus]) -> Table:
 
 
 def _event_line(event: FleetEvent) -> Text:
-    return Text.assemble(
-        (f"{clock_text(event.t)}  ", "dim"),
-        (event.text, EVENT_STYLES.get(event.event, "")),
-        no_wrap=True,
-        overflow="ellipsis",
-    )
+    shown = (event.text, EVENT_STYLES.get(event.event, ""))
+    return Text.assemble((f"{clock_text(event.t)}  ", "dim"), shown, no_wrap=True, overflow="ellipsis")

@@ -102,9 +102,11 @@ def _token_words(summary: Summary) -> str:
 
 def _losses(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text(f"{summary.preemptions} rollouts taken away, none missed", style="bold"))
+    table.add_row(Text(f"{summary.preemptions} rollouts taken away, nothing lost", style="bold"))
     for loss in summary.losses:
-        table.add_row(f"{clock_text(loss.at_seconds)}  {loss.text.removeprefix('drill: ')}\n       {_loss_cost(loss)}")
+        table.add_row(
+            f"{clock_text(loss.at_seconds)}  {loss.text.removeprefix('declared fault: ')}\n       {_loss_cost(loss)}"
+        )
     return table
 
 

@@ -84,6 +84,6 @@ def num_serving(status: ManagerStatus) -> int:
 
 
 def read_timeline(file: Path) -> list[FleetEvent]:
-    """All whole lines of a timeline; the last one may be cut off by a crash and is left out then."""
+    """All whole lines of a timeline; the last one may be incomplete after a crash and is left out then."""
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     return [msgspec.json.decode(line, type=FleetEvent) for line in lines if line]

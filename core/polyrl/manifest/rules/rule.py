@@ -1,4 +1,4 @@
-"""What a rule between fields is: one predicate said twice, in Python and in CEL, and one sentence for both.
+"""What a rule between fields is: one predicate written twice, in Python and in CEL, and one sentence for both.
 
 Placeholders in a sentence are paths of fields below spec; Python prints their values, and so does the CEL expression
 that is made from the same sentence.
@@ -53,7 +53,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class Rule(_Checked):
-    """One thing that must hold between fields of a spec, said in Python and in CEL."""
+    """One thing that must hold between fields of a spec, in Python and in CEL."""
 
     holds: Callable[[JobSpec], bool]
     cel: str
@@ -71,7 +71,7 @@ class Rule(_Checked):
         return f"'{template}'.format([{values}])"
 
     def fields_read(self) -> set[tuple[str, ...]]:
-        """Fields that the predicate looks at, as keys below spec."""
+        """Fields that the predicate reads, as keys below spec."""
         return {tuple(path[1:].split(".")) for path in _FIELD.findall(self.cel)}
 
 

@@ -158,7 +158,7 @@ def _field(name: str, node: Schema, definitions: Schema) -> Schema:
 
 
 def _resolved(node: Schema, definitions: Schema) -> Schema:
-    """The node with its reference and its `or null` put in place; what is said beside them wins."""
+    """The node with its reference and its `or null` put in place; what stands beside them wins."""
     beside = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
     if "$ref" in node:
         return _resolved(definitions[node["$ref"].rpartition("/")[2]], definitions) | beside
