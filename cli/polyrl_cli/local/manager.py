@@ -77,7 +77,7 @@ class LocalManager:
                 yield status
 
     async def drain(self, engine: str, deadline_s: float, reason: str) -> bool:
-        """Reports to the manager that `engine` ends within `deadline_s`; False when it does not know it or does not answer.
+        """Reports that `engine` ends within `deadline_s`; False when the manager does not know it or does not answer.
         Raises ProtocolError when the manager refuses."""
         at, credentials = self._address, self._credentials
         try:

@@ -116,7 +116,7 @@ def prepare(folder: RunFolder, job: PolyRLJob) -> int:
 
 
 def _next_epoch(folder: RunFolder) -> int:
-    """Counts the run_epoch, and sets the journal of the one before aside: its samples are fenced, its history is kept."""
+    """Counts the run_epoch, and sets the journal of the last one aside: its samples are fenced, its history is kept."""
     file = folder.root / "run" / "epoch"
     last = int(file.read_text()) if file.exists() else 0
     for part in folder.root.glob("journal.sqlite*"):
