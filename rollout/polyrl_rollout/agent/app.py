@@ -23,6 +23,7 @@ import zmq
 
 from polyrl import wire
 from polyrl.ledger.scheduling.recalls import reserve_of
+from polyrl.wire import HandBackReason
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
@@ -137,7 +138,7 @@ class Agent:
             case wire.Cancel(assignment):
                 self._spawn(self._generation.stop([assignment]))
             case wire.Recall(assignment):
-                self._spawn(self._give_back([assignment], "asked"))
+                self._spawn(self._give_back([assignment], HandBackReason.RECALLED))
             case wire.Announce():
                 self._versions.announce(message)
             case wire.StartDrain():
@@ -195,7 +196,7 @@ class Agent:
             kv_free_tokens=max(0, self._capacity.kv_tokens - used),
         )
 
-    def hand_back(self, assignment: int, reason: str, detail: str = "") -> None:
+    def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> None:
         """Tokens first, then the assignment."""
         self._flush(everything=True)
         message = self._protocol.hand_back(assignment, reason, detail)
@@ -228,11 +229,11 @@ class Agent:
             self._send(
                 wire.WeightsLoaded(version, pulled.seconds, load_seconds=seconds, bytes_pulled=pulled.bytes_pulled)
             )
-            log.info("serving", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
+            log.info("weights loaded", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
             return True
         finally:
             self._switching = False
-            self._go_on()
+            self._continue()
 
     async def _load(self, pulled: Pulled) -> bool:
         """True when the engine's capacity turned out to be another than was announced so far. Raises EngineFailed."""
@@ -243,10 +244,10 @@ class Agent:
         await self._engine.load_weights(pulled.staged.version, pulled.staged.folder)
         return self._capacity != announced
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         for stream in self.book.unfinished():
             if stream.assign.max_version < self._engine.version:
-                self.hand_back(stream.assign.assignment, "versionChanged")
+                self.hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
             else:
                 self._generation.start(stream)
 
@@ -267,15 +268,16 @@ class Agent:
         """Generates on while there is time: which samples go on elsewhere, and when, the manager decides."""
         while self.book.unfinished() and self._drain_left() > 0:
             await self._wait_for_progress(min(REPLAN_S, max(0.0, self._drain_left())))
-        await self._give_back([stream.assign.assignment for stream in self.book.unfinished()], "draining")
+        rest = [stream.assign.assignment for stream in self.book.unfinished()]
+        await self._give_back(rest, HandBackReason.DRAINING)
         self._flush(everything=True)
         while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
             await self._wait_for_progress(REPLAN_S)
         self._send(wire.Deregister(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
 
-    async def _give_back(self, assignments: Sequence[int], reason: str) -> None:
-        """What ends of itself meanwhile ends as ever."""
+    async def _give_back(self, assignments: Sequence[int], reason: HandBackReason) -> None:
+        """Stops these and hands them back; one that ends by itself meanwhile is not handed back."""
         await self._generation.stop(assignments)
         for assignment in assignments:
             if self.book.is_unfinished(assignment):
@@ -309,7 +311,7 @@ class Agent:
 
     def engine_failed(self, why: str) -> None:
         for stream in self.book.unfinished():
-            self.hand_back(stream.assign.assignment, "engineError", why)
+            self.hand_back(stream.assign.assignment, HandBackReason.ENGINE_ERROR, why)
         self._flush(everything=True)
         self._send(wire.Deregister(f"engine failed: {why}"))
         self._end(EXIT_FAILED, f"the engine failed: {why}")

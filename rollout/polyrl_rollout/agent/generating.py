@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from polyrl.wire import HandBackReason
 from polyrl_rollout.agent.tokens import Stream, TokenBook
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected
 
@@ -35,7 +36,7 @@ class GenerationHandler(Protocol):
         """New tokens, or an end, are in the book."""
         ...
 
-    def hand_back(self, assignment: int, reason: str, detail: str) -> None:
+    def hand_back(self, assignment: int, reason: HandBackReason, detail: str) -> None:
         """A sequence ended unfinished, and not because it was stopped."""
         ...
 
@@ -101,12 +102,12 @@ class Generation:
             request = GenerateRequest(rid, stream.input_ids(), max_new_tokens=stream.remaining, sampling=sampling)
             await self._read(stream, request)
         except RequestRejected as error:
-            self._give_back(number, rid, "rejected", str(error))
+            self._give_back(number, rid, HandBackReason.REJECTED, str(error))
         except EngineFailed as error:
             await self._check_failure(number, rid, str(error))
         else:
             if not stream.finish:
-                self._give_back(number, rid, "engineError", "the engine's stream ended without a reason")
+                self._give_back(number, rid, HandBackReason.ENGINE_ERROR, "the engine's stream ended without a reason")
         finally:
             self._leave(number, rid)
 
@@ -134,9 +135,9 @@ class Generation:
         if self._failures >= MAX_FAILURES:
             self._handler.engine_failed(f"{self._failures} requests failed one after the other: {error}")
             return
-        self._give_back(number, rid, "engineError", error)
+        self._give_back(number, rid, HandBackReason.ENGINE_ERROR, error)
 
-    def _give_back(self, number: int, rid: str, reason: str, detail: str) -> None:
+    def _give_back(self, number: int, rid: str, reason: HandBackReason, detail: str) -> None:
         if self._leave(number, rid):
             self._handler.hand_back(number, reason, detail)
 

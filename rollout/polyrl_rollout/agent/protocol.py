@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.wire import Assign, Cancel, Fenced, HandBack, Resend, ToAgent, TokensKept, Welcome
+from polyrl.wire import Assign, Cancel, Fenced, HandBack, HandBackReason, Resend, ToAgent, TokensKept, Welcome
 from polyrl_rollout.agent.tokens import Stream, TokenBook
 
 MAX_FENCED: Final = 3
@@ -62,15 +62,15 @@ class AgentProtocol:
             return HandBack(assign.assignment, *objection)
         return self.book.open(assign)
 
-    def _objection(self, assign: Assign, version: int, switching: bool) -> tuple[str, str] | None:
+    def _objection(self, assign: Assign, version: int, switching: bool) -> tuple[HandBackReason, str] | None:
         if self.draining:
-            return "draining", "the engine drains"
+            return HandBackReason.DRAINING, "the engine drains"
         if switching or not assign.min_version <= version <= assign.max_version:
-            return "versionChanged", f"the engine serves version {version}"
+            return HandBackReason.VERSION_CHANGED, f"the engine serves version {version}"
         if assign.max_new_tokens < 1:
-            return "rejected", "its token budget is used up"
+            return HandBackReason.REJECTED, "its token budget is used up"
         return None
 
-    def hand_back(self, assignment: int, reason: str, detail: str = "") -> HandBack | None:
+    def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> HandBack | None:
         """Gives up an assignment, whose tokens must have been sent before; None when it is not held."""
         return None if self.book.forget(assignment) is None else HandBack(assignment, reason, detail)

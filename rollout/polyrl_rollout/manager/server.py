@@ -152,7 +152,7 @@ class Manager:
         return self._agents_router.traffic.frames_in + self._trainer_router.traffic.frames_in
 
     def frames_dropped(self) -> Counter[str]:
-        """Frames received and not believed, by kind."""
+        """Frames received and dropped, by kind."""
         return self._agents_router.traffic.dropped + self._trainer_router.traffic.dropped
 
     def handshakes_refused(self) -> int:

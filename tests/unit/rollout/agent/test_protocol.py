@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from polyrl.sample import Finish, SamplingParams
-from polyrl.wire import Announce, Assign, Cancel, Fenced, HandBack, Recall, Resend, ToAgent, TokensKept, Welcome
+from polyrl.wire import (
+    Announce,
+    Assign,
+    Cancel,
+    Fenced,
+    HandBack,
+    HandBackReason,
+    Recall,
+    Resend,
+    ToAgent,
+    TokensKept,
+    Welcome,
+)
 from polyrl_rollout.agent.protocol import MAX_FENCED, AgentProtocol
 from polyrl_rollout.agent.tokens import Stream
 from polyrl_rollout.engines.port import TokenChunk
@@ -80,9 +92,9 @@ def test_what_is_held_and_unsent_after_each_message(message: ToAgent, held: list
 
 
 OBJECTIONS = [
-    (assign(low=5, high=6), {}, "versionChanged"),
-    (assign(), {"switching": True}, "versionChanged"),
-    (assign(budget=0), {}, "rejected"),
+    (assign(low=5, high=6), {}, HandBackReason.VERSION_CHANGED),
+    (assign(), {"switching": True}, HandBackReason.VERSION_CHANGED),
+    (assign(budget=0), {}, HandBackReason.REJECTED),
 ]
 
 
@@ -98,15 +110,15 @@ def test_a_draining_agent_takes_nothing_new() -> None:
     protocol.draining = True
     answer = protocol.accept(assign(), VERSION)
     assert isinstance(answer, HandBack)
-    assert answer.reason == "draining"
+    assert answer.reason == HandBackReason.DRAINING
 
 
 def test_an_assignment_is_opened_once_and_handed_back_once() -> None:
     protocol = AgentProtocol()
     assert isinstance(protocol.accept(assign(), VERSION), Stream)
     assert protocol.accept(assign(), VERSION) is None
-    assert protocol.hand_back(1, "asked") == HandBack(1, "asked", "")
-    assert protocol.hand_back(1, "asked") is None
+    assert protocol.hand_back(1, HandBackReason.RECALLED) == HandBack(1, HandBackReason.RECALLED, "")
+    assert protocol.hand_back(1, HandBackReason.RECALLED) is None
 
 
 def test_only_fences_in_a_row_reject_for_good() -> None:
