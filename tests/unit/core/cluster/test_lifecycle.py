@@ -42,6 +42,7 @@ def test_stage(build: Any, spec: dict[str, Any], trainer: dict[str, Any], ended:
         pytest.param(10.0, True, 60.0, "RUNS", id="time is left"),
         pytest.param(70.0, True, None, "FAILED", id="used up"),
         pytest.param(10.0, False, None, "RUNS", id="of a suspended job time does not pass"),
+        pytest.param(100.0, False, None, "FAILED", id="used up before it was suspended"),
     ],
 )
 def test_deadline(build: Any, ran_s: float, resumed: bool, due: float | None, stage: str) -> None:

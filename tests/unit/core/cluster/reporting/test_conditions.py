@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.reporting.conditions import SHORTEST_STALL_S
 from polyrl.cluster.state import LastSeenPod, ReconcileState, Refusal
 from polyrl.cluster.timestamps import millisecond, second
+from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl.worker import Role
 
@@ -139,9 +141,10 @@ PRICES = {"reservedPerHour": 3.6, "spotPerHour": 1.8, "onDemandPerHour": 7.2}
 
 def test_cost_of_seconds_on_nodes(build: Any) -> None:
     """100 s on a node each: the trainer's at 3600 seconds an hour, spot at half its price, on-demand at twice."""
-    pods = (build.pod("t", Role.TRAINER, placed=100.0), build.pod("j-r-1", placed=100.0))
+    pods = (build.pod("t", Role.TRAINER), build.pod("j-r-1"), build.pod("j-r-2", pool=Pool.ON_DEMAND))
+    pods = tuple(replace(pod, scheduled_at=build.now - 100) for pod in pods)
     status = {"cost": {"accountedTime": millisecond(build.now - 100)}}
     cost = result(build, job=build.job(pricing=PRICES), pods=pods, status=status).status.cost
-    assert (cost.reserved_micros, cost.spot_micros, cost.on_demand_micros) == (100_000, 50_000, 0)
+    assert (cost.reserved_micros, cost.spot_micros, cost.on_demand_micros) == (100_000, 50_000, 200_000)
     recent = {"cost": {"accountedTime": millisecond(build.now - 10)}}
     assert result(build, job=build.job(pricing=PRICES), pods=pods, status=recent).status.cost.spot_micros == 0
