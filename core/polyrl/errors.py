@@ -5,7 +5,7 @@
     │   ├── InvalidManifest  carries every fault found, each with its place
     │   ├── InvalidData      a data row, a data file or a tokenizer
     │   └── InvalidCode      the user's reward or environment cannot be loaded
-    ├── ProtocolError        a peer said something that cannot be true; the frame is counted and dropped
+    ├── ProtocolError        a peer sent something that cannot be true; the frame is counted and dropped
     ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
     ├── Superseded           another process has taken this one's place; it must touch nothing any more
     └── RunFailed            the run cannot go on; names the cause, exit 1

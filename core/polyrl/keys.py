@@ -111,8 +111,8 @@ def parse_keys(kind: type[K], text: str | bytes, source: str) -> K:
         keys = msgspec.json.decode(text, type=kind)
     except UNDECODABLE as error:
         raise InvalidData(f"{source}: not a key file of {_role(kind)}: {error}") from None
-    for name in kind.__struct_fields__:
-        _check_field(name, getattr(keys, name), source)
+    for field in msgspec.structs.fields(kind):
+        _check_field(field.encode_name, getattr(keys, field.name), source)
     return keys
 
 
@@ -138,16 +138,11 @@ def is_exposed(status: os.stat_result, user: int, groups: set[int]) -> bool:
 
 
 def _check_field(name: str, value: str, source: str) -> None:
-    if name == "http_token":
+    if name == "httpToken":
         if _TOKEN.fullmatch(value) is None:
             raise InvalidData(f"{source}: httpToken is not {MIN_TOKEN_LENGTH} or more URL-safe characters")
     elif not is_z85_key(value):
-        raise InvalidData(f"{source}: {_camel(name)} is not a CURVE key of {Z85_KEY_LENGTH} Z85 characters")
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+        raise InvalidData(f"{source}: {name} is not a CURVE key of {Z85_KEY_LENGTH} Z85 characters")
 
 
 def _role(kind: type[_Keys]) -> str:

@@ -12,7 +12,7 @@ import sys
 from typing import Final
 
 PARENT_PID: Final = "POLYRL_PARENT_PID"
-"""Environment variable in which a parent tells its children its own process id."""
+"""Environment variable in which a parent gives its children its own process id."""
 
 PR_SET_PDEATHSIG: Final = 1
 """prctl's option number, from <linux/prctl.h>."""

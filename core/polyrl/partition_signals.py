@@ -1,7 +1,5 @@
-"""The signals by which a drill cuts an agent off from its manager, and lets it back (see the agent's `link`).
-
-A plain process cannot cut a connection of another one; so the agent itself holds everything back, in one direction or
-in both.
+"""The signals by which fault injection partitions an agent from its manager, and heals the partition (see the agent's
+`link`). No process can break a connection of another one, so the agent itself drops messages, in one direction or both.
 """
 
 from __future__ import annotations
@@ -11,10 +9,10 @@ from typing import Final
 
 PARTITION: Final = signal.SIGUSR2
 PARTITION_IN: Final = int(signal.SIGRTMIN) + 1
-"""What the manager says is lost."""
+"""Messages from the manager are lost."""
 
 PARTITION_OUT: Final = int(signal.SIGRTMIN) + 2
-"""What the agent says is lost."""
+"""Messages from the agent are lost."""
 
 HEAL: Final = signal.SIGUSR1
 """The end of each of them. Its number is the lowest: of several that waited for a stopped process, the handler of the

@@ -1,4 +1,4 @@
-"""What the manager tells people and the operator over HTTP: one JSON value, camelCase.
+"""The manager's status, as people and the operator read it over HTTP: one JSON value, camelCase.
 
 `GET /v1/status?since=SEQ&waitSeconds=S` (see `control`) answers at once when `seq` > SEQ, else when something changes
 or after S seconds, with the same value: a watcher needs no polling. Counters never fall within an epoch.
@@ -88,7 +88,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Grows with every change."""
     run_epoch: int = msgspec.field(name="epoch")
     phase: str = ""
-    """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before it spoke."""
+    """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before its first report."""
     step: int = 0
     values: dict[str, float] = {}
     """Named numbers of the trainer's last report, and those of `StepValue` as they last were."""
@@ -105,4 +105,4 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     finished: bool = False
     ok: bool = False
     message: str = ""
-    """The trainer's last words, when finished."""
+    """The trainer's closing message, when finished."""
