@@ -142,7 +142,7 @@ class Operator:
         ]
 
     def checks(self, watched: tuple[ResourceKind, ...]) -> list[health.Check]:
-        """What /healthz looks at."""
+        """What /healthz checks."""
         namespaces = self.options.namespaces or (None,)
         paths = [kind.path(one) for kind in watched for one in (namespaces if kind.namespaced else (None,))]
         return [

@@ -59,11 +59,11 @@ class Metrics:
         registry.register(_RequestCounts(requests))
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A number that is read when it is asked for."""
+        """A number that is computed at each scrape."""
         Gauge(name, text, registry=self.registry).set_function(value)
 
     def drained(self, seconds: float, known: bool) -> None:
-        """A drain was confirmed; one that the manager knew nothing of says nothing of how quick we are."""
+        """A drain was confirmed; one for an engine that the manager did not know is not measured."""
         if known:
             self._drain_seconds.observe(seconds)
 

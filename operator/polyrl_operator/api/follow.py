@@ -17,7 +17,7 @@ LISTED: Final = "LIST"
 """Type of the changes that begin with a list; all others are as the API server names them."""
 
 WATCH_S: Final = 240
-"""One watch; then the list is taken anew, which also heals what was missed."""
+"""One watch; then the list is taken anew, which also repairs gaps."""
 
 SILENCE_S: Final = WATCH_S + 30
 """Longest a stream may be silent: beyond a watch's end its connection is dead."""

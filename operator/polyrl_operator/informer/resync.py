@@ -46,7 +46,6 @@ class Resync:
         self._ready = asyncio.Event()
         self._leads = False
         self._term = 0
-        self.rounds = 0
 
     @property
     def ready(self) -> bool:
@@ -114,7 +113,6 @@ class Resync:
             for kind in (*FIXED, TRAINER, POD):
                 await self._read(kind, namespace, CHILDREN)
             await self._read(JOB, namespace)
-        self.rounds += 1
 
     async def _read(self, kind: ResourceKind, namespace: str | None, selector: str = "") -> None:
         listed: set[str] = set()

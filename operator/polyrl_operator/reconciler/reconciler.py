@@ -124,12 +124,12 @@ class Reconciler:
         state = self._state(key, raw["metadata"]["uid"])
         state.refused = False
         raw = await self._writer.catch_up(key, raw, state.pending)
-        status, asked = await self._once(key, raw, state)
-        if asked and counts(status) == counts(raw.get("status") or {}):
+        status, dry_ran = await self._once(key, raw, state)
+        if dry_ran and counts(status) == counts(raw.get("status") or {}):
             # The dry run's answer is a fact like any other. Until it was used nothing is written: most are accepted.
             state.pending.status = status
-            status, asked = await self._once(key, state.pending.shown(raw), state)
-        if asked:
+            status, dry_ran = await self._once(key, state.pending.shown(raw), state)
+        if dry_ran:
             self._queue.add(key)
         await self._writer.decided(key, state.pending, status)
         return state.refused

@@ -1,7 +1,7 @@
 """A stand-in for kubelets, Job controller and garbage collector on a bare API server, for tests and benchmarks.
 
 It plays what the operator sees of them: pods start and become ready, end when they are deleted, a Job has its pod,
-children go with their owner. Refuses to hold: containers, scheduling, any of the operator's own rules.
+children go with their owner. It has no containers, no scheduling, and none of the operator's own rules.
 """
 
 from __future__ import annotations
