@@ -31,7 +31,7 @@ from polyrl.wire import (
     TurnDone,
     Welcome,
 )
-from polyrl_rollout.testing.simulation.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, said
 
 
 def hello(

@@ -4,7 +4,9 @@ The token at a response position depends on the sample and the position only (`m
 through any number of agents is still known to the last token. It sends as fast as the manager keeps what it sent, or
 at a real engine's pace. For tests and benchmarks; no run uses it.
 
-Refuses to hold: a model, weights, faults of its own (a test ends or freezes it from outside). Read next: `agent`.
+It does not keep tokens as the real agent's `TokenBook` does: any can be made again, and those of all assignments are
+made and sent as columns, so that a benchmark measures the manager and not this. Faults come from outside: a test ends
+or freezes it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from polyrl.ledger.journal.file_format import APPLICATION_ID
 from polyrl.wire import TrainerHello
 from polyrl_cli.app import USER_ERROR, app
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.testing.simulation.stage import Stage
+from polyrl_rollout.testing.stage import Stage
 
 EPOCH = 1
 

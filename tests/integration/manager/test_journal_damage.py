@@ -14,8 +14,8 @@ import pytest
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, decode_state, encode_state
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.testing.simulation.restarts import lost_by_restart
-from polyrl_rollout.testing.simulation.stage import Stage
+from polyrl_rollout.testing.simulation.manager import lost_by_restart
+from polyrl_rollout.testing.stage import Stage
 
 EPOCH = 1
 TOKENS = list(range(5000, 5090))

@@ -10,7 +10,7 @@ import pytest
 from polyrl.wire import Batch
 from polyrl_rollout.manager import journal as journal_module
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.testing.simulation.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, said
 
 TAIL_BYTES = 30_000
 STEPS = 120

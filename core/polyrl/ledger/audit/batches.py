@@ -7,7 +7,8 @@ from math import inf
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.engines import LATE_TICK, TICK_S, EngineAudit
 from polyrl.ledger.audit.findings import Findings
-from polyrl.ledger.audit.samples import Place, SampleAudit
+from polyrl.ledger.audit.samples import SampleAudit
+from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Purpose
 
 Step = tuple[int, Purpose]
@@ -38,7 +39,7 @@ class BatchAudit:
         if group is None:
             self._findings.broke("I1", at, f"group {event.group} is complete, but it is not live")
             return
-        open_ones = [index for index, sample in enumerate(group.samples) if sample.place is not Place.SCORED]
+        open_ones = [index for index, sample in enumerate(group.samples) if sample.phase is not SamplePhase.SCORED]
         if open_ones:
             text = f"group {event.group} is called complete without a verdict on its samples {open_ones[:3]}"
             self._findings.broke("I2", at, text)

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.history import AssignmentTokens, Piece
+from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Finish, Group, split_sample_id
-
-
-class Place(StrEnum):
-    """Where a live sample is, as an audit sees it."""
-
-    WAITING = "waiting"
-    ASSIGNED = "assigned"
-    TURN_DONE = "turnDone"
-    SCORED = "scored"
 
 
 @dataclass
 class AuditedSample:
     """One live sample."""
 
-    place: Place = Place.WAITING
+    phase: SamplePhase = SamplePhase.WAITING
     assignment: int = 0
     """0: none."""
     length: int = 0
@@ -100,13 +91,13 @@ class SampleAudit:
         if found is None:
             return
         group, sample = found
-        if sample.place is not Place.WAITING:
-            self._findings.broke("I4", at, f"{event.sample} is assigned while it is {sample.place}")
+        if sample.phase is not SamplePhase.WAITING:
+            self._findings.broke("I4", at, f"{event.sample} is assigned while it is {sample.phase}")
         version = self._engines.version_of(event.engine)
         if not group.allows(version):
             text = f"{event.sample} goes to {event.engine}, which serves version {version}"
             self._findings.broke("I6", at, f"{text}; it may use {group.versions}")
-        sample.place, sample.assignment = Place.ASSIGNED, event.assignment
+        sample.phase, sample.assignment = SamplePhase.ASSIGNED, event.assignment
         self.running[event.assignment] = event
 
     def tokens(self, event: AssignmentTokens, at: float) -> None:
@@ -126,9 +117,9 @@ class SampleAudit:
         if found is None:
             return
         group, sample = found
-        if sample.place is not Place.WAITING:
-            self._findings.broke("I4", at, f"the turn of {event.sample} ends while it is {sample.place}")
-        sample.place = Place.TURN_DONE
+        if sample.phase is not SamplePhase.WAITING:
+            self._findings.broke("I4", at, f"the turn of {event.sample} ends while it is {sample.phase}")
+        sample.phase = SamplePhase.TURN_DONE
         if event.finish is Finish.LENGTH and sample.generated < group.budget:
             text = f"{event.sample} ends for length after {sample.generated} of {group.budget} tokens"
             self._findings.broke("I4", at, text)
@@ -138,9 +129,9 @@ class SampleAudit:
         if found is None:
             return
         _, sample = found
-        if sample.place is not Place.TURN_DONE:
-            self._findings.broke("I4", at, f"{event.sample} is extended while it is {sample.place}")
-        sample.place = Place.WAITING
+        if sample.phase is not SamplePhase.TURN_DONE:
+            self._findings.broke("I4", at, f"{event.sample} is extended while it is {sample.phase}")
+        sample.phase = SamplePhase.WAITING
         sample.length += tokens
 
     def scored(self, event: f.SampleScored, at: float) -> None:
@@ -148,9 +139,9 @@ class SampleAudit:
         if found is None:
             return
         _, sample = found
-        if sample.place is not Place.TURN_DONE:
-            self._findings.broke("I2", at, f"{event.sample} is scored while it is {sample.place}")
-        sample.place = Place.SCORED
+        if sample.phase is not SamplePhase.TURN_DONE:
+            self._findings.broke("I2", at, f"{event.sample} is scored while it is {sample.phase}")
+        sample.phase = SamplePhase.SCORED
 
     def end(self, number: int, how: str, at: float) -> AuditedGroup | None:
         """A group ends; None, and I1 is broken, when it is not live."""
@@ -177,7 +168,7 @@ class SampleAudit:
         if found is None or found[1].assignment != number:
             self._findings.broke("I4", at, f"assignment {number} ends, but it does not run")
         else:
-            found[1].place, found[1].assignment = Place.WAITING, 0
+            found[1].phase, found[1].assignment = SamplePhase.WAITING, 0
         return assigned
 
     def check_pieces(self, name: str, engine: str, pieces: list[Piece], at: float) -> None:

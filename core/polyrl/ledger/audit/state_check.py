@@ -9,7 +9,7 @@ from polyrl.ledger.audit.batches import BatchAudit
 from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.history import pieces_of
-from polyrl.ledger.audit.samples import AuditedSample, Place, SampleAudit
+from polyrl.ledger.audit.samples import AuditedSample, SampleAudit
 from polyrl.ledger.state import Counters, LedgerState, SamplePhase, SampleState
 from polyrl.sample import sample_id
 from polyrl.wire import ROW_DTYPE
@@ -55,9 +55,9 @@ def _count_running(samples: SampleAudit, state: LedgerState, name: str) -> None:
 
 
 def _sample_differences(replayed: SampleState, shown: AuditedSample) -> Iterator[str]:
-    phase = Place.SCORED if replayed.phase is SamplePhase.PACKED else replayed.phase
-    if phase.value != shown.place.value:
-        yield f"is {replayed.phase}; the history shows {shown.place}"
+    phase = SamplePhase.SCORED if replayed.phase is SamplePhase.PACKED else replayed.phase
+    if phase is not shown.phase:
+        yield f"is {replayed.phase}; the history shows {shown.phase}"
     if replayed.assignment != shown.assignment:
         yield f"is in assignment {replayed.assignment}; the history shows {shown.assignment}"
     if (replayed.length, replayed.generated) != (shown.length, shown.generated):

@@ -18,7 +18,8 @@ from typing import Final
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.engines import CLOCK_EPSILON_S, EngineAudit
 from polyrl.ledger.audit.findings import Findings
-from polyrl.ledger.audit.samples import Place, SampleAudit
+from polyrl.ledger.audit.samples import SampleAudit
+from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Pool
 
 PACE_SLACK: Final = 2.0
@@ -124,7 +125,7 @@ class WindowAudit:
             group.budget - sample.generated
             for group in groups
             for sample in group.samples
-            if sample.place is not Place.SCORED
+            if sample.phase is not SamplePhase.SCORED
         )
 
     def _close(self, event: f.WindowSet, at: float) -> None:

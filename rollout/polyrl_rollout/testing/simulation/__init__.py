@@ -13,6 +13,6 @@ from __future__ import annotations
 
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.run import Result, run_schedule, shrink
-from polyrl_rollout.testing.simulation.schedule import Fault, Schedule, draw_schedule
+from polyrl_rollout.testing.simulation.schedule import Schedule, SimulatedFault, draw_schedule
 
-__all__ = ["Fault", "Result", "Schedule", "Violation", "draw_schedule", "run_schedule", "shrink"]
+__all__ = ["Result", "Schedule", "SimulatedFault", "Violation", "draw_schedule", "run_schedule", "shrink"]

@@ -42,7 +42,7 @@ from polyrl.wire import (
     pack_ids,
 )
 from polyrl_rollout.testing.simulation.invariants import Violation
-from polyrl_rollout.testing.simulation.restarts import lost_by_restart
+from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.small_peers import EPOCH, LENGTH, PROMPT, STOP, SmallAgent, SmallTrainer, text
 
 CONFIG: Final = LedgerConfig(

@@ -41,8 +41,8 @@ from polyrl.wire import (
     TurnDone,
     WeightsLoaded,
 )
+from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
-from polyrl_rollout.testing.simulation.restarts import lost_by_restart
 from polyrl_rollout.testing.simulation.schedule import Schedule
 
 SLACK_S: Final = 0.11

@@ -3,18 +3,22 @@
     outcome -> rows (the journal's own form) -> messages leave
     kill -9 -> rows -> replay -> ledger; its clock goes on where the last row was written
 
-What is not in the rows is gone, as after the death of a process. Refuses to hold: files (SQLite keeps rows whole, or
-not at all), rules. Read next: `world`.
+What is not in the rows is gone, as after the death of a process. There are no files: SQLite keeps rows whole, or not at
+all. `lost_by_restart` says what a restart lost that it must not lose.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
+
+import msgspec
 
 from polyrl.ledger import Event, Ledger, LedgerConfig
 from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import encode_events, encode_state
+from polyrl.ledger.journal.codec import decode_state, encode_events, encode_state
 from polyrl.ledger.journal.pages import PageBook, PageRow
+from polyrl.ledger.state import LedgerState
 
 TAIL_ROWS: Final = 61
 """Rows after a snapshot before the next round of pages: few, so that runs of a minute meet snapshots and tails."""
@@ -79,3 +83,30 @@ class SimulatedManager:
         for number in self._book.forget_ended(state):
             del self._pages[number]
         self._rows.clear()
+
+
+def lost_by_restart(before: LedgerState, after: LedgerState) -> list[str]:
+    """Names of the parts of the state that differ (I10). A restart may forget signs of life, load, timers and recalls,
+    which it learns anew; all else must be there again, to the last byte."""
+    kept, found = _without_signs_of_life(before), _without_signs_of_life(after)
+    names = [field.name for field in msgspec.structs.fields(LedgerState)]
+    return [name for name in names if getattr(kept, name) != getattr(found, name)]
+
+
+def _without_signs_of_life(state: LedgerState) -> LedgerState:
+    """A copy; what the events that are not durable say is set to one value."""
+    copy = decode_state(encode_state(state))
+    copy.due = copy.trainer_at = inf
+    copy.counters.ignored.clear()
+    for engine in copy.engines.values():
+        engine.heard_at = engine.weights_at = inf
+        engine.load = (0, 0, 0)
+        engine.gaps.clear()
+        engine.reserved_kv.clear()
+        engine.recalled = 0
+    for assignment in copy.assignments.values():
+        assignment.progress_at = inf
+        assignment.recall_cause, assignment.recall_target = None, ""
+    for sample in copy.samples.values():
+        sample.asks, sample.ask_due = 0, inf
+    return copy

@@ -12,7 +12,7 @@ from polyrl.ledger.state import Counters
 from polyrl.wire import Accepted, Batch
 from polyrl_rollout.testing.simulation.engine import SimulatedEngine
 from polyrl_rollout.testing.simulation.invariants import Violation
-from polyrl_rollout.testing.simulation.schedule import EnginePlan, Fault, Schedule
+from polyrl_rollout.testing.simulation.schedule import EnginePlan, Schedule, SimulatedFault
 from polyrl_rollout.testing.simulation.trainer import SimulatedTrainer
 from polyrl_rollout.testing.simulation.world import World
 
@@ -48,7 +48,7 @@ class _Fleet:
     def _start(self, plan: EnginePlan) -> None:
         self._engines.append(SimulatedEngine(self._world, f"e{len(self._engines)}", plan))
 
-    def strike(self, fault: Fault) -> None:
+    def strike(self, fault: SimulatedFault) -> None:
         """One fault on one live preemptible engine."""
         live = [engine for engine in self._engines if engine.alive and not engine.plan.reserved]
         if live:
@@ -58,48 +58,48 @@ class _Fleet:
                 self._world.after(BOOT_S + fault.seconds, lambda: self._start(engine.plan))
 
 
-def _kill(engine: SimulatedEngine, fault: Fault) -> None:
+def _kill(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.kill()
 
 
-def _preempt(engine: SimulatedEngine, fault: Fault) -> None:
+def _preempt(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.leaving(fault.seconds)
 
 
-def _freeze(engine: SimulatedEngine, fault: Fault) -> None:
+def _freeze(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.frozen_until = engine.world.now + fault.seconds
 
 
-def _stall(engine: SimulatedEngine, fault: Fault) -> None:
+def _stall(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.stalled_until = engine.world.now + 3 * fault.seconds
 
 
-def _slow(engine: SimulatedEngine, fault: Fault) -> None:
+def _slow(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.slow_until = engine.world.now + fault.seconds
 
 
-def _break(engine: SimulatedEngine, fault: Fault) -> None:
+def _break(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.cut()
 
 
-def _flap(engine: SimulatedEngine, fault: Fault) -> None:
+def _flap(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     for turn in range(FLAPS):
         engine.world.after(turn * fault.seconds / FLAPS, engine.cut)
 
 
-def _drain(engine: SimulatedEngine, fault: Fault) -> None:
+def _drain(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.world.operator_drains(engine.name, fault.seconds)
 
 
-def _quit(engine: SimulatedEngine, fault: Fault) -> None:
+def _quit(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.leave()
 
 
-def _lie(engine: SimulatedEngine, fault: Fault) -> None:
+def _lie(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.lies[fault.kind] = engine.lies.get(fault.kind, 0) + 1 + int(fault.seconds / 4)
 
 
-_STRIKES: Final[dict[str, Callable[[SimulatedEngine, Fault], None]]] = {
+_STRIKES: Final[dict[str, Callable[[SimulatedEngine, SimulatedFault], None]]] = {
     "kill": _kill,
     "preempt": _preempt,
     "freeze": _freeze,
@@ -127,7 +127,7 @@ def run_schedule(schedule: Schedule) -> Result:
     return Result(world.manager.ledger.state.counters, world.now, world.events, shown)
 
 
-def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Fault) -> None:
+def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: SimulatedFault) -> None:
     if fault.kind == "trainerBreak":
         trainer.cut()
     elif fault.kind == "trainerKill":

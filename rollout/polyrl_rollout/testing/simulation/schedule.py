@@ -61,7 +61,7 @@ HORIZON_S: Final = 25.0
 """Faults happen within the first so many seconds; after them the run must end."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class SimulatedFault(msgspec.Struct, frozen=True):
     """One blow."""
 
     at: float
@@ -89,7 +89,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     seed: int
     engines: tuple[EnginePlan, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[SimulatedFault, ...]
     steps: int
     groups: int
     """Groups that a step consumes."""
@@ -147,7 +147,9 @@ def _with_slow_engines(schedule: Schedule) -> Schedule:
     if rng.random() >= SLOW_SHARE:
         return schedule
     alike = EnginePlan(False, rng.choice((2, 4)), 10_000, rng.choice((0.02, 0.05)), 0.2)
-    slow = [Fault(rng.uniform(0.5, 10.0), "slow", rng.randrange(8), rng.uniform(5.0, HORIZON_S)) for _ in range(2)]
+    slow = [
+        SimulatedFault(rng.uniform(0.5, 10.0), "slow", rng.randrange(8), rng.uniform(5.0, HORIZON_S)) for _ in range(2)
+    ]
     return msgspec.structs.replace(
         schedule,
         engines=(schedule.engines[0], *[alike] * rng.randint(3, 5)),
@@ -168,9 +170,9 @@ def _draw_engine(rng: Random, *, reserved: bool) -> EnginePlan:
     )
 
 
-def _draw_fault(rng: Random) -> Fault:
+def _draw_fault(rng: Random) -> SimulatedFault:
     kind = rng.choice(ENGINE_FAULTS) if rng.random() < 0.75 else rng.choice(OTHER_FAULTS)
-    return Fault(
+    return SimulatedFault(
         rng.uniform(0.0, HORIZON_S) * rng.choice((0.05, 0.2, 1.0)),
         kind,
         rng.randrange(8),

@@ -1,8 +1,8 @@
 """Agents and a trainer small enough to be explored whole: values that can be copied, compared and hashed.
 
-They keep the protocol. What may go wrong between them and the ledger is `explore`'s choice, one message at a time.
-
-Refuses to hold: the ledger's rules, time. Read next: `explore`.
+They keep the protocol. What may go wrong between them and the ledger is `explore`'s choice, one message at a time. The
+agent is not the real one's `TokenBook`, which counts frames, keeps times and every token: two states that no further
+message can tell apart would differ in it, and the states to visit would have no end.
 """
 
 from __future__ import annotations

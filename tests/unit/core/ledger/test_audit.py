@@ -19,7 +19,7 @@ from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Finish, Pool, Purpose
 from polyrl.wire import Deregister, ReservedWindow, pack_ids
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule
-from polyrl_rollout.testing.simulation.stage import Stage
+from polyrl_rollout.testing.stage import Stage
 
 COUNT = int(os.environ.get("POLYRL_SCHEDULES", "40"))
 MUTANT_SCHEDULES = 100

@@ -15,7 +15,7 @@ from polyrl.ledger.messages import agents
 from polyrl.ledger.scheduling import leases, placement, rebalance, recalls
 from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.wire import Heartbeat, HeldAssignment, Hello, pack_ids
-from polyrl_rollout.testing.simulation.flow import Flow, Speed
+from polyrl_rollout.testing.flow import Flow, Speed
 
 Patch = pytest.MonkeyPatch
 FAST = Speed(0.02)

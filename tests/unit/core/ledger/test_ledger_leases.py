@@ -20,7 +20,7 @@ from polyrl.wire import (
     WeightsLoaded,
     Welcome,
 )
-from polyrl_rollout.testing.simulation.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, said
 
 
 def two_engines() -> Stage:

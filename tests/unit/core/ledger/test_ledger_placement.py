@@ -22,7 +22,7 @@ from polyrl.wire import (
     WeightsLoaded,
     pack_ids,
 )
-from polyrl_rollout.testing.simulation.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, said
 
 
 def pace(step_s: float) -> speed.Pace:

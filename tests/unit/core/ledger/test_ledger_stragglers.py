@@ -12,8 +12,8 @@ from polyrl.ledger.scheduling import stragglers
 from polyrl.ledger.state import LeasedEngine
 from polyrl.sample import Pool
 from polyrl.wire import Deregister, ReservedWindow
-from polyrl_rollout.testing.simulation.flow import Flow, Speed
-from polyrl_rollout.testing.simulation.stage import Stage
+from polyrl_rollout.testing.flow import Flow, Speed
+from polyrl_rollout.testing.stage import Stage
 
 STEP_S = 0.05
 SLOW = (1.0, 0.6, 6)

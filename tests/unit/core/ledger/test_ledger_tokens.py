@@ -25,7 +25,7 @@ from polyrl.wire import (
     pack_rows,
     unpack_ids,
 )
-from polyrl_rollout.testing.simulation.stage import Stage, said, snapshot
+from polyrl_rollout.testing.stage import Stage, said, snapshot
 
 
 def ready(**fields: object) -> Stage:

@@ -28,7 +28,7 @@ from polyrl.wire import (
     TrainerReport,
     TurnDone,
 )
-from polyrl_rollout.testing.simulation.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, said
 
 
 def ready(count: int = 1, n: int = 1, group_filter: str = "none", **fields: object) -> Stage:

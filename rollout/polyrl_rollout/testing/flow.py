@@ -32,7 +32,7 @@ from polyrl.wire import (
 from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.agent.tokens import Stream
 from polyrl_rollout.engines.port import TokenChunk
-from polyrl_rollout.testing.simulation.stage import Stage
+from polyrl_rollout.testing.stage import Stage
 
 STEP_S: Final = 0.1
 """Virtual time goes on by this much: a few frames of a real agent."""
