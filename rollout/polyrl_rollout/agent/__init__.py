@@ -3,6 +3,7 @@
     app           the agent itself: messages in, actions out
     conversation  greets, receives and sends, over one link after the other
     link          one connection to the manager, which an injected fault can partition
+    protocol      pure: which messages count, what they ask of the held tokens, the answers
     tokens        pure: what was generated, sent, kept; what to send next
     generating    reads the engine's streams into `tokens`
     versions      pulls announced weight versions and has the engine load them

@@ -29,4 +29,4 @@ if __name__ == "__main__":
     settings = AgentSettings(lambda: address, keys, int(run_epoch), name, Pool.SPOT, 3.0)
     engine = FakeEngine(tokens_per_second=float(speed))
     watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
-    sys.exit(asyncio.run(serve(settings, engine, engine.info, "agent-processes", watch)))
+    sys.exit(asyncio.run(serve(settings, engine, engine.capacity, "agent-processes", watch)))

@@ -68,7 +68,7 @@ async def generate(endpoint: str, keys: Path, folder: Path) -> int:
     settings = AgentSettings(lambda: address, own, EPOCH, "engine", Pool.SPOT, 1.0)
     staging = Staging("ipv6", "engine", folder)
     try:
-        return await Agent(settings, engine, engine.info, staging).run()
+        return await Agent(settings, engine, engine.capacity, staging).run()
     finally:
         staging.close()
 

@@ -144,7 +144,7 @@ class World:
         settings = AgentSettings(lambda: read_address(self.file, keys, EPOCH), keys, EPOCH, name, Pool.SPOT, 2.0)
         staging = Staging("manager-restarts", name)
         try:
-            return await Agent(settings, engine, engine.info, staging).run()
+            return await Agent(settings, engine, engine.capacity, staging).run()
         finally:
             staging.close()
 

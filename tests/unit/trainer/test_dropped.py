@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import zmq
 from structlog.testing import capture_logs
 
-from polyrl_rollout.agent.link import AgentLink
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.dropped_messages import DroppedMessages
 
@@ -33,19 +31,3 @@ async def test_a_trainer_tells_of_a_manager_that_it_cannot_read() -> None:
     assert link.undecodable.count == 3
     assert [line["count"] for line in lines] == [1, 2]
     assert "not a frame" in lines[0]["why"]
-
-
-async def test_an_agent_tells_of_a_manager_that_it_cannot_read() -> None:
-    context = zmq.Context()
-    peer, socket = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-    peer.bind("inproc://manager")
-    socket.connect("inproc://manager")
-    link = AgentLink(socket, socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
-    for _ in range(3):
-        peer.send(b"\xc1")
-    with capture_logs() as lines:
-        link._read()
-    link.close()
-    context.destroy(linger=0)
-    assert link.dropped_frames == 3
-    assert [line["count"] for line in lines] == [1, 2]

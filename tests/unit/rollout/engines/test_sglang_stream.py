@@ -81,6 +81,20 @@ def test_an_abort_carries_its_last_tokens() -> None:
         (b"[1]", EngineFailed),
         (b'{"error": 5}', EngineFailed),
     ],
+    ids=[
+        "refused",
+        "failed",
+        "error without code",
+        "aborted with 400",
+        "aborted with 503",
+        "truncated budget",
+        "fewer ids than tokens",
+        "no loaded version",
+        "empty object",
+        "no JSON",
+        "a list",
+        "error without fields",
+    ],
 )
 def test_what_is_not_tokens_is_told_apart(payload: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):

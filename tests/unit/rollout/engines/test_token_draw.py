@@ -27,6 +27,7 @@ def drawn(draw: Draw, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
         (Draw(0.5, 1.0, -1, 7), np.square([0.5, 0.3, 0.15, 0.05]) / np.square([0.5, 0.3, 0.15, 0.05]).sum()),
         (Draw(0.0, 0.1, 3, 7), [1, 0, 0, 0]),
     ],
+    ids=["plain", "top-k", "top-p", "top-p below the likeliest", "top-k and top-p", "temperature", "greedy"],
 )
 def test_frequencies_are_those_asked_for(draw: Draw, expected: list[float]) -> None:
     tokens, _ = drawn(draw)

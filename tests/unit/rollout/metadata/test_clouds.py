@@ -93,6 +93,7 @@ def test_aws_notices_with_its_own_deadline_and_a_rebalance_is_only_advice() -> N
         (b"<html>", None),
         (b"\xff", None),
     ],
+    ids=["ahead", "past", "another zone", "no zone", "no time", "no JSON", "no UTF-8"],
 )
 def test_aws_answers(body: bytes, seconds: float | None) -> None:
     if seconds is None:
@@ -152,13 +153,18 @@ def test_azure_asks_once_who_it_is() -> None:
         (events(), None),
         (b"{}", None),
     ],
+    ids=["one", "the first counts", "begun", "past", "a freeze", "another machine", "none", "no list"],
 )
 def test_azure_events(body: bytes, seconds: float | None) -> None:
     notice = event_notice(body, "vm-1", NOW)
     assert (None if notice is None else notice.seconds) == seconds
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"Events": 1}', events(event("Preempt", before="soon"))])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'{"Events": 1}', events(event("Preempt", before="soon"))],
+    ids=["empty", "a list", "no list of events", "no date"],
+)
 def test_what_azure_does_not_say(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="scheduledevents"):
         event_notice(body, "vm-1", NOW)
