@@ -184,15 +184,15 @@ async def test_where_no_process_lives_nothing_is_hit(rig: Rig) -> None:
             await rig.inject(ChaosAction.KILL, target)
 
 
-# --- the runner's ear -------------------------------------------------------------------------------------------------
+# --- the control socket ----------------------------------------------------------------------------------------------
 
-WISH = FaultRequest(action=ChaosAction.KILL)
+REQUEST = FaultRequest(action=ChaosAction.KILL)
 
 
-async def obey(wish: FaultRequest) -> str:
-    if wish.worker:
-        raise UserError(f"nobody is called {wish.worker}")
-    return f"{wish.action} with seed {wish.seed}"
+async def handle(request: FaultRequest) -> str:
+    if request.worker:
+        raise UserError(f"nobody is called {request.worker}")
+    return f"{request.action} with seed {request.seed}"
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def socket_path(tmp_path: Path) -> Path:
 
 
 async def test_the_runner_is_asked_and_answers(socket_path: Path) -> None:
-    async with listening(socket_path, obey):
+    async with listening(socket_path, handle):
         assert stat.S_IMODE(os.lstat(socket_path).st_mode) == 0o600
         assert await ask_runner(socket_path, FaultRequest(action=ChaosAction.KILL, seed=7)) == "kill with seed 7"
         with pytest.raises(UserError, match="nobody is called x"):
@@ -215,21 +215,21 @@ async def test_the_runner_is_asked_and_answers(socket_path: Path) -> None:
 @pytest.mark.parametrize("state", ["never began", "has ended", "was killed"])
 async def test_a_run_that_is_not_live_is_a_sentence(socket_path: Path, state: str) -> None:
     if state != "never began":
-        async with listening(socket_path, obey):
+        async with listening(socket_path, handle):
             left = socket_path.with_suffix(".left")
             os.link(socket_path, left)
         if state == "was killed":
             left.rename(socket_path)
     with pytest.raises(UserError, match="no `polyrl run` is at work there, so nothing can be done to it"):
-        await ask_runner(socket_path, WISH)
+        await ask_runner(socket_path, REQUEST)
 
 
 async def test_a_successor_listens_where_a_killed_runner_did(socket_path: Path) -> None:
-    async with listening(socket_path, obey):
+    async with listening(socket_path, handle):
         os.link(socket_path, socket_path.with_suffix(".left"))
     socket_path.with_suffix(".left").rename(socket_path)
-    async with listening(socket_path, obey):
-        assert await ask_runner(socket_path, WISH) == "kill with seed 0"
+    async with listening(socket_path, handle):
+        assert await ask_runner(socket_path, REQUEST) == "kill with seed 0"
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ async def test_a_successor_listens_where_a_killed_runner_did(socket_path: Path) 
 )
 async def test_nonsense_is_refused_and_the_runner_goes_on(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "control.sock"
-    async with listening(path, obey):
+    async with listening(path, handle):
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(line)
         answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
         writer.close()
         assert b"the runner does not understand the request" in answer
-        assert await ask_runner(path, WISH) == "kill with seed 0"
+        assert await ask_runner(path, REQUEST) == "kill with seed 0"

@@ -255,7 +255,7 @@ OVERRIDES = [
 ]
 
 
-@pytest.mark.parametrize(("override", "words"), OVERRIDES)
+@pytest.mark.parametrize(("override", "words"), OVERRIDES, ids=[row[0] for row in OVERRIDES])
 def test_a_wrong_override_is_said_at_the_flag(job: Path, override: str, words: str) -> None:
     (fault,) = refusal(job, override)
     assert fault.startswith("--set ")

@@ -1,4 +1,4 @@
-"""Whom a wished fault hits, and when nobody."""
+"""Whom a requested fault hits, and when nobody."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LIVE_ROLLOUTS = {"rollout-2", "rollout-3", "rollout-4"}
 GREETED = {"rollout-3", "reserved"}
 
 
-def hit(fleet: list[ObservedWorker] = FLEET, **wish: Any) -> Fault:
-    return choose_victim(FaultRequest(**({"action": ChaosAction.KILL} | wish)), fleet, GREETED)
+def hit(fleet: list[ObservedWorker] = FLEET, **request: Any) -> Fault:
+    return choose_victim(FaultRequest(**({"action": ChaosAction.KILL} | request)), fleet, GREETED)
 
 
-def refusal(fleet: list[ObservedWorker] = FLEET, **wish: Any) -> str:
+def refusal(fleet: list[ObservedWorker] = FLEET, **request: Any) -> str:
     with pytest.raises(UserError) as raised:
-        hit(fleet, **wish)
+        hit(fleet, **request)
     return str(raised.value)
 
 
@@ -82,7 +82,7 @@ def test_a_partition_wants_an_agent_that_has_greeted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("request_", "words"),
     [
         ({"worker": "rollout-0"}, "a live rollout called rollout-0 now; alive: reserved, rollout-2"),
         ({"worker": "manager"}, "a live rollout called manager"),
@@ -112,8 +112,10 @@ def test_nobody_of_a_role_is_a_sentence(target: Target) -> None:
     assert "alive: reserved" in refusal([seen("reserved", Role.RESERVED)])
 
 
-@pytest.mark.parametrize("change", [{"seconds": -1.0}, {"seconds": 1e9}, {"speed": 0.0}, {"speed": 1.0}, {"more": 1}])
-def test_a_wish_out_of_bounds_is_not_understood(change: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"seconds": -1.0}, {"seconds": 1e9}, {"speed": 0.0}, {"speed": 1.0}, {"more": 1}], ids=str
+)
+def test_a_request_out_of_bounds_is_not_understood(change: dict[str, float]) -> None:
     sent = msgspec.to_builtins(FaultRequest(action=ChaosAction.SLOW)) | change
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(sent, FaultRequest)

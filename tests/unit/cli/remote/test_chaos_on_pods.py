@@ -23,7 +23,7 @@ from polyrl_cli.chaos.faults import SLOW_PERIOD_S, Fault, FaultRequest, choose_v
 from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 from polyrl_cli.remote.chaos import PodWorker, check_in_pods, check_victim, injection_command, live_workers
 
-EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits/job.yaml"
+EXAMPLE = Path(__file__).parents[4] / "examples/sort-digits/job.yaml"
 SETTINGS = Settings(manager_image="m", trainer_image="t", rollout_image="r")
 SEEDS = 40
 
@@ -63,8 +63,8 @@ PODS = [
 WORKERS = {worker.seen.name: worker for worker in live_workers(PODS)}
 
 
-def hit(**wish: Any) -> Fault:
-    made = FaultRequest(**({"action": ChaosAction.KILL} | wish))
+def hit(**request: Any) -> Fault:
+    made = FaultRequest(**({"action": ChaosAction.KILL} | request))
     check_in_pods(made)
     fault = choose_victim(made, [worker.seen for worker in WORKERS.values()], WORKERS)
     check_victim(fault)
@@ -124,8 +124,8 @@ def test_the_reserved_engine_is_hit_by_its_name_but_its_agent_cannot_be_killed()
         hit(worker="reserved", action=ChaosAction.PREEMPT)
 
 
-def order(**wish: Any) -> dict[str, Any]:
-    fault = hit(**wish)
+def order(**request: Any) -> dict[str, Any]:
+    fault = hit(**request)
     *_, given = injection_command(WORKERS[fault.victim], fault)
     asked: dict[str, Any] = json.loads(given)
     assert asked.pop("argv") == list(WORKERS[fault.victim].argv)

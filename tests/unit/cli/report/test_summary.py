@@ -1,17 +1,21 @@
 """Sums and sentences of a run's end, from made reports and events."""
 
+import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from polyrl.manifest.spec import JobSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
 from polyrl_cli.report.metrics_file import MetricsRow, parse_metrics
-from polyrl_cli.report.progress import clock_text, sparkline
+from polyrl_cli.report.progress import Progress, clock_text, picture, sparkline
 from polyrl_cli.report.summary import Summary, bytes_per_token, losses, seconds_by_stage, step_parts
 from polyrl_cli.report.summary_panel import print_summary
 from polyrl_cli.report.timeline import FleetEvent, num_serving
+
+SPEC = {"recipe": {"mode": "rl", "model": {"path": "m"}, "algorithm": {"steps": 5}}}
 
 
 def rl_step(time: float, seconds: float, step: int = 1) -> MetricsRow:
@@ -152,3 +156,15 @@ def test_a_failure_says_why(tmp_path: Path) -> None:
     text = printed(a_summary(outcome="failed", why="the manager ended with exit code -9", exact_match={}), tmp_path)
     assert "the manager ended with exit code -9" in text
     assert "exact match" not in text
+
+
+@pytest.mark.parametrize("state", EngineState)
+def test_an_engine_in_any_state_has_its_line_in_the_picture(state: EngineState) -> None:
+    engine = EngineStatus(
+        engine="rollout-7", pool=Pool.SPOT, state=state, weight_version=1, running=2, max_running=4, tokens=9
+    )
+    progress = Progress("job", JobSpec.model_validate(SPEC), clock=lambda: 0.0)
+    progress.take(ManagerStatus(seq=1, run_epoch=1, engines=(engine,)), conditions=())
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(picture(progress))
+    assert "rollout-7" in console.export_text()
