@@ -82,7 +82,7 @@ def test_a_partition_wants_an_agent_that_has_greeted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("wanted", "words"),
     [
         ({"worker": "rollout-0"}, "a live rollout called rollout-0 now; alive: reserved, rollout-2"),
         ({"worker": "manager"}, "a live rollout called manager"),
@@ -101,9 +101,18 @@ def test_a_partition_wants_an_agent_that_has_greeted() -> None:
             "--role engine: only an agent can be cut off",
         ),
     ],
+    ids=[
+        "a dead rollout",
+        "a manager as a rollout",
+        "a notice for the reserved engine",
+        "a notice for the trainer",
+        "a partition of the manager",
+        "a frost in one direction",
+        "a partition of an engine",
+    ],
 )
-def test_refused_in_a_sentence(wish: dict[str, Any], words: str) -> None:
-    assert words in refusal(**wish)
+def test_refused_in_a_sentence(wanted: dict[str, Any], words: str) -> None:
+    assert words in refusal(**wanted)
 
 
 @pytest.mark.parametrize("target", Target)
@@ -115,7 +124,7 @@ def test_nobody_of_a_role_is_a_sentence(target: Target) -> None:
 @pytest.mark.parametrize(
     "change", [{"seconds": -1.0}, {"seconds": 1e9}, {"speed": 0.0}, {"speed": 1.0}, {"more": 1}], ids=str
 )
-def test_a_request_out_of_bounds_is_not_understood(change: dict[str, float]) -> None:
+def test_a_wantedout_of_bounds_is_not_understood(change: dict[str, float]) -> None:
     sent = msgspec.to_builtins(FaultRequest(action=ChaosAction.SLOW)) | change
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(sent, FaultRequest)
