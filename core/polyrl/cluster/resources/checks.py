@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Final
 
 from polyrl.cluster.resources.template import Fields, template_fields
-from polyrl.manifest.cluster import PodTemplate
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.manifest.trainer import TrainerBackend
 
@@ -16,70 +15,35 @@ DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
 
 def unsupported(job: PolyRLJob) -> str:
     """The first thing that this version cannot do for `job`, as a sentence; empty when it can run it."""
-    return next((message for message in (check(job.spec) for check in _CHECKS) if message), "")
+    return next(_faults(job.spec), "")
 
 
-def _one_rank(spec: JobSpec) -> str:
-    if spec.trainer.replicas == 1:
-        return ""
-    return f"spec.trainer.replicas: {spec.trainer.replicas} ranks are not supported yet; it must be 1"
-
-
-def _a_job(spec: JobSpec) -> str:
-    backend = spec.trainer.backend
-    if backend is TrainerBackend.JOB:
-        return ""
-    return f"spec.trainer.backend: {backend.value} is not supported yet; it must be {TrainerBackend.JOB.value}"
-
-
-def _token_is_ours(spec: JobSpec) -> str:
-    if spec.manager.token_secret_ref is None:
-        return ""
-    return "spec.manager.tokenSecretRef: is not supported yet; leave it out, and the operator makes a token"
-
-
-def _command_is_ours(spec: JobSpec) -> str:
-    for role, template in _templates(spec):
+def _faults(spec: JobSpec) -> Iterator[str]:
+    if spec.trainer.replicas != 1:
+        yield f"spec.trainer.replicas: {spec.trainer.replicas} ranks are not supported yet; it must be 1"
+    if spec.trainer.backend is not TrainerBackend.JOB:
+        only = TrainerBackend.JOB.value
+        yield f"spec.trainer.backend: {spec.trainer.backend.value} is not supported yet; it must be {only}"
+    if spec.manager.token_secret_ref is not None:
+        yield "spec.manager.tokenSecretRef: is not supported yet; leave it out, and the operator makes a token"
+    for role in ("manager", "trainer", "rollout"):
+        _, pod = template_fields(getattr(spec, role).template)
         for key in ("command", "args"):
-            if key in _first_container(template):
-                return f"spec.{role}.template.spec.containers[0].{key}: is the operator's to set; leave it out"
-    return ""
+            if key in (pod["containers"][0] if pod else ()):
+                yield f"spec.{role}.template.spec.containers[0].{key}: is the operator's to set; leave it out"
+    yield from _undrainable(*template_fields(spec.rollout.template))
 
 
-def _rollouts_drain(spec: JobSpec) -> str:
-    metadata, pod = template_fields(spec.rollout.template)
+def _undrainable(metadata: Fields, pod: Fields) -> Iterator[str]:
     if DO_NOT_DISRUPT in metadata.get("annotations", {}):
-        return (
-            f"spec.rollout.template.metadata.annotations: {DO_NOT_DISRUPT} lets a rollout die without its notice;"
-            " leave it out"
+        field = "spec.rollout.template.metadata.annotations"
+        yield f"{field}: {DO_NOT_DISRUPT} lets a rollout die without its notice; leave it out"
+    if any(_tolerates_disruption(toleration) for toleration in pod.get("tolerations", [])):
+        yield (
+            f"spec.rollout.template.spec.tolerations: tolerates {DISRUPTED}, so Karpenter would never drain a"
+            " rollout; name the keys that are meant"
         )
-    for toleration in pod.get("tolerations", []):
-        if _tolerates_disruption(toleration):
-            return (
-                f"spec.rollout.template.spec.tolerations: tolerates {DISRUPTED}, so Karpenter would never drain a"
-                " rollout; name the keys that are meant"
-            )
-    return ""
 
 
 def _tolerates_disruption(toleration: Fields) -> bool:
     return toleration.get("key") == DISRUPTED or (not toleration.get("key") and toleration.get("operator") == "Exists")
-
-
-def _templates(spec: JobSpec) -> tuple[tuple[str, PodTemplate | None], ...]:
-    roles = (("manager", spec.manager.template), ("trainer", spec.trainer.template))
-    return (*roles, ("rollout", spec.rollout.template))
-
-
-def _first_container(template: PodTemplate | None) -> Fields:
-    _, pod = template_fields(template)
-    return dict(pod["containers"][0]) if pod else {}
-
-
-_CHECKS: Final[tuple[Callable[[JobSpec], str], ...]] = (
-    _one_rank,
-    _a_job,
-    _token_is_ours,
-    _command_is_ours,
-    _rollouts_drain,
-)

@@ -122,28 +122,18 @@ def network_policies(owner: Owner) -> tuple[Object, ...]:
     )
 
 
-_DNS: Final[Fields] = {
-    "ports": [{"protocol": "UDP", "port": DNS_PORT}, {"protocol": "TCP", "port": DNS_PORT}],
-}
+_DNS: Final[Fields] = {"ports": [{"protocol": protocol, "port": DNS_PORT} for protocol in ("UDP", "TCP")]}
 """To anywhere: where a cluster's DNS listens differs too much to be named."""
 
 
 def _policy(owner: Owner, role: Role, ingress: list[Fields], egress: list[Fields]) -> Object:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": owner.metadata(f"{owner.name}-{role.value}", role),
-        "spec": {
-            "podSelector": _pods(owner, role)["podSelector"],
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        },
-    }
+    rules = {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
+    name = f"{owner.name}-{role.value}"
+    return _object(owner, "networking.k8s.io/v1", "NetworkPolicy", name, role, spec=_pods(owner, role) | rules)
 
 
 def _pods(owner: Owner, role: Role) -> Fields:
-    return {"podSelector": {"matchLabels": {names.LABEL_JOB: owner.name, names.LABEL_ROLE: role.value}}}
+    return {"podSelector": {"matchLabels": _selector(owner, role)}}
 
 
 def _from(peers: list[Fields], *ports: int) -> Fields:

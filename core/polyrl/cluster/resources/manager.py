@@ -6,20 +6,9 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
+from polyrl.cluster.resources import pod
+from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.resources.placement import manager_placement
-from polyrl.cluster.resources.pod import (
-    KEPT,
-    PodParts,
-    bare_pod,
-    container,
-    job_volume,
-    kept_volume,
-    keys_volume,
-    pod_template,
-    pod_workers,
-    tmp_volume,
-)
 from polyrl.cluster.resources.template import Fields
 from polyrl.control import HEALTH_PATH
 from polyrl.worker import Role
@@ -41,30 +30,29 @@ ALIVE_PERIOD_SECONDS: Final = 10
 def manager_pod(owner: Owner, ordinal: int, settings: Settings) -> Object:
     """The pod `J-manager-<ordinal>`. Only for jobs that sample."""
     spec = owner.job.spec
-    worker = pod_workers(owner).manager
+    worker = pod.pod_workers(owner).manager
     if worker is None:
         raise ValueError(f"{owner.name} samples nothing, so it has no manager")
     storage = spec.manager.storage
     volumes = (
-        job_volume(owner),
-        keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
-        kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
-        tmp_volume(),
+        pod.job_volume(owner),
+        pod.keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
+        pod.kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
+        pod.tmp_volume(),
     )
-    ours = container(worker, settings.manager_image, settings, volumes)
+    ours = pod.container(worker, settings.manager_image, settings, volumes)
     ours |= {"ports": _ports(spec.manager.port), "resources": RESOURCES, **_probes()}
-    parts = PodParts(
+    parts = pod.PodParts(
         role=Role.MANAGER,
         container=ours,
         volumes=volumes,
         placement=manager_placement(spec),
         grace_s=int(worker.grace_s) + 2,
         restart_policy="Always",
-        annotations=KEPT,
+        annotations=pod.KEPT,
         priority_class=settings.trainer_priority_class,
     )
-    template = pod_template(owner, parts, spec.manager.template)
-    return with_content_hash(bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts.role, template))
+    return pod.bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts, spec.manager.template)
 
 
 def _ports(http: int) -> list[Fields]:

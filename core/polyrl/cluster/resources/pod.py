@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.config import config_map
-from polyrl.cluster.resources.owner import Owner, Settings, template_hash
+from polyrl.cluster.resources.owner import Owner, Settings, template_hash, with_content_hash
 from polyrl.cluster.resources.placement import Placement
 from polyrl.cluster.resources.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields
 from polyrl.manifest.cluster import PodTemplate, StorageSpec
@@ -172,10 +172,11 @@ def kept_volume(name: str, path: str, storage: StorageSpec, owner: Owner, claim:
     return Mounted(name, path, {"persistentVolumeClaim": {"claimName": storage.claim_name}}, sub_path=owner.uid)
 
 
-def bare_pod(owner: Owner, name: str, role: Role, template: Fields) -> dict[str, Any]:
-    """A pod that the job itself owns."""
-    metadata = owner.metadata(name, role) | template["metadata"]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+def bare_pod(owner: Owner, name: str, parts: PodParts, template: PodTemplate | None) -> dict[str, Any]:
+    """A pod that the job itself owns, with its content's hash."""
+    merged = pod_template(owner, parts, template)
+    metadata = owner.metadata(name, parts.role) | merged["metadata"]
+    return with_content_hash({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": merged["spec"]})
 
 
 def code_volume(code: CodeSpec) -> Mounted | None:

@@ -6,19 +6,9 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
+from polyrl.cluster.resources import pod
+from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.resources.placement import rollout_placement
-from polyrl.cluster.resources.pod import (
-    PodParts,
-    bare_pod,
-    container,
-    job_volume,
-    keys_volume,
-    memory_volume,
-    pod_template,
-    pod_workers,
-    tmp_volume,
-)
 from polyrl.cluster.resources.template import Fields
 from polyrl.sample import Pool
 from polyrl.worker import Role
@@ -37,14 +27,14 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool, settings: Settings) -> O
     """The pod `J-r-<ordinal>`, whose name is its engine's. Only for jobs whose policy samples."""
     spec = owner.job.spec
     name = names.pod_name(owner.name, Role.ROLLOUT, ordinal)
-    made_from = pod_workers(owner, pool=pool).rollout
+    made_from = pod.pod_workers(owner, pool=pool).rollout
     if made_from is None:
         raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
     worker = made_from.named(name)
-    volumes = (job_volume(owner), keys_volume(owner, "agent.key"), tmp_volume(), memory_volume())
-    ours = container(worker, settings.rollout_image, settings, volumes)
+    volumes = (pod.job_volume(owner), pod.keys_volume(owner, "agent.key"), pod.tmp_volume(), pod.memory_volume())
+    ours = pod.container(worker, settings.rollout_image, settings, volumes)
     ours["resources"] = _resources(spec.rollout.engine.threads)
-    parts = PodParts(
+    parts = pod.PodParts(
         role=Role.ROLLOUT,
         container=ours,
         volumes=volumes,
@@ -55,8 +45,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool, settings: Settings) -> O
         priority_class=settings.rollout_priority_class,
         labels={names.LABEL_POOL: pool.value},
     )
-    template = pod_template(owner, parts, spec.rollout.template)
-    return with_content_hash(bare_pod(owner, name, parts.role, template))
+    return pod.bare_pod(owner, name, parts, spec.rollout.template)
 
 
 def _resources(threads: int) -> Fields:

@@ -14,26 +14,9 @@ from typing import Any, Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
+from polyrl.cluster.resources import pod
 from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
 from polyrl.cluster.resources.placement import trainer_placement
-from polyrl.cluster.resources.pod import (
-    ADVERTISE_ENV,
-    KEPT,
-    POD_NAME_ENV,
-    Mounted,
-    PodParts,
-    code_volume,
-    container,
-    from_field,
-    job_volume,
-    kept_volume,
-    keys_volume,
-    memory_volume,
-    pod_template,
-    pod_workers,
-    tmp_volume,
-    whole_cpus,
-)
 from polyrl.cluster.resources.template import Fields, merged_resources, template_fields
 from polyrl.manifest.cluster import FailurePolicy, FailureRule
 from polyrl.worker import EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
@@ -77,42 +60,42 @@ def trainer_job(owner: Owner, settings: Settings) -> Object:
 def _template(owner: Owner, settings: Settings) -> Fields:
     spec = owner.job.spec
     resources = merged_resources(_their_resources(owner), RESOURCES)
-    workers = pod_workers(owner, whole_cpus(resources))
-    run = kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
-    shared = (job_volume(owner), tmp_volume(), memory_volume())
-    keys = () if workers.manager is None else (keys_volume(owner, "trainer.key"),)
-    code = code_volume(spec.recipe.code)
+    workers = pod.pod_workers(owner, pod.whole_cpus(resources))
+    run = pod.kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
+    shared = (pod.job_volume(owner), pod.tmp_volume(), pod.memory_volume())
+    keys = () if workers.manager is None else (pod.keys_volume(owner, "trainer.key"),)
+    code = pod.code_volume(spec.recipe.code)
     volumes = (*shared, *keys, run, *(() if code is None else (code,)))
-    ours = container(workers.trainer, settings.trainer_image, settings, volumes)
-    ours["env"].append(from_field(ADVERTISE_ENV, "status.podIP"))
+    ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
+    ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
     ours |= {"ports": [{"name": "weights", "containerPort": names.PUBLISHER_PORT}], "resources": RESOURCES}
     sidecars, sidecar_volumes = _reserved(owner, workers.reserved, shared, settings)
-    parts = PodParts(
+    parts = pod.PodParts(
         role=Role.TRAINER,
         container=ours,
         volumes=(*volumes, *sidecar_volumes),
         placement=trainer_placement(spec),
         grace_s=int(workers.trainer.grace_s) + GRACE_SLACK_S,
         restart_policy="Never",
-        annotations=KEPT,
+        annotations=pod.KEPT,
         priority_class=settings.trainer_priority_class,
         sidecars=sidecars,
         subdomain=names.trainer_name(owner.name),
     )
-    return pod_template(owner, parts, spec.trainer.template)
+    return pod.pod_template(owner, parts, spec.trainer.template)
 
 
 def _reserved(
-    owner: Owner, template: Worker | None, shared: tuple[Mounted, ...], settings: Settings
-) -> tuple[tuple[Fields, ...], tuple[Mounted, ...]]:
+    owner: Owner, template: Worker | None, shared: tuple[pod.Mounted, ...], settings: Settings
+) -> tuple[tuple[Fields, ...], tuple[pod.Mounted, ...]]:
     """The engine on the trainer's devices: a sidecar, because the Job must be complete when the trainer ends. It sees
     the agents' key file and not the trainer's."""
     if template is None:
         return (), ()
-    keys = keys_volume(owner, "agent.key", name="polyrl-agent-keys")
-    worker = template.named(f"$({POD_NAME_ENV})")
-    ours = container(worker, settings.rollout_image, settings, (*shared, keys))
-    ours["env"].insert(0, from_field(POD_NAME_ENV, "metadata.name"))
+    keys = pod.keys_volume(owner, "agent.key", name="polyrl-agent-keys")
+    worker = template.named(f"$({pod.POD_NAME_ENV})")
+    ours = pod.container(worker, settings.rollout_image, settings, (*shared, keys))
+    ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
     return (ours | {"restartPolicy": "Always", "resources": RESERVED_RESOURCES},), (keys,)
 
 
