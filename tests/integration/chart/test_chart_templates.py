@@ -116,7 +116,7 @@ def test_names_stay_within_a_label(helm: Any) -> None:
 
 
 def test_alerts_and_dashboard_read_metrics_that_there_are() -> None:
-    code = "".join(file.read_text() for file in (ROOT / "operator/polyrl_operator/cluster").glob("*.py"))
+    code = "".join(file.read_text() for file in (ROOT / "operator/polyrl_operator").rglob("*.py"))
     made = set(re.findall(r'"(polyrl_[a-z_]+)"', code))
     for file in ("alerts.yaml", "dashboard.json"):
         read = set(

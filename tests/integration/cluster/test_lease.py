@@ -28,16 +28,16 @@ class Candidate:
 
     def __init__(self, place: Any, name: str, terms: Terms) -> None:
         self.cut = False
-        self._asked = place.client._ask
+        self._request = place.client._request
         client = Client(place.client._api)
-        inner = client._ask
+        inner = client._request
 
         async def ask(*args: Any, **kwargs: Any) -> Any:
             if self.cut:
                 await asyncio.sleep(DEADLINE_S)
             return await inner(*args, **kwargs)
 
-        client._ask = ask  # type: ignore[method-assign]
+        client._request = ask  # type: ignore[method-assign]
         self.client = client
         self.leader = Leader(client, place.namespace, "lease", name, terms)
         self.told: list[str] = []
