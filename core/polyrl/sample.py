@@ -2,8 +2,6 @@
 
 A *group* is one prompt with `n` samples. A *sample* is one sequence, possibly of several turns: the prompt, then tokens
 that an engine generated and, between turns, tokens that an environment wrote. Everything here is a frozen value.
-
-Refuses to hold: behaviour (see `ledger`), tensors, text. Read next: `wire`.
 """
 
 from __future__ import annotations
@@ -67,8 +65,6 @@ class DiscardReason(StrEnum):
     """Engines refused this very sample again and again (see the ledger's limit), for a reason they name."""
     CANCELLED = "cancelled"
     """The trainer withdrew it, or the run ended."""
-    EPOCH_FENCED = "epochFenced"
-    """It belonged to an earlier run epoch whose results can no longer be used."""
     JOURNAL_LOST = "journalLost"
     """The manager lost its journal, and the sample with it; its prompt is generated anew under another name."""
 
@@ -82,7 +78,6 @@ _INFRASTRUCTURE: Final = frozenset(
     (
         DiscardReason.ENGINE_REJECTED,
         DiscardReason.CANCELLED,
-        DiscardReason.EPOCH_FENCED,
         DiscardReason.JOURNAL_LOST,
     )
 )
@@ -167,8 +162,8 @@ class Scored(msgspec.Struct, frozen=True, array_like=True):
 
 def group_digest(group: Group) -> bytes:
     """bytes[16]: the same for two groups that ask for the same samples of the same step, whatever their numbers."""
-    asked = (group.step, group.purpose, group.prompt_ids, group.n, group.sampling)
-    return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()
+    content = (group.step, group.purpose, group.prompt_ids, group.n, group.sampling)
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
 
 
 def sample_id(group: int, index: int) -> str:

@@ -6,8 +6,6 @@ named by the hash of its own bytes, which the manager announces, so a publisher 
 
 All hashes are BLAKE2b (RFC 7693) of 16 bytes: beyond forging by accident or intent, and at 1 GB/s not the bottleneck.
 Only kind "full" exists here; a version whose chunks are partly those of the one before is still pulled in part only.
-
-Refuses to hold: sockets, files, tensors (see the trainer's publisher, the rollout's puller). Read next: `wire`.
 """
 
 from __future__ import annotations

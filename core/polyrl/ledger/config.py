@@ -1,4 +1,4 @@
-"""What a run may choose about its ledger; every number with its unit and its reason. Read next: `state`."""
+"""What a run may choose about its ledger; every number with its unit and its reason."""
 
 from __future__ import annotations
 

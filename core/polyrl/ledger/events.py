@@ -80,9 +80,6 @@ class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
     durable: ClassVar[bool] = True
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
-
-
 class GroupSubmitted(Event, frozen=True):
     """The trainer wants these n samples."""
 
@@ -119,7 +116,7 @@ class PlacementPaused(Event, frozen=True):
 
 
 class BalancePaused(Event, frozen=True):
-    """So much was looked at in search of better places that the next look waits until `until`."""
+    """The search for better places was long: the next one waits until `until`."""
 
     at: float
     until: float
@@ -218,9 +215,6 @@ class GroupDiscarded(Event, frozen=True):
     """The trainer did not ask for it and must be notified."""
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
-
-
-# --- batches and the trainer ------------------------------------------------------------------------------------------
 
 
 class BatchRequested(Event, frozen=True):
@@ -340,9 +334,6 @@ class RunFinished(Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 
-# --- engines ----------------------------------------------------------------------------------------------------------
-
-
 class EngineGreeted(Event, frozen=True):
     """An engine joined, or greeted again within its lease."""
 
@@ -363,7 +354,7 @@ class EngineHeard(Event, frozen=True):
 
 
 class EngineLoad(Event, frozen=True):
-    """What an engine says of its load."""
+    """An engine's load, as it reports it."""
 
     engine: str
     running: int
@@ -440,9 +431,6 @@ class GapSeen(Event, frozen=True):
     assignment: int
     at: float
     durable: ClassVar[bool] = False
-
-
-# --- time and noise ---------------------------------------------------------------------------------------------------
 
 
 class LeasesRenewed(Event, frozen=True):

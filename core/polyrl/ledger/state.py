@@ -153,7 +153,7 @@ class LeasedEngine(msgspec.Struct):
     failures: int = 0
     """Failures in a row."""
     quarantined_until: float = -inf
-    """Until then it gets no work; with strikes left it gets one sample after it."""
+    """Until then it gets no work; with failures left it gets one sample after it."""
     weights_at: float = inf
     """When its failed version is announced again."""
     tokens: int = 0
@@ -191,7 +191,7 @@ class LeasedEngine(msgspec.Struct):
     line: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
-    """running, queued, free KV tokens, as it last said."""
+    """running, queued, free KV tokens, as it last reported."""
 
     @property
     def occupied(self) -> int:
@@ -311,7 +311,7 @@ class LedgerState(msgspec.Struct):
     due: float = inf
     """When `tick` has something to do at the earliest; never too late, sometimes too early."""
     balanced_at: float = -inf
-    """When so many samples were last looked at for `rebalance` that the next look waits."""
+    """When `rebalance` last searched so many samples that its next search waits."""
     counters: Counters = msgspec.field(default_factory=Counters)
     backlog: int = 0
     """Tokens, prompts included, of complete training groups that are not acknowledged."""

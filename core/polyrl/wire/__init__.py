@@ -59,7 +59,6 @@ from polyrl.wire.frames import (
     decode_to_agent as decode_to_agent,
     decode_to_puller as decode_to_puller,
     decode_to_trainer as decode_to_trainer,
-    delta_rows as delta_rows,
     encode as encode,
     pack_ids as pack_ids,
     pack_rows as pack_rows,

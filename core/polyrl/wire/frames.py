@@ -77,11 +77,6 @@ def check_deltas(deltas: Deltas) -> None:
         raise ProtocolError("unknown finish code in a delta row")
 
 
-def delta_rows(deltas: Deltas) -> npt.NDArray[np.void]:
-    """ROW_DTYPE[R], a view."""
-    return np.frombuffer(deltas.rows, dtype=ROW_DTYPE)
-
-
 RowColumns: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
 
 

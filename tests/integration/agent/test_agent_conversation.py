@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pytest
 import torch
 import zmq
@@ -16,6 +17,7 @@ from polyrl.keys import AgentKeys, TrainerKeys, format_keys
 from polyrl.sample import Finish, Pool, SamplingParams
 from polyrl.wire import (
     FINISH_CODES,
+    ROW_DTYPE,
     Announce,
     Assign,
     Cancel,
@@ -38,7 +40,6 @@ from polyrl.wire import (
     Welcome,
     check_deltas,
     decode_from_agent,
-    delta_rows,
     encode,
     pack_ids,
     unpack_ids,
@@ -134,7 +135,7 @@ class PlayedManager:
     async def _take(self, deltas: Deltas) -> None:
         check_deltas(deltas)
         ids, at = unpack_ids(deltas.ids).tolist(), 0
-        for row in delta_rows(deltas):
+        for row in np.frombuffer(deltas.rows, dtype=ROW_DTYPE):
             number, offset, count = int(row["assignment"]), int(row["offset"]), int(row["count"])
             new, at = ids[at : at + count], at + count
             have = self.tokens.setdefault(number, [])

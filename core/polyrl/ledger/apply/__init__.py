@@ -1,1 +1,1 @@
-"""Events change the state here and nowhere else; the same code runs live, at replay and in audits."""
+"""How events change the state (`apply`); the same functions run live, at replay and in audits."""

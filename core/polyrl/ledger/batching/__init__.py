@@ -1,1 +1,1 @@
-"""From scored samples to batches: complete groups, filters, and what is discarded with which reason."""
+"""From scored samples to batches: `discards` ends groups untrained, `packing` answers requests with the others."""

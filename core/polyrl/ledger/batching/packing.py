@@ -10,7 +10,6 @@ the order of completion alone, and a large group cannot be overtaken for ever.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 from polyrl.ledger.events import BatchPacked, BatchRequestClosed, RequestDone
@@ -18,6 +17,7 @@ from polyrl.ledger.responses import group_tokens, scored_group
 from polyrl.ledger.state import LedgerState, step_key
 from polyrl.ledger.status import awaited
 from polyrl.ledger.transition import Transition
+from polyrl.weights import digest
 from polyrl.wire import Batch, BatchRequest, Declined, FromTrainer, Late, decode_to_trainer, encode
 
 
@@ -86,15 +86,15 @@ def answer_again(transition: Transition, request: BatchRequest) -> bool:
         if same == (request.request, request.step, request.purpose):
             _send_batch(transition, number, batch.request, Packing(batch.groups, batch.last))
             return True
-    digest, kept = digest_of(request), transition.state.answered.get(request.request, b"")
-    if kept.startswith(digest):
-        transition.answer(decode_to_trainer(kept[len(digest) :]))
-    return kept.startswith(digest)
+    key, kept = digest_of(request), transition.state.answered.get(request.request, b"")
+    if kept.startswith(key):
+        transition.answer(decode_to_trainer(kept[len(key) :]))
+    return kept.startswith(key)
 
 
 def digest_of(message: FromTrainer) -> bytes:
-    """Tells a repeated request from another under the same number."""
-    return hashlib.blake2b(encode(message), digest_size=16).digest()
+    """Differs between a repeated request and another one under the same number."""
+    return digest(encode(message))
 
 
 def _send_batch(transition: Transition, number: int, request: BatchRequest, packing: Packing) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.scheduling.recalls import reserve_of
 from polyrl.sample import Finish, SamplingParams
-from polyrl.wire import FINISH_CODES, Assign, Deltas, check_deltas, delta_rows, encode, pack_ids, unpack_ids
+from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, check_deltas, encode, pack_ids, unpack_ids
 from polyrl_rollout.agent.tokens import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
 from polyrl_rollout.engines.port import TokenChunk
 
@@ -38,7 +38,7 @@ class Receiver:
         check_deltas(deltas)
         ids, logprobs = unpack_ids(deltas.ids).tolist(), np.frombuffer(deltas.logprobs, "<f4").tolist()
         gaps: dict[int, int] = {}
-        for row in delta_rows(deltas):
+        for row in np.frombuffer(deltas.rows, dtype=ROW_DTYPE):
             number, offset, count = int(row["assignment"]), int(row["offset"]), int(row["count"])
             row_ids, ids = ids[:count], ids[count:]
             row_logprobs, logprobs = logprobs[:count], logprobs[count:]
@@ -128,7 +128,7 @@ def test_positions_are_those_of_the_response() -> None:
     book.open(assign(5, offset=100))
     book.add(5, chunk([1, 2]), 0.0)
     (frame,) = book.pack(0.0, DELTA_S, flush=True)
-    assert delta_rows(frame).tolist() == [(5, 100, 2, 0)]
+    assert np.frombuffer(frame.rows, dtype=ROW_DTYPE).tolist() == [(5, 100, 2, 0)]
     assert book.held()[0].length == 102
     assert book.streams[5].input_ids() == [1, 2, 3, 1, 2]
 
