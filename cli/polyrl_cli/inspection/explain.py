@@ -148,7 +148,7 @@ def _now_line(replayed: Replayed | None, sample: str) -> str | None:
     live = None if replayed is None else replayed.state.samples.get(sample)
     if replayed is None or live is None:
         return None
-    since = f"for {replayed.at - live.since:.1f} s as of the journal's last fact"
+    since = f"for {replayed.at - live.since:.1f} s as of the journal's last event"
     if live.assignment:
         engine = replayed.state.assignments[live.assignment].engine
         return f"runs on {engine} {since}; {live.length} tokens so far, {live.generated} of them generated"

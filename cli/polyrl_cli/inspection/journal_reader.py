@@ -54,7 +54,7 @@ class JournalReader:
         return [name for (name,) in self._rows(form.SELECT_SOME_SAMPLES, limit)]
 
     def replay(self) -> form.Replayed | None:
-        """The ledger's state, from the newest snapshot and the facts after it; None before the first."""
+        """The ledger's state, from the newest snapshot and the events after it; None before the first."""
         try:
             snapshot = next(self._rows(form.SELECT_SNAPSHOT), None)
             return form.replay(snapshot, self._rows(form.SELECT_EVENTS), self._rows(form.SELECT_PAGES))

@@ -1,8 +1,6 @@
 """`polyrl why [RUN]`: who waits for whom, for what, since when and until when.
 
-A live manager is asked over HTTP; when it does not answer, the journal says how things stood at its last fact.
-
-Refuses to hold: what counts as a wait (see `polyrl.ledger.status`). Read next: `polyrl.ledger.status`.
+A live manager is asked over HTTP; when it does not answer, the journal shows how things stood at its last event.
 """
 
 from __future__ import annotations

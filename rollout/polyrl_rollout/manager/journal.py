@@ -49,7 +49,7 @@ LOCK_LOOK_S: Final = 0.05
 
 
 class Journal:
-    """One open journal file. Raises RunFailed when it cannot be written: what is not safe must not be told."""
+    """One open journal file. Raises RunFailed when it cannot be written: what is not safe must not be sent."""
 
     def __init__(self, path: Path, run_epoch: int) -> None:
         """Opens or creates. Raises InvalidData naming what is wrong with a file that is not ours, or is damaged, and

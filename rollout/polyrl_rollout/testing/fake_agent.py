@@ -35,6 +35,7 @@ from polyrl.wire import (
     Fenced,
     FromAgent,
     HandBack,
+    HandBackReason,
     Heartbeat,
     Hello,
     Recall,
@@ -49,7 +50,7 @@ from polyrl.wire import (
 )
 
 VOCABULARY: Final = 997
-"""Made-up tokens are below this prime, so that neither sample nor position alone tells the token."""
+"""Made-up tokens are below this prime, so that neither sample nor position alone gives the token."""
 
 LENGTH_CODE: Final = FINISH_CODES.index("length")
 
@@ -156,7 +157,7 @@ class FakeAgent:
             self._running.pop(message.assignment, None)
         elif isinstance(message, Recall):
             self._running.pop(message.assignment, None)
-            await self.send(HandBack(message.assignment, "asked"))
+            await self.send(HandBack(message.assignment, HandBackReason.RECALLED))
         elif isinstance(message, TokensKept):
             self._keep(message.seq)
         elif isinstance(message, Resend):
@@ -186,7 +187,7 @@ class FakeAgent:
 
     async def _leave(self, reason: str) -> None:
         for assignment in self._running:
-            await self.send(HandBack(assignment, "draining"))
+            await self.send(HandBack(assignment, HandBackReason.DRAINING))
         await self.send(Deregister(reason))
         self._over = True
 

@@ -2,8 +2,6 @@
 
 Because the next token depends on the input alone, generating on from prompt + tokens so far gives what an undisturbed
 run gives (`continuation`). Speed, failures and hangs are set by whoever drives the test.
-
-Refuses to hold: anything a real engine would need. Read next: `engine`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A machine's metadata on AWS, Google Cloud and Azure at once, as far as their notices go; for tests and drills.
 
-It is strict where the clouds are: a missing token, header or tag is refused. Read next: `metadata.watcher`.
+It is strict where the clouds are: a missing token, header or tag is refused.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
 Engines decode with a true step time that grows with their batch, read one prompt after the other, and keep what they
 have read. The ledger knows none of these numbers; it measures. Faults are attributes of an engine: `frozen` (nothing
 happens), `stuck` (signs of life, no tokens), `deaf` (what is sent to it is lost), `mute` (what it sends is lost).
-
-Refuses to hold: randomness, invariants (see `world`), rules.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from polyrl.wire import (
     Assign,
     Cancel,
     Fenced,
+    HandBackReason,
     Heartbeat,
     Hello,
     Recall,
@@ -130,7 +129,7 @@ class Flow(Stage):
         environment: int = 16,
         verdict_s: Callable[[str, int], float] = lambda sample, turn: 0.0,
     ) -> None:
-        """`length`: tokens of a sample's turn; `turns`: of each sample; `verdict_s`: until a turn is judged."""
+        """`length`: tokens of a sample's turn; `turns`: of each sample; `verdict_s`: until a turn has its verdict."""
         super().__init__(config)
         self.engines: dict[str, FlowEngine] = {}
         self.ended: dict[str, float] = {}
@@ -228,7 +227,7 @@ class Flow(Stage):
 
     def _hand_back(self, engine: FlowEngine, assignment: int) -> None:
         if engine.decoding.pop(assignment, None) is not None:
-            message = engine.protocol.hand_back(assignment, "asked")
+            message = engine.protocol.hand_back(assignment, HandBackReason.RECALLED)
             if message is not None and not engine.mute:
                 self.agent(engine.name, message)
 

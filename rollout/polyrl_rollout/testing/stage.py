@@ -1,12 +1,10 @@
 """A ledger driven by hand, one event per call: for table tests and for trying things out in a Python prompt.
 
-    stage = Stage()
-    stage.engine("a")
-    stage.submit(n=2)
-    stage.tokens("a", 1, [5, 6], finish="stop")
-    print(stage.ledger.status(stage.now))
-
-Refuses to hold: randomness (see `world`), behaviour of peers.
+stage = Stage()
+stage.engine("a")
+stage.submit(n=2)
+stage.tokens("a", 1, [5, 6], finish="stop")
+print(stage.ledger.status(stage.now))
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from polyrl.wire import (
     FromAgent,
     FromTrainer,
     HandBack,
+    HandBackReason,
     Hello,
     PublishVersion,
     Reject,
@@ -81,7 +80,7 @@ class Stage:
         """Engines give back what they were asked for."""
         for number, assignment in tuple(self.ledger.state.assignments.items()):
             if assignment.recall_cause:
-                self.agent(assignment.engine, HandBack(number, "asked"))
+                self.agent(assignment.engine, HandBack(number, HandBackReason.RECALLED))
 
     def drain(self, engine: str, seconds: float) -> Effects:
         """The operator's drain."""

@@ -15,7 +15,7 @@ TITLES: Final = {
     "I7": "an engine works, serves and leaves only under its lease",
     "I8": "a silent engine leaves within one lease",
     "I9": "the reserved window is bounded by the work left",
-    "I10": "replayed events give what the records tell",
+    "I10": "replayed events give what the history shows",
     "I11": "bytes are linear in tokens",
 }
 """Of the invariants that a journal can speak about."""

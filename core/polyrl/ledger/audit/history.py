@@ -273,7 +273,7 @@ def pieces_of(sample: SampleState) -> list[Piece]:
 
 
 def _newest(state: LedgerState) -> float:
-    """The newest moment that a state tells of; 0 for one in which nothing has happened."""
+    """The newest moment in a state; 0 for one in which nothing has happened."""
     moments = [pending.since for pending in state.pending.values()]
     moments += [sample.since for sample in state.samples.values()]
     return max((moment for moment in moments if isfinite(moment)), default=0.0)

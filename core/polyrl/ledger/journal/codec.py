@@ -1,7 +1,4 @@
-"""Events and states as bytes: what a journal writes and reads back. msgpack, typed; nothing else is accepted.
-
-Refuses to hold: files, durability (see whoever keeps the journal). Read next: `fold`.
-"""
+"""Events and states as bytes: what a journal writes and reads back. msgpack, typed; nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from polyrl.ledger.events import AnyEvent, Event
 from polyrl.ledger.state import LedgerState
 
 JOURNAL_SCHEMA: Final = 8
-"""Changes with any change to events or state that old bytes would not survive, and with records that an audit would
-miss in an old journal; another one is refused."""
+"""Changes with any change to events or state that old bytes would not survive, or to the history that an
+audit would miss; a journal of another one is refused."""
 
 _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(list[AnyEvent])

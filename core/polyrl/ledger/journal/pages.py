@@ -7,8 +7,6 @@ So a snapshot costs what is new, not what lives: with 10,000 samples of a few th
 hundreds of megabytes again and again. And a round is written a few pages at a time, between which everybody is served.
 Pages after the snapshot's last number are of a round that did not end; they are no part of it. A page carries a
 checksum, and a sample that does not reach its last token is damage.
-
-Refuses to hold: files, when to write (see whoever keeps the journal). Read next: `journal_format`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 
 `python -m polyrl_rollout.testing.simulation SEED` runs one schedule; the same seed always gives the same run. Nothing
 here is a copy of a rule: what is simulated are the peers, the network and the clock.
-
-Read next: `world`.
 """
 
 from __future__ import annotations

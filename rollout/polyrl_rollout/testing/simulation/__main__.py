@@ -1,9 +1,7 @@
 """Runs random schedules, or visits every scene of a small model; exits 1 if an invariant is broken.
 
-    python -m polyrl_rollout.testing.simulation FIRST [COUNT]    the schedules of these seeds
-    python -m polyrl_rollout.testing.simulation explore          every scene
-
-Read next: `run`, `explore`.
+python -m polyrl_rollout.testing.simulation FIRST [COUNT]    the schedules of these seeds
+python -m polyrl_rollout.testing.simulation explore          every scene
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from typing import Final
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule, shrink
 from polyrl_rollout.testing.simulation.explore import Bounds, explore
 
-TELL_EVERY: Final = 1000
+PROGRESS_EVERY: Final = 1000
 """Seeds between two lines of progress."""
 
 
-class Tally:
+class ScheduleTotals:
     """What the schedules amounted to."""
 
     def __init__(self, first: int) -> None:
@@ -36,7 +34,7 @@ class Tally:
             result = run_schedule(schedule)
         except Violation:
             self.failed += 1
-            _tell_failure(seed)
+            _print_failure(seed)
         else:
             self._events += result.events
             self._tokens += result.counters.tokens_accepted
@@ -49,7 +47,7 @@ class Tally:
         return f"seeds {self._first} to {last}: {verdict}; {counts}, {self._hours:,.1f} virtual hours"
 
 
-def _tell_failure(seed: int) -> None:
+def _print_failure(seed: int) -> None:
     smallest, broken = shrink(draw_schedule(seed))
     print(f"seed {seed}: {broken}", flush=True)
     for fault in smallest.faults:
@@ -57,12 +55,12 @@ def _tell_failure(seed: int) -> None:
 
 
 def _run_seeds(first: int, count: int) -> int:
-    tally, last = Tally(first), first + count - 1
+    totals, last = ScheduleTotals(first), first + count - 1
     for seed in range(first, last + 1):
-        tally.add(seed)
-        if seed == last or (seed + 1 - first) % TELL_EVERY == 0:
-            print(tally.sentence(seed), flush=True)
-    return 1 if tally.failed else 0
+        totals.add(seed)
+        if seed == last or (seed + 1 - first) % PROGRESS_EVERY == 0:
+            print(totals.sentence(seed), flush=True)
+    return 1 if totals.failed else 0
 
 
 def _explore(bounds: Bounds) -> int:

@@ -20,6 +20,7 @@ from polyrl.wire import (
     Deregister,
     Fenced,
     HandBack,
+    HandBackReason,
     Heartbeat,
     Hello,
     Leaving,
@@ -54,7 +55,7 @@ class SimulatedEngine:
         self.stalled_until = 0.0
         self.slow_until = 0.0
         self.lies: dict[str, int] = {}
-        """Lies still to be told, by kind."""
+        """Lies still to be sent, by kind."""
         self._link: Link | None = None
         self._protocol = AgentProtocol()
         self._book = self._protocol.book
@@ -147,15 +148,15 @@ class SimulatedEngine:
         if self._protocol.draining or not assign.min_version <= self.version <= assign.max_version:
             return None
         if self.world.watcher.poisoned(assign.sample) or self._lie("reject"):
-            return HandBack(assign.assignment, "rejected", "it cannot be tokenized")
-        return HandBack(assign.assignment, "engineError") if self._lie("engineError") else None
+            return HandBack(assign.assignment, HandBackReason.REJECTED, "it cannot be tokenized")
+        return HandBack(assign.assignment, HandBackReason.ENGINE_ERROR) if self._lie("engineError") else None
 
     def handle_recall(self, recall: Recall) -> None:
         self._send_rows(flush=True)
         if self._book.is_unfinished(recall.assignment):
-            self._hand_back(recall.assignment, "asked")
+            self._hand_back(recall.assignment, HandBackReason.RECALLED)
 
-    def _hand_back(self, assignment: int, reason: str) -> None:
+    def _hand_back(self, assignment: int, reason: HandBackReason) -> None:
         message = self._protocol.hand_back(assignment, reason)
         if message is not None:
             self._say(message)
@@ -188,7 +189,7 @@ class SimulatedEngine:
         self.world.watcher.verified(self.name, version)
         for stream in self._book.unfinished():
             if not stream.assign.min_version <= version <= stream.assign.max_version:
-                self._hand_back(stream.assign.assignment, "versionChanged")
+                self._hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
         self._say(WeightsLoaded(version, 0.1, 0.1, 1000))
         newest = self.world.watcher.published
         if newest > version:
@@ -200,7 +201,7 @@ class SimulatedEngine:
             return
         self._send_rows(flush=True)
         for stream in self._book.unfinished():
-            self._hand_back(stream.assign.assignment, "draining")
+            self._hand_back(stream.assign.assignment, HandBackReason.DRAINING)
         self.world.after(0.2, self.leave)
 
     def leaving(self, seconds: float) -> None:
@@ -255,11 +256,11 @@ class SimulatedEngine:
         for stream in self._book.streams.values():
             if not stream.unsent and (not stream.finish or stream.finish_sent):
                 continue
-            # The end is sometimes told only after the last token: an engine may die in between.
+            # The end is sometimes sent only after the last token: an engine may die in between.
             if stream.finish and stream.unsent and self.world.rng.random() < LATE_END_SHARE:
                 late.append((stream, stream.finish))
                 stream.finish = 0
-            # Only a token that the manager has can be told otherwise; one that was lost on the way is told first.
+            # Only a token that the manager has can be contradicted; one that was lost on the way is sent first.
             if not self._lost and self._lie("lieTokens") and stream.sent > stream.assign.offset:
                 altered.append((stream, stream.sent - 1 - stream.assign.offset))
                 self._book.resend(stream.assign.assignment, stream.sent - 1, self.world.now)

@@ -9,8 +9,6 @@ or be brought to its end by new connections and time alone (I5).
 
 Scenes that differ only in what no step can read are one: what is counted for people; and, once time stands still, when
 the deadlines would have been.
-
-Refuses to hold: chance (see `world`). Read next: `invariants`.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ ROUNDS: Final = 300
 """In which a scene must come to its end once nothing goes wrong any more."""
 
 
-TELL_EVERY: Final = 100_000
+PROGRESS_EVERY: Final = 100_000
 """Steps between two signs of life."""
 
 
@@ -91,14 +89,14 @@ class Scene(msgspec.Struct):
     now: float = 0.0
     processes: int = 0
     heard: dict[str, float] = msgspec.field(default_factory=dict)
-    """When each engine was last heard, in books of our own."""
+    """When each engine was last heard, whatever the ledger thinks."""
 
 
 Step = Callable[[Scene], None]
 
 
-def explore(bounds: Bounds, tell: Callable[[int, int], None] = lambda seen, todo: None) -> Explored:
-    """Visits every scene within `bounds`; `tell` hears now and then how many were seen and are to do. Raises
+def explore(bounds: Bounds, report: Callable[[int, int], None] = lambda seen, todo: None) -> Explored:
+    """Visits every scene within `bounds`; `report` gets now and then how many were seen and are to do. Raises
     Violation."""
     first = _first_scene(bounds)
     todo, seen = [_encoder.encode(first)], {_digest(first)}
@@ -111,8 +109,8 @@ def explore(bounds: Bounds, tell: Callable[[int, int], None] = lambda seen, todo
             scene.faults -= is_fault
             step(scene)
             steps += 1
-            if steps % TELL_EVERY == 0:
-                tell(len(seen), len(todo))
+            if steps % PROGRESS_EVERY == 0:
+                report(len(seen), len(todo))
             free += not is_fault
             digest = _digest(scene)
             if digest not in seen:
@@ -375,7 +373,7 @@ def _digest(scene: Scene) -> bytes:
 
 
 def _forget_history(state: LedgerState) -> None:
-    """What is told to people and decides nothing."""
+    """What people read and decides nothing."""
     state.counters = Counters()
     for engine in state.engines.values():
         engine.tokens = 0

@@ -84,7 +84,7 @@ class Watcher:
         self._tokens_in = 0
         self._follow(ledger, 0.0)
 
-    # --- what peers tell ----------------------------------------------------------------------------------------------
+    # --- what peers know ----------------------------------------------------------------------------------------------
 
     def verified(self, engine: str, version: int) -> None:
         """The engine really serves `version` now."""
@@ -236,7 +236,7 @@ class Watcher:
 
     def _compare(self, now: float) -> None:
         if msgspec.msgpack.encode(self._mirror) != msgspec.msgpack.encode(self._ledger.state):
-            raise Violation(now, "I10", "the events fold to another state than the live one")
+            raise Violation(now, "I10", "the events give another state than the live one")
 
     def _check_leases(self, now: float) -> None:
         lease = self._ledger.state.config.lease_s

@@ -1,8 +1,6 @@
 """A deterministic "model": the token at a response position depends on the sample and the position alone.
 
 So it does not matter who generates, and any token that is doubled, missing, foreign or past its stop shows in the ids.
-
-Refuses to hold: time. Read next: `engine`.
 """
 
 from __future__ import annotations
@@ -81,5 +79,5 @@ class Model:
 
 
 def logprobs_of(ids: npt.NDArray[np.uint32]) -> bytes:
-    """float32[T] that tell which token each belongs to."""
+    """float32[T] that show which token each belongs to."""
     return (-ids.astype("<f4") / np.float32(1e6)).astype("<f4").tobytes()

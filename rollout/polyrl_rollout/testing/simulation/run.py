@@ -1,4 +1,4 @@
-"""Runs a schedule to its end, and makes a failing one smaller. Read next: `schedule`."""
+"""Runs a schedule to its end, and makes a failing one smaller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Result(NamedTuple):
 
 
 class _Fleet:
-    """Engines, their replacements, and the faults that strike them."""
+    """Engines, their replacements, and the faults that are injected into them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -48,12 +48,12 @@ class _Fleet:
     def _start(self, plan: EnginePlan) -> None:
         self._engines.append(SimulatedEngine(self._world, f"e{len(self._engines)}", plan))
 
-    def strike(self, fault: SimulatedFault) -> None:
+    def inject(self, fault: SimulatedFault) -> None:
         """One fault on one live preemptible engine."""
         live = [engine for engine in self._engines if engine.alive and not engine.plan.reserved]
         if live:
             engine = live[fault.target % len(live)]
-            _STRIKES.get(fault.kind, _lie)(engine, fault)
+            _ENGINE_FAULTS.get(fault.kind, _lie)(engine, fault)
             if fault.kind in ("kill", "preempt", "drain", "quit"):
                 self._world.after(BOOT_S + fault.seconds, lambda: self._start(engine.plan))
 
@@ -99,7 +99,7 @@ def _lie(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.lies[fault.kind] = engine.lies.get(fault.kind, 0) + 1 + int(fault.seconds / 4)
 
 
-_STRIKES: Final[dict[str, Callable[[SimulatedEngine, SimulatedFault], None]]] = {
+_ENGINE_FAULTS: Final[dict[str, Callable[[SimulatedEngine, SimulatedFault], None]]] = {
     "kill": _kill,
     "preempt": _preempt,
     "freeze": _freeze,
@@ -118,7 +118,7 @@ def run_schedule(schedule: Schedule) -> Result:
     fleet = _Fleet(world)
     trainer = SimulatedTrainer(world)
     for fault in schedule.faults:
-        world.at(fault.at, lambda fault=fault: _befall(world, fleet, trainer, fault))  # type: ignore[misc]
+        world.at(fault.at, lambda fault=fault: _inject(world, fleet, trainer, fault))  # type: ignore[misc]
     try:
         world.run(lambda: trainer.done, QUIET_S)
     except (PolyRLError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -127,7 +127,7 @@ def run_schedule(schedule: Schedule) -> Result:
     return Result(world.manager.ledger.state.counters, world.now, world.events, shown)
 
 
-def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: SimulatedFault) -> None:
+def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: SimulatedFault) -> None:
     if fault.kind == "trainerBreak":
         trainer.cut()
     elif fault.kind == "trainerKill":
@@ -145,7 +145,7 @@ def _befall(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Simul
     elif fault.kind in ("closeWindow", "openWindow"):
         trainer.set_window(open_=fault.kind == "openWindow")
     else:
-        fleet.strike(fault)
+        fleet.inject(fault)
 
 
 def shrink(schedule: Schedule) -> tuple[Schedule, Violation | None]:

@@ -1,7 +1,4 @@
-"""Everything random about a simulated run, drawn once from its seed: sizes, speeds, and which fault strikes when.
-
-Refuses to hold: what a fault does (see `engine`, `trainer`). Read next: `world`.
-"""
+"""Everything random about a simulated run, drawn once from its seed: sizes, speeds, and which fault comes when."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ SLOWNESS: Final = 30
 
 SLOW_SHARE: Final = 0.05
 """Share of the schedules with `slow` engines; each takes many times longer than another. They are drawn apart, so all
-other seeds keep the stories they had before there were any."""
+other seeds keep the course they had before there were any."""
 
 OTHER_FAULTS: Final = (
     "trainerBreak",
@@ -62,7 +59,7 @@ HORIZON_S: Final = 25.0
 
 
 class SimulatedFault(msgspec.Struct, frozen=True):
-    """One blow."""
+    """One fault at one moment."""
 
     at: float
     kind: str
@@ -85,7 +82,7 @@ class EnginePlan(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """A run and what befalls it."""
+    """A run and its faults."""
 
     seed: int
     engines: tuple[EnginePlan, ...]

@@ -25,6 +25,7 @@ from polyrl.wire import (
     Deregister,
     Fenced,
     HandBack,
+    HandBackReason,
     HeldAssignment,
     Hello,
     Late,
@@ -68,7 +69,7 @@ class Run(msgspec.Struct):
     position: int
     sent: int
     finish_seq: int = 0
-    """The frame that told its end; 0: none yet."""
+    """The frame that carried its end; 0: none yet."""
 
 
 class SmallAgent(msgspec.Struct):
@@ -152,7 +153,7 @@ class SmallAgent(msgspec.Struct):
     def _take(self, assign: Assign) -> None:
         number, offset = assign.assignment, assign.offset
         if self.leaving:
-            self.say(HandBack(number, "draining"))
+            self.say(HandBack(number, HandBackReason.DRAINING))
         else:
             self.runs[number] = Run(assign.sample, assign.attempt, offset, offset, offset)
 
@@ -169,12 +170,12 @@ class SmallAgent(msgspec.Struct):
         run = self.runs.get(number)
         if run is not None and not run.finish_seq:
             del self.runs[number]
-            self.say(HandBack(number, "asked"))
+            self.say(HandBack(number, HandBackReason.RECALLED))
 
     def _hand_back(self) -> None:
         self.leaving = True
         for number in self.runs:
-            self.say(HandBack(number, "draining"))
+            self.say(HandBack(number, HandBackReason.DRAINING))
         self.runs.clear()
         self.say(Deregister("leaving"))
 
@@ -188,7 +189,7 @@ class SmallTrainer(msgspec.Struct):
     unanswered: dict[int, bytes] = msgspec.field(default_factory=dict)
     acknowledging: list[int] = msgspec.field(default_factory=list)
     """Requests of acknowledgements under way."""
-    judged: list[str] = msgspec.field(default_factory=list)
+    scored: list[str] = msgspec.field(default_factory=list)
     trained: list[str] = msgspec.field(default_factory=list)
     batches: list[int] = msgspec.field(default_factory=list)
     inbox: list[bytes] = msgspec.field(default_factory=list)
@@ -231,8 +232,8 @@ class SmallTrainer(msgspec.Struct):
         if isinstance(message, Fenced):
             self.connect()
         elif isinstance(message, TurnDone):
-            if message.response.sample not in self.judged:
-                self.judged.append(message.response.sample)
+            if message.response.sample not in self.scored:
+                self.scored.append(message.response.sample)
                 self.ask(Score(self.request + 1, message.response.sample, 0, 1.0))
         elif isinstance(message, Declined):
             raise Violation(0.0, "refused", message.reason)

@@ -2,8 +2,6 @@
 
 It insists on whole steps: a dropped group is replaced, and a step ends only when its mini-batches are full to the
 sample.
-
-Refuses to hold: the ledger's rules. Read next: `run`.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class SimulatedTrainer:
         self._to_boundary = 0
         self._replaced = self._optimized = 0
         self._gave_up = False
-        """The filters left too little; a user would be told."""
+        """The filters left too little; a user would be notified."""
         self._unacknowledged = 0
         world.to_trainer = self._send_back
         world.cut_trainer = self.cut

@@ -1,8 +1,6 @@
 """Virtual time and the wires: an event heap, ordered links that can break, and the manager in the middle.
 
 A link keeps order while it lasts, as ZeroMQ does; when it breaks, whatever is on it in either direction is lost.
-
-Refuses to hold: what peers do (see `engine`, `trainer`). Read next: `invariants`.
 """
 
 from __future__ import annotations
