@@ -116,7 +116,10 @@ async def _follow(cluster: UserCluster, stored: Object, lines: JobLines, emit: E
     changes: asyncio.Queue[Change | ApiError] = asyncio.Queue()
     of_job = cluster.changes(JOB, field_selector=f"metadata.name={name}")
     of_events = cluster.changes(EVENT, field_selector=f"regarding.uid={uid}")
-    watches = [asyncio.create_task(_watch(changes, *watch)) for watch in (("job", of_job), ("event", of_events))]
+    watches = [
+        asyncio.create_task(_watch(changes, "job", of_job)),
+        asyncio.create_task(_watch(changes, "event", of_events)),
+    ]
     last = stored
     try:
         while True:
