@@ -1,11 +1,11 @@
 """The trainer as a process: job and keys in, stages run, one result file out, whatever happens.
 
-    prepare (user's data and code) ─> session (fresh or resumed) ─> connect, publish ─> stages ─> Finish, result
+    prepare (user's data and code) ─> session (fresh or resumed) ─> connect, publish ─> stages ─> FinishRun, result
 
 A process that starts in a folder with checkpoints of its own goes on from the newest: its predecessor was killed.
 SIGTERM asks the stages to stop: they finish what they compute and save. Then the run is over, or, where machines are
 taken away (`hand_over`), a successor goes on: the manager keeps the run open. A failure reaches the manager as
-Finish(ok=False), and the user as one sentence.
+FinishRun(ok=False), and the user as one sentence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
-from polyrl_trainer.loops.stages import RolloutSide, Stages, greedy_sampling
+from polyrl_trainer.loops.rl_loop import RolloutSide
+from polyrl_trainer.loops.stages import Stages, greedy_sampling
 from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
 from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
@@ -232,7 +233,7 @@ async def _rollout_side(
             sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
             evaluator = Evaluator(prepared.evaluation, sampling, client, supply, session)
         versions = PolicyVersions(publisher, client, session, (known.version, known.manifest_hash))
-        yield RolloutSide(client, runner, supply, versions, evaluator)
+        yield RolloutSide(rollouts=client, runner=runner, supply=supply, versions=versions, evaluator=evaluator)
 
 
 async def _stop_in_time(session: Session) -> None:

@@ -114,12 +114,10 @@ class RolloutClient(Rollouts):
         return self._first_welcome.result()
 
     async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        def make(number: int) -> wire.PublishVersion:
-            message = wire.PublishVersion(number, version, endpoint, public_key, manifest_hash)
-            self._cursor.announce(message)
-            return message
-
-        await self._request(make, f"version {version}")
+        await self._request(
+            lambda n: self._announce(wire.PublishVersion(n, version, endpoint, public_key, manifest_hash)),
+            f"version {version}",
+        )
 
     async def submit(self, groups: Sequence[Group]) -> None:
         self._cursor.submit(groups)
@@ -168,12 +166,11 @@ class RolloutClient(Rollouts):
         self._cursor.end_step(step, purpose)
 
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
-        def make(number: int) -> wire.ReservedWindow:
-            message = wire.ReservedWindow(number, open)
-            self._cursor.announce(message)
-            return message
+        await self._request(lambda n: self._announce(wire.ReservedWindow(n, open)), "the reserved window")
 
-        await self._request(make, "the reserved window")
+    def _announce(self, message: wire.PublishVersion | wire.ReservedWindow) -> wire.FromTrainer:
+        self._cursor.announce(message)
+        return message
 
     def dropped(self) -> AsyncIterator[GroupDropped]:
         return aiter(self._dropped)

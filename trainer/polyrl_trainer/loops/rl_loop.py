@@ -80,18 +80,24 @@ SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped group once the manager has nothing more to deliver."""
 
 
-@dataclass(frozen=True)
-class RlParts:
-    """What the loop is made of."""
+@dataclass(frozen=True, kw_only=True)
+class RolloutSide:
+    """What exists only when a manager does."""
 
-    backend: TrainingBackend
-    prompts: DataBuffer[Prompt]
-    tokenizer: Tokenizer
     rollouts: Rollouts
     runner: UserCodeRunner
     supply: GroupSupply
     versions: PolicyVersions
     evaluator: Evaluator | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlParts(RolloutSide):
+    """What the loop is made of."""
+
+    backend: TrainingBackend
+    prompts: DataBuffer[Prompt]
+    tokenizer: Tokenizer
     reference: ReferencePolicy | None = None
     """Needed when klCoefficient is above 0."""
 

@@ -22,30 +22,14 @@ from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, Mode
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
-from polyrl_trainer.generation.runner import UserCodeRunner
-from polyrl_trainer.generation.supply import GroupSupply
-from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.offline_loop import run_offline_training
-from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
+from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
-from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
-from polyrl_trainer.weights.versions import PolicyVersions
 
 ModelPlace = Path | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class RolloutSide:
-    """What exists only when a manager does."""
-
-    rollouts: Rollouts
-    runner: UserCodeRunner
-    supply: GroupSupply
-    versions: PolicyVersions
-    evaluator: Evaluator | None
 
 
 @dataclass(eq=False)
@@ -89,14 +73,10 @@ class Stages:
         assert self.prepared.prompts is not None, "RL has its data"
         with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
             parts = RlParts(
+                **vars(side),
                 backend=backend,
                 prompts=self.prepared.prompts,
                 tokenizer=self.prepared.tokenizer,
-                rollouts=side.rollouts,
-                runner=side.runner,
-                supply=side.supply,
-                versions=side.versions,
-                evaluator=side.evaluator,
                 reference=reference,
             )
             await self._evaluate("base", side, backend, only_without=("afterSft",))

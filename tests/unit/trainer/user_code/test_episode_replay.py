@@ -32,7 +32,7 @@ DEADLINE_S = 60.0
 
 
 class Policy:
-    """Calls the calculator with what it said last, CALLS times; notes where it generated."""
+    """Calls the calculator with its last result, CALLS times; notes where it generated."""
 
     def __init__(self) -> None:
         self.began: list[tuple[int, int, int]] = []
@@ -47,7 +47,7 @@ class Policy:
 
 
 class Calculator(CalculatorEnvironment):
-    """Notes what it is given, and does as told before a text is written."""
+    """Records what it is given, and calls `before` ahead of each text."""
 
     def __init__(self, before: Callable[[Sample, int], Any] | None = None) -> None:
         """`before(sample, number of the text)` gives None, or another text to write."""
@@ -58,8 +58,8 @@ class Calculator(CalculatorEnvironment):
         mine = self.given.setdefault(sample.id, [sample])
 
         async def noted(text: str) -> Sample:
-            told = await self._before(sample, len(mine) - 1) if self._before else None
-            mine.append(await generate(told or text))
+            replacement = await self._before(sample, len(mine) - 1) if self._before else None
+            mine.append(await generate(replacement or text))
             return mine[-1]
 
         await super().run(sample, noted)
@@ -69,12 +69,12 @@ class Rewards:
     """Notes what it judges."""
 
     def __init__(self) -> None:
-        self.judged: dict[str, Sample] = {}
+        self.scored: dict[str, Sample] = {}
         self.failures = Failures({}, {})
 
     async def score(self, sample: Sample) -> Reward:
-        assert sample.id not in self.judged
-        self.judged[sample.id] = sample
+        assert sample.id not in self.scored
+        self.scored[sample.id] = sample
         return Reward(1.0)
 
 
@@ -110,7 +110,7 @@ async def undisturbed() -> tuple[Calculator, Rewards]:
     rollouts, environment, rewards = FakeRollouts(Policy()), Calculator(), Rewards()
     async with a_trainer(rollouts, environment, rewards):
         await submit(rollouts)
-        await until(lambda: len(rewards.judged) == GROUPS * N)
+        await until(lambda: len(rewards.scored) == GROUPS * N)
     return environment, rewards
 
 
@@ -125,7 +125,7 @@ async def until_stuck(rollouts: FakeRollouts, rewards: Rewards, reached: Callabl
 
     async with a_trainer(rollouts, Calculator(stop), rewards):
         await submit(rollouts)
-        await until(lambda: len(stuck) + len(rewards.judged) == GROUPS * N)
+        await until(lambda: len(stuck) + len(rewards.scored) == GROUPS * N)
     rollouts.ask_again()
 
 
@@ -138,21 +138,21 @@ def same(one: Sample, other: Sample) -> bool:
 @settings(max_examples=30, deadline=None, print_blob=True)
 @given(reached=st.lists(st.integers(0, CALLS), min_size=N, max_size=N), seed=st.integers(0, 2**20))
 def test_a_deterministic_environment_goes_on_and_nothing_is_generated_again(reached: list[int], seed: int) -> None:
-    async def story() -> None:
+    async def main() -> None:
         expected_given, expected = await undisturbed()
         policy, environment, rewards = Policy(), Calculator(), Rewards()
         rollouts = FakeRollouts(policy, seed=seed)
         await until_stuck(rollouts, rewards, lambda name: reached[int(name.split(".")[1])])
         async with a_trainer(rollouts, environment, rewards):
-            await until(lambda: len(rewards.judged) == GROUPS * N)
+            await until(lambda: len(rewards.scored) == GROUPS * N)
         assert rollouts.discarded == {}
         assert len(policy.began) == len(set(policy.began)) == GROUPS * N * (CALLS + 1)
-        for name, sample in expected.judged.items():
-            assert same(rewards.judged[name], sample)
-        for name, told in environment.given.items():
-            assert all(same(one, other) for one, other in zip(told, expected_given.given[name], strict=True))
+        for name, sample in expected.scored.items():
+            assert same(rewards.scored[name], sample)
+        for name, seen in environment.given.items():
+            assert all(same(one, other) for one, other in zip(seen, expected_given.given[name], strict=True))
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("text", ["<result>0</result>", "not in the alphabet: é"])
@@ -161,22 +161,22 @@ async def test_one_that_writes_something_else_has_a_reason_of_its_own_naming_the
     async def other(sample: Sample, number: int) -> str | None:
         return text if number == turn else None
 
-    policy, rewards, told = Policy(), Rewards(), []
+    policy, rewards, details = Policy(), Rewards(), []
     rollouts = FakeRollouts(policy)
     await until_stuck(rollouts, rewards, lambda name: CALLS - 1)
     began, reject = len(policy.began), rollouts.reject
 
     async def reject_and_note(sample: str, reason: DiscardReason, detail: str) -> None:
-        told.append(detail)
+        details.append(detail)
         await reject(sample, reason, detail)
 
     rollouts.reject = reject_and_note  # type: ignore[method-assign]
     async with a_trainer(rollouts, Calculator(other), rewards):
         await until(lambda: len(rollouts.discarded) == GROUPS)
     assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_DIVERGED}
-    assert rewards.judged == {}
+    assert rewards.scored == {}
     assert len(policy.began) == began
-    assert all(f"wrote {text!r} after turn {turn}, and '<result>" in detail for detail in told)
+    assert all(f"wrote {text!r} after turn {turn}, and '<result>" in detail for detail in details)
     assert rewards.failures.counts.keys() == {"environmentDiverged"}
 
 
