@@ -132,7 +132,7 @@ class RunLocation:
 
 @dataclass(frozen=True)
 class Workers:
-    """All that a job wants: the singles, and a template of which there are `rollouts`."""
+    """All that a job wants: one of each, and a template of which there are `rollouts`."""
 
     trainer: Worker
     manager: Worker | None

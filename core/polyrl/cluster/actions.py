@@ -15,7 +15,7 @@ Object: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class MakeKeys:
-    """Make the job's Secret: CURVE pairs, token, the manager's certificate. Drawn by the shell, once."""
+    """Make the job's Secret: CURVE pairs, token, the manager's certificate. Drawn by the operator, once."""
 
     name: str
     hosts: tuple[str, ...]

@@ -50,7 +50,7 @@ class LastSeenPod:
 
 @dataclass(frozen=True)
 class DesiredHashes:
-    """Hashes of what this generation of the job asks for, so that a look without news need not build it again."""
+    """Hashes of what this generation of the job asks for, so that it is built again only when the job changed."""
 
     generation: int
     templates: Mapping[Role, str]

@@ -51,7 +51,7 @@ class FakeCluster:
     log: list[tuple[Place, int, Object | None]] = field(default_factory=list)
     """Every change in order: place, resourceVersion, and what is there since."""
     tick_s: float = 1.0
-    """How often controllers and kubelets look."""
+    """How often controllers and kubelets act."""
     asleep: set[str] = field(default_factory=set)
     """Nodes whose kubelet does not answer."""
     unheard: set[str] = field(default_factory=set)

@@ -1,7 +1,7 @@
 """An operator in miniature for `fake_cluster`: reads late, acts in order, may die between any two actions.
 
-It keeps the promises that the real shell makes to `reconcile`: what it wrote it has read; of two views of an object the
-newer counts; status and memory are kept together, once all was done; a status is written only on top of what was read.
+It keeps the promises of the real operator to `reconcile`: what it wrote it has read; of two views of an object the
+newer counts; status and state are kept together, once all was done; a status is written only on top of what was read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FakeOperator:
     status: dict[str, Any] | None = None
     """Decided last, written or not."""
     drained: dict[str, float] = field(default_factory=dict)
-    """By uid: seconds given, of drains that the manager was told."""
+    """By uid: seconds given, of drains that the manager confirmed."""
     values: dict[str, float] = field(default_factory=dict)
     step: int = 0
     clock_ahead_s: float = 0.0
@@ -109,7 +109,7 @@ class FakeOperator:
         return ManagerFacts(status, self.now, 0 if alive else 3)
 
     def turn(self, rng: random.Random | None = None) -> ReconcileResult:
-        """One look and what follows. With `rng`, it may die between any two actions, and then raises Killed."""
+        """One reconcile and its actions. With `rng`, it may die between any two actions, and then raises Killed."""
         facts = self.facts()
         decision = reconcile(facts, SETTINGS, self.state, self.now)
         state = decision.state

@@ -1,4 +1,4 @@
-"""One look at a job that can be understood: all that its policies read, in one value."""
+"""All that the policies of a job read, in one value: facts, what was remembered, and the time."""
 
 from __future__ import annotations
 

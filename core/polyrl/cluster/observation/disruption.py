@@ -82,7 +82,7 @@ def _confirmed(
 ) -> DisruptionNotice:
     # In the order of the kinds: an interrupted spot machine also evicts its pods and deletes them.
     signals = sorted(signals, key=lambda signal: list(DisruptionKind).index(signal.kind))
-    kind, why = (signals[0].kind, signals[0].why) if signals else (DisruptionKind.UNKNOWN, "it was told to hand over")
+    kind, why = (signals[0].kind, signals[0].why) if signals else (DisruptionKind.UNKNOWN, "it was asked to hand over")
     at = noticed_at
     if at is None:
         at = min([ctx.now, *(signal.at for signal in signals if signal.at is not None)])

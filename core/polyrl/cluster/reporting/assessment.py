@@ -18,7 +18,7 @@ from polyrl.cluster.state import LastSeenPod
 
 @dataclass(frozen=True)
 class Assessment:
-    """One look, judged."""
+    """What one reconcile found."""
 
     ctx: ReconcileContext
     accepted: Acceptance

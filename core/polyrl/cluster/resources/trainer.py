@@ -1,7 +1,7 @@
 """The trainer: an Indexed Job on reserved machines, its engine as a sidecar that ends with it, checkpoints on a volume.
 
 exit 0             the Job is complete
-exit 1, 2          it said why and would end so again: the Job fails at once
+exit 1, 2          it gave its reason and would end so again: the Job fails at once
 exit 143           it was asked to leave and saved: replaced, not counted
 DisruptionTarget   its machine was taken: replaced, not counted
 anything else      counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
