@@ -44,7 +44,7 @@ PAGES_PER_COMMIT: Final = 64
 LOCK_DEADLINE_S: Final = 5.0
 """A predecessor that was killed lets go of its lock at once; one that lives does not, and we must not wait for it."""
 
-LOCK_LOOK_S: Final = 0.05
+LOCK_POLL_S: Final = 0.05
 """Between two tries to lock; flock itself knows no deadline."""
 
 
@@ -214,6 +214,6 @@ def _locked(path: Path) -> IO[str]:
             if time.monotonic() >= deadline:
                 file.close()
                 raise RunFailed(f"{path}: another process writes this journal") from None
-            time.sleep(LOCK_LOOK_S)
+            time.sleep(LOCK_POLL_S)
         else:
             return file

@@ -81,8 +81,10 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
         transition.send(engine.name, wire.Cancel(number))
 
 
-def _heartbeat(transition: Transition, engine: LeasedEngine, beat: wire.Heartbeat) -> None:
-    load = events.EngineLoad(engine.name, beat.running, queued=beat.queued, kv_free_tokens=beat.kv_free_tokens)
+def _heartbeat(transition: Transition, engine: LeasedEngine, heartbeat: wire.Heartbeat) -> None:
+    load = events.EngineLoad(
+        engine.name, heartbeat.running, queued=heartbeat.queued, kv_free_tokens=heartbeat.kv_free_tokens
+    )
     transition.record(load)
 
 

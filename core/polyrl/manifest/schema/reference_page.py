@@ -81,9 +81,9 @@ def _bounds(node: Schema, low: str, high: str) -> str:
     least, most = node.get(low), node.get(high)
     above = "> " if node.get("exclusiveMinimum") else "≥ "
     below = "< " if node.get("exclusiveMaximum") else "≤ "
-    said = [f"{above}{_number(least)}"] if least is not None and least > -_UNBOUNDED else []
-    said += [f"{below}{_number(most)}"] if most is not None and most < _UNBOUNDED else []
-    return f" ({', '.join(said)})" if said else ""
+    bounds = [f"{above}{_number(least)}"] if least is not None and least > -_UNBOUNDED else []
+    bounds += [f"{below}{_number(most)}"] if most is not None and most < _UNBOUNDED else []
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 def _number(value: Any) -> str:
