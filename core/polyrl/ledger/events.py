@@ -383,6 +383,8 @@ class WeightsAwaited(Event, frozen=True):
 class EngineQuarantined(Event, frozen=True):
     """An engine failed and gets no work before `quarantined_until`."""
 
+    # Who may take over from a reserved engine changes with it, and nothing else may happen before the next hand-over.
+    follow_up: ClassVar[FollowUp] = FollowUp.FIT
     engine: str
     quarantined_until: float
     cause: str
