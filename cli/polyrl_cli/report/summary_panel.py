@@ -102,7 +102,8 @@ def _token_words(summary: Summary) -> str:
 
 def _losses(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text(f"{summary.preemptions} rollouts taken away, nothing lost", style="bold"))
+    replaced = sum(loss.replaced_after_seconds is not None for loss in summary.losses)
+    table.add_row(Text(f"{summary.preemptions} rollouts taken away, {replaced} replaced", style="bold"))
     for loss in summary.losses:
         table.add_row(
             f"{clock_text(loss.at_seconds)}  {loss.text.removeprefix('declared fault: ')}\n       {_loss_cost(loss)}"
