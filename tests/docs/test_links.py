@@ -1,4 +1,4 @@
-"""Links of the pages lead somewhere: to a file that is there, and to a heading that it has."""
+"""Links of the pages lead to a file that is there and a heading that it has; the picture shows the rooms there are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ FOLDERS = ("docs", "examples", "benchmarks", "charts")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))])
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+PACKAGES = {
+    "core": "polyrl",
+    "cli": "polyrl_cli",
+    "operator": "polyrl_operator",
+    "rollout": "polyrl_rollout",
+    "trainer": "polyrl_trainer",
+}
 HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
 NAMED_FILE = re.compile(
     r"`((?:core|operator|cli|rollout|trainer|tests|benchmarks|examples|charts|images|make|docs)/[\w./*-]+)"
@@ -51,3 +58,11 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     """A star stands for any; NAME for the reader's own."""
     named = {name.rstrip("/.") for name in NAMED_FILE.findall(page.read_text()) if "NAME" not in name}
     assert sorted(name for name in named if not any(ROOT.glob(name))) == []
+
+
+def test_the_picture_shows_every_room() -> None:
+    drawn = (ROOT / "docs/pictures/rooms.svg").read_text()
+    packages = (ROOT / top / name for top, name in PACKAGES.items())
+    folders = {init.parent.name for package in packages for init in package.glob("*/__init__.py")} - {"testing"}
+    assert len(folders) > 20
+    assert sorted(folder for folder in folders if f">{folder}<" not in drawn and f">· {folder}<" not in drawn) == []
