@@ -24,7 +24,8 @@ STEPS = 300
 SMALL = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 ENGINE_STATES = """
 import psutil
-print(*(one.status() for one in psutil.process_iter() if "embedded_process" in " ".join(one.cmdline())), sep=",")
+engine = "polyrl_rollout.engines.embedded.process"
+print(*(one.status() for one in psutil.process_iter() if engine in one.cmdline()), sep=",")
 """
 
 pytestmark = pytest.mark.timeout(2400)

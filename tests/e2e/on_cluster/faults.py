@@ -148,7 +148,7 @@ def kill_agent(on: Victims) -> Hit:
 
 
 def kill_engine(on: Victims) -> Hit:
-    return on.kill(on.rollout(), "embedded_process")
+    return on.kill(on.rollout(), "engines.embedded.process")
 
 
 def kill_manager(on: Victims) -> Hit:
