@@ -18,10 +18,8 @@ import msgspec
 from polyrl.cluster import names
 from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import Owner, Settings
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl_operator.api.kinds import KINDS, POD
@@ -38,14 +36,14 @@ def objects_of(manifest: Object) -> list[Object]:
     """All that the operator makes for a job, but for Events."""
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     job = PolyRLJob.model_validate(manifest)
-    owner = Owner(name, namespace, f"uid-{name}", job)
-    secret = keys_secret(owner, MakeKeys(names.keys_secret(name), manager_hosts(owner, SETTINGS)))
-    pods = [rollout_pod(owner, number + 1, Pool.SPOT, SETTINGS) for number in range(job.spec.rollout.replicas or 0)]
+    owner = Owner(name, namespace, f"uid-{name}", job=job, settings=SETTINGS)
+    secret = keys_secret(owner, MakeKeys(names.keys_secret(name), manager_hosts(owner)))
+    pods = [rollout_pod(owner, number + 1, Pool.SPOT) for number in range(job.spec.rollout.replicas or 0)]
     return [
         secret,
-        *fixed_children(owner, SETTINGS),
-        manager_pod(owner, 1, SETTINGS),
-        trainer_job(owner, SETTINGS),
+        *fixed_children(owner),
+        manager_pod(owner, 1),
+        trainer_job(owner),
         *pods,
     ]
 

@@ -6,19 +6,20 @@ is used up is no fault of the template: such a job is accepted and waits for roo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from polyrl.cluster.actions import DryRun, Object
 from polyrl.cluster.fleet.pools import POOLS
 from polyrl.cluster.observation.context import ReconcileContext
-from polyrl.cluster.resources.checks import unsupported
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import hash_of
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.template import Fields, template_fields
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.cluster.state import ReconcileState
+from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.manifest.rollout import CapacityPolicy
+from polyrl.manifest.trainer import TrainerBackend
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
@@ -63,32 +64,28 @@ def acceptance(ctx: ReconcileContext) -> Acceptance:
 
 def _admitted(ctx: ReconcileContext) -> Acceptance:
     written = hash_of(list(ctx.hashes.templates.values()))
-    answer = ctx.facts.dry_run
-    if ctx.state.accepted == written or _accepted_before(ctx):
+    answer, before = ctx.facts.dry_run, ctx.status.condition("Accepted")
+    # An operator that starts anew repeats no dry run that its predecessor made.
+    known = before is not None and before.status == "True" and before.observed_generation == ctx.facts.generation
+    if ctx.state.accepted == written or known:
         return _yes(ctx, written, "")
-    if answer is None:
-        dry_run = DryRun(_probes(ctx), ctx.facts.generation)
-        asked = replace(ctx.state, dry_run_at=ctx.now)
-        return Acceptance(
-            None, "Checking", "the API server is asked whether it takes these pods", False, dry_run, asked
-        )
-    if not answer or QUOTA in answer:
+    if answer is not None and (not answer or QUOTA in answer):
         return _yes(ctx, written, answer)
-    dry_run_at = ctx.state.dry_run_at if ctx.state.dry_run_at is not None else ctx.now
-    due = dry_run_at + DRY_RUN_RETRY_S
-    again = ctx.now >= due
-    repeated = DryRun(_probes(ctx), ctx.facts.generation) if again else None
-    state = replace(ctx.state, dry_run_at=ctx.now if again else dry_run_at)
+    reason, message = "InvalidPodTemplate", answer or ""
+    asked_at = ctx.now if ctx.state.dry_run_at is None else ctx.state.dry_run_at
+    if answer is None:
+        reason, message = "Checking", "the API server is asked whether it takes these pods"
+    elif ctx.now < asked_at + DRY_RUN_RETRY_S:
+        state = replace(ctx.state, dry_run_at=asked_at)
+        return Acceptance(False, reason, message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
     return Acceptance(
-        False, "InvalidPodTemplate", answer, False, repeated, state, ctx.now + DRY_RUN_RETRY_S if again else due
-    )
-
-
-def _accepted_before(ctx: ReconcileContext) -> bool:
-    """An operator that starts anew repeats no dry run that its predecessor made."""
-    return any(
-        known.type == "Accepted" and known.status == "True" and known.observed_generation == ctx.facts.generation
-        for known in ctx.status.conditions
+        accepted=None if answer is None else False,
+        reason=reason,
+        message=message,
+        makes_pods=False,
+        dry_run=DryRun(_probes(ctx), ctx.facts.generation),
+        state=replace(ctx.state, dry_run_at=ctx.now),
+        due=None if answer is None else ctx.now + DRY_RUN_RETRY_S,
     )
 
 
@@ -100,21 +97,59 @@ def _yes(ctx: ReconcileContext, written: str, warning: str) -> Acceptance:
 
 def _probes(ctx: ReconcileContext) -> tuple[Object, ...]:
     """A pod of each kind that this job may ask for."""
-    owner, settings = ctx.owner, ctx.settings
-    job = trainer_job(owner, settings)
+    job = trainer_job(ctx.owner)
     template = job["spec"]["template"]
     metadata = template["metadata"] | {key: job["metadata"][key] for key in ("name", "namespace", "ownerReferences")}
     pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}]
     if ctx.wants_manager:
-        pods.append(manager_pod(owner, DRY_ORDINAL, settings))
+        pods.append(manager_pod(ctx.owner, DRY_ORDINAL))
     if ctx.wants_rollouts and ctx.spec.rollout.max_replicas > 0:
-        pods += [rollout_pod(owner, DRY_ORDINAL, pool, settings) for pool in _pools(ctx)]
+        pods += [rollout_pod(ctx.owner, DRY_ORDINAL, pool) for pool in _pools(ctx)]
     return (job, *pods)
 
 
 def _pools(ctx: ReconcileContext) -> list[Pool]:
     capacity = ctx.spec.rollout.capacity
-    num_on_demand = capacity.base_on_demand > 0 or capacity.fallback.enabled
-    wanted = {Pool.SPOT: capacity.policy is not CapacityPolicy.ON_DEMAND, Pool.ON_DEMAND: num_on_demand}
-    wanted[Pool.ON_DEMAND] |= capacity.policy is CapacityPolicy.ON_DEMAND
-    return [pool for pool in POOLS if wanted[pool]]
+    if capacity.policy is CapacityPolicy.ON_DEMAND:
+        return [Pool.ON_DEMAND]
+    return list(POOLS) if capacity.base_on_demand > 0 or capacity.fallback.enabled else [Pool.SPOT]
+
+
+DISRUPTED: Final = "karpenter.sh/disrupted"
+DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
+
+
+def unsupported(job: PolyRLJob) -> str:
+    """The first thing that this version cannot do for `job`, a sentence that names the field; empty: it can run it."""
+    return next(_faults(job.spec), "")
+
+
+def _faults(spec: JobSpec) -> Iterator[str]:
+    if spec.trainer.replicas != 1:
+        yield f"spec.trainer.replicas: {spec.trainer.replicas} ranks are not supported yet; it must be 1"
+    if spec.trainer.backend is not TrainerBackend.JOB:
+        only = TrainerBackend.JOB.value
+        yield f"spec.trainer.backend: {spec.trainer.backend.value} is not supported yet; it must be {only}"
+    if spec.manager.token_secret_ref is not None:
+        yield "spec.manager.tokenSecretRef: is not supported yet; leave it out, and the operator makes a token"
+    for role in ("manager", "trainer", "rollout"):
+        _, pod = template_fields(getattr(spec, role).template)
+        for key in ("command", "args"):
+            if key in (pod["containers"][0] if pod else ()):
+                yield f"spec.{role}.template.spec.containers[0].{key}: is the operator's to set; leave it out"
+    yield from _undrainable(*template_fields(spec.rollout.template))
+
+
+def _undrainable(metadata: Fields, pod: Fields) -> Iterator[str]:
+    if DO_NOT_DISRUPT in metadata.get("annotations", {}):
+        field = "spec.rollout.template.metadata.annotations"
+        yield f"{field}: {DO_NOT_DISRUPT} lets a rollout die without its notice; leave it out"
+    if any(_tolerates_disruption(toleration) for toleration in pod.get("tolerations", [])):
+        yield (
+            f"spec.rollout.template.spec.tolerations: tolerates {DISRUPTED}, so Karpenter would never drain a"
+            " rollout; name the keys that are meant"
+        )
+
+
+def _tolerates_disruption(toleration: Fields) -> bool:
+    return toleration.get("key") == DISRUPTED or (not toleration.get("key") and toleration.get("operator") == "Exists")

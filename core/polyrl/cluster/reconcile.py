@@ -85,7 +85,7 @@ def _assess(ctx: ReconcileContext) -> Assessment:
 
 def _accepted_before(ctx: ReconcileContext) -> Acceptance:
     """Of a job that has ended: it is not checked again."""
-    before = next((known for known in ctx.status.conditions if known.type == "Accepted"), None)
+    before = ctx.status.condition("Accepted")
     if before is None:
         return Acceptance(True, "Valid", "the job is understood", makes_pods=False)
     accepted = {"True": True, "False": False}.get(before.status)

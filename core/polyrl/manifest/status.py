@@ -248,3 +248,7 @@ class JobStatus(StatusPart):
     """Newest last."""
     failure: Failure | None = None
     """Why the job failed."""
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type; None when there is none."""
+        return next((known for known in self.conditions if known.type == kind), None)

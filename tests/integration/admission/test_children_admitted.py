@@ -11,10 +11,8 @@ import pytest
 import yaml
 
 from polyrl.cluster.resources.fixed import fixed_children
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import Owner, Settings
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 
@@ -81,9 +79,9 @@ def namespace(api_server: Any) -> str:
 def test_every_child_is_taken(api_server: Any, namespace: str, preset: str, theirs: dict[str, Any]) -> None:
     parts = {"trainer": theirs, "manager": theirs, "rollout": theirs, "failurePolicy": {"rules": RULES}}
     job = PolyRLJob.model_validate(manifest(preset, **parts))
-    owner = Owner("job", namespace, "6b8c1f0e-0000-4000-8000-000000000000", job)
-    pods = [rollout_pod(owner, 3, pool, SETTINGS) for pool in (Pool.SPOT, Pool.ON_DEMAND)]
-    made = [*fixed_children(owner, SETTINGS), manager_pod(owner, 1, SETTINGS), trainer_job(owner, SETTINGS), *pods]
+    owner = Owner("job", namespace, "6b8c1f0e-0000-4000-8000-000000000000", job=job, settings=SETTINGS)
+    pods = [rollout_pod(owner, 3, pool) for pool in (Pool.SPOT, Pool.ON_DEMAND)]
+    made = [*fixed_children(owner), manager_pod(owner, 1), trainer_job(owner), *pods]
     assert {child["kind"] for child in made} == PATHS.keys()
     for child in made:
         path = PATHS[child["kind"]].format(namespace) + "?dryRun=All&fieldValidation=Strict"
@@ -95,7 +93,7 @@ def test_the_trainers_pod_is_held_to_the_same(api_server: Any, namespace: str) -
     """Of a Job only its pods are judged, later and out of sight; so here they are judged as pods."""
     for theirs, reserved in itertools.product(({}, {"template": TEMPLATE}), (True, False)):
         job = PolyRLJob.model_validate(manifest("GKE", trainer={**theirs, "reservedEngine": reserved}))
-        template = trainer_job(Owner("job", namespace, "uid", job), SETTINGS)["spec"]["template"]
+        template = trainer_job(Owner("job", namespace, "uid", job=job, settings=SETTINGS))["spec"]["template"]
         body = {"apiVersion": "v1", "kind": "Pod", **template}
         body["metadata"] = {**body["metadata"], "name": "trainer"}
         path = PATHS["Pod"].format(namespace) + "?dryRun=All&fieldValidation=Strict"
@@ -125,9 +123,9 @@ def test_the_operators_own_pods_are_taken(
 def test_a_job_with_the_longest_name_has_all_its_children(api_server: Any, namespace: str) -> None:
     name = "n" * LONGEST
     job = PolyRLJob.model_validate(manifest("None") | {"metadata": {"name": name}})
-    owner = Owner(name, namespace, "6b8c1f0e-0000-4000-8000-000000000000", job)
-    pods = [rollout_pod(owner, 10**9, Pool.SPOT, SETTINGS), manager_pod(owner, 10**7, SETTINGS)]
-    for child in (*fixed_children(owner, SETTINGS), trainer_job(owner, SETTINGS), *pods):
+    owner = Owner(name, namespace, "6b8c1f0e-0000-4000-8000-000000000000", job=job, settings=SETTINGS)
+    pods = [rollout_pod(owner, 10**9, Pool.SPOT), manager_pod(owner, 10**7)]
+    for child in (*fixed_children(owner), trainer_job(owner), *pods):
         path = PATHS[child["kind"]].format(namespace) + "?dryRun=All&fieldValidation=Strict"
         status, answer = api_server.request("POST", path, child)
         assert status == 201, f"{child['kind']} {child['metadata']['name']}: {answer}"

@@ -14,10 +14,8 @@ import yaml
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.fixed import fixed_children
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import Owner, Settings
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.worker import Role
@@ -38,10 +36,10 @@ def children() -> list[Object]:
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["spec"]["networkPolicy"] = {"mode": "Isolated"}
     manifest["spec"]["recipe"]["code"] = {"configMap": "code"}
-    owner = Owner("job", "ml", "uid", PolyRLJob.model_validate(manifest))
     settings = Settings("a/manager:1", "a/trainer:1", "a/rollout:1", trainer_priority_class="high")
-    rollouts = [rollout_pod(owner, n, pool, settings) for n, pool in enumerate((Pool.SPOT, Pool.ON_DEMAND), start=1)]
-    return [*fixed_children(owner, settings), trainer_job(owner, settings), manager_pod(owner, 1, settings), *rollouts]
+    owner = Owner("job", "ml", "uid", PolyRLJob.model_validate(manifest), settings)
+    rollouts = [rollout_pod(owner, n, pool) for n, pool in enumerate((Pool.SPOT, Pool.ON_DEMAND), start=1)]
+    return [*fixed_children(owner), trainer_job(owner), manager_pod(owner, 1), *rollouts]
 
 
 def pod_of(obj: Object) -> Object | None:

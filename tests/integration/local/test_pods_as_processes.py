@@ -24,12 +24,9 @@ import pytest
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import MakeKeys, Object
-from polyrl.cluster.resources.config import config_map
-from polyrl.cluster.resources.fixed import manager_hosts
-from polyrl.cluster.resources.manager import manager_pod
+from polyrl.cluster.resources.fixed import config_map, manager_hosts
 from polyrl.cluster.resources.owner import Owner, Settings
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Pool
 from polyrl.status import ManagerStatus
@@ -69,7 +66,7 @@ class Kubelet:
         self.root, self.owner, self.ports = root, owner, ports
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.config = config_map(owner)
-        self.secret = keys_secret(owner, MakeKeys(names.keys_secret(owner.name), manager_hosts(owner, SETTINGS)))
+        self.secret = keys_secret(owner, MakeKeys(names.keys_secret(owner.name), manager_hosts(owner)))
         for folder in (names.RUN_DIR, names.JOURNAL_DIR, "/tmp"):
             self.path(folder).mkdir(parents=True)
         moved = {key: self._moved(text).encode() for key, text in self.config["data"].items()}
@@ -166,7 +163,11 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
     sets = [f"{path}={value}" for path, value in SMALL.items()]
     job = load_manifest(EXAMPLE / "job.yaml", sets)
     fixed = (job.spec.manager.port, names.AGENTS_PORT, names.TRAINER_PORT, names.PUBLISHER_PORT)
-    made = Kubelet(tmp_path, Owner("sort-digits", "default", "uid", job), dict(zip(fixed, free_ports(4), strict=True)))
+    made = Kubelet(
+        tmp_path,
+        Owner("sort-digits", "default", "uid", job=job, settings=SETTINGS),
+        dict(zip(fixed, free_ports(4), strict=True)),
+    )
     yield made
     for process in made.running.values():
         process.kill()
@@ -176,9 +177,9 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * DEADLINE_S)
 async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kubelet) -> None:
-    manager = manager_pod(kubelet.owner, 1, SETTINGS)
-    trainer = trainer_job(kubelet.owner, SETTINGS)["spec"]["template"]
-    rollout = rollout_pod(kubelet.owner, 1, Pool.SPOT, SETTINGS)
+    manager = manager_pod(kubelet.owner, 1)
+    trainer = trainer_job(kubelet.owner)["spec"]["template"]
+    rollout = rollout_pod(kubelet.owner, 1, Pool.SPOT)
     (main,), (sidecar,) = trainer["spec"]["containers"], trainer["spec"]["initContainers"]
     serving = manager["spec"]["containers"][0]
 

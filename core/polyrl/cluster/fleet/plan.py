@@ -27,7 +27,7 @@ from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, assign_numbers, total
 from polyrl.cluster.observation.node_signals import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
-from polyrl.cluster.resources.rollout import rollout_pod
+from polyrl.cluster.resources.workers import rollout_pod
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import earliest, millisecond
 from polyrl.sample import Pool
@@ -174,7 +174,7 @@ def _creations(ctx: ReconcileContext, fleet: Sequence[RolloutPod], split: Capaci
             ordinal += 1
             why = "another is lost or leaves" if lost > 0 else "the fleet is smaller than desired"
             lost -= 1
-            yield Create(rollout_pod(ctx.owner, ordinal, pool, ctx.settings), why)
+            yield Create(rollout_pod(ctx.owner, ordinal, pool), why)
 
 
 def _leaving(

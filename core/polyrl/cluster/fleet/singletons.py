@@ -22,8 +22,7 @@ from polyrl.cluster.observation.exactly_once import LossCounter, assign_numbers,
 from polyrl.cluster.observation.facts import ChildFacts, PodFacts
 from polyrl.cluster.observation.node_signals import is_dead
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
-from polyrl.cluster.resources.manager import manager_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, trainer_job
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import unix
 from polyrl.worker import Role
@@ -43,7 +42,7 @@ def children(ctx: ReconcileContext) -> Iterator[Action]:
     present = {(child.kind, child.name): child for child in ctx.facts.children}
     secret = names.keys_secret(ctx.facts.name)
     if ctx.wants_manager and ("Secret", secret) not in present:
-        yield MakeKeys(secret, manager_hosts(ctx.owner, ctx.settings))
+        yield MakeKeys(secret, manager_hosts(ctx.owner))
     wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
         yield from _mended(ctx, present)
@@ -69,7 +68,7 @@ def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
         return actions, due
     actions += [Delete("Pod", pod.name, pod.uid, "it ended") for pod in ended if pod.deletion_at is None]
     why = "the one before ended or is gone" if ctx.status.manager.created else "the job begins"
-    return [*actions, Create(manager_pod(ctx.owner, managers_made(ctx) + 1, ctx.settings), why)], None
+    return [*actions, Create(manager_pod(ctx.owner, managers_made(ctx) + 1), why)], None
 
 
 def managers_made(ctx: ReconcileContext) -> int:
@@ -83,7 +82,7 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     job, name = ctx.facts.trainer, names.trainer_name(ctx.facts.name)
     if job is None:
         if now.stage is LifecycleStage.RUNS:
-            yield Create(trainer_job(ctx.owner, ctx.settings), "the job begins")
+            yield Create(trainer_job(ctx.owner), "the job begins")
         return
     if job.deleting or job.complete_at is not None or job.failed_at is not None:
         return
@@ -132,7 +131,7 @@ def _differs(place: tuple[str, str], content: str, there: ChildFacts | None) -> 
 
 
 def _mended(ctx: ReconcileContext, present: Mapping[tuple[str, str], ChildFacts]) -> Iterator[Action]:
-    for obj in fixed_children(ctx.owner, ctx.settings):
+    for obj in fixed_children(ctx.owner):
         place = (obj["kind"], obj["metadata"]["name"])
         if place not in present:
             yield Create(obj, "the job needs it")

@@ -46,9 +46,8 @@ class ReconcileContext:
 
     @cached_property
     def owner(self) -> Owner:
-        return Owner(
-            self.facts.name, self.facts.namespace, self.facts.uid, self.job, domain=self.settings.cluster_domain
-        )
+        facts = self.facts
+        return Owner(facts.name, facts.namespace, facts.uid, job=self.job, settings=self.settings)
 
     @cached_property
     def hashes(self) -> DesiredHashes:
@@ -59,7 +58,7 @@ class ReconcileContext:
         templates = {role: template_hash(self.owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)}
         fixed = {
             (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["annotations"][names.ANNOTATION_CONTENT]
-            for obj in fixed_children(self.owner, self.settings)
+            for obj in fixed_children(self.owner)
         }
         return DesiredHashes(self.facts.generation, templates, fixed)
 

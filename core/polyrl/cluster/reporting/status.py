@@ -70,7 +70,7 @@ def status_of(assessment: Assessment) -> JobStatus:
 
 def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> JobStatus:
     """Of an object that is no job this version understands; what was known of it stays."""
-    before = next((known for known in stored.conditions if known.type == "Accepted"), None)
+    before = stored.condition("Accepted")
     stands = before is not None and before.status == "False"
     accepted = Condition(
         type="Accepted",

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources.config import config_map
-from polyrl.cluster.resources.owner import Owner, Settings, with_content_hash
+from polyrl.cluster.resources.owner import Owner, hash_of, with_content_hash
 from polyrl.cluster.resources.template import Fields
+from polyrl.control import Endpoints
 from polyrl.manifest.cluster import Egress, JournalStorage, TrainerStorage
+from polyrl.manifest.job import API_VERSION, KIND
 from polyrl.worker import Role, wants_engines
 
 
-def fixed_children(owner: Owner, settings: Settings) -> tuple[Object, ...]:
+def fixed_children(owner: Owner) -> tuple[Object, ...]:
     """All of them, each stamped with its content's hash; a job without engines has no manager and nothing of one."""
     return (config_map(owner), *(with_content_hash(child) for child in _children(owner)))
 
 
-def manager_hosts(owner: Owner, settings: Settings) -> tuple[str, ...]:
+def manager_hosts(owner: Owner) -> tuple[str, ...]:
     """DNS names of the manager's Service, shortest first: what its certificate is for."""
     service = f"{names.manager_service(owner.name)}.{owner.namespace}"
     plain = names.manager_service(owner.name)
-    return plain, service, f"{service}.svc", f"{service}.svc.{settings.cluster_domain}"
+    return plain, service, f"{service}.svc", f"{service}.svc.{owner.settings.cluster_domain}"
 
 
 def _children(owner: Owner) -> Iterator[Object]:
@@ -151,3 +154,42 @@ def _to(egress: Egress) -> Fields:
 
 def _tcp(*ports: int) -> list[Fields]:
     return [{"protocol": "TCP", "port": port} for port in ports]
+
+
+def config_map(owner: Owner) -> Object:
+    """ConfigMap with job.json and manager.json: what the job's workers read of it, and where the manager is. Immutable,
+    named by its content, which is only what a worker acts on: a change of scaling, suspension or a template makes no
+    new one."""
+    data = {"job.json": _job(owner), "manager.json": _endpoints(owner)}
+    name = names.config_map(owner.name, hash_of(data))
+    return with_content_hash(_object(owner, "v1", "ConfigMap", name, immutable=True, data=data))
+
+
+def _job(owner: Owner) -> str:
+    """A PolyRLJob again, so that workers read on a cluster what they read on a laptop."""
+    spec = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    rollout, trainer = spec["rollout"], spec["trainer"]
+    read = {
+        "recipe": spec["recipe"],
+        "trainer": {key: trainer[key] for key in ("replicas", "reservedEngine")},
+        "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")}
+        | {"capacity": {"preset": rollout["capacity"]["preset"]}},
+    }
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": owner.name}, "spec": read}
+    return msgspec.json.format(msgspec.json.encode(job, order="sorted"), indent=1).decode() + "\n"
+
+
+def _endpoints(owner: Owner) -> str:
+    """The keys are in the key files. Peers look up the whole name, dot and all: a shorter one would be asked for in
+    every search domain, and of the world outside, wherever the cluster has no IPv6 address for it."""
+    host = names.manager_service(owner.name)
+    whole = f"{host}.{owner.namespace}.svc.{owner.settings.cluster_domain}."
+    endpoints = Endpoints(
+        agents=f"tcp://{whole}:{names.AGENTS_PORT}",
+        trainer=f"tcp://{whole}:{names.TRAINER_PORT}",
+        http=f"https://{host}:{owner.job.spec.manager.port}",
+        pid=0,
+        run_epoch=names.EPOCH,
+        public_key="",
+    )
+    return msgspec.json.format(msgspec.json.encode(endpoints)).decode() + "\n"

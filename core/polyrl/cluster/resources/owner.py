@@ -1,4 +1,4 @@
-"""Whose child an object is."""
+"""Whose child an object is, and content hashes of children."""
 
 from __future__ import annotations
 
@@ -14,15 +14,29 @@ from polyrl.worker import Role
 
 
 @dataclass(frozen=True)
+class Settings:
+    """Of one operator, for all jobs."""
+
+    manager_image: str
+    trainer_image: str
+    rollout_image: str
+    """Default images; a template's own `image` wins."""
+    image_pull_policy: str = "IfNotPresent"
+    cluster_domain: str = "cluster.local"
+    trainer_priority_class: str = ""
+    rollout_priority_class: str = ""
+    """Names of PriorityClasses that the chart made; empty: none."""
+
+
+@dataclass(frozen=True)
 class Owner:
-    """The PolyRLJob that owns a child."""
+    """The PolyRLJob that owns a child, and what this operator makes children with."""
 
     name: str
     namespace: str
     uid: str
     job: PolyRLJob
-    domain: str = "cluster.local"
-    """The cluster's DNS domain."""
+    settings: Settings
 
     def metadata(self, name: str, role: Role | None = None) -> dict[str, Any]:
         """metadata of a child: name, labels, and the reference by which it goes when the job goes."""
@@ -90,18 +104,3 @@ def hash_of(value: Any) -> str:
     """Of a plain value: HASH_CHARACTERS hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of one operator, for all jobs."""
-
-    manager_image: str
-    trainer_image: str
-    rollout_image: str
-    """Default images; a template's own `image` wins."""
-    image_pull_policy: str = "IfNotPresent"
-    cluster_domain: str = "cluster.local"
-    trainer_priority_class: str = ""
-    rollout_priority_class: str = ""
-    """Names of PriorityClasses that the chart made; empty: none."""

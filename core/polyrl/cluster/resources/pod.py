@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polyrl.cluster import names
-from polyrl.cluster.resources.config import config_map
+from polyrl.cluster.resources.fixed import config_map
 from polyrl.cluster.resources.owner import Owner, Settings, template_hash, with_content_hash
 from polyrl.cluster.resources.placement import Placement
 from polyrl.cluster.resources.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import Owner, Settings
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.partition_signals import HEAL, PARTITION_IN
@@ -29,7 +27,7 @@ SEEDS = 40
 
 
 def owner() -> Owner:
-    return Owner("job", "ns", "uid", PolyRLJob.model_validate(yaml.safe_load(EXAMPLE.read_text())))
+    return Owner("job", "ns", "uid", PolyRLJob.model_validate(yaml.safe_load(EXAMPLE.read_text())), SETTINGS)
 
 
 def at_work(pod: dict[str, Any], state: str = "running", **metadata: Any) -> dict[str, Any]:
@@ -42,11 +40,11 @@ def at_work(pod: dict[str, Any], state: str = "running", **metadata: Any) -> dic
 
 
 def rollout(ordinal: int, **facts: Any) -> dict[str, Any]:
-    return at_work(rollout_pod(owner(), ordinal, Pool.SPOT, SETTINGS), **facts)
+    return at_work(rollout_pod(owner(), ordinal, Pool.SPOT), **facts)
 
 
 def trainer() -> dict[str, Any]:
-    template = trainer_job(owner(), SETTINGS)["spec"]["template"]
+    template = trainer_job(owner())["spec"]["template"]
     return at_work({"metadata": template["metadata"] | {"name": "job-trainer-0-x"}, "spec": template["spec"]})
 
 
@@ -57,7 +55,7 @@ PODS = [
     rollout(4, state="terminated"),
     rollout(5, deletionTimestamp="2026-01-01T00:00:00Z"),
     {**rollout(6), "status": {}},
-    at_work(manager_pod(owner(), 1, SETTINGS)),
+    at_work(manager_pod(owner(), 1)),
     trainer(),
 ]
 WORKERS = {worker.seen.name: worker for worker in live_workers(PODS)}

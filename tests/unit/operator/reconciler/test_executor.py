@@ -10,6 +10,7 @@ import pytest
 
 from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeKeys, RecordEvent
 from polyrl.cluster.resources.owner import Owner
+from polyrl.testing.fake_operator import SETTINGS
 from polyrl_operator.api import client as client_module
 from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
 from polyrl_operator.api.kinds import JOB, POD, SECRET
@@ -18,7 +19,7 @@ from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.reconciler.executor import Executor, NameTaken
 
 KEY = JobKey("ns", "j")
-OWNER = Owner("j", "ns", "job-uid", job=None)  # type: ignore[arg-type]
+OWNER = Owner("j", "ns", "job-uid", job=None, settings=SETTINGS)  # type: ignore[arg-type]
 
 
 def pod(name: str, owner: str = "job-uid", version: int = 1) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster import names
-from polyrl.cluster.resources.checks import unsupported
+from polyrl.cluster.acceptance import unsupported
 from polyrl.cluster.resources.fixed import network_policies
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.placement import Placement, manager_placement, rollout_placement, trainer_placement
@@ -15,6 +15,7 @@ from polyrl.cluster.resources.pod import whole_cpus
 from polyrl.cluster.resources.template import merged_metadata, merged_resources, merged_spec
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
+from polyrl.testing.fake_operator import SETTINGS
 
 RECIPE = {
     "mode": "rl",
@@ -178,7 +179,7 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 def test_the_named_flows_and_no_other() -> None:
-    owner = Owner("job", "ns", "uid", job(networkPolicy={"mode": "Isolated"}, manager={"port": 6000}))
+    owner = Owner("job", "ns", "uid", job(networkPolicy={"mode": "Isolated"}, manager={"port": 6000}), SETTINGS)
     assert flows(network_policies(owner)) == {
         ("trainer", "manager", 5001),
         ("rollout", "manager", 5001),
@@ -193,7 +194,7 @@ def test_the_named_flows_and_no_other() -> None:
 def test_more_flows_are_asked_for_by_name() -> None:
     extra = [{"cidr": "10.0.0.0/8", "port": 443}, {"cidr": "192.168.0.0/16"}]
     isolated = {"mode": "Isolated", "extraEgress": extra}
-    owner = Owner("job", "ns", "uid", job(networkPolicy=isolated, rollout={"capacity": {"preset": "GKE"}}))
+    owner = Owner("job", "ns", "uid", job(networkPolicy=isolated, rollout={"capacity": {"preset": "GKE"}}), SETTINGS)
     outside = {flow for flow in flows(network_policies(owner)) if flow[1][0].isdigit()}
     wanted = {("10.0.0.0/8", 443), ("192.168.0.0/16", 0)}
     assert outside == {(role, *to) for role in ("trainer", "rollout") for to in wanted} | {

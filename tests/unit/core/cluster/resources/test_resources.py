@@ -11,10 +11,8 @@ from hypothesis import given, strategies as st
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import Owner, Settings, content_hash, template_hash
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.control import parse_endpoints
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
@@ -39,6 +37,7 @@ def owner(recipe: dict[str, Any] | None = None, **spec: Any) -> Owner:
         "ns",
         "uid",
         PolyRLJob.model_validate({**manifest, "spec": {"recipe": {**RECIPE, **(recipe or {})}, **spec}}),
+        SETTINGS,
     )
 
 
@@ -50,9 +49,9 @@ def template(container: dict[str, Any] | None = None, metadata: dict[str, Any] |
 def pods(one: Owner) -> dict[str, dict[str, Any]]:
     """Every pod that there can be: metadata and spec by role, rollouts by pool."""
     return {
-        "manager": manager_pod(one, 1, SETTINGS),
-        "trainer": trainer_job(one, SETTINGS)["spec"]["template"],
-        **{pool.value: rollout_pod(one, 7, pool, SETTINGS) for pool in (Pool.SPOT, Pool.ON_DEMAND)},
+        "manager": manager_pod(one, 1),
+        "trainer": trainer_job(one)["spec"]["template"],
+        **{pool.value: rollout_pod(one, 7, pool) for pool in (Pool.SPOT, Pool.ON_DEMAND)},
     }
 
 
@@ -152,7 +151,7 @@ def test_a_pods_process_is_the_one_description_of_what_runs() -> None:
 
 def test_the_name_of_a_rollouts_engine_is_its_pods_and_it_knows_its_pool() -> None:
     for pool in (Pool.SPOT, Pool.ON_DEMAND):
-        pod = rollout_pod(owner(), 7, pool, SETTINGS)
+        pod = rollout_pod(owner(), 7, pool)
         assert pod["metadata"]["name"] == f"{NAME}-r-7"
         command = pod["spec"]["containers"][0]["command"]
         assert command[command.index("--engine-name") + 1] == f"{NAME}-r-7"
@@ -183,7 +182,7 @@ def test_each_container_sees_only_its_own_keys() -> None:
 
 
 def test_a_rollout_has_its_drain_and_five_seconds_and_leaves_a_dead_node_soon() -> None:
-    spec = rollout_pod(owner(rollout={"drainSeconds": 40}), 1, Pool.SPOT, SETTINGS)["spec"]
+    spec = rollout_pod(owner(rollout={"drainSeconds": 40}), 1, Pool.SPOT)["spec"]
     assert spec["terminationGracePeriodSeconds"] == 45
     silent = {one["key"]: one["tolerationSeconds"] for one in spec["tolerations"] if one["effect"] == "NoExecute"}
     assert silent == {"node.kubernetes.io/not-ready": 20, "node.kubernetes.io/unreachable": 20}
@@ -202,7 +201,7 @@ def test_autoscalers_may_take_rollouts_and_nothing_else() -> None:
 
 def test_the_trainers_ends() -> None:
     user_rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [1]}}
-    spec = trainer_job(owner(backoffLimit=5, failurePolicy={"rules": [user_rule]}), SETTINGS)["spec"]
+    spec = trainer_job(owner(backoffLimit=5, failurePolicy={"rules": [user_rule]}))["spec"]
     rules = spec["podFailurePolicy"]["rules"]
     assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
         ("Ignore", None),
@@ -218,7 +217,7 @@ def test_the_trainers_ends() -> None:
 
 def test_twenty_rules_are_what_a_job_takes() -> None:
     rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [9]}}
-    spec = trainer_job(owner(failurePolicy={"rules": [rule] * 16}), SETTINGS)["spec"]
+    spec = trainer_job(owner(failurePolicy={"rules": [rule] * 16}))["spec"]
     assert len(spec["podFailurePolicy"]["rules"]) <= 20
 
 
@@ -236,7 +235,7 @@ def test_twenty_rules_are_what_a_job_takes() -> None:
     ],
 )
 def test_where_the_users_files_are(code: dict[str, str], path: str | None, source: dict | None) -> None:
-    spec = trainer_job(owner({"code": code}), SETTINGS)["spec"]["template"]["spec"]
+    spec = trainer_job(owner({"code": code}))["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     mounts = {mount["name"]: mount for mount in spec["containers"][0]["volumeMounts"]}
     if path is None:
@@ -258,9 +257,7 @@ def test_where_the_users_files_are(code: dict[str, str], path: str | None, sourc
 def test_what_outlives_its_pod(role: str, storage: dict[str, Any], volume: dict[str, Any], made: bool) -> None:
     one = owner(**{role: {"storage": storage}})
     claim = f"{NAME}-{role}"
-    claims = [
-        child["metadata"]["name"] for child in fixed_children(one, SETTINGS) if child["kind"] == "PersistentVolumeClaim"
-    ]
+    claims = [child["metadata"]["name"] for child in fixed_children(one) if child["kind"] == "PersistentVolumeClaim"]
     assert (claim in claims) is made
     name, pod = {"trainer": "polyrl-run", "manager": "polyrl-journal"}[role], pods(one)[role]
     (found,) = [entry for entry in pod["spec"]["volumes"] if entry["name"] == name]
@@ -272,7 +269,7 @@ def test_what_outlives_its_pod(role: str, storage: dict[str, Any], volume: dict[
 
 def test_workers_read_the_job_again() -> None:
     one = owner(rollout={"drainSeconds": 7, "engine": {"threads": 2}, "capacity": {"preset": "GKE"}})
-    data = fixed_children(one, SETTINGS)[0]["data"]
+    data = fixed_children(one)[0]["data"]
     read = PolyRLJob.model_validate_json(data["job.json"]).spec
     assert read.recipe == one.job.spec.recipe
     assert (read.rollout.engine, read.rollout.drain_seconds) == (one.job.spec.rollout.engine, 7)
@@ -297,7 +294,7 @@ def test_every_manifest_that_is_right_is_right_for_its_workers() -> None:
         {"trainer": {"reservedEngine": False}},
         {"faultInjection": [{"atStep": 0, "action": "Kill"}]},
     ):
-        PolyRLJob.model_validate_json(fixed_children(owner(**spec), SETTINGS)[0]["data"]["job.json"])
+        PolyRLJob.model_validate_json(fixed_children(owner(**spec))[0]["data"]["job.json"])
 
 
 SAME_CONFIG = [{"rollout": {"maxReplicas": 9}}, {"suspend": True}, {"scaling": {"mode": "Manual"}}]
@@ -305,7 +302,7 @@ SAME_CONFIG = [{"rollout": {"maxReplicas": 9}}, {"suspend": True}, {"scaling": {
 
 @pytest.mark.parametrize("change", [*SAME_CONFIG, {"rollout": {"template": template()}}])
 def test_what_workers_do_not_read_makes_no_new_config_map(change: dict[str, Any]) -> None:
-    assert fixed_children(owner(), SETTINGS)[0] == fixed_children(owner(**change), SETTINGS)[0]
+    assert fixed_children(owner())[0] == fixed_children(owner(**change))[0]
 
 
 @pytest.mark.parametrize("change", SAME_CONFIG)
@@ -336,7 +333,7 @@ def test_a_default_written_out_is_no_change() -> None:
 
 def test_objects_know_their_content_and_their_owner() -> None:
     one = owner()
-    children = [*fixed_children(one, SETTINGS), trainer_job(one, SETTINGS), manager_pod(one, 1, SETTINGS)]
+    children = [*fixed_children(one), trainer_job(one), manager_pod(one, 1)]
     for child in children:
         metadata = child["metadata"]
         assert metadata["annotations"][names.ANNOTATION_CONTENT] == content_hash(child)
@@ -347,13 +344,13 @@ def test_objects_know_their_content_and_their_owner() -> None:
 
 def test_a_job_that_samples_nothing_has_no_manager() -> None:
     one = owner({"mode": "sft", "data": {"sft": [{"path": "s.jsonl"}]}, "sft": {"steps": 1}, "reward": None})
-    kinds = {(child["kind"], child["metadata"]["name"]) for child in fixed_children(one, SETTINGS)}
+    kinds = {(child["kind"], child["metadata"]["name"]) for child in fixed_children(one)}
     assert not {name for _, name in kinds if name.endswith("-manager")}
-    job = trainer_job(one, SETTINGS)
+    job = trainer_job(one)
     pod = job["spec"]["template"]["spec"]
     assert "initContainers" not in pod
     assert not [volume for volume in pod["volumes"] if "secret" in volume], "nobody to talk to, so nothing to hide"
-    for build in (lambda: manager_pod(one, 1, SETTINGS), lambda: rollout_pod(one, 1, Pool.SPOT, SETTINGS)):
+    for build in (lambda: manager_pod(one, 1), lambda: rollout_pod(one, 1, Pool.SPOT)):
         with pytest.raises(ValueError, match="sample"):
             build()
 
@@ -361,15 +358,13 @@ def test_a_job_that_samples_nothing_has_no_manager() -> None:
 def test_the_trainers_threads_are_its_own_cores() -> None:
     for resources, threads in (({}, "1"), ({"limits": {"cpu": "2500m"}}, "3"), ({"requests": {"cpu": "4"}}, "4")):
         made = template({"resources": resources})
-        pod = trainer_job(owner(trainer={"template": made}, rollout={"engine": {"threads": 3}}), SETTINGS)["spec"][
-            "template"
-        ]
+        pod = trainer_job(owner(trainer={"template": made}, rollout={"engine": {"threads": 3}}))["spec"]["template"]
         env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
         assert env["OMP_NUM_THREADS"] == threads
 
 
 def test_the_certificate_is_for_every_name_of_the_managers_service() -> None:
-    assert manager_hosts(owner(), SETTINGS) == (
+    assert manager_hosts(owner()) == (
         f"{NAME}-manager",
         f"{NAME}-manager.ns",
         f"{NAME}-manager.ns.svc",

@@ -11,10 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from polyrl.cluster import names
 from polyrl.cluster.resources.fixed import fixed_children
-from polyrl.cluster.resources.manager import manager_pod
 from polyrl.cluster.resources.owner import Owner
-from polyrl.cluster.resources.rollout import rollout_pod
-from polyrl.cluster.resources.trainer import trainer_job
+from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
@@ -35,14 +33,14 @@ JOBS = st.lists(PARTS, min_size=1, max_size=5).map("-".join)
 def owner_of(name: str) -> Owner:
     raw = raw_job(networkPolicy={"mode": "Isolated"})
     raw["metadata"]["name"] = name
-    return Owner(name, "n", f"uid-{name}", PolyRLJob.model_validate(raw))
+    return Owner(name, "n", f"uid-{name}", PolyRLJob.model_validate(raw), SETTINGS)
 
 
 def pods_of(owner: Owner) -> dict[Role, dict[str, Any]]:
     return {
-        Role.TRAINER: trainer_job(owner, SETTINGS)["spec"]["template"]["spec"],
-        Role.MANAGER: manager_pod(owner, 1, SETTINGS)["spec"],
-        Role.ROLLOUT: rollout_pod(owner, 1, Pool.SPOT, SETTINGS)["spec"],
+        Role.TRAINER: trainer_job(owner)["spec"]["template"]["spec"],
+        Role.MANAGER: manager_pod(owner, 1)["spec"],
+        Role.ROLLOUT: rollout_pod(owner, 1, Pool.SPOT)["spec"],
     }
 
 
@@ -83,7 +81,7 @@ def named(job: str) -> set[tuple[str, str]]:
     """Kind and name of all that a job has, with pods of many numbers."""
     owner = owner_of(job)
     pods = {names.pod_name(job, role, number) for role in (Role.MANAGER, Role.ROLLOUT) for number in range(1, 12)}
-    objects = (*fixed_children(owner, SETTINGS), trainer_job(owner, SETTINGS))
+    objects = (*fixed_children(owner), trainer_job(owner))
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
     return made | {("Secret", names.keys_secret(job))} | {("Pod", pod) for pod in pods}
 

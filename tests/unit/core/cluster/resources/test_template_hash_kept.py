@@ -9,6 +9,7 @@ import pytest
 
 from polyrl.cluster.resources.owner import Owner, template_hash
 from polyrl.manifest.job import PolyRLJob
+from polyrl.testing.fake_operator import SETTINGS
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
@@ -32,5 +33,5 @@ KEPT: dict[str, tuple[str, str, str]] = {
 def test_an_upgrade_replaces_no_pod(name: str) -> None:
     spec = dict(SPECS[name])
     job = PolyRLJob.model_validate(raw_job(spec.pop("rollout", None), **spec))
-    owner = Owner("j", "n", "uid", job)
+    owner = Owner("j", "n", "uid", job, SETTINGS)
     assert tuple(template_hash(owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)) == KEPT[name]

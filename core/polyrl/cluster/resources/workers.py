@@ -1,0 +1,199 @@
+"""The pods of the manager and of rollouts, and the trainer's Job.
+
+The manager is small, on-demand, started again in place, its journal on a volume. A rollout is one agent with its
+engine, never restarted in place; a replacement is another pod. The trainer is an Indexed Job on reserved machines, its
+engine as a sidecar that ends with it, checkpoints on a volume. How its pod ended decides what follows, in this order:
+
+DisruptionTarget           its machine was taken: replaced, not counted
+exit 143                   it was asked to leave and saved: replaced, not counted
+`failurePolicy.rules`      the first that matches
+exit 1, 2                  it gave its reason and would end so again: the Job fails at once
+anything else              counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.actions import Object
+from polyrl.cluster.resources import pod
+from polyrl.cluster.resources.owner import Owner, with_content_hash
+from polyrl.cluster.resources.placement import manager_placement, rollout_placement, trainer_placement
+from polyrl.cluster.resources.template import Fields, merged_resources, template_fields
+from polyrl.control import HEALTH_PATH
+from polyrl.manifest.cluster import FailurePolicy
+from polyrl.sample import Pool
+from polyrl.worker import EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
+
+MANAGER_RESOURCES: Final[Fields] = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+"""The manager's benchmark peaks at 86 to 190 MB, and at 513 MB with 8,192 samples of 4,000 tokens."""
+
+START_SECONDS: Final = 120
+"""Longest replay of a journal before the kubelet gives the container up."""
+ALIVE_SECONDS: Final = 60
+"""A manager that has not answered for so long is stuck, and a fresh one goes on from the journal."""
+READY_PERIOD_SECONDS: Final = 2
+ALIVE_PERIOD_SECONDS: Final = 10
+
+
+def manager_pod(owner: Owner, ordinal: int) -> Object:
+    """The pod `J-manager-<ordinal>`. Only for jobs that sample."""
+    spec, settings = owner.job.spec, owner.settings
+    worker = pod.pod_workers(owner).manager
+    if worker is None:
+        raise ValueError(f"{owner.name} samples nothing, so it has no manager")
+    storage = spec.manager.storage
+    volumes = (
+        pod.job_volume(owner),
+        pod.keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
+        pod.kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
+        pod.tmp_volume(),
+    )
+    ours = pod.container(worker, settings.manager_image, settings, volumes)
+    named = (("http", spec.manager.port), ("agents", names.AGENTS_PORT), ("trainer", names.TRAINER_PORT))
+    ours["ports"] = [{"name": name, "containerPort": port} for name, port in named]
+    ours |= {"resources": MANAGER_RESOURCES, **_probes()}
+    parts = pod.PodParts(
+        role=Role.MANAGER,
+        container=ours,
+        volumes=volumes,
+        placement=manager_placement(spec),
+        grace_s=int(worker.grace_s) + 2,
+        restart_policy="Always",
+        annotations=pod.KEPT,
+        priority_class=settings.trainer_priority_class,
+    )
+    return pod.bare_pod(owner, names.pod_name(owner.name, Role.MANAGER, ordinal), parts, spec.manager.template)
+
+
+def _probes() -> Fields:
+    asked = {"httpGet": {"path": HEALTH_PATH, "port": "http", "scheme": "HTTPS"}, "timeoutSeconds": 5}
+    often, rarely = {"periodSeconds": READY_PERIOD_SECONDS}, {"periodSeconds": ALIVE_PERIOD_SECONDS}
+    return {
+        "startupProbe": asked | often | {"failureThreshold": START_SECONDS // READY_PERIOD_SECONDS},
+        "readinessProbe": asked | often | {"failureThreshold": 3},
+        "livenessProbe": asked | rarely | {"failureThreshold": ALIVE_SECONDS // ALIVE_PERIOD_SECONDS},
+    }
+
+
+ROLLOUT_GRACE_SLACK_S: Final = 5
+"""Between the end of a drain and the kill: room to say goodbye and to end the engine."""
+
+ROLLOUT_MEMORY_REQUEST: Final = "1Gi"
+"""Of a tiny model on the embedded engine; real ones say theirs in the template."""
+
+SPARED_BY_NOBODY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+"""Else a bare pod keeps its node for ever. Never do-not-disrupt: such a pod dies without its notice."""
+
+
+def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
+    """The pod `J-r-<ordinal>`, whose name is its engine's. Only for jobs whose policy samples."""
+    spec, settings = owner.job.spec, owner.settings
+    name = names.pod_name(owner.name, Role.ROLLOUT, ordinal)
+    made_from = pod.pod_workers(owner, pool=pool).rollout
+    if made_from is None:
+        raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
+    volumes = (pod.job_volume(owner), pod.keys_volume(owner, "agent.key"), pod.tmp_volume(), pod.memory_volume())
+    ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
+    ours["resources"] = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
+    parts = pod.PodParts(
+        role=Role.ROLLOUT,
+        container=ours,
+        volumes=volumes,
+        placement=rollout_placement(spec, pool),
+        grace_s=spec.rollout.drain_seconds + ROLLOUT_GRACE_SLACK_S,
+        restart_policy="Never",
+        annotations=SPARED_BY_NOBODY,
+        priority_class=settings.rollout_priority_class,
+        labels={names.LABEL_POOL: pool.value},
+    )
+    return pod.bare_pod(owner, name, parts, spec.rollout.template)
+
+
+TRAINER_GRACE_SLACK_S: Final = 10
+"""Beyond what the trainer takes to stop and save: the sidecar ends after it."""
+
+TRAINER_RESOURCES: Final[Fields] = {"requests": {"cpu": "1", "memory": "2Gi"}}
+"""Of a tiny model; real ones say theirs, with their devices, in the template."""
+
+RESERVED_RESOURCES: Final[Fields] = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+"""The reserved engine works while the learner waits, so it needs no cores of its own."""
+
+
+def trainer_job(owner: Owner) -> Object:
+    """The Indexed Job `J-trainer`."""
+    spec, template = owner.job.spec, _trainer_template(owner)
+    metadata = owner.metadata(names.trainer_name(owner.name), Role.TRAINER)
+    metadata["labels"][names.LABEL_TEMPLATE] = template["metadata"]["labels"][names.LABEL_TEMPLATE]
+    job_spec = {
+        "completionMode": "Indexed",
+        "completions": spec.trainer.replicas,
+        "parallelism": spec.trainer.replicas,
+        "backoffLimit": spec.backoff_limit,
+        # A twin beside one that still ends would write the same checkpoints.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": failure_rules(spec.failure_policy)},
+        "suspend": spec.suspend,
+        "template": template,
+    }
+    return with_content_hash({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job_spec})
+
+
+def _trainer_template(owner: Owner) -> Fields:
+    spec, settings = owner.job.spec, owner.settings
+    _, theirs = template_fields(spec.trainer.template)
+    their_resources = theirs["containers"][0].get("resources", {}) if theirs else {}
+    workers = pod.pod_workers(owner, pod.whole_cpus(merged_resources(their_resources, TRAINER_RESOURCES)))
+    run = pod.kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
+    shared = (pod.job_volume(owner), pod.tmp_volume(), pod.memory_volume())
+    keys = () if workers.manager is None else (pod.keys_volume(owner, "trainer.key"),)
+    code = pod.code_volume(spec.recipe.code)
+    volumes = (*shared, *keys, run, *(() if code is None else (code,)))
+    ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
+    ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
+    ours["ports"] = [{"name": "weights", "containerPort": names.PUBLISHER_PORT}]
+    ours["resources"] = TRAINER_RESOURCES
+    sidecars, sidecar_volumes = _reserved(owner, workers.reserved, shared)
+    parts = pod.PodParts(
+        role=Role.TRAINER,
+        container=ours,
+        volumes=(*volumes, *sidecar_volumes),
+        placement=trainer_placement(spec),
+        grace_s=int(workers.trainer.grace_s) + TRAINER_GRACE_SLACK_S,
+        restart_policy="Never",
+        annotations=pod.KEPT,
+        priority_class=settings.trainer_priority_class,
+        sidecars=sidecars,
+        subdomain=names.trainer_name(owner.name),
+    )
+    return pod.pod_template(owner, parts, spec.trainer.template)
+
+
+def _reserved(
+    owner: Owner, template: Worker | None, shared: tuple[pod.Mounted, ...]
+) -> tuple[tuple[Fields, ...], tuple[pod.Mounted, ...]]:
+    """The engine on the trainer's devices: a sidecar, because the Job must be complete when the trainer ends. It sees
+    the agents' key file and not the trainer's."""
+    if template is None:
+        return (), ()
+    keys = pod.keys_volume(owner, "agent.key", name="polyrl-agent-keys")
+    worker = template.named(f"$({pod.POD_NAME_ENV})")
+    ours = pod.container(worker, owner.settings.rollout_image, owner.settings, (*shared, keys))
+    ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
+    return (ours | {"restartPolicy": "Always", "resources": RESERVED_RESOURCES},), (keys,)
+
+
+def failure_rules(policy: FailurePolicy) -> list[Fields]:
+    """Rules in order; the first that matches decides, and without a match the end counts."""
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        _on_exit("Ignore", HANDED_OVER_EXIT),
+        *(rule.model_dump(mode="json", by_alias=True, exclude_none=True) for rule in policy.rules),
+        _on_exit("FailJob", *EXPLAINED_EXITS),
+    ]
+
+
+def _on_exit(action: str, *codes: int) -> Fields:
+    matched = {"containerName": Role.TRAINER.value, "operator": "In", "values": sorted(codes)}
+    return {"action": action, "onExitCodes": matched}
