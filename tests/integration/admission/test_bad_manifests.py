@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrl.cluster.resources.checks import unsupported
+from polyrl.cluster.acceptance import unsupported
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rules.broken import RULES
 from polyrl.manifest.rules.transitions import TRANSITIONS
