@@ -12,8 +12,8 @@ from polyrl.ledger import events as f, ledger
 from polyrl.ledger.apply import apply, engines, samples
 from polyrl.ledger.batching import discards, packing
 from polyrl.ledger.journal import file_format
-from polyrl.ledger.messages import agents, deltas, greeting, trainer
-from polyrl.ledger.scheduling import leases, moves, placement, reserved
+from polyrl.ledger.messages import agents, deltas, trainer
+from polyrl.ledger.scheduling import leases, moves, placement
 from polyrl.sample import Finish, Purpose
 from polyrl.wire import Acknowledge, Resend
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule
@@ -179,7 +179,7 @@ def stalls_unnoticed(patch: Patch) -> None:
 
 def drained_engine_gets_work(patch: Patch) -> None:
     patch.setattr(placement, "has_slot", lambda engine, now: len(engine.running) < engine.capacity.max_running)
-    patch.setattr(reserved, "serves", lambda engine, low, high: low <= engine.version <= high)
+    patch.setattr(placement, "serves", lambda engine, low, high: low <= engine.version <= high)
 
 
 def credit_ignored(patch: Patch) -> None:
@@ -297,7 +297,7 @@ def evaluation_never_complete(patch: Patch) -> None:
 
 def dead_trainers_batches_kept(patch: Patch) -> None:
     """What was packed for a trainer that is gone stays packed."""
-    patch.setattr(greeting, "_take_back", lambda d: None)
+    patch.setattr(trainer, "_take_back", lambda d: None)
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], str]] = [

@@ -275,7 +275,7 @@ class VersionPublished(Event, frozen=True):
 
 
 class WindowSet(Event, frozen=True):
-    """Reserved engines may generate, or no longer; see `reserved.slowest_pace`."""
+    """Reserved engines may generate, or no longer; see `placement.slowest_pace`."""
 
     open: bool
     at: float

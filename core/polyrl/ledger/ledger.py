@@ -14,10 +14,9 @@ from polyrl.ledger.events import FollowUp, LeasesRenewed
 from polyrl.ledger.messages.agents import handle_agent
 from polyrl.ledger.messages.trainer import handle_trainer
 from polyrl.ledger.scheduling import leases
-from polyrl.ledger.scheduling.placement import place
+from polyrl.ledger.scheduling.placement import hand_over, place
 from polyrl.ledger.scheduling.rebalance import rebalance
 from polyrl.ledger.scheduling.recalls import leave_draining
-from polyrl.ledger.scheduling.reserved import hand_over
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.status import Wait, status_of, waits_of
 from polyrl.ledger.transition import Effects, Transition

@@ -74,8 +74,8 @@ class Pace(NamedTuple):
     prefill_s: float
     """Seconds per token to read."""
 
-    def step(self, running: int) -> float:
-        """Seconds per token and sample with `running` samples."""
+    def step(self, running: float) -> float:
+        """Seconds per token and sample with `running` samples, also on the average."""
         return self.step_s * (1 + running / self.half_batch)
 
     def read(self, tokens: int) -> float:

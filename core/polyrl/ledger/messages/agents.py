@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from polyrl import wire
 from polyrl.ledger import events
@@ -34,7 +33,23 @@ def handle_agent(transition: Transition, name: str, message: wire.FromAgent) -> 
         take_deltas(transition, engine, message)
     else:
         transition.record(events.EngineHeard(name, transition.now))
-        _HANDLERS[type(message)](transition, engine, message)
+        _handle_rest(transition, engine, message)
+
+
+def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.FromAgent) -> None:
+    match message:
+        case wire.Heartbeat(running, queued, kv_free):
+            transition.record(events.EngineLoad(engine.name, running, queued=queued, kv_free_tokens=kv_free))
+        case wire.WeightsLoaded(version):
+            _serve(transition, engine, version, retry_at=inf)
+        case wire.WeightsFailed(_, serving):
+            _serve(transition, engine, serving, retry_at=transition.now + transition.config.weights_retry_s)
+        case wire.HandBack():
+            _handed_back(transition, engine, message)
+        case wire.Leaving(deadline_s, reason):
+            drain_engine(transition, engine.name, deadline_s=deadline_s, reason=reason)
+        case wire.Deregister():
+            lose_engine(transition, engine.name, GoneCause.DEREGISTERED)
 
 
 def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
@@ -81,21 +96,6 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
         transition.send(engine.name, wire.Cancel(number))
 
 
-def _heartbeat(transition: Transition, engine: LeasedEngine, heartbeat: wire.Heartbeat) -> None:
-    load = events.EngineLoad(
-        engine.name, heartbeat.running, queued=heartbeat.queued, kv_free_tokens=heartbeat.kv_free_tokens
-    )
-    transition.record(load)
-
-
-def _loaded(transition: Transition, engine: LeasedEngine, loaded: wire.WeightsLoaded) -> None:
-    _serve(transition, engine, loaded.version, retry_at=inf)
-
-
-def _weights_failed(transition: Transition, engine: LeasedEngine, failed: wire.WeightsFailed) -> None:
-    _serve(transition, engine, failed.serving, retry_at=transition.now + transition.config.weights_retry_s)
-
-
 def _serve(transition: Transition, engine: LeasedEngine, version: int, *, retry_at: float) -> None:
     """The engine serves `version`; samples that may not use it go elsewhere."""
     transition.record(events.EngineServing(engine.name, version, transition.now))
@@ -124,21 +124,3 @@ def _handed_back(transition: Transition, engine: LeasedEngine, given: wire.HandB
         # Whatever it was, handing the same sample straight back would only repeat it.
         quarantine(transition, engine.name, cause)
     move(transition, given.assignment, cause, cancel=False, detail=given.detail)
-
-
-def _leaving(transition: Transition, engine: LeasedEngine, leaving: wire.Leaving) -> None:
-    drain_engine(transition, engine.name, deadline_s=leaving.deadline_s, reason=leaving.reason)
-
-
-def _deregistered(transition: Transition, engine: LeasedEngine, _: wire.Deregister) -> None:
-    lose_engine(transition, engine.name, GoneCause.DEREGISTERED)
-
-
-_HANDLERS: Final[dict[type, Callable[[Transition, LeasedEngine, Any], None]]] = {
-    wire.Heartbeat: _heartbeat,
-    wire.WeightsLoaded: _loaded,
-    wire.WeightsFailed: _weights_failed,
-    wire.HandBack: _handed_back,
-    wire.Leaving: _leaving,
-    wire.Deregister: _deregistered,
-}

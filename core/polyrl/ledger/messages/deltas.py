@@ -12,23 +12,26 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from polyrl import wire
+from polyrl.errors import ProtocolError
 from polyrl.ledger.events import GapSeen, MoveCause, TokensTaken
 from polyrl.ledger.scheduling.moves import already_over, end_turn, move, quarantine
 from polyrl.ledger.state import Assignment, LeasedEngine
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
-from polyrl.wire import FINISH_CODES, ROW_DTYPE, Cancel, Deltas, Resend, RowColumns, TokensKept, pack_rows, row_columns
+from polyrl.wire import Deltas, RowColumns
 
-STOP: Final = FINISH_CODES.index("stop")
-LENGTH: Final = FINISH_CODES.index("length")
+STOP: Final = wire.FINISH_CODES.index("stop")
 
 
 def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -> None:
     """Accepts what can be accepted; answers TokensKept unless tokens are missing."""
-    columns = _checked_columns(message)
-    if columns is None:
+    try:
+        wire.check_deltas(message)
+    except ProtocolError:
         transition.ignore("malformedDeltas")
         return
+    columns = wire.row_columns(message.rows)
     taken = TokensTaken(
         engine=engine.name,
         seq=message.seq,
@@ -58,17 +61,7 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         _fail(transition, number, cause)
     if not engine.gaps:
         # TokensKept covers all earlier frames, the one that is missing too.
-        transition.send(engine.name, TokensKept(message.seq))
-
-
-def _checked_columns(message: Deltas) -> RowColumns | None:
-    if len(message.rows) % ROW_DTYPE.itemsize:
-        return None
-    columns = row_columns(message.rows)
-    size = 4 * sum(columns[2])
-    if len(message.ids) != size or len(message.logprobs) != size or max(columns[3], default=0) >= len(FINISH_CODES):
-        return None
-    return columns
+        transition.send(engine.name, wire.TokensKept(message.seq))
 
 
 def _ends_if_in_order(
@@ -142,7 +135,7 @@ class _Sift:
 
     def accepted(self, taken: TokensTaken) -> TokensTaken:
         """`taken` with only what was accepted."""
-        rows, ids, logprobs = pack_rows(self._rows), bytes(self._ids), bytes(self._logprobs)
+        rows, ids, logprobs = wire.pack_rows(self._rows), bytes(self._ids), bytes(self._logprobs)
         refused = {"in_vain": self.in_vain, "repeated": self.repeated}
         return replace(taken, rows=rows, ids=ids, logprobs=logprobs, **refused)
 
@@ -153,7 +146,7 @@ class _Sift:
                 continue
             if self._engine.gaps.get(number, -inf) + self._transition.config.gap_resend_s <= self._transition.now:
                 self._transition.record(GapSeen(number, self._transition.now))
-                self._transition.send(self._engine.name, Resend(number, offset))
+                self._transition.send(self._engine.name, wire.Resend(number, offset))
 
     def _position(self, number: int, assignment: Assignment) -> int:
         """Response position of the assignment's next token."""
@@ -197,7 +190,7 @@ def _end(transition: Transition, number: int, finish: int) -> None:
         _fail(transition, number, MoveCause.ENGINE_ERROR)
     else:
         if not finish:
-            transition.send(assignment.engine, Cancel(number))
+            transition.send(assignment.engine, wire.Cancel(number))
         # The last token that the budget allows may be a stop token whose finish is still on its way.
         sample = transition.state.samples[assignment.sample]
         end_turn(transition, assignment.sample, already_over(transition, sample) or Finish.LENGTH)

@@ -2,37 +2,53 @@
 
 A reference to something that has ended is answered Accepted: the verdict is moot, not wrong. A reference to something
 that never was is Declined with one sentence.
+
+A trainer greets for the first time, after a broken connection, or as another process that has started again:
+
+    the same process     what it missed is sent again; nothing changes
+    another process      the one before is fenced for good; what that one asked for is closed, the batches that it did
+                         not acknowledge are offered again; a fresh one learns what is held for it
+    knows more than we   our journal is lost: the numbers that it knows are taken, so nothing old is mistaken for new
+
+What the newcomer can still use of what is held, it says itself, by Submit and Reject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from polyrl import wire
 from polyrl.ledger import events
 from polyrl.ledger.batching.discards import discard_group, passes
 from polyrl.ledger.batching.packing import answer_again, digest_of
-from polyrl.ledger.messages.greeting import greet_trainer
+from polyrl.ledger.responses import turn_done
 from polyrl.ledger.scheduling.leases import announce, drain_engine
 from polyrl.ledger.scheduling.moves import already_over, end_turn
-from polyrl.ledger.scheduling.reserved import slowest_pace
-from polyrl.ledger.state import SamplePhase, SampleState
+from polyrl.ledger.scheduling.placement import slowest_pace
+from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
 
 MAX_SAMPLES: Final = 4096
 """Samples of one group; four times what the manifest allows."""
 
-Verdict = str | None
-"""None: accepted. Else the sentence of a Declined."""
+_Handler: TypeAlias = Callable[[Transition, Any], None]
+
+
+class _Refusal(Exception):
+    """The message cannot take effect; the sentence of a Declined."""
+
+
+class _Moot(Exception):
+    """The message comes too late or again: it is counted as ignored under this name, and accepted."""
 
 
 def handle_trainer(transition: Transition, message: wire.FromTrainer) -> None:
     """Decides one message of the trainer."""
     if isinstance(message, wire.TrainerHello):
-        greet_trainer(transition, message)
+        _greet(transition, message)
         return
     if not isfinite(transition.state.trainer_at):
         transition.ignore("unknownTrainer")
@@ -44,86 +60,154 @@ def handle_trainer(transition: Transition, message: wire.FromTrainer) -> None:
     elif isinstance(message, wire.BatchRequest):
         _next(transition, message)
     else:
-        verdict = _HANDLERS[type(message)](transition, message)
-        answer = wire.Accepted(message.request) if verdict is None else wire.Declined(message.request, verdict)
-        transition.answer(answer)
+        transition.answer(_answer(transition, message))
 
 
-def _submit(transition: Transition, message: wire.Submit) -> Verdict:
+def _answer(transition: Transition, message: Any) -> wire.Accepted | wire.Declined:
+    try:
+        _HANDLERS[type(message)](transition, message)
+    except _Moot as moot:
+        transition.ignore(str(moot))
+    except _Refusal as refusal:
+        return wire.Declined(message.request, str(refusal))
+    return wire.Accepted(message.request)
+
+
+def _greet(transition: Transition, hello: wire.TrainerHello) -> None:
+    """Welcome, and all that a trainer may have missed; or Fenced."""
+    state, now = transition.state, transition.now
+    refusal = _refusal(state, hello)
+    if refusal:
+        transition.ignore("fencedTrainer")
+        transition.answer(wire.Fenced(refusal))
+        return
+    newcomer = hello.trainer != state.trainer
+    transition.record(events.TrainerHeard(now))
+    transition.record(events.TrainerGreeted(hello.trainer, now))
+    for batch in tuple(state.batches):
+        if batch <= hello.acknowledged:
+            transition.record(events.BatchAcknowledged(batch, now))
+    if newcomer:
+        _take_back(transition)
+    if hello.next_group > state.next_group or hello.next_batch > state.next_batch:
+        transition.record(events.NumbersTaken(hello.next_group, hello.next_batch, assignment=0, at=now))
+    transition.answer(_welcome(state, with_held=hello.fresh))
+    _send_again(transition)
+
+
+def _refusal(state: LedgerState, hello: wire.TrainerHello) -> str:
+    if hello.run_epoch != state.config.run_epoch:
+        return f"this is epoch {state.config.run_epoch}, not {hello.run_epoch}"
+    return wire.SUPERSEDED if hello.trainer in state.replaced else ""
+
+
+def _take_back(transition: Transition) -> None:
+    """What went to the trainer before can be asked for again, in the order in which it was packed."""
+    for request in tuple(transition.state.pending):
+        transition.record(events.BatchRequestClosed(request))
+    for batch in sorted(transition.state.batches, reverse=True):
+        transition.record(events.BatchReturned(batch, transition.now))
+
+
+def _welcome(state: LedgerState, *, with_held: bool) -> wire.TrainerWelcome:
+    config = state.config
+    return wire.TrainerWelcome(
+        config.run_epoch,
+        config.lease_s,
+        beat_s=config.beat_s,
+        journal=config.journal,
+        next_group=state.next_group,
+        version=state.weights.version,
+        manifest_hash=state.weights.manifest_hash,
+        held=tuple(_held(state, entry) for entry in state.groups.values()) if with_held else (),
+    )
+
+
+def _held(state: LedgerState, entry: GroupState) -> wire.HeldGroup:
+    group = entry.group
+    return wire.HeldGroup(
+        group.id,
+        group.step,
+        purpose=group.purpose,
+        digest=group_digest(group),
+        min_version=group.min_version,
+        max_version=group.max_version,
+        scored=entry.scored,
+        turn=max(state.samples[sample_id(group.id, index)].turn for index in range(group.n)),
+    )
+
+
+def _send_again(transition: Transition) -> None:
+    for step in transition.state.steps.values():
+        for notice in step.notices:
+            transition.answer(notice)
+    for name in transition.state.awaiting_verdict:
+        transition.answer(turn_done(transition.state, name))
+
+
+def _submit(transition: Transition, message: wire.Submit) -> None:
     state = transition.state
     if state.finished:
-        return "the run is over"
-    fault = _submission_fault(message.groups)
-    if fault is not None:
-        return fault
+        raise _Refusal("the run is over")
+    for group in message.groups:
+        _check_group(group)
     for group in message.groups:
         known = state.groups.get(group.id)
         if known is not None and group_digest(known.group) != group_digest(group):
-            return f"group {group.id} was submitted before, as another one"
+            raise _Refusal(f"group {group.id} was submitted before, as another one")
     for group in message.groups:
         if not state.was_submitted(group.id):
             transition.record(events.GroupSubmitted(group, transition.now))
-    return None
 
 
-def _submission_fault(groups: Sequence[Group]) -> Verdict:
-    faults = ((group.id, _group_fault(group)) for group in groups)
-    return next((f"group {number}: {fault}" for number, fault in faults if fault is not None), None)
-
-
-def _group_fault(group: Group) -> Verdict:
-    """What makes a group impossible; no later rule checks it again."""
+def _check_group(group: Group) -> None:
+    """Refuses an impossible group; no later rule checks it again."""
+    fault = None
     if group.id < 0:
-        return "its number must not be negative"
-    if not 1 <= group.n <= MAX_SAMPLES:
-        return f"n is {group.n}, not in 1 .. {MAX_SAMPLES}"
-    if not group.prompt_ids or len(group.prompt_ids) % 4:
-        return "the prompt must be one or more whole uint32 tokens"
-    if group.sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {group.sampling.max_new_tokens}, less than 1"
-    if not 0 <= group.min_version <= group.max_version:
-        return f"versions {group.min_version} to {group.max_version} are no range of published versions"
-    return None
+        fault = "its number must not be negative"
+    elif not 1 <= group.n <= MAX_SAMPLES:
+        fault = f"n is {group.n}, not in 1 .. {MAX_SAMPLES}"
+    elif not group.prompt_ids or len(group.prompt_ids) % 4:
+        fault = "the prompt must be one or more whole uint32 tokens"
+    elif group.sampling.max_new_tokens < 1:
+        fault = f"max_new_tokens is {group.sampling.max_new_tokens}, less than 1"
+    elif not 0 <= group.min_version <= group.max_version:
+        fault = f"versions {group.min_version} to {group.max_version} are no range of published versions"
+    if fault is not None:
+        raise _Refusal(f"group {group.id}: {fault}")
 
 
-def _live(transition: Transition, name: str) -> tuple[SampleState | None, Verdict]:
-    """The sample; or None and, if it never was, why."""
+def _live(transition: Transition, name: str) -> SampleState:
+    """The sample; moot when it has ended, refused when it never was."""
     sample = transition.state.samples.get(name)
     if sample is not None:
-        return sample, None
+        return sample
     try:
         number, _ = split_sample_id(name)
     except ValueError:
-        return None, f"{name[:64]!r} is not the name of a sample"
+        raise _Refusal(f"{name[:64]!r} is not the name of a sample") from None
     if transition.state.was_submitted(number):
-        transition.ignore("verdictTooLate")
-        return None, None
-    return None, f"sample {name[:64]} was never submitted"
+        raise _Moot("verdictTooLate")
+    raise _Refusal(f"sample {name[:64]} was never submitted")
 
 
-def _awaiting(transition: Transition, message: wire.Score | wire.Extend) -> tuple[SampleState | None, Verdict]:
-    """The sample if it waits for this very verdict; None if the verdict was given before or is moot."""
-    sample, fault = _live(transition, message.sample)
-    if sample is None:
-        return None, fault
+def _awaiting(transition: Transition, message: wire.Score | wire.Extend) -> SampleState:
+    """The sample, which waits for this very verdict; moot when the verdict was given before."""
+    sample = _live(transition, message.sample)
     has_verdict = sample.phase in (SamplePhase.SCORED, SamplePhase.PACKED)
     if message.turn < sample.turn or (message.turn == sample.turn and has_verdict):
-        transition.ignore("verdictRepeated")
-        return None, None
+        raise _Moot("verdictRepeated")
     if message.turn > sample.turn or sample.phase is not SamplePhase.TURN_DONE:
-        return None, f"turn {message.turn} of sample {message.sample} has not ended; it is in turn {sample.turn}"
-    return sample, None
+        raise _Refusal(f"turn {message.turn} of sample {message.sample} has not ended; it is in turn {sample.turn}")
+    return sample
 
 
-def _score(transition: Transition, message: wire.Score) -> Verdict:
+def _score(transition: Transition, message: wire.Score) -> None:
     if not isfinite(message.reward):
-        return f"the reward of sample {message.sample[:64]} is {message.reward}, not a finite number"
-    sample, fault = _awaiting(transition, message)
-    if sample is None:
-        return fault
+        raise _Refusal(f"the reward of sample {message.sample[:64]} is {message.reward}, not a finite number")
+    sample = _awaiting(transition, message)
     transition.record(events.SampleScored(message.sample, message.reward, metrics=message.metrics, at=transition.now))
     _complete(transition, sample.group)
-    return None
 
 
 def _complete(transition: Transition, number: int) -> None:
@@ -140,27 +224,22 @@ def _complete(transition: Transition, number: int) -> None:
         discard_group(transition, number, DiscardReason.FILTERED, detail=text)
 
 
-def _extend(transition: Transition, message: wire.Extend) -> Verdict:
+def _extend(transition: Transition, message: wire.Extend) -> None:
     if not message.ids or len(message.ids) % 4:
-        return f"the extension of sample {message.sample[:64]} must be one or more whole uint32 tokens"
-    sample, fault = _awaiting(transition, message)
-    if sample is None:
-        return fault
+        raise _Refusal(f"the extension of sample {message.sample[:64]} must be one or more whole uint32 tokens")
+    sample = _awaiting(transition, message)
     transition.record(events.TurnExtended(message.sample, message.ids, transition.now))
     finish = already_over(transition, sample)
     if finish is not None:
         end_turn(transition, message.sample, finish)
-    return None
 
 
-def _reject(transition: Transition, message: wire.Reject) -> Verdict:
-    sample, fault = _live(transition, message.sample)
-    if sample is None:
-        return fault
+def _reject(transition: Transition, message: wire.Reject) -> None:
+    sample = _live(transition, message.sample)
     if sample.phase is SamplePhase.PACKED:
-        return f"sample {message.sample} is in batch {transition.state.groups[sample.group].batch} already"
+        batch = transition.state.groups[sample.group].batch
+        raise _Refusal(f"sample {message.sample} is in batch {batch} already")
     discard_group(transition, sample.group, message.reason, culprit=message.sample, detail=message.detail)
-    return None
 
 
 def _next(transition: Transition, message: wire.BatchRequest) -> None:
@@ -168,84 +247,76 @@ def _next(transition: Transition, message: wire.BatchRequest) -> None:
         return
     if message.request in transition.state.pending:
         transition.record(events.BatchRequestClosed(message.request))
+    fault = None
     if message.max_samples < 1:
-        text = f"a batch of at most {message.max_samples} samples holds nothing"
-        transition.answer(wire.Declined(message.request, text))
+        fault = f"a batch of at most {message.max_samples} samples holds nothing"
     elif not (isfinite(message.deadline_s) and message.deadline_s >= 0):
-        text = f"deadline {message.deadline_s} is not a number of seconds"
-        transition.answer(wire.Declined(message.request, text))
-    else:
+        fault = f"deadline {message.deadline_s} is not a number of seconds"
+    if fault is None:
         transition.record(events.BatchRequested(message, transition.now))
+    else:
+        transition.answer(wire.Declined(message.request, fault))
 
 
-def _acknowledge(transition: Transition, message: wire.Acknowledge) -> Verdict:
+def _acknowledge(transition: Transition, message: wire.Acknowledge) -> None:
     if not 0 <= message.batch < transition.state.next_batch:
-        return f"batch {message.batch} was never packed"
+        raise _Refusal(f"batch {message.batch} was never packed")
     if message.batch in transition.state.batches:
         transition.record(events.BatchAcknowledged(message.batch, transition.now))
-    return None
 
 
-def _once(handler: Callable[[Transition, Any], Verdict]) -> Callable[[Transition, Any], Verdict]:
+def _once(handler: _Handler) -> _Handler:
     """For requests that a repetition would do again to a state that has moved on."""
 
-    def handle(transition: Transition, message: Any) -> Verdict:
+    def handle(transition: Transition, message: Any) -> None:
         digest = digest_of(message)
-        if transition.state.answered.get(message.request) == digest:
-            return None
-        verdict = handler(transition, message)
-        if verdict is None:
+        if transition.state.answered.get(message.request) != digest:
+            handler(transition, message)
             transition.record(events.RequestDone(message.request, digest))
-        return verdict
 
     return handle
 
 
-def _end_step(transition: Transition, message: wire.EndStep) -> Verdict:
+def _end_step(transition: Transition, message: wire.EndStep) -> None:
     for number, entry in tuple(transition.state.groups.items()):
         group = entry.group
         if (group.step, group.purpose) == (message.step, message.purpose) and entry.batch < 0:
             discard_group(transition, number, DiscardReason.SURPLUS, notify=False)
     transition.record(events.StepEnded(message.step, message.purpose, transition.now))
-    return None
 
 
-def _publish(transition: Transition, message: wire.PublishVersion) -> Verdict:
+def _publish(transition: Transition, message: wire.PublishVersion) -> None:
     newest, published = transition.state.weights, message.weights
     if published.version == newest.version and published.manifest_hash != newest.manifest_hash:
-        return f"version {published.version} was published before, with other contents"
+        raise _Refusal(f"version {published.version} was published before, with other contents")
     if published.version < newest.version or published == newest:
-        return None
+        return
     transition.record(events.VersionPublished(published, transition.now))
     for name in transition.state.engines:
         announce(transition, name)
-    return None
 
 
-def _window(transition: Transition, message: wire.ReservedWindow) -> Verdict:
+def _window(transition: Transition, message: wire.ReservedWindow) -> None:
     if message.open != transition.state.window_open:
         token_s, read_s = slowest_pace(transition.state)
         transition.record(events.WindowSet(message.open, transition.now, token_s=token_s, read_s=read_s))
-    return None
 
 
-def _report(transition: Transition, message: wire.TrainerReport) -> Verdict:
+def _report(transition: Transition, message: wire.TrainerReport) -> None:
     transition.record(events.Reported(message.phase, message.step, values=message.values, at=transition.now))
-    return None
 
 
-def _finish(transition: Transition, message: wire.FinishRun) -> Verdict:
+def _finish(transition: Transition, message: wire.FinishRun) -> None:
     if transition.state.finished:
-        return None
+        return
     for number in tuple(transition.state.groups):
         discard_group(transition, number, DiscardReason.CANCELLED, notify=False)
     transition.record(events.RunFinished(message.ok, message.message, transition.now))
     for name in transition.state.engines:
         drain_engine(transition, name, deadline_s=0.0, reason="the run is over")
-    return None
 
 
-_HANDLERS: Final[dict[type, Callable[[Transition, Any], Verdict]]] = {
+_HANDLERS: Final[dict[type, _Handler]] = {
     wire.Submit: _submit,
     wire.Score: _score,
     wire.Extend: _extend,

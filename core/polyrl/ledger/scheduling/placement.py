@@ -18,6 +18,10 @@ offered to it as if it were the fastest. It gets more by what that sample measur
 Order is priority, then age of the group. The head of a queue that does not fit anywhere waits for room; nothing of its
 weight versions overtakes it, or a long prompt would starve. While finished groups that the trainer has not taken hold
 more than `backlog_tokens`, groups of later steps do not begin: memory stays flat, and engines wait for the trainer.
+
+Reserved engines, the trainer's own devices, generate while the window is open, or when nobody else can: so a step never
+needs spot capacity. When the window closes they hand over what they run, if another engine can go on with it; if none
+can, they finish it.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
 from polyrl.ledger.batching.discards import needed_context
-from polyrl.ledger.events import Assigned, PlacementHeld, PlacementPaused
-from polyrl.ledger.scheduling.reserved import may_generate
+from polyrl.ledger.events import Assigned, MoveCause, PlacementHeld, PlacementPaused
+from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
-from polyrl.sample import Group, Purpose, sample_id
+from polyrl.sample import Group, Pool, Purpose, sample_id
 from polyrl.wire import Assign
 
 SHORTEST_HOLD_S: Final = 0.05
@@ -47,6 +51,23 @@ def has_slot(engine: LeasedEngine, now: float) -> bool:
     if engine.draining or engine.version < 0 or engine.quarantined_until > now:
         return False
     return engine.occupied < (1 if engine.failures or engine.straggler else engine.capacity.max_running)
+
+
+def serves(engine: LeasedEngine, low: int, high: int) -> bool:
+    """It takes work, and its verified version may generate."""
+    return low <= engine.version <= high and not engine.draining
+
+
+def may_generate(state: LedgerState, engine: LeasedEngine, low: int, high: int, now: float) -> bool:
+    """Whether samples of these versions may be placed on it now, room aside."""
+    if not serves(engine, low, high):
+        return False
+    return engine.pool is not Pool.RESERVED or state.window_open or not _others_can(state, low, high, now)
+
+
+def _others_can(state: LedgerState, low: int, high: int, now: float) -> bool:
+    engines = state.engines.values()
+    return any(e.pool is not Pool.RESERVED and e.quarantined_until <= now and serves(e, low, high) for e in engines)
 
 
 def place(transition: Transition) -> None:
@@ -309,3 +330,25 @@ def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: 
         max_version=group.max_version,
     )
     transition.send(engine.name, message)
+
+
+def hand_over(transition: Transition) -> None:
+    """Moves what reserved engines run outside the window, as far as others can go on with it."""
+    if transition.state.window_open:
+        return
+    for engine in transition.state.engines.values():
+        if engine.pool is Pool.RESERVED:
+            for number in tuple(engine.running):
+                assignment = transition.state.assignments[number]
+                if _others_can(transition.state, assignment.low, assignment.high, transition.now):
+                    move(transition, number, MoveCause.WINDOW)
+
+
+def slowest_pace(state: LedgerState) -> tuple[float, float]:
+    """Seconds per token generated and per token read on the slowest reserved engine when it is full; 0, 0 unless all
+    are measured. An audit bounds the window by it: no engine is busy for longer than all work takes it one by one."""
+    engines = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED]
+    if not engines or not all(engine.step_scale for engine in engines):
+        return 0.0, 0.0
+    paces = [(speed.pace_of(engine, 0.0), engine.capacity.max_running) for engine in engines]
+    return max(pace.step(running) for pace, running in paces), max(pace.read(running) for pace, running in paces)

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
 from polyrl.ledger.events import BalancePaused, MoveCause
-from polyrl.ledger.scheduling.placement import PlacementRequest, fits, has_slot, placement_request, sibling_engines
+from polyrl.ledger.scheduling import placement
+from polyrl.ledger.scheduling.placement import PlacementRequest, has_slot
 from polyrl.ledger.scheduling.recalls import recall
-from polyrl.ledger.scheduling.reserved import may_generate
 from polyrl.ledger.speed import Pace
 from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
@@ -145,7 +145,7 @@ def _take(
             continue
         request = requests.get(one.number)
         if request is None:
-            request = requests[one.number] = placement_request(state, assignment.sample)
+            request = requests[one.number] = placement.placement_request(state, assignment.sample)
         if _worthwhile(transition, assignment, request, thief=thief, fleet=fleet, last=last):
             recall(transition, one.number, MoveCause.REBALANCED, to=thief, request=request)
 
@@ -165,14 +165,14 @@ def _worthwhile(
 ) -> bool:
     """`last`: tokens still to come of the longest sample that the thief runs."""
     state, victim = transition.state, transition.state.engines[assignment.engine]
-    room = fits(thief, request) and thief.kv_taken + request.size <= thief.capacity.kv_tokens
-    if not room or not may_generate(state, thief, assignment.low, assignment.high, transition.now):
+    room = placement.fits(thief, request) and thief.kv_taken + request.size <= thief.capacity.kv_tokens
+    if not room or not placement.may_generate(state, thief, assignment.low, assignment.high, transition.now):
         return False
     there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
     now, then = request.expected * there.step(victim.expected_running), last * here.step(thief.expected_running + 1)
     if then > now:
         return False
-    siblings = sibling_engines(state, state.groups[request.group].group)
+    siblings = placement.sibling_engines(state, state.groups[request.group].group)
     reading = thief.unread + request.unread(thief, has_sibling=thief.name in siblings)
     running = (there, victim.expected_running), (here, thief.expected_running)
     return gain(request.expected, reading, victim=running[0], thief=running[1], delta_s=transition.config.delta_s)

@@ -26,8 +26,7 @@ from polyrl.ledger import speed
 from polyrl.ledger.events import MoveCause, RecallSent
 from polyrl.ledger.scheduling import placement
 from polyrl.ledger.scheduling.moves import move
-from polyrl.ledger.scheduling.placement import PlacementRequest
-from polyrl.ledger.scheduling.reserved import may_generate
+from polyrl.ledger.scheduling.placement import PlacementRequest, may_generate
 from polyrl.ledger.state import LeasedEngine, SamplePhase
 from polyrl.ledger.transition import Transition
 from polyrl.wire import Recall

@@ -18,8 +18,7 @@ from typing import Final
 from polyrl.ledger import speed
 from polyrl.ledger.events import EngineRestored, MoveCause, RestoreCause
 from polyrl.ledger.scheduling.moves import move, quarantine
-from polyrl.ledger.scheduling.placement import placement_request
-from polyrl.ledger.scheduling.reserved import may_generate
+from polyrl.ledger.scheduling.placement import may_generate, placement_request
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
@@ -69,13 +68,8 @@ def is_straggler(state: LedgerState, engine: LeasedEngine, peers: list[LeasedEng
 
 
 def _is_slow(running: float, step: float, peers: list[LeasedEngine], fleet: float) -> bool:
-    """Against what its peers would need with as many samples; the model of a pace takes any number of them."""
-    return step >= SLOWNESS * median(_step(peer, fleet, running) for peer in peers)
-
-
-def _step(engine: LeasedEngine, fleet: float, running: float) -> float:
-    pace = speed.pace_of(engine, fleet)
-    return pace.step_s * (1 + running / pace.half_batch)
+    """Against what its peers would need with as many samples."""
+    return step >= SLOWNESS * median(speed.pace_of(peer, fleet).step(running) for peer in peers)
 
 
 def _is_fit(transition: Transition, engine: LeasedEngine) -> bool:

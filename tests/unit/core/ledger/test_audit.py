@@ -14,7 +14,7 @@ from polyrl.ledger.audit import history
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.findings import TITLES, Verdict
 from polyrl.ledger.audit.history import AssignmentTokens, HistoryEntry, HistoryEvent, HistoryProjection, ManagerStarted
-from polyrl.ledger.scheduling import placement, reserved
+from polyrl.ledger.scheduling import placement
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Finish, Pool, Purpose
 from polyrl.wire import Deregister, ReservedWindow, pack_ids
@@ -376,12 +376,12 @@ def no_hand_over(patch: pytest.MonkeyPatch) -> None:
 
 def window_ignored(patch: pytest.MonkeyPatch) -> None:
     """Reserved engines get work whether the window is open or not."""
-    patch.setattr(placement, "may_generate", lambda state, engine, low, high, now: reserved.serves(engine, low, high))
+    patch.setattr(placement, "may_generate", lambda state, engine, low, high, now: placement.serves(engine, low, high))
 
 
 def handed_over_blindly(patch: pytest.MonkeyPatch) -> None:
     """A closing window empties reserved engines whether others can go on or not."""
-    patch.setattr(reserved, "_others_can", lambda state, low, high, now: True)
+    patch.setattr(placement, "_others_can", lambda state, low, high, now: True)
 
 
 LEDGERS = [(no_hand_over, "has kept"), (window_ignored, "outside the window"), (handed_over_blindly, "no other engine")]
