@@ -67,8 +67,8 @@ class HashEngine:
         match message:
             case StartEngine():
                 return Started(message.kv_tokens, message.max_context)
-            case Generate():
-                self._running[message.rid] = Running(hashed(self._salt, message.input_ids), message.max_new_tokens)
+            case Generate(request):
+                self._running[request.rid] = Running(hashed(self._salt, request.input_ids), request.max_new_tokens)
                 self._work.set()
             case Abort():
                 self._running.pop(message.rid, None)

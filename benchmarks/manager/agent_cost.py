@@ -32,7 +32,7 @@ from stand import EPOCH, JOB, Stand, standing
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids, unpack_ids
-from polyrl_rollout.engines.sglang.server import PYTHON
+from polyrl_rollout.engines.sglang.engine import PYTHON
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 

@@ -13,7 +13,7 @@ LOADS = {
     "operator": "import polyrl_cli.app, kopf, kubernetes.aio",
     "manager": "import polyrl_rollout.manager.__main__",
     "trainer": "import polyrl_trainer.app, torch, pyarrow, torch.utils.tensorboard",
-    "rollout": "import polyrl_rollout.agent.__main__, polyrl_rollout.engines.embedded.continuous_batching",
+    "rollout": "import polyrl_rollout.agent.__main__, polyrl_rollout.engines.embedded.process",
 }
 LACKS = {
     "operator": ("torch", "transformers"),

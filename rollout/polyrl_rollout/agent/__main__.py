@@ -33,8 +33,7 @@ from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
 from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
-from polyrl_rollout.metadata.clouds import METADATA_URL, TerminationNotice
-from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
+from polyrl_rollout.metadata import CLOUDS, METADATA_URL, MetadataWatcher, TerminationNotice
 from polyrl_rollout.weights.staging import Staging
 
 EXIT_USER: Final = 2

@@ -61,10 +61,6 @@ class ChildProcess:
         """None while it runs."""
         return self._process.returncode
 
-    async def wait(self) -> int:
-        """Returns its exit status; the caller sets the deadline."""
-        return await self._process.wait()
-
     async def end(self, grace_s: float) -> None:
         """Gives it `grace_s` to end by itself, then kills it."""
         with contextlib.suppress(TimeoutError):

@@ -89,33 +89,27 @@ class InferenceEngine(Protocol):
 
     async def start(self, model_folder: Path) -> EngineCapacity:
         """Starts with the architecture and tokenizer of a Hugging Face folder. Raises EngineFailed."""
-        ...
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Streams chunks until one has `finish`; ends without it when the request was aborted.
 
         Raises RequestRejected or EngineFailed, the latter also when no chunk comes within the engine's own deadline.
         """
-        ...
 
     async def abort(self, rid: str) -> None:
         """Ends a request's stream; an unknown rid is fine. Raises EngineFailed."""
-        ...
 
     async def load_weights(self, version: int, folder: Path) -> None:
         """Serves the weights of a Hugging Face folder from now on as `version`.
 
         The caller has aborted all running requests. Raises EngineFailed; then the old weights and `version` stay.
         """
-        ...
 
     async def health(self) -> None:
         """Raises EngineFailed when the engine does not answer within its own deadline."""
-        ...
 
     async def close(self) -> None:
         """Ends the engine and whatever it started; idempotent."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -33,12 +32,11 @@ from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
 from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
 from polyrl.worker import EVERYWHERE
-from polyrl_rollout.manager.http.api import make_app
-from polyrl_rollout.manager.http.control import ControlService
+from polyrl_rollout.manager.http.api import ControlService
 from polyrl_rollout.manager.http.metrics import ManagerCollector
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.sessions import AgentSessions, TrainerSession
-from polyrl_rollout.manager.sockets import Authenticator, Router, RouterKeys
+from polyrl_rollout.manager.sockets import Authenticator, Router
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
@@ -104,10 +102,11 @@ class Manager:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = self._keys
         allowed = {"agents": keys.agent_public_key, "trainer": keys.trainer_public_key}
-        self._authenticator = Authenticator(self._context, allowed)
-        self._authenticator.start()
+        self.authenticator = Authenticator(self._context, allowed)
+        self.authenticator.start()
         self._agents_router = self._bind("agents", self._listen.agents_port)
         self._trainer_router = self._bind("trainer", self._listen.trainer_port)
+        self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
         self._agents = AgentSessions(self._agents_router, self._from_agent)
         self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
         self._control = ControlService(self._ledger, self._run_epoch, self)
@@ -125,7 +124,7 @@ class Manager:
         await self._http.cleanup()
         self._agents_router.close(LINGER_S)
         self._trainer_router.close(LINGER_S)
-        self._authenticator.stop()
+        self.authenticator.stop()
         await asyncio.to_thread(self._context.term)
         if self._journal is not None:
             self._journal.close()
@@ -146,18 +145,6 @@ class Manager:
     def status(self) -> ManagerStatus:
         """What GET /v1/status answers now."""
         return self._control.status()
-
-    def frames_in(self) -> int:
-        """Frames received by both sockets so far."""
-        return self._agents_router.traffic.frames_in + self._trainer_router.traffic.frames_in
-
-    def frames_dropped(self) -> Counter[str]:
-        """Frames received and dropped, by kind."""
-        return self._agents_router.traffic.dropped + self._trainer_router.traffic.dropped
-
-    def handshakes_refused(self) -> int:
-        """Peers that came with a wrong key."""
-        return self._authenticator.refused("agents") + self._authenticator.refused("trainer")
 
     async def run(self) -> None:
         """Serves until the run is over or `stop` is called. Raises RunFailed when a callback broke."""
@@ -267,18 +254,17 @@ class Manager:
         )
 
     def _bind(self, domain: str, port: int) -> Router:
-        keys = RouterKeys(self._keys.public_key, self._keys.secret_key, domain)
+        host = self._listen.host
         try:
-            return Router(self._context, keys, self._listen.host, port)
+            return Router(self._context, self._keys, domain=domain, address=host, port=port)
         except zmq.ZMQError as error:
-            raise RunFailed(f"the manager cannot bind {self._listen.host}:{port} for {domain}: {error}") from error
+            raise RunFailed(f"the manager cannot bind {host}:{port} for {domain}: {error}") from error
 
     async def _open_http(self) -> None:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
-        traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
-        registry.register(ManagerCollector(self._control.status, traffic, self._authenticator.refused))
-        app = make_app(self._control, self._keys.http_token, registry)
+        registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused))
+        app = self._control.make_app(self._keys.http_token, registry)
         self._http = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
         await self._http.setup()
         host, port = self._listen.host, self._listen.http_port

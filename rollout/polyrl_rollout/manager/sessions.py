@@ -39,8 +39,6 @@ class AgentSessions:
         self._on_message = on_message
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
-        self.slow = 0
-        """Agents given up because their queue was full."""
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
         """Takes one frame of one peer."""
@@ -73,7 +71,6 @@ class AgentSessions:
         """Queues a message for an agent. One that is not connected is left to its lease."""
         sent = self._router.send(engine.encode(), wire.encode(message))
         if sent is Sent.FULL and not isinstance(message, wire.Fenced):
-            self.slow += 1
             log.warning("agent does not read; given up", engine=engine)
             self._deliver(engine, wire.Deregister("its queue at the manager is full"))
 

@@ -26,6 +26,7 @@ import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from polyrl.control import bracketed, may_be_ipv6
+from polyrl.keys import ManagerKeys
 from polyrl.wire import MAX_FRAME_BYTES
 
 RECEIVE_HWM: Final = 256
@@ -65,22 +66,16 @@ class Traffic:
     """Frames received and dropped, by kind; the kinds are a fixed few."""
 
 
-@dataclass(frozen=True)
-class RouterKeys:
-    """The CURVE server pair and the ZAP domain whose allow-list guards the socket."""
-
-    public_key: str
-    secret_key: str
-    domain: str
-
-
 class Router:
     """A ROUTER bound to `address`:`port` (EVERYWHERE: all addresses; 0: the system chooses)."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: RouterKeys, address: str, port: int) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], keys: ManagerKeys, domain: str, address: str, port: int
+    ) -> None:
+        """`domain`: the ZAP domain whose one admitted key guards the socket."""
         self.traffic = Traffic()
         self._socket = context.socket(zmq.ROUTER)
-        _configure(self._socket, keys)
+        _configure(self._socket, keys, domain)
         endpoint = f"tcp://{bracketed(address)}:{port or '*'}"
         self._socket.ipv6 = may_be_ipv6(endpoint)
         self._socket.bind(endpoint)
@@ -150,11 +145,11 @@ class Router:
         self._idle()
 
 
-def _configure(socket: zmq.Socket[bytes], keys: RouterKeys) -> None:
+def _configure(socket: zmq.Socket[bytes], keys: ManagerKeys, domain: str) -> None:
     socket.curve_server = True
     socket.curve_publickey = keys.public_key.encode()
     socket.curve_secretkey = keys.secret_key.encode()
-    socket.setsockopt_string(zmq.ZAP_DOMAIN, keys.domain)
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, domain)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
@@ -165,36 +160,20 @@ def _configure(socket: zmq.Socket[bytes], keys: RouterKeys) -> None:
     socket.setsockopt(zmq.LINGER, 0)
 
 
-class _AllowList:
-    """pyzmq's credentials provider, over one set of keys."""
+class Authenticator(AsyncioAuthenticator):
+    """The ZAP handler of a context; it must run before the context's sockets bind."""
 
-    def __init__(self, public_key: str) -> None:
-        self._public_key = public_key.encode()
-        self.refused = 0
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], admitted: Mapping[str, str]) -> None:
+        """`admitted` maps a ZAP domain to the one public key that may enter it."""
+        super().__init__(context)
+        self._admitted = admitted
+        self.refused: Counter[str] = Counter()
+        """Handshakes refused so far for their key, by domain."""
+        for domain in admitted:
+            self.configure_curve_callback(domain, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """True when `key` (Z85) may enter `domain`; the name is pyzmq's."""
-        admitted = key == self._public_key
-        self.refused += not admitted
+        admitted = key == self._admitted[domain].encode()
+        self.refused[domain] += not admitted
         return admitted
-
-
-class Authenticator:
-    """The ZAP handler of a context; it must run before the context's sockets bind."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Mapping[str, str]) -> None:
-        """`allowed` maps a ZAP domain to the one public key that may enter it."""
-        self._authenticator = AsyncioAuthenticator(context)
-        self._lists = {domain: _AllowList(key) for domain, key in allowed.items()}
-        for domain, allow_list in self._lists.items():
-            self._authenticator.configure_curve_callback(domain, allow_list)
-
-    def start(self) -> None:
-        self._authenticator.start()
-
-    def stop(self) -> None:
-        self._authenticator.stop()
-
-    def refused(self, domain: str) -> int:
-        """Handshakes refused so far, for a key that is not on the list."""
-        return self._lists[domain].refused

@@ -18,7 +18,7 @@ from polyrl.sample import Pool
 from polyrl_rollout.agent.__main__ import serve
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress
-from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
+from polyrl_rollout.metadata import CLOUDS, MetadataWatcher
 from polyrl_rollout.testing.fake_engine import FakeEngine
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from polyrl.sample import Group, Purpose, SamplingParams, Scored
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_operator.keygen import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
-from polyrl_rollout.metadata.clouds import TerminationNotice
-from polyrl_rollout.metadata.watcher import CLOUDS, MetadataWatcher
+from polyrl_rollout.metadata import CLOUDS, MetadataWatcher, TerminationNotice
 from polyrl_rollout.testing.fake_engine import continuation
 from polyrl_rollout.testing.fake_metadata import FakeMetadata
 from polyrl_rollout.weights.staging import default_base

@@ -70,11 +70,11 @@ async def test_a_peer_without_the_right_key_gets_nothing(site: Any) -> None:
     bare = site.context.socket(zmq.DEALER)
     bare.connect(ends.agents)
     await bare.send(encode(hello("x")))
-    await site.eventually(lambda: site.manager.handshakes_refused() >= len(attempts))
+    await site.eventually(lambda: site.manager.authenticator.refused.total() >= len(attempts))
     assert await asyncio.gather(*(socket.poll(500) for socket in [*sockets, bare])) == [0] * 5
     assert not site.manager.status().engines
     assert not site.manager.status().trainer_connected
-    assert site.manager.frames_in() == 0
+    assert [traffic.frames_in for traffic in site.manager.traffic.values()] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,9 @@ async def test_a_peer_without_the_right_key_gets_nothing(site: Any) -> None:
 async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, frame: bytes, kind: str) -> None:
     socket = site.agent_socket(identity)
     await socket.send(frame)
-    await site.eventually(site.manager.frames_dropped)
-    assert site.manager.frames_dropped() == {kind: 1}
+    dropped = site.manager.traffic["agents"].dropped
+    await site.eventually(dropped.total)
+    assert dropped == {kind: 1}
     assert await socket.poll(50) == 0
     assert not site.manager.status().engines
 

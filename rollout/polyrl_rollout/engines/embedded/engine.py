@@ -100,8 +100,7 @@ class EmbeddedEngine:
         if self.version == NO_VERSION:
             raise EngineFailed("the engine has no weights yet")
         self._streams.open(request.rid)
-        budget, sampling = request.max_new_tokens, request.sampling
-        self._send(messages.Generate(request.rid, request.input_ids, max_new_tokens=budget, sampling=sampling))
+        self._send(messages.Generate(request))
         finished = False
         try:
             async for chunk in self._streams.chunks(request.rid):

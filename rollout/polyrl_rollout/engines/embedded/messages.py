@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from polyrl.sample import Finish, SamplingParams
+from polyrl.sample import Finish
+from polyrl_rollout.engines.port import GenerateRequest
 
 LENGTH: Final = struct.Struct("<I")
 """Frame length in bytes, in front of each frame."""
@@ -37,10 +38,7 @@ class StartEngine(_Message, frozen=True, tag="start"):
 class Generate(_Message, frozen=True, tag="generate"):
     """Answered by Tokens until one row has a finish."""
 
-    rid: str
-    input_ids: list[int]
-    max_new_tokens: int
-    sampling: SamplingParams
+    request: GenerateRequest
 
 
 class Abort(_Message, frozen=True, tag="abort"):

@@ -2,6 +2,11 @@
 
 The main thread reads the parent's messages; transformers' generation thread writes tokens. The process ends when the
 socket does, and by its parent death signal.
+
+Generates by transformers' continuous batching with our draws and our output. Its manager is given one logits processor,
+`_Drawer`, that draws the tokens itself (the manager knows only one kind of sampling for all requests and reports
+logprobs after truncation), and one output router that hands each forward pass's new tokens on in one call. Blocks are
+not shared between requests: their keys and values would outlive a weight change.
 """
 
 from __future__ import annotations
@@ -11,11 +16,215 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessor,
+    ContinuousBatchingLogitsProcessorList,
+)
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager, OutputRouter
+from transformers.generation.continuous_batching.requests import (
+    FutureRequestState,
+    GenerationOutput,
+    RequestState,
+    RequestStatus,
+)
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.utils.logging import disable_progress_bar
+
+from polyrl.sample import Finish
 from polyrl_rollout.engines.embedded import messages
-from polyrl_rollout.engines.embedded.continuous_batching import Batcher
-from polyrl_rollout.engines.port import NO_VERSION
+from polyrl_rollout.engines.embedded.messages import Row, StartEngine
+from polyrl_rollout.engines.embedded.token_draw import Draw, draw_tokens
+from polyrl_rollout.engines.port import NO_VERSION, GenerateRequest
+
+PAGE_TOKENS: Final = 32
+"""Tokens per cache block: small, because tiny models have short sequences and a block belongs to one of them."""
+FORWARD_SEQUENCES: Final = 32
+"""Sequences per forward pass. The CPU's attention mask is dense over all of them, so its cost grows with the
+square: 32 and 48 measured best, 256 at half their speed. The others wait their turn inside the manager."""
+FORWARD_TOKENS: Final = 512
+"""Tokens per forward pass; bounds the same square when prompts are read."""
+
+
+@dataclass
+class _Live:
+    """A request whose tokens are still wanted."""
+
+    stops: frozenset[int]
+    sent: int = 0
+
+
+class _Drawer(ContinuousBatchingLogitsProcessor):
+    """Draws, and leaves the manager's argmax nothing but the drawn token to find."""
+
+    supported_kwargs: dict[str, type] = {"draw": Draw}  # noqa: RUF012 - the base class declares it so
+    ignored_kwargs: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.logprobs: dict[str, float] = {}
+        """Of the last forward pass, by request."""
+        self._states: list[RequestState] = []
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        int32_tensor.zero_()
+
+    def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> torch.Tensor:
+        self._states = [request.state for request in requests_with_new_token]
+        return torch.zeros(len(self._states), dtype=torch.int32)
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        # Requests whose prompt is only partly read have rows too, after those that draw.
+        count = len(self._states)
+        draws = [state.logit_processor_kwargs["draw"] for state in self._states]
+        positions = [len(state.initial_tokens) + state.generated_len() for state in self._states]
+        tokens, logprobs = draw_tokens(scores[:count].numpy(), draws, positions)
+        self.logprobs = {state.request_id: value for state, value in zip(self._states, logprobs.tolist(), strict=True)}
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen[torch.arange(count), torch.from_numpy(tokens)] = 0.0
+        return chosen
+
+
+class _Router(OutputRouter):
+    """Turns the manager's cumulative outputs into rows of new tokens."""
+
+    def __init__(self, drawer: _Drawer, live: dict[str, _Live], emit: Callable[[list[Row]], None]) -> None:
+        super().__init__()
+        self._drawer = drawer
+        self._live = live
+        self._emit = emit
+
+    def deliver(self, output: GenerationOutput) -> None:
+        """Only failures come one by one: the generation loop is broken, which `Batcher.alive` shows."""
+
+    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
+        rows = [row for output in outputs if (row := self._row(output)) is not None]
+        if rows:
+            self._emit(rows)
+
+    def _row(self, output: GenerationOutput) -> Row | None:
+        live = self._live.get(output.request_id)
+        if live is None:
+            return None
+        ids = output.generated_tokens[live.sent :]
+        live.sent += len(ids)
+        finish = None
+        if output.status == RequestStatus.FINISHED:
+            finish = Finish.STOP if ids[-1] in live.stops else Finish.LENGTH
+            self._live.pop(output.request_id, None)
+        logprobs = [self._drawer.logprobs[output.request_id]]
+        return Row(output.request_id, ids, logprobs=logprobs, finish=finish)
+
+
+class Batcher:
+    """A model and its continuous batching manager.
+
+    `emit` is called on the generation thread with the rows of each forward pass.
+    """
+
+    def __init__(self, start: StartEngine, emit: Callable[[list[Row]], None]) -> None:
+        torch.set_num_threads(start.threads)
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        config = AutoConfig.from_pretrained(start.folder)
+        self._model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        self._model.requires_grad_(False).eval()
+        self._eos = _eos_ids(self._model.generation_config.eos_token_id, config.get_text_config().eos_token_id)
+        self._blocks = max(1, start.kv_tokens // PAGE_TOKENS)
+        self._streams = np.random.default_rng(start.seed)
+        self._live: dict[str, _Live] = {}
+        self._manager = self._start_manager(start.max_running, emit)
+        self.kv_tokens = self._blocks * PAGE_TOKENS
+        self.max_context = min(start.max_context, config.get_text_config().max_position_embeddings, self.kv_tokens)
+
+    def _start_manager(self, max_running: int, emit: Callable[[list[Row]], None]) -> ContinuousBatchingManager:
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
+        manager: ContinuousBatchingManager = self._model.init_continuous_batching(
+            generation_config=greedy,
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE_TOKENS,
+                num_blocks=self._blocks,
+                max_batch_tokens=FORWARD_TOKENS,
+                max_requests_per_batch=min(max_running, FORWARD_SEQUENCES),
+                allow_block_sharing=False,
+                use_async_batching=False,
+                auto_switch_to_flash=False,
+            ),
+        )
+        drawer = _Drawer()
+        manager.logit_processor = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([drawer]))
+        manager.logit_processor.tensors_required = 1
+        manager.output_router = _Router(drawer, self._live, emit)
+        manager.start()
+        return manager
+
+    @property
+    def alive(self) -> bool:
+        return self._manager.is_running() and self._manager.background_thread_status.fatal_error is None
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queues a request; its rows go to `emit`."""
+        sampling = request.sampling
+        stream = sampling.seed if sampling.seed is not None else int(self._streams.integers(2**63))
+        stops = self._eos | frozenset(sampling.stop_token_ids)
+        self._live[request.rid] = _Live(stops)
+        self._manager.add_request(
+            request.input_ids,
+            request_id=request.rid,
+            max_new_tokens=request.max_new_tokens,
+            streaming=True,
+            eos_token_id=sorted(stops),
+            draw=Draw(sampling.temperature, sampling.top_p, top_k=sampling.top_k, stream=stream % 2**64),
+        )
+
+    def abort(self, rid: str) -> None:
+        """Drops a request; an unknown one is fine."""
+        if self._live.pop(rid, None) is not None:
+            self._manager.cancel_request(rid)
+
+    def load(self, folder: Path, switched: Callable[[], None]) -> None:
+        """Drops all requests and takes the weights of `folder`; calls `switched` before anything is generated by them.
+
+        Raises OSError, ValueError or RuntimeError when they do not fit the model exactly; then nothing has changed.
+        """
+        weights = _read_weights(folder, self._model)
+        for rid in list(self._live):
+            self.abort(rid)
+        with self._manager.pause():
+            self._model.load_state_dict(weights, strict=True)
+            switched()
+
+
+def _read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A state dict of `folder`'s checkpoint. Raises ValueError naming what is missing, surplus or misshapen."""
+    fresh: Any
+    fresh, report = type(model).from_pretrained(  # type: ignore[attr-defined]
+        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report.get(kind):
+            raise ValueError(f"{folder}: {kind.replace('_', ' ')} {sorted(map(str, report[kind]))[:3]}")
+    weights: dict[str, torch.Tensor] = fresh.state_dict()
+    for name, tensor in model.state_dict().items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            raise ValueError(f"{folder}: tensor {name} is not of shape {tuple(tensor.shape)}")
+    return weights
+
+
+def _eos_ids(*sources: int | list[int] | None) -> frozenset[int]:
+    """The union of what the generation config and the model config call end of sequence."""
+    ids: set[int] = set()
+    for source in sources:
+        ids.update([source] if isinstance(source, int) else source or [])
+    return frozenset(ids)
 
 
 class _Process:
@@ -46,8 +255,8 @@ class _Process:
 
     def _handle(self, message: messages.ToProcess, batcher: Batcher) -> None:
         match message:
-            case messages.Generate():
-                batcher.add(message)
+            case messages.Generate(request):
+                batcher.add(request)
             case messages.Abort(rid):
                 batcher.abort(rid)
             case messages.Load():

@@ -1,6 +1,5 @@
 """Stock SGLang as an engine.
 
-engine    the port's side: requests, aborts, loads over HTTP
-server    the child process: its command line, its start, what it cannot load
+engine    the server's start as a child process; requests, aborts, loads over HTTP
 stream    what /generate streams, as the port's chunks
 """

@@ -4,19 +4,27 @@ Traps handled here: a request id must never be reused (SGLang aborts whatever ru
 seconds later) nor be another's prefix (aborts match by prefix); an abort that overtakes its request does nothing, so a
 stream that is not wanted any more is aborted again when it shows itself; a load under requests that are aborted but not
 yet forgotten leaves their keys and values in the cache, so it waits for an idle scheduler; budgets that do not fit are
-truncated silently, so the context we promise is a little smaller than SGLang's.
+truncated silently, so the context we promise is a little smaller than SGLang's; its loader fails half-way through
+weights of another shape and takes the server with it, so headers are compared first, and the old weights serve on.
+
+SGLang pins its own torch, so it usually lives in an environment of its own: POLYRL_SGLANG_PYTHON names that
+environment's interpreter. Whatever else SGLang reads from the environment it inherits from the agent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import aiohttp
 import msgspec
+from safetensors import SafetensorError, safe_open
 
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.wire import EngineCapacity
@@ -31,16 +39,6 @@ from polyrl_rollout.engines.port import (
     check_request,
     read_limits,
 )
-from polyrl_rollout.engines.sglang.server import (
-    HEALTH_DEADLINE_S,
-    HOST,
-    Shapes,
-    await_ready,
-    check_same,
-    command_line,
-    free_port,
-    read_shapes,
-)
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
 from polyrl_rollout.engines.streams import SilenceDeadline
 
@@ -54,6 +52,18 @@ HALF_UPDATED: Final = "Weights were updated, but"
 """SGLang's answer when a load went through but its cache still holds the old weights' keys and values."""
 LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
+PYTHON: Final = "POLYRL_SGLANG_PYTHON"
+"""Environment variable: the interpreter that has SGLang; default the agent's own."""
+HOST: Final = "127.0.0.1"
+START_DEADLINE_S: Final = 600.0
+"""A CPU start takes 20 to 100 s; a large model on a cold disk, with CUDA graphs to capture, several minutes."""
+POLL_S: Final = 0.25
+"""Between two health checks of a starting server, which offers no event to wait for."""
+HEALTH_DEADLINE_S: Final = 20.0
+"""One answer of /health: 1 s by design, and SGLang itself gives up on its scheduler after 20 s."""
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+"""Shape by tensor name."""
 
 
 class _Refused(EngineFailed):
@@ -261,3 +271,70 @@ def _load_body(version: int, folder: Path) -> dict[str, Any]:
         "weight_version": str(version),
         "flush_cache": True,
     }
+
+
+def command_line(spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int) -> list[str]:
+    """The server's command; the manifest's own arguments come last, so that they win."""
+    return [
+        *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),
+        *("--model-path", child_path(model_folder)),
+        *("--host", HOST, "--port", str(port)),
+        *("--context-length", str(context_tokens)),
+        *("--max-running-requests", str(spec.max_running)),
+        *("--random-seed", str(seed)),
+        # Weights always come by `load_weights`; reading the folder's own first would be a wasted load.
+        *("--load-format", "dummy"),
+        "--skip-tokenizer-init",
+        "--incremental-streaming-output",
+        # Otherwise an idle scheduler burns a whole core.
+        "--sleep-on-idle",
+        *spec.args,
+    ]
+
+
+def free_port() -> int:
+    """A port that the system had free just now; a server that finds it taken fails its start."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+async def await_ready(child: ChildProcess, session: aiohttp.ClientSession) -> None:
+    """Returns once /health answers 200. Raises EngineFailed when the server ends first, or at the deadline."""
+    try:
+        async with asyncio.timeout(START_DEADLINE_S):
+            while not await _is_healthy(session):
+                if child.returncode is not None:
+                    raise EngineFailed(f"SGLang ended with status {child.returncode} while starting; see its log above")
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise EngineFailed(f"SGLang was not ready within {START_DEADLINE_S:g} s; see its log above") from None
+
+
+async def _is_healthy(session: aiohttp.ClientSession) -> bool:
+    try:
+        async with session.get("/health", timeout=aiohttp.ClientTimeout(total=HEALTH_DEADLINE_S)) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """Shapes by tensor name over all safetensors files of `folder`. Raises EngineFailed naming what cannot be read."""
+    shapes: Shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "np") as file:
+                shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise EngineFailed(f"{path} cannot be read: {error}") from error
+    if not shapes:
+        raise EngineFailed(f"{folder} holds no safetensors")
+    return shapes
+
+
+def check_same(shapes: Shapes, loaded: Shapes) -> None:
+    """Raises EngineFailed naming a tensor that a loaded checkpoint had otherwise."""
+    for name in sorted(shapes.keys() | loaded.keys()):
+        if shapes.get(name) != loaded.get(name):
+            raise EngineFailed(f"tensor {name} has shape {shapes.get(name)}, not {loaded.get(name)} as it was loaded")

@@ -36,11 +36,7 @@ class EventSplitter:
 
 
 class Aborted(Exception):
-    """The server ended the request because of an abort; `chunk` holds its last tokens."""
-
-    def __init__(self, chunk: TokenChunk) -> None:
-        super().__init__()
-        self.chunk = chunk
+    """The server ended the request because of an abort; nobody wants its last tokens."""
 
 
 class StreamDecoder:
@@ -69,16 +65,15 @@ class StreamDecoder:
         logprobs = meta.get("output_token_logprobs") or []
         if min(len(output_ids), len(logprobs)) < new:
             raise EngineFailed(f"{new} new tokens of {self._request.rid} came with {len(output_ids)} ids")
+        if aborted:
+            raise Aborted
         self._sent += new
-        chunk = TokenChunk(
+        return TokenChunk(
             ids=list(output_ids[len(output_ids) - new :]),
             logprobs=[float(entry[0]) for entry in logprobs[len(logprobs) - new :]],
             version=_version(meta),
-            finish=None if aborted else self._finish(reason),
+            finish=self._finish(reason),
         )
-        if aborted:
-            raise Aborted(chunk)
-        return chunk
 
     def _finish(self, reason: dict[str, Any]) -> Finish | None:
         if not reason:

@@ -7,13 +7,14 @@ run's own authority, so the certificate needs no name that the world knows.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import math
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import prometheus_client
@@ -26,61 +27,145 @@ from polyrl.control import (
     METRICS_PATH,
     STATUS_PATH,
     WAITS_PATH,
+    DrainAnswer,
     DrainRequest,
+    Health,
     Problem,
+    Waits,
 )
 from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl.ledger import Effects, Ledger
+from polyrl.status import ManagerStatus
 from polyrl.worker import EVERYWHERE
-from polyrl_rollout.manager.http.control import ControlService
 
 MAX_BODY_BYTES: Final = 64 << 10
 """The only body is a drain request of at most 2 kB; anything large is refused unread."""
+FINAL_STATUS_S: Final = 3.0
+"""Longest time the final status waits for somebody to read it, once all agents are gone."""
+MIN_INTERVAL_S: Final = 0.2
+"""Shortest time between two changes that watchers see; people and controllers need no more."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class StatusFeed:
+    """A number that grows with changes, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self._loop = asyncio.get_running_loop()
+        self._planned: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    def note_change(self) -> None:
+        """Something changed; watchers see it within MIN_INTERVAL_S."""
+        if self._planned is None:
+            self._planned = self._loop.call_later(MIN_INTERVAL_S, self.publish)
+
+    def publish(self) -> None:
+        """Lets watchers go on now."""
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned = None
+        self.seq += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_beyond(self, since: int, timeout_s: float) -> None:
+        """Returns when `seq` > since, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.seq <= since:
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+class ManagerCore(Protocol):
+    """What the control service needs of the manager."""
+
+    def now(self) -> float: ...
+
+    def deliver_and_settle(self, effects: Effects) -> None: ...
+
+    def complete(self, status: ManagerStatus) -> ManagerStatus:
+        """Adds what the ledger does not know: connections, bytes."""
 
 
 class _BadRequest(Exception):
     """A request that is refused with its message."""
 
 
-def make_app(control: ControlService, token: str, registry: prometheus_client.CollectorRegistry) -> web.Application:
-    """The aiohttp application."""
-    api = _Api(control, registry)
-    app = web.Application(middlewares=[_refusing, _requiring(token)], client_max_size=MAX_BODY_BYTES)
-    app.router.add_get(STATUS_PATH, api.status)
-    app.router.add_get(WAITS_PATH, api.waits)
-    app.router.add_post(DRAIN_PATH, api.drain)
-    app.router.add_get(METRICS_PATH, api.metrics)
-    app.router.add_get(HEALTH_PATH, api.health)
-    return app
+class ControlService:
+    """What the API shows of one running manager, and the one thing it may ask of it, a drain."""
 
+    def __init__(self, ledger: Ledger, run_epoch: int, manager: ManagerCore) -> None:
+        self.feed = StatusFeed()
+        self._ledger, self._run_epoch, self._manager = ledger, run_epoch, manager
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._final_read = asyncio.Event()
 
-class _Api:
-    def __init__(self, control: ControlService, registry: prometheus_client.CollectorRegistry) -> None:
-        self._control = control
-        self._registry = registry
+    def make_app(self, token: str, registry: prometheus_client.CollectorRegistry) -> web.Application:
+        """The aiohttp application; `registry` holds what is scraped."""
 
-    async def status(self, request: web.Request) -> web.Response:
+        async def metrics(request: web.Request) -> web.Response:
+            text = prometheus_client.generate_latest(registry)
+            return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+        app = web.Application(middlewares=[_refusing, _requiring(token)], client_max_size=MAX_BODY_BYTES)
+        app.router.add_get(STATUS_PATH, self._get_status)
+        app.router.add_get(WAITS_PATH, self._get_waits)
+        app.router.add_post(DRAIN_PATH, self._post_drain)
+        app.router.add_get(METRICS_PATH, metrics)
+        app.router.add_get(HEALTH_PATH, self._get_health)
+        return app
+
+    def status(self) -> ManagerStatus:
+        """The whole run now."""
+        return self._manager.complete(self._ledger.status(self._manager.now(), self.feed.seq))
+
+    async def await_departures(self, deadline_s: float) -> bool:
+        """Waits until all engines are gone and the final status was read; False when `deadline_s` came first."""
+        self.feed.publish()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self.status().engines:
+                    await self.feed.wait_beyond(self.feed.seq, deadline_s)
+                async with asyncio.timeout(FINAL_STATUS_S):
+                    await self._final_read.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        """Once it is newer than `since`, or `waitSeconds` are over."""
         since = int(_number(request, "since", default=-1, at_most=2**53))
         wait = _number(request, "waitSeconds", default=0, at_most=MAX_WAIT_SECONDS)
-        return _json(await self._control.watch_status(since, wait))
+        await self.feed.wait_beyond(since, wait)
+        status = self.status()
+        if status.finished:
+            self._final_read.set()
+        return _json(status)
 
-    async def waits(self, request: web.Request) -> web.Response:
-        return _json(self._control.waits())
+    async def _get_waits(self, request: web.Request) -> web.Response:
+        now = self._manager.now()
+        return _json(Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now))))
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def _post_drain(self, request: web.Request) -> web.Response:
+        """Drains an engine; again is harmless."""
         try:
             wanted = msgspec.json.decode(await request.read(), type=DrainRequest)
         except UNDECODABLE as error:
             raise _BadRequest(f"the body is not a drain request: {error}") from error
-        return _json(self._control.drain(wanted))
+        known = any(engine.engine == wanted.engine for engine in self.status().engines)
+        if known:
+            now, seconds = self._manager.now(), wanted.deadline_seconds
+            self._manager.deliver_and_settle(self._ledger.drain(wanted.engine, seconds, wanted.reason, now))
+        return _json(DrainAnswer(engine=wanted.engine, known=known))
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        text = prometheus_client.generate_latest(self._registry)
-        return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
-
-    async def health(self, request: web.Request) -> web.Response:
-        return _json(self._control.health())
+    async def _get_health(self, request: web.Request) -> web.Response:
+        return _json(Health(run_epoch=self._run_epoch, uptime_seconds=self._loop.time() - self._started))
 
 
 def _requiring(token: str) -> Any:

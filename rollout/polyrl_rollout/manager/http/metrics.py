@@ -20,12 +20,10 @@ class ManagerCollector(Collector):
     """Yields metric families made from the newest status and the sockets' traffic."""
 
     def __init__(
-        self, status: Callable[[], ManagerStatus], traffic: Mapping[str, Traffic], refused: Callable[[str], int]
+        self, status: Callable[[], ManagerStatus], traffic: Mapping[str, Traffic], refused: Mapping[str, int]
     ) -> None:
         """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`."""
-        self._status = status
-        self._traffic = traffic
-        self._refused = refused
+        self._status, self._traffic, self._refused = status, traffic, refused
 
     def collect(self) -> Iterator[Metric]:
         """One family per number."""
@@ -43,7 +41,7 @@ class ManagerCollector(Collector):
             frames.add_metric((name, "out"), traffic.frames_out)
             size.add_metric((name, "in"), traffic.bytes_in)
             size.add_metric((name, "out"), traffic.bytes_out)
-            refused.add_metric((name,), self._refused(name))
+            refused.add_metric((name,), self._refused[name])
             for kind, count in traffic.dropped.items():
                 dropped.add_metric((name, kind), count)
             for why, count in traffic.unsent.items():

@@ -1,4 +1,6 @@
-"""What AWS, Google Cloud and Azure tell a machine about its own end: one class per cloud, pure but for `ask`.
+"""What AWS, Google Cloud and Azure tell a machine about its own end.
+
+One class per cloud says what is asked and what the answers mean, pure but for `ask`; `MetadataWatcher` polls over HTTP.
 
 AWS     two minutes ahead, as a rule
         PUT api/token                                     token, for TOKEN_S
@@ -11,10 +13,14 @@ Azure   30 s ahead on a spot machine; the events are those of the whole scale se
         GET instance/compute/name                         this machine, asked once
         GET scheduledevents                               {"Events": [{"EventType": "Preempt", "Resources": [..]}]}
         The first request switches the service on, which may take two minutes.
+
+Pods often cannot reach it: no answer, or nonsense, is logged once and tried again after AWAY_S; other signs must do.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,12 +28,20 @@ from email.utils import parsedate_to_datetime
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import quote
 
+import aiohttp
 import msgspec
+import structlog
 
 from polyrl.errors import UNDECODABLE, ProtocolError
 
 METADATA_URL: Final = "http://169.254.169.254"
 """Link-local, so it never leaves the machine; the same on AWS, GCP and Azure."""
+ANSWER_S: Final = 3.0
+"""Metadata is on the machine itself, and answers in milliseconds."""
+AWAY_S: Final = 30.0
+"""Between polls while nobody answers: such a service is rarely away, and a way to it rarely comes up later."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,6 @@ class CloudMetadata(Protocol):
 
     async def poll(self, ask: Ask, now: float) -> PollResult:
         """Asks at `now`, Unix seconds. Raises ProtocolError for a response that this cloud does not give."""
-        ...
 
 
 # --- AWS: instance metadata, version 2 --------------------------------------------------------------------------------
@@ -242,3 +255,56 @@ def _expect(response: MetadataResponse, what: str, *statuses: int) -> MetadataRe
     if response.status not in statuses:
         raise ProtocolError(f"{what}: answered with HTTP status {response.status}")
     return response
+
+
+# --- polling ----------------------------------------------------------------------------------------------------------
+
+CLOUDS: Final[dict[str, Callable[[], CloudMetadata]]] = {
+    "Karpenter": Aws,
+    "EKSManaged": Aws,
+    "GKE": Gcp,
+    "AKS": Azure,
+}
+"""By `rollout.capacity.preset`; None says nothing of a cloud."""
+
+
+class MetadataWatcher:
+    """`run` once; `on_notice` is called at most once."""
+
+    def __init__(
+        self, cloud: CloudMetadata, url: str, on_notice: Callable[[TerminationNotice], None], away_s: float = AWAY_S
+    ) -> None:
+        self._cloud, self._url, self._on_notice, self._away_s = cloud, url, on_notice, away_s
+        self._logged = ""
+
+    async def run(self) -> None:
+        """Until there is a notice."""
+        async with aiohttp.ClientSession() as session:
+            while (result := await self._poll(session)) is None or result.notice is None:
+                if result is not None and result.advice:
+                    self._log_once(result.advice)
+                await asyncio.sleep(self._cloud.poll_interval_s if result is not None else self._away_s)
+        self._on_notice(result.notice)
+
+    async def _poll(self, session: aiohttp.ClientSession) -> PollResult | None:
+        """None when there was no answer, or one that makes no sense."""
+
+        async def ask(request: MetadataRequest) -> MetadataResponse:
+            timeout = aiohttp.ClientTimeout(total=request.wait_s + ANSWER_S)
+            url = self._url + request.path
+            async with session.request(request.method, url, headers=request.headers, timeout=timeout) as response:
+                return MetadataResponse(response.status, await response.read(), response.headers.get("ETag", ""))
+
+        try:
+            return await self._cloud.poll(ask, time.time())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._log_once(f"no answer: {type(error).__name__}")
+        except ProtocolError as error:
+            self._log_once(str(error))
+        return None
+
+    def _log_once(self, message: str) -> None:
+        """Until there is something else to log."""
+        if message != self._logged:
+            log.info("metadata", message=message)
+            self._logged = message

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from polyrl.errors import ProtocolError
-from polyrl_rollout.metadata.clouds import (
+from polyrl_rollout.metadata import (
     ACTION_PATH,
     EVENTS_PATH,
     NAME_PATH,
