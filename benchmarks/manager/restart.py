@@ -40,7 +40,7 @@ from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.status import ManagerStatus
 from polyrl.wire import pack_ids
 from polyrl_cli.local.manager import LocalManager
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 

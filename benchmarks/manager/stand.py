@@ -19,7 +19,7 @@ import psutil
 
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.parent_death_signal import PARENT_PID
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 
 EPOCH: Final = 1
 START_S: Final = 30.0

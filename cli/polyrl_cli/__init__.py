@@ -8,6 +8,6 @@
     chaos       faults on purpose, here and on a cluster
     inspection  why, explain, check: a run's state and history from its journal
 
-Above it there is nothing: no other package imports it. It imports `polyrl`, and of the operator `keygen`, `secret`,
+Above it there is nothing: no other package imports it. It imports `polyrl`, and of the operator `secret`,
 `managers` and `api`.
 """

@@ -10,7 +10,7 @@
     managers     status of, and drains to, each job's manager; a local run uses its client as well
     reconciler   one job at a time
     leader       the Lease; health and metrics are what is seen from outside
-    secret       a run's keys and certificate; `keygen` makes the keys, also for local runs
+    secret       a run's keys and certificate; local runs make their keys with it as well
 
 `app` is above all; reconciler imports informer and managers, and these import api; nothing goes the other way.
 """

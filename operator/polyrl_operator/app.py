@@ -24,7 +24,6 @@ from polyrl_operator import health
 from polyrl_operator.api.client import Client, ClusterClock
 from polyrl_operator.api.connect import load_configuration, stream_session
 from polyrl_operator.api.kinds import CLAIM, SECRET, ResourceKind
-from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.cached_object import JobKey
 from polyrl_operator.informer.resync import Resync
@@ -32,7 +31,7 @@ from polyrl_operator.informer.watch import INACTIVITY_S, StreamMonitor, run_watc
 from polyrl_operator.leader import DEFAULT_TERMS, Leader, Terms, service_account
 from polyrl_operator.managers.client import ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller
-from polyrl_operator.metrics import Metrics
+from polyrl_operator.metrics import Metrics, RequestCounter
 from polyrl_operator.reconciler.events import SENDERS, Events
 from polyrl_operator.reconciler.executor import Executor
 from polyrl_operator.reconciler.reconciler import WORKERS, Reconciler

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Final
 
+import aiohttp
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
+from yarl import URL
 
 from polyrl.manifest.status import JobStatus
-from polyrl_operator.api.permissions import RequestCounter
+from polyrl_operator.api.kinds import Permission, permission_for
 from polyrl_operator.informer.cached_object import JobKey
 
 RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
@@ -19,6 +22,46 @@ DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)
 """Seconds; 2 is what is promised."""
 
 JOB: Final = ("namespace", "job")
+
+
+class RequestCounter(Collector):
+    """Counts requests where bytes pass: in our client's session and in kopf's. The chart's Role is compared with it."""
+
+    def __init__(self) -> None:
+        self.counts: Counts[tuple[Permission, str]] = Counts()
+        """By permission and status class, as `2xx`; `error` where no answer came."""
+
+    def trace(self) -> aiohttp.TraceConfig:
+        """Hooks for one session."""
+        hooks = aiohttp.TraceConfig()
+        hooks.on_request_end.append(self._on_end)
+        hooks.on_request_exception.append(self._on_exception)
+        return hooks
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "polyrl_api_requests", "Requests to the API server.", labels=("verb", "resource", "code")
+        )
+        totals: Counts[tuple[str, str, str]] = Counts()
+        for (permission, outcome), count in self.counts.items():
+            resource = permission.resource if not permission.resource.startswith("/") else "discovery"
+            totals[permission.verb, resource, outcome] += count
+        for labels, count in totals.items():
+            family.add_metric(labels, count)
+        yield family
+
+    async def _on_end(
+        self, session: aiohttp.ClientSession, context: SimpleNamespace, end: aiohttp.TraceRequestEndParams
+    ) -> None:
+        self._count(end.method, end.url, f"{end.response.status // 100}xx")
+
+    async def _on_exception(
+        self, session: aiohttp.ClientSession, context: SimpleNamespace, end: aiohttp.TraceRequestExceptionParams
+    ) -> None:
+        self._count(end.method, end.url, "error")
+
+    def _count(self, method: str, url: URL, outcome: str) -> None:
+        self.counts[permission_for(method, url.path, watch="watch" in url.query), outcome] += 1
 
 
 class Metrics:
@@ -56,7 +99,7 @@ class Metrics:
         )
         self._states: dict[JobKey, str] = {}
         self._noticed: dict[JobKey, frozenset[str]] = {}
-        registry.register(_RequestCounts(requests))
+        registry.register(requests)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A number that is computed at each scrape."""
@@ -95,22 +138,3 @@ class Metrics:
     def _step(self, state: str | None, by: int) -> None:
         if state is not None:
             self._jobs.labels(str(state)).inc(by)
-
-
-class _RequestCounts(Collector):
-    """Requests as `RequestCounter` counted them."""
-
-    def __init__(self, requests: RequestCounter) -> None:
-        self._requests = requests
-
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily(
-            "polyrl_api_requests", "Requests to the API server.", labels=("verb", "resource", "code")
-        )
-        totals: Counts[tuple[str, str, str]] = Counts()
-        for (permission, outcome), count in self._requests.counts.items():
-            resource = permission.resource if not permission.resource.startswith("/") else "discovery"
-            totals[permission.verb, resource, outcome] += count
-        for labels, count in totals.items():
-            family.add_metric(labels, count)
-        yield family

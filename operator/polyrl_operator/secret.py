@@ -1,5 +1,6 @@
-"""A job's Secret: the key file of every role, and the certificate of its manager. Made once per run; what pods mount is
-by item, and nothing of it is kept here after the request that stores it.
+"""What is made once per run: each role's keys (three CURVE pairs, one HTTP token; `polyrl.keys` says who gets what), as
+files or in the job's Secret, there with the manager's certificate. Pods mount the Secret by item; nothing of it is kept
+here after the request that stores it.
 
 The certificate is signed by an authority of the run's own that signs nothing else, and whose key is thrown away. The
 operator pins that authority, so no other certificate speaks for the manager, whatever the cluster's DNS says.
@@ -8,11 +9,15 @@ operator pins that authority, so no other certificate speaks for the manager, wh
 from __future__ import annotations
 
 import base64
+import os
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
+import zmq
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,8 +25,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.owner import Owner
-from polyrl.keys import FILE_NAMES, OperatorKeys, format_keys, parse_keys
-from polyrl_operator.keygen import make_run_keys
+from polyrl.errors import InvalidData
+from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, format_keys, parse_keys
+
+TOKEN_BYTES: Final = 32
+"""Randomness of the HTTP token; 256 bits, as many as the CURVE keys have."""
 
 AUTHORITY: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
@@ -32,6 +40,43 @@ VALIDITY: Final = timedelta(days=3650)
 
 SKEW: Final = timedelta(days=1)
 """How far behind ours a node's clock may be."""
+
+
+def write_run_keys(folder: Path) -> None:
+    """Writes one file per role (mode 0600) into `folder`, which is made (mode 0700) when absent.
+
+    Raises InvalidData when a key file is already there: running processes hold it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for keys in make_run_keys():
+        _write_private(folder / FILE_NAMES[type(keys)], format_keys(keys))
+
+
+def make_run_keys() -> tuple[ManagerKeys, TrainerKeys, AgentKeys, OperatorKeys]:
+    """Fresh keys for every role of one run."""
+    (manager, manager_secret), (trainer, trainer_secret), (agent, agent_secret) = (_pair() for _ in range(3))
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    return (
+        ManagerKeys(manager, manager_secret, agent_public_key=agent, trainer_public_key=trainer, http_token=token),
+        TrainerKeys(trainer, trainer_secret, manager_public_key=manager, agent_public_key=agent),
+        AgentKeys(agent, agent_secret, manager_public_key=manager, trainer_public_key=trainer),
+        OperatorKeys(http_token=token),
+    )
+
+
+def _pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _write_private(path: Path, text: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise InvalidData(f"{path}: a key file is already there; a run's keys are made once") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 @dataclass(frozen=True)

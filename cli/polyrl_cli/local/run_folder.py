@@ -17,7 +17,7 @@ import msgspec
 
 from polyrl.errors import UNDECODABLE, UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 
 T = TypeVar("T")
 

@@ -17,9 +17,8 @@ from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import UserError
-from polyrl_operator.api.client import ApiError, Client, refusal
+from polyrl_operator.api.client import SILENCE_S, ApiError, Client, follow, refusal
 from polyrl_operator.api.connect import stream_session
-from polyrl_operator.api.follow import SILENCE_S, follow
 from polyrl_operator.api.kinds import JOB, ResourceKind
 
 FIELD_MANAGER: Final = "polyrl"

@@ -50,6 +50,15 @@ DATE_RESOLUTION_S: Final = 1.0
 LOGGED_CORRECTION_S: Final = 2.0
 """A correction of the clock worth a log line: more than the resolution and a slow answer explain."""
 
+LISTED: Final = "LIST"
+"""Type of the changes that begin with a list; all others are as the API server names them."""
+WATCH_S: Final = 240
+"""One watch; then the list is taken anew, which also repairs gaps."""
+SILENCE_S: Final = WATCH_S + 30
+"""Longest a stream may be silent: beyond a watch's end its connection is dead."""
+FOLLOW_RETRY_S: Final = 1.0
+"""Between a broken stream and the next one."""
+
 
 class ApiError(PolyRLError):
     """The API server refused, or did not answer (status 0)."""
@@ -271,3 +280,49 @@ def refusal(status: int, data: bytes) -> ApiError:
 def _seconds(text: str | None) -> float:
     """Of a Retry-After header; its other form, a date, is not used by API servers."""
     return float(text) if text is not None and text.isdecimal() else 0.0
+
+
+async def follow(
+    client: Client,
+    session: aiohttp.ClientSession,
+    kind: ResourceKind,
+    namespace: str | None,
+    label_selector: str = "",
+    field_selector: str = "",
+) -> AsyncIterator[tuple[str, list[Object]]]:
+    """What there is, as LISTED, then every change by its type, one object each; again from a list when a watch ends.
+
+    For commands and tests that look at few objects for a while (the operator has kopf), until they stop. Raises
+    ApiError when the cluster refuses; one that is away is awaited.
+    """
+    while True:
+        try:
+            found: list[Object] = []
+            version = ""
+            async for items, listed in client.pages(kind, namespace, label_selector, field_selector=field_selector):
+                found, version = found + items, version or listed
+            yield LISTED, found
+            watch = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
+            query = selectors(label_selector, field_selector) | watch | {"timeoutSeconds": str(WATCH_S)}
+            url = client.url(kind.path(namespace), query)
+            async for change in _changes(session, url):
+                yield change
+        except (aiohttp.ClientError, TimeoutError, OSError, ApiError) as error:
+            if isinstance(error, ApiError) and not error.transient and error.status != 410:
+                raise
+            await asyncio.sleep(FOLLOW_RETRY_S)
+
+
+async def _changes(session: aiohttp.ClientSession, url: str) -> AsyncIterator[tuple[str, list[Object]]]:
+    async with session.get(url, timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)) as answer:
+        if answer.status >= 400:
+            raise refusal(answer.status, await answer.read())
+        async for line in answer.content:
+            # A load balancer may end a stream, in order, in the middle of a line: the list brings what was lost.
+            if not line.endswith(b"\n"):
+                return
+            change: dict[str, Any] = msgspec.json.decode(line) if line.strip() else {"type": "BOOKMARK"}
+            if change["type"] == "ERROR":
+                return
+            if change["type"] != "BOOKMARK":
+                yield change["type"], [change["object"]]

@@ -1,10 +1,10 @@
-"""The kinds of objects that the operator reads and writes, and their URLs."""
+"""The kinds of objects that the operator reads and writes, their URLs, and the permission that each request needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from polyrl.cluster import names
@@ -57,4 +57,35 @@ KINDS: Final[Mapping[str, ResourceKind]] = {
     kind.name: kind for kind in (JOB, POD, TRAINER, NODE, CLAIM, SECRET, EVENT, LEASE, *FIXED)
 }
 
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
 assert JOB.api_version == API_VERSION
+
+
+class Permission(NamedTuple):
+    """One permission, as a rule of a Role grants it."""
+
+    verb: str
+    group: str
+    resource: str
+    """Plural, with `/subresource` where there is one; a path starting with `/` for what is no resource."""
+
+
+def permission_for(method: str, path: str, watch: bool = False) -> Permission:
+    """The permission that a request needs."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "api" and len(parts) > 2:
+        group, rest = "", parts[2:]
+    elif parts[0] == "apis" and len(parts) > 3:
+        group, rest = parts[1], parts[3:]
+    else:
+        return Permission(method.lower(), "", path)
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    if method != "GET":
+        verb = _VERBS[method]
+    elif watch:
+        verb = "watch"
+    else:
+        verb = "get" if len(rest) > 1 else "list"
+    return Permission(verb, group, "/".join((rest[0], *rest[2:])))

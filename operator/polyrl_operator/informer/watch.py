@@ -23,8 +23,7 @@ from typing import Any, Final, cast
 import aiohttp
 import kopf
 
-from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
-from polyrl_operator.api.permissions import permission_for
+from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind, permission_for
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.resync import CHILDREN
 

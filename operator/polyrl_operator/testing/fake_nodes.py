@@ -17,8 +17,7 @@ import aiohttp
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.worker import Role
-from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.follow import follow
+from polyrl_operator.api.client import ApiError, Client, follow
 from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER, ResourceKind
 from polyrl_operator.informer.resync import CHILDREN
 

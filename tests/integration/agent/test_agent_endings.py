@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polyrl.parent_death_signal import PARENT_PID
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout import exec_with_parent_death_signal
 from polyrl_rollout.exec_with_parent_death_signal import EXIT_NOT_FOUND
 

@@ -23,7 +23,7 @@ from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Group, Purpose, SamplingParams, Scored
 from polyrl.wire import pack_ids, unpack_ids
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.metadata import CLOUDS, MetadataWatcher, TerminationNotice
 from polyrl_rollout.testing.fake_engine import continuation

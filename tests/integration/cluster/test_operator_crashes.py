@@ -15,10 +15,10 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl_operator.api.connect import load_configuration
 from polyrl_operator.api.kinds import JOB, POD
-from polyrl_operator.api.permissions import RequestCounter
 from polyrl_operator.app import Operator
 from polyrl_operator.informer import resync
 from polyrl_operator.managers.client import manager_session
+from polyrl_operator.metrics import RequestCounter
 
 
 class Fuse:

@@ -21,7 +21,7 @@ from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.wire import Hello, pack_ids, unpack_ids
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
 from polyrl_trainer.client import RolloutClient

@@ -16,7 +16,7 @@ from polyrl.errors import DeadlineExceeded, InvalidData, RunFailed, Superseded
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import DiscardReason, Purpose
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_trainer.client import RequestRefused, RolloutClient

@@ -14,7 +14,7 @@ from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import pack_ids
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.agent.link import ManagerAddress

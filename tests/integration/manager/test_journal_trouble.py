@@ -28,7 +28,7 @@ from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
 from polyrl_cli.local.manager import LocalManager
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.testing.fake_agent import FakeAgent
 from polyrl_trainer.client import RolloutClient

@@ -18,8 +18,7 @@ import pytest
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
-from polyrl_operator.keygen import write_run_keys
-from polyrl_operator.secret import make_certificate
+from polyrl_operator.secret import make_certificate, write_run_keys
 from polyrl_trainer.client import RolloutClient
 
 DEADLINE_S = 60.0

@@ -16,7 +16,7 @@ import pytest
 
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.parent_death_signal import PARENT_PID
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
 DEADLINE_S = 60.0

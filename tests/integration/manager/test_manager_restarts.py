@@ -25,7 +25,7 @@ from polyrl.status import ManagerStatus
 from polyrl.wire import EngineCapacity, GroupDropped, pack_ids, unpack_ids
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.local.manager import LocalManager
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.agent.__main__ import read_address
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings

@@ -13,7 +13,7 @@ import pytest
 from polyrl.errors import DeadlineExceeded, InvalidCode, PolyRLError, ProtocolError, RunFailed, Superseded
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_cli.manifests.load import load_manifest
-from polyrl_operator.keygen import write_run_keys
+from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.__main__ import exit_code_of
 from polyrl_trainer.session import RESULT
 

@@ -23,7 +23,7 @@ from polyrl.keys import (
     parse_keys,
     read_keys,
 )
-from polyrl_operator.keygen import make_run_keys, write_run_keys
+from polyrl_operator.secret import make_run_keys, write_run_keys
 
 
 def test_every_role_holds_its_pair_and_the_public_keys_of_its_peers() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from polyrl.cluster.timestamps import millisecond
 from polyrl.manifest.status import JobStatus
-from polyrl_operator.api.permissions import RequestCounter, permission_for
+from polyrl_operator.api.kinds import permission_for
 from polyrl_operator.informer.cached_object import JobKey
-from polyrl_operator.metrics import Metrics
+from polyrl_operator.metrics import Metrics, RequestCounter
 
 PER_JOB = 3
 """Gauges with a job's name."""

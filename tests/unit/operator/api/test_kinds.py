@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrl_operator.api.kinds import CLAIM, JOB, POD
-from polyrl_operator.api.permissions import Permission, permission_for
+from polyrl_operator.api.kinds import CLAIM, JOB, POD, Permission, permission_for
 
 
 @pytest.mark.parametrize(
