@@ -77,12 +77,10 @@ class PodRole(StrEnum):
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a PolyRLJob on a cluster.")]
 Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", help="Namespace; default: the manifest's, else the context's."),
+    str | None, typer.Option("--namespace", "-n", help="Namespace; default: the manifest's, else the context's.")
 ]
 Kubeconfig = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Kubeconfig; default: $KUBECONFIG, else ~/.kube/config."),
+    Path | None, typer.Option(metavar="FILE", help="Kubeconfig; default: $KUBECONFIG, else ~/.kube/config.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: its current one.")]
 
@@ -215,8 +213,7 @@ def chaos(  # noqa: PLR0913 - each is a flag
     ] = 5.0,
     speed: Annotated[float, typer.Option(min=0.01, max=0.99, help="With slow: the share of time it runs.")] = 0.1,
     direction: Annotated[
-        Direction,
-        typer.Option(help="With partition: messages lost to the agent, from it, or both."),
+        Direction, typer.Option(help="With partition: messages lost to the agent, from it, or both.")
     ] = Direction.BOTH,
     on: Annotated[On, typer.Option(help="Hit a run on this machine, or a job's pods on a cluster.")] = On.HERE,
     namespace: Namespace = None,

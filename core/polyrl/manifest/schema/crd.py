@@ -113,11 +113,7 @@ def _served_schema() -> Schema:
 
 
 def _validation(rule: Rule | TransitionRule) -> Schema:
-    checked = {
-        "rule": rule.cel,
-        "message": rule.static_message(),
-        "fieldPath": f".{rule.path}",
-    }
+    checked = {"rule": rule.cel, "message": rule.static_message(), "fieldPath": f".{rule.path}"}
     if isinstance(rule, Rule) and "{" in rule.message:
         checked["messageExpression"] = rule.message_expression()
     return checked
