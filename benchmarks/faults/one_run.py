@@ -27,9 +27,9 @@ from striker import Striker
 from polyrl.ledger.events import Moved
 from polyrl.sample import DiscardReason
 from polyrl.wire import GroupDropped
-from polyrl_cli.chaos.injector import FaultSchedule
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.inspection.journal_reader import open_journal
+from polyrl_cli.local.chaos import FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder, locked, prepare

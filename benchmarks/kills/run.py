@@ -27,7 +27,7 @@ from plan import MODEL, PROMPT_TOKENS, PROMPTS, Plan
 from reference import decode
 
 from polyrl.worker import RunLocation, Worker, Workers, workers_of
-from polyrl_cli.chaos.injector import FaultSchedule
+from polyrl_cli.local.chaos import FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder, locked, prepare

@@ -232,11 +232,14 @@ def chaos(  # noqa: PLR0913 - each is a flag
         action=action, target=role, worker=worker, seed=seed, seconds=lasts, speed=speed, direction=direction
     )
     if on is On.HERE:
-        from polyrl_cli.local.control_socket import ask_run
+        import asyncio
+
+        from polyrl_cli.local.chaos import ask_runner
         from polyrl_cli.local.run_folder import find_run
 
         _refuse_flags({"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}, "--on kubernetes")
-        done = ask_run(find_run(None if run is None else Path(run)), request)
+        folder = find_run(None if run is None else Path(run))
+        done = f"{folder.root}: {asyncio.run(ask_runner(folder.control, request))}"
     else:
         from polyrl_cli.remote.chaos import inject_on_cluster
         from polyrl_cli.remote.cluster import ClusterOptions

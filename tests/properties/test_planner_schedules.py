@@ -6,8 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from polyrl.local.fleet import WorkerPhase
-from polyrl.local.planner import RunEnd, RunObservation, StartWorker, StopWorker, plan
+from polyrl.local.planner import RunEnd, RunObservation, StartWorker, StopWorker, WorkerPhase, plan
 from polyrl.testing.fake_fleet import FakeFleet
 from polyrl.worker import NAME_SLOT, Role, Worker, Workers
 

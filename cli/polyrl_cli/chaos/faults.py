@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import ObservedWorker
+from polyrl.local.planner import ObservedWorker
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.worker import Role
 from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Part, Target
@@ -36,16 +36,11 @@ class FaultRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of partition: what is lost."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class Fault(FaultRequest, frozen=True, kw_only=True):
     """A fault and its victim."""
 
-    action: ChaosAction
-    target: Target
     victim: str
     role: Role
-    seconds: float = 0.0
-    speed: float = 1.0
-    direction: Direction = Direction.BOTH
 
     @property
     def takes_capacity(self) -> bool:
@@ -127,15 +122,7 @@ def choose_victim(request: FaultRequest, observed: Sequence[ObservedWorker], gre
     if not fitting:
         raise UserError(_nobody(request, alive))
     victim = random.Random(request.seed).choice(sorted(fitting, key=lambda worker: worker.name))
-    return Fault(
-        action=request.action,
-        target=request.target,
-        victim=victim.name,
-        role=victim.role,
-        seconds=request.seconds,
-        speed=request.speed,
-        direction=request.direction,
-    )
+    return Fault(**msgspec.structs.asdict(request), victim=victim.name, role=victim.role)
 
 
 def signals_of(fault: Fault) -> Signals:

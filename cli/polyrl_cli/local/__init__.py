@@ -4,8 +4,8 @@
     runner          the loop: observe, plan, act, until the planner names the end
     process_fleet   workers as processes
     manager         the client of the run's manager
-    control_socket  how `polyrl chaos` reaches the runner
+    chaos           faults on those processes, and the socket by which `polyrl chaos` asks for one
     run_folder      the folder of a run and what lies in it
 
-`inspection` imports `run_folder` and `manager`, `chaos` imports `process_fleet`.
+`inspection` imports `run_folder` and `manager`.
 """

@@ -21,7 +21,7 @@ from typing import Final
 
 import psutil
 
-from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
+from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.worker import Worker
 from polyrl_cli.chaos.kinds import Part
@@ -52,7 +52,9 @@ class _Child:
 
 
 class ProcessFleet:
-    """Implements `Fleet` and `SpotMarket` with asyncio subprocesses. Must be closed."""
+    """Starts and ends single workers, and reports what it sees; the planner decides. Names are used once: an exited
+    worker stays listed, and its name starts nothing again. To end a worker that is gone or was never there is fine.
+    Must be closed."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -60,13 +62,17 @@ class ProcessFleet:
         self._change = asyncio.Event()
 
     def now(self) -> float:
+        """Seconds on the clock of every time this fleet reports."""
         return time.monotonic()
 
     async def list(self) -> builtins.list[ObservedWorker]:
+        """Every worker ever started, oldest first."""
         self._change.clear()
         return [child.seen for child in self._children.values()]
 
     async def start(self, worker: Worker) -> None:
+        """Starts `worker`; does nothing when one of its name was started before, so a repeat is harmless. A worker that
+        cannot be started at all is listed as EXITED."""
         if worker.name in self._children:
             return
         seen = ObservedWorker(worker.name, worker.role, uuid.uuid4().hex, WorkerPhase.STARTING, self.now())
@@ -84,6 +90,8 @@ class ProcessFleet:
         child.waiter = asyncio.create_task(self._wait(child, child.process), name=f"wait for {worker.name}")
 
     async def stop(self, name: str, grace_s: float) -> None:
+        """Asks the worker to end, returns at once, and ends it by force `grace_s` later. A repeat may shorten the
+        grace, never lengthen it."""
         child = self._living(name)
         if child is None:
             return
@@ -97,6 +105,7 @@ class ProcessFleet:
             self._force_at(child, due)
 
     async def kill(self, name: str) -> None:
+        """Ends the worker and all its children by force, now."""
         child = self._living(name)
         if child is None:
             return
@@ -105,6 +114,8 @@ class ProcessFleet:
             await asyncio.wait({child.waiter}, timeout=KILL_WAIT_S)
 
     async def reclaim(self, name: str, notice_s: float) -> None:
+        """Gives the worker a notice, as a preemption does, and takes it away `notice_s` later; 0 gives no notice. The
+        worker is reported with its Reclaim at once."""
         child = self._living(name)
         if child is None:
             return
@@ -123,6 +134,7 @@ class ProcessFleet:
         return signalled
 
     async def changed(self, deadline_s: float) -> bool:
+        """Waits until something differs from what the last `list` returned, at most `deadline_s` s; True when so."""
         try:
             await asyncio.wait_for(self._change.wait(), timeout=deadline_s)
         except TimeoutError:

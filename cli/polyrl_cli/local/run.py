@@ -23,8 +23,7 @@ from polyrl.errors import UserError
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import RunLocation, Workers, workers_of
-from polyrl_cli.chaos.injector import FaultSchedule
-from polyrl_cli.local.control_socket import listening
+from polyrl_cli.local.chaos import FaultSchedule, listening
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import (

@@ -12,26 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Final, Protocol
+from typing import Final
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import Fleet, ObservedWorker, WorkerPhase
-from polyrl.local.planner import (
-    ENGINE_ROLES,
-    PlannedAction,
-    RunEnd,
-    RunObservation,
-    StartWorker,
-    StopWorker,
-    conditions,
-    next_due,
-    plan,
-)
+from polyrl.local import planner
+from polyrl.local.planner import ObservedWorker, PlannedAction, RunEnd, RunObservation, StartWorker, StopWorker
 from polyrl.status import EngineState, ManagerStatus
 from polyrl.worker import Workers
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
-from polyrl_cli.chaos.injector import DueFault, FaultInjector, FaultSchedule, FaultyFleet
+from polyrl_cli.local.chaos import DueFault, FaultInjector, FaultSchedule
 from polyrl_cli.local.manager import LocalManager
+from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
 
 LONGEST_SLEEP_S: Final = 30.0
@@ -43,18 +34,10 @@ LAST_GRACE_S: Final = 5.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class LocalFleet(Fleet, FaultyFleet, Protocol):
-    """A fleet whose workers can be hit by faults, and which ends everything when closed."""
-
-    async def close(self) -> None:
-        """Returns when nothing of it runs any more."""
-        ...
-
-
 class LocalRun:
     """One run: its wanted workers, its fleet, and what is known of it at this moment."""
 
-    def __init__(self, wanted: Workers, fleet: LocalFleet, client: LocalManager, timeline: Timeline) -> None:
+    def __init__(self, wanted: Workers, fleet: ProcessFleet, client: LocalManager, timeline: Timeline) -> None:
         self.status = ManagerStatus(seq=-1, run_epoch=0)
         self.observed: list[ObservedWorker] = []
         self.conditions: list[str] = []
@@ -98,7 +81,7 @@ class LocalRun:
     async def _reconcile(self, schedule: FaultSchedule) -> RunEnd:
         while True:
             observation = await self._observe()
-            for action in plan(self._wanted, observation, self._fleet.now()):
+            for action in planner.plan(self._wanted, observation, self._fleet.now()):
                 if isinstance(action, RunEnd):
                     return action
                 await self._act(action)
@@ -122,7 +105,7 @@ class LocalRun:
             finishing=self.status.finished,
             succeeded=self.status.finished and self.status.ok,
         )
-        sentences = conditions(self._wanted, observation)
+        sentences = planner.conditions(self._wanted, observation)
         for sentence in sentences:
             if sentence not in self.conditions:
                 self._timeline.note("condition", "", sentence)
@@ -139,7 +122,7 @@ class LocalRun:
         else:
             text = f"{seen.name} has ended with exit code {seen.exit_code}"
         self._timeline.note("exited", seen.name, text)
-        if seen.role in ENGINE_ROLES and self._manager_ready and not self.status.finished:
+        if seen.role in planner.ENGINE_ROLES and self._manager_ready and not self.status.finished:
             self._report_loss(seen.name)
 
     def _report_loss(self, engine: str) -> None:
@@ -154,7 +137,7 @@ class LocalRun:
             await self._fleet.start(action.worker)
         elif isinstance(action, StopWorker):
             phases = {seen.name: seen.phase for seen in self.observed}
-            if phases[action.name] is not WorkerPhase.STOPPING:
+            if phases[action.name] is not planner.WorkerPhase.STOPPING:
                 self._timeline.note("stopped", action.name, str(action))
             await self._fleet.stop(action.name, action.grace_s)
 
@@ -171,7 +154,7 @@ class LocalRun:
 
     async def _next_event(self, observation: RunObservation) -> None:
         now = self._fleet.now()
-        due = next_due(self._wanted, observation, now)
+        due = planner.next_due(self._wanted, observation, now)
         wait_s = LONGEST_SLEEP_S if due is None else min(LONGEST_SLEEP_S, max(0.0, due - now))
         waits = {asyncio.ensure_future(self._fleet.changed(wait_s)), asyncio.ensure_future(self._wake.wait())}
         await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ import msgspec
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
-from polyrl.local.fleet import ObservedWorker, WorkerPhase
+from polyrl.local.planner import ObservedWorker, WorkerPhase
 from polyrl.worker import Role
 from polyrl_cli.chaos import in_container
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim, signals_of

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, TypeAlias
 
-from polyrl.local.fleet import ObservedWorker
 from polyrl.worker import EXPLAINED_EXITS, FAILED_STARTS_LIMIT, USER_ERROR_EXIT, Role, Worker, Workers
 
 MANAGER_PROVED_S: Final = 5.0
@@ -33,6 +33,52 @@ ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
 
 SINGLE_ROLES: Final = (Role.MANAGER, Role.RESERVED)
 """Of which one runs at a time, and another takes its place when it is gone."""
+
+
+class WorkerPhase(StrEnum):
+    """Where a worker is in its life. A worker never goes back; it may skip a phase."""
+
+    STARTING = "Starting"
+    """Requested, not there yet."""
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    """Asked to end; it has until its grace is over."""
+    EXITED = "Exited"
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """The capacity is taken away: after a spot notice, or by a kill without one."""
+
+    deadline: float
+    """Fleet time after which the worker is gone."""
+
+
+@dataclass(frozen=True)
+class ObservedWorker:
+    """One worker as the fleet sees it."""
+
+    name: str
+    role: Role
+    uid: str
+    """Never reused, unlike a process id."""
+    phase: WorkerPhase
+    started_at: float
+    exit_code: int | None = None
+    """Known when EXITED; negative is the signal that ended it."""
+    exited_at: float | None = None
+    reclaim: Reclaim | None = None
+    """Stays set after the exit: an exit that follows a reclaim is no failure."""
+
+    @property
+    def lives(self) -> bool:
+        """True while a process or pod is, or may be, there."""
+        return self.phase is not WorkerPhase.EXITED
+
+    @property
+    def counts(self) -> bool:
+        """True when it stands for one of the wanted workers: it lives, and is not being ended."""
+        return self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING) and self.reclaim is None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: the fake that ships with the port, for tests of planner and runner and for the simulator.
+"""A fleet in virtual time, for tests of the planner; one contract suite holds it and the fleet of processes together.
 
 Nothing runs. Workers take `boot_s` to start and `exit_s` to obey a stop; a test ends one with `crash`. `changed` lets
 virtual time pass to the next event, so that a wait costs nothing and every schedule repeats exactly.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from dataclasses import dataclass, replace
 
-from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
+from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Worker
 
 SIGKILL = -9
@@ -27,7 +27,7 @@ class _FakeWorker:
 
 
 class FakeFleet:
-    """Implements `Fleet` and `SpotMarket`; `boot_s` and `exit_s` are virtual seconds."""
+    """Does what `polyrl_cli.local.process_fleet.ProcessFleet` says; `boot_s` and `exit_s` are virtual seconds."""
 
     def __init__(self, boot_s: float = 1.0, exit_s: float = 0.5) -> None:
         self.boot_s, self.exit_s = boot_s, exit_s

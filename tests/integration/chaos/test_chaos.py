@@ -15,13 +15,12 @@ import psutil
 import pytest
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import WorkerPhase
+from polyrl.local.planner import WorkerPhase
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.faults import Fault, FaultRequest
-from polyrl_cli.chaos.injector import FaultInjector
 from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
-from polyrl_cli.local.control_socket import ask_runner, listening
+from polyrl_cli.local.chaos import FaultInjector, ask_runner, listening
 from polyrl_cli.local.process_fleet import ProcessFleet
 
 DEADLINE_S = 60.0

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from polyrl.local.fleet import ObservedWorker, WorkerPhase
+from polyrl.local.planner import ObservedWorker, WorkerPhase
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN
 from polyrl.worker import Role
 from polyrl_cli.chaos import in_container

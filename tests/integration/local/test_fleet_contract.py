@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyrl.local.fleet import ObservedWorker, WorkerPhase
+from polyrl.local.planner import ObservedWorker, WorkerPhase
 from polyrl.testing.fake_fleet import FakeFleet
 from polyrl.worker import Role, Worker
 from polyrl_cli.local.process_fleet import ProcessFleet

@@ -2,12 +2,12 @@
 
 import pytest
 
-from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
+from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.manifest.rollout import FaultSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role
-from polyrl_cli.chaos.injector import DueFault, FaultSchedule
+from polyrl_cli.local.chaos import DueFault, FaultSchedule
 
 KILL = {"atStep": 5, "action": "Kill"}
 PREEMPT = {"atStep": 5, "action": "Preempt", "noticeSeconds": 3}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from polyrl.errors import UserError
-from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
+from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Role
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
 from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target

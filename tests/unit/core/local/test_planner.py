@@ -2,13 +2,15 @@
 
 import pytest
 
-from polyrl.local.fleet import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.local.planner import (
     FAILED_STARTS_LIMIT,
     FIRST_BACKOFF_S,
     MANAGER_START_S,
+    ObservedWorker,
+    Reclaim,
     RunEnd,
     RunObservation,
+    WorkerPhase,
     conditions,
     next_due,
     plan,
