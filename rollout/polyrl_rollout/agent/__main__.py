@@ -81,7 +81,9 @@ def main(
     engine = choose_engine(engine_spec, spec.spec.recipe.seed)
     cloud = CLOUDS.get(spec.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
     watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
-    sys.exit(asyncio.run(serve(settings, engine, expected_capacity(engine_spec), spec.metadata.name, watch)))
+    # Announced to the manager until the engine has started and measured its own.
+    expected = EngineCapacity(engine_spec.max_running, engine_spec.kv_tokens, max_context=engine_spec.max_context)
+    sys.exit(asyncio.run(serve(settings, engine, expected, spec.metadata.name, watch)))
 
 
 Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]
@@ -96,14 +98,14 @@ async def serve(
     try:
         agent = Agent(settings, engine, capacity, staging)
         if watch is not None:
-            agent.watch(watch(lambda notice: agent.notice(notice.seconds, notice.reason)).run())
+            agent.spawn(watch(lambda notice: agent.notice(notice.seconds, notice.reason)).run())
         loop = asyncio.get_running_loop()
         for number in NOTICE_SIGNALS:
             loop.add_signal_handler(number, _on_notice, agent)
-        loop.add_signal_handler(PARTITION, agent.partition)
-        loop.add_signal_handler(PARTITION_IN, agent.partition, True, False)
-        loop.add_signal_handler(PARTITION_OUT, agent.partition, False, True)
-        loop.add_signal_handler(HEAL, agent.heal)
+        loop.add_signal_handler(PARTITION, agent.manager.partition)
+        loop.add_signal_handler(PARTITION_IN, agent.manager.partition, True, False)
+        loop.add_signal_handler(PARTITION_OUT, agent.manager.partition, False, True)
+        loop.add_signal_handler(HEAL, agent.manager.heal)
         return await agent.run()
     finally:
         staging.close()
@@ -112,11 +114,6 @@ async def serve(
 def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
     """The engine of `spec.type`, not yet started; `seed` seeds the draws of requests without a seed of their own."""
     return EmbeddedEngine(spec, seed) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, seed)
-
-
-def expected_capacity(spec: EngineSpec) -> EngineCapacity:
-    """What is announced to the manager until the engine has started."""
-    return EngineCapacity(spec.max_running, spec.kv_tokens, max_context=spec.max_context)
 
 
 def read_address(path: Path, keys: AgentKeys, run_epoch: int) -> ManagerAddress | None:

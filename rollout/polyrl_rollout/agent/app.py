@@ -1,7 +1,7 @@
 """The agent: one engine, one link to the manager, and what is between them.
 
     manager     greeted with all that is held (see `conversation`); without one the engine generates on, bounded
-    tokens      leave every delta period, as far as worth it (see `tokens`); a heartbeat when nothing else was sent
+    tokens      leave every delta period, as far as worth it (see `protocol`); a heartbeat when nothing else was sent
     weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
     drain       generate on while there is time, hand back the rest, wait until the manager has everything, Deregister,
                 exit 0
@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
+import msgspec
 import structlog
 import zmq
 
@@ -27,9 +28,8 @@ from polyrl.wire import HandBackReason
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
-from polyrl_rollout.agent.versions import Versions
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
-from polyrl_rollout.weights.puller import Pulled, Puller
+from polyrl_rollout.weights.puller import Pulled, Puller, Versions
 from polyrl_rollout.weights.staging import Staging
 
 ANSWER_S: Final = 10.0
@@ -77,7 +77,7 @@ class Agent:
         """Until drained, fenced for good, or broken. Returns EXIT_DONE or EXIT_FAILED."""
         with zmq.Context() as context:
             for work in (self.manager.run(context), self._send_tokens(), self._versions.run(), self._watch_engine()):
-                self._spawn(work)
+                self.spawn(work)
             try:
                 code, why = await self._ended
             finally:
@@ -91,22 +91,8 @@ class Agent:
         seconds = self._settings.drain_s if seconds is None else seconds
         log.info("notice", seconds=seconds, reason=reason)
         self._send(wire.Leaving(seconds, reason))
-        answer_s = min(DRAIN_ANSWER_S, seconds / 2) if self.manager.welcome else 0.0
+        answer_s = min(DRAIN_ANSWER_S, seconds / 2) if self._protocol.welcome else 0.0
         self._loop.call_later(answer_s, self._drain, wire.StartDrain(seconds - answer_s, reason))
-
-    def partition(self, inward: bool = True, outward: bool = True) -> None:
-        """An injected fault: from here on the manager does not reach us, or cannot be reached, or both."""
-        log.info("partitioned from the manager by an injected fault", inward=inward, outward=outward)
-        self.manager.partition(inward, outward)
-
-    def heal(self) -> None:
-        """Ends the partition."""
-        log.info("partition healed")
-        self.manager.heal()
-
-    def watch(self, watching: Coroutine[Any, Any, None]) -> None:
-        """Runs beside the agent for as long as it lives, and ends it when it breaks."""
-        self._spawn(watching)
 
     # --- messages of the manager --------------------------------------------------------------------------------------
 
@@ -115,9 +101,7 @@ class Agent:
             self._settings.run_epoch,
             self._settings.engine,
             pool=self._settings.pool,
-            max_running=self._capacity.max_running,
-            kv_tokens=self._capacity.kv_tokens,
-            max_context=self._capacity.max_context,
+            **msgspec.structs.asdict(self._capacity),
             weight_version=self._engine.version,
             held=self.book.held(),
         )
@@ -136,9 +120,9 @@ class Agent:
             case wire.Welcome() | wire.Resend():
                 self._unsent.set()
             case wire.Cancel(assignment):
-                self._spawn(self._generation.stop([assignment]))
+                self.spawn(self._generation.stop([assignment]))
             case wire.Recall(assignment):
-                self._spawn(self._give_back([assignment], HandBackReason.RECALLED))
+                self.spawn(self._give_back([assignment], HandBackReason.RECALLED))
             case wire.Announce():
                 self._versions.announce(message)
             case wire.StartDrain():
@@ -160,7 +144,7 @@ class Agent:
     async def _send_tokens(self) -> None:
         """One frame per delta period while there are tokens; a heartbeat when nothing else was sent."""
         while True:
-            welcome = self.manager.welcome
+            welcome = self._protocol.welcome
             beat_s = welcome.beat_s if welcome else WELCOME_S
             try:
                 async with asyncio.timeout_at(self.manager.sent_at + beat_s):
@@ -170,14 +154,14 @@ class Agent:
                 self._send(self._heartbeat())
                 continue
             await asyncio.sleep(welcome.delta_s if welcome else UNHEARD_S)
-            if self.manager.welcome is not None:
+            if self._protocol.welcome is not None:
                 self._unsent.clear()
                 self._flush(everything=False)
                 if self.book.has_unsent():
                     self._unsent.set()
 
     def _flush(self, *, everything: bool) -> None:
-        link, welcome = self.manager.link, self.manager.welcome
+        link, welcome = self.manager.link, self._protocol.welcome
         if link is None or welcome is None:
             return
         now = self._loop.time()
@@ -262,7 +246,7 @@ class Agent:
         log.info("draining", seconds=drain.deadline_s, reason=drain.reason)
         self._protocol.draining = True
         self._drain_at, self._drain_reserve = at, reserve_of(drain.deadline_s)
-        self._spawn(self._run_drain(drain.reason))
+        self.spawn(self._run_drain(drain.reason))
 
     async def _run_drain(self, reason: str) -> None:
         """Generates on while there is time: which samples go on elsewhere, and when, the manager decides."""
@@ -335,7 +319,8 @@ class Agent:
         except TimeoutError:
             log.warning("the engine does not end; its parent death signal will end it", seconds=CLOSE_S)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` beside the agent for as long as it lives, and ends the agent when it breaks."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)

@@ -18,7 +18,7 @@ import zmq
 
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
-from polyrl.wire import Fenced, FromAgent, Hello, ToAgent, Welcome
+from polyrl.wire import Fenced, FromAgent, Hello, ToAgent
 from polyrl_rollout.agent.link import HANDSHAKE_S, AgentLink, LinkDown, ManagerAddress
 from polyrl_rollout.agent.protocol import AgentProtocol
 
@@ -53,19 +53,15 @@ class SessionHandler(Protocol):
 
     def hello(self) -> Hello:
         """The greeting, with what is held at the moment."""
-        ...
 
     def handle(self, message: ToAgent) -> None:
         """Takes a message of the manager, after the protocol has done what it asks of held tokens."""
-        ...
 
     async def reset(self) -> None:
         """The agent is fenced: nothing is held any more, and the engine must stop."""
-        ...
 
     def give_up(self, why: str) -> None:
         """There is no manager to talk to any more."""
-        ...
 
 
 class Conversation:
@@ -79,11 +75,6 @@ class Conversation:
         self._reachable = asyncio.Event()
         self._reachable.set()
 
-    @property
-    def welcome(self) -> Welcome | None:
-        """The manager's answer to the greeting; None while nobody listens."""
-        return self._protocol.welcome
-
     async def run(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Until cancelled."""
         failures = 0
@@ -91,10 +82,11 @@ class Conversation:
             address = self._settings.manager()
             try:
                 if address is not None:
-                    self.link = await self._dial(context, address)
-                    await self._greet(self.link)
+                    link = self.link = await self._dial(context, address)
+                    await self._greet(link)
                     failures = 0
-                    await self._receive_all(self.link)
+                    while True:
+                        await self._handle(await link.receive())
             except LinkDown as error:
                 log.info("no manager", error=str(error), attempt=failures)
             finally:
@@ -106,7 +98,7 @@ class Conversation:
 
     def send(self, message: FromAgent) -> None:
         """Sends now or never: what matters of it is repeated by the next greeting."""
-        if self.link is None or (self.welcome is None and not isinstance(message, Hello)):
+        if self.link is None or (self._protocol.welcome is None and not isinstance(message, Hello)):
             return
         try:
             self.link.send(message)
@@ -115,13 +107,15 @@ class Conversation:
         self.sent_at = self._loop.time()
 
     def partition(self, inward: bool = True, outward: bool = True) -> None:
-        """From here on the manager does not reach us, or cannot be reached, or both; a new link needs both."""
+        """An injected fault: the manager does not reach us, or cannot be reached, or both; a new link needs both."""
+        log.info("partitioned from the manager by an injected fault", inward=inward, outward=outward)
         self._reachable.clear()
         if self.link is not None:
             self.link.partition(inward, outward)
 
     def heal(self) -> None:
         """Ends the partition."""
+        log.info("partition healed")
         self._reachable.set()
         if self.link is not None:
             with contextlib.suppress(LinkDown):  # `receive` raises it as well
@@ -147,14 +141,10 @@ class Conversation:
         link.send(self._handler.hello())
         try:
             async with asyncio.timeout(WELCOME_S):
-                while self.welcome is None:
+                while self._protocol.welcome is None:
                     await self._handle(await link.receive())
         except TimeoutError:
             raise LinkDown("the manager does not answer the greeting") from None
-
-    async def _receive_all(self, link: AgentLink) -> None:
-        while True:
-            await self._handle(await link.receive())
 
     async def _handle(self, message: ToAgent) -> None:
         """Raises LinkDown when fenced: the next connection greets anew."""

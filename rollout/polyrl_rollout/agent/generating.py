@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import structlog
 
 from polyrl.wire import HandBackReason
-from polyrl_rollout.agent.tokens import Stream, TokenBook
+from polyrl_rollout.agent.protocol import Stream, TokenBook
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected
 
 ABORT_S: Final = 5.0
@@ -34,15 +34,12 @@ class GenerationHandler(Protocol):
 
     def on_tokens(self) -> None:
         """New tokens, or an end, are in the book."""
-        ...
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str) -> None:
         """A sequence ended unfinished, and not because it was stopped."""
-        ...
 
     def engine_failed(self, why: str) -> None:
         """The engine is broken; nothing more will come of it."""
-        ...
 
 
 class Generation:

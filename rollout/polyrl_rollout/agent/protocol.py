@@ -2,16 +2,232 @@
 
 `AgentProtocol` says which messages count, does what they ask of the tokens that are held, and makes the answers.
 Whoever drives it brings the rest: the real agent (`conversation`, `app`), and in tests the simulated ones.
+
+`TokenBook` holds what the engine generated, and how much of it the manager has: exact under any loss or repeat. Every
+live assignment keeps all its tokens until the manager has them and its end, so any Resend can be answered and a stream
+can go on after a weight switch. A frame goes out when it is worth its overhead (GOAL_BYTES per token), when something
+in it ended, or when its oldest token has waited GATHER_PERIODS delta periods.
 """
 
 from __future__ import annotations
 
+import itertools
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
-from polyrl.wire import Assign, Cancel, Fenced, HandBack, HandBackReason, Resend, ToAgent, TokensKept, Welcome
-from polyrl_rollout.agent.tokens import Stream, TokenBook
+import numpy as np
 
+from polyrl import wire
+from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, HandBack, HandBackReason, HeldAssignment, unpack_ids
+from polyrl_rollout.engines.port import TokenChunk
+
+TOKEN_BYTES: Final = 8
+"""uint32 id and float32 logprob."""
+FRAME_BYTES: Final = 24
+"""A Deltas frame without its columns: tag, seq, version, three lengths."""
+GOAL_BYTES: Final = 16
+"""Bytes per generated token, all overhead included, that a frame stays below unless it is urgent."""
+MIN_ROW_TOKENS: Final = 2
+"""A row of one token costs 19 bytes; it waits for a second one."""
+GATHER_PERIODS: Final = 20
+"""Delta periods that a token waits at most for others to travel with: 0.6 s, below a beat. Only streams slower than two
+tokens in that time wait so long, and what a kill costs is counted in tokens: one of each, or four of a lone one."""
+MAX_ROW_TOKENS: Final = 0xFFFF
+"""A row counts its tokens in 16 bits."""
+MAX_FRAME_TOKENS: Final = 1 << 18
+"""2 MiB of tokens: what piled up without a manager goes out in several frames."""
+MAX_UNKEPT_TOKENS: Final = 1 << 22
+"""32 MiB of tokens that the manager does not have; above it streams are not read on."""
 MAX_FENCED: Final = 3
+
+
+@dataclass(eq=False)
+class Stream:
+    """One assignment. Positions are response positions of its sample."""
+
+    assign: Assign
+    sent: int
+    kept: int
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(first position, version), one entry per change."""
+    finish: int = 0
+    """Index into FINISH_CODES; not 0 once the engine ended the turn."""
+    finish_sent: bool = False
+    finish_kept: bool = False
+    waits_since: float | None = None
+    """When the oldest unsent token came."""
+
+    @property
+    def length(self) -> int:
+        """Position after the newest token."""
+        return self.assign.offset + len(self.ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens of the budget that are left."""
+        return self.assign.max_new_tokens - len(self.ids)
+
+    @property
+    def unsent(self) -> int:
+        return self.length - self.sent
+
+    def input_ids(self) -> list[int]:
+        """Everything the engine needs to generate on: what was assigned and what came since."""
+        return [*unpack_ids(self.assign.input_ids).tolist(), *self.ids]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A row to be: positions [begin, end) of a stream, all of one version."""
+
+    stream: Stream
+    version: int
+    begin: int
+    end: int
+    finish: int
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    seq: int
+    sent_at: float
+    ends: list[tuple[int, int, bool]]
+    """(assignment, position after the row, whether the row carried the finish)."""
+
+
+class TokenBook:
+    """All streams of one engine."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+        self._in_flight: deque[_InFlight] = deque()
+        self._seq = 0
+        self._unkept = 0
+
+    def open(self, assign: Assign) -> Stream | None:
+        """A stream for a new assignment; None when it is known already."""
+        if assign.assignment in self.streams:
+            return None
+        stream = Stream(assign, assign.offset, assign.offset)
+        self.streams[assign.assignment] = stream
+        return stream
+
+    def add(self, assignment: int, chunk: TokenChunk, now: float) -> bool:
+        """Takes new tokens; False when the assignment is no longer wanted."""
+        stream = self.streams.get(assignment)
+        if stream is None or stream.finish:
+            return False
+        if chunk.ids or not stream.versions:
+            if not stream.versions or stream.versions[-1][1] != chunk.version:
+                stream.versions.append((stream.length, chunk.version))
+            stream.ids.extend(chunk.ids)
+            stream.logprobs.extend(chunk.logprobs)
+            self._unkept += len(chunk.ids)
+        if chunk.finish is not None:
+            stream.finish = FINISH_CODES.index(chunk.finish.value)
+        if stream.waits_since is None:
+            stream.waits_since = now
+        return True
+
+    def forget(self, assignment: int) -> Stream | None:
+        """Drops an assignment with all its tokens."""
+        stream = self.streams.pop(assignment, None)
+        if stream is not None:
+            self._unkept -= stream.length - stream.kept
+        return stream
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self.streams.clear()
+        self._in_flight.clear()
+        self._unkept = 0
+
+    def keep(self, seq: int) -> None:
+        """The manager has everything up to frame `seq`."""
+        while self._in_flight and self._in_flight[0].seq <= seq:
+            for assignment, end, finish in self._in_flight.popleft().ends:
+                stream = self.streams.get(assignment)
+                if stream is None:
+                    continue
+                self._unkept -= max(0, end - stream.kept)
+                stream.kept = max(stream.kept, end)
+                stream.finish_kept |= finish
+                if stream.finish_kept and stream.kept == stream.length:
+                    del self.streams[assignment]
+
+    def resend(self, assignment: int, offset: int, now: float) -> None:
+        """The manager misses this assignment's tokens from `offset` on; what is under way of it does not count."""
+        stream = self.streams.get(assignment)
+        if stream is None:
+            return
+        self._in_flight = deque(_without(frame, assignment) for frame in self._in_flight)
+        self._unkept += stream.kept
+        stream.sent = stream.kept = min(max(offset, stream.assign.offset), stream.length)
+        self._unkept -= stream.kept
+        stream.finish_sent = stream.finish_kept = False
+        stream.waits_since = now if stream.unsent or stream.finish else None
+
+    def reconnect(self, now: float) -> None:
+        """What was under way may be lost: all that the manager is not known to have is unsent again."""
+        self._in_flight.clear()
+        for assignment, stream in self.streams.items():
+            self.resend(assignment, stream.kept, now)
+
+    def held(self) -> tuple[HeldAssignment, ...]:
+        """For Hello."""
+        return tuple(
+            HeldAssignment(number, stream.assign.sample, stream.assign.attempt, stream.length)
+            for number, stream in self.streams.items()
+        )
+
+    def is_unfinished(self, assignment: int) -> bool:
+        """Whether it is here, and the engine has not ended it."""
+        stream = self.streams.get(assignment)
+        return stream is not None and not stream.finish
+
+    def unfinished(self) -> list[Stream]:
+        return [stream for stream in self.streams.values() if not stream.finish]
+
+    def has_unsent(self) -> bool:
+        return any(_is_pending(stream) for stream in self.streams.values())
+
+    def has_room(self) -> bool:
+        """False when the manager lacks so many tokens that streams must wait."""
+        return self._unkept < MAX_UNKEPT_TOKENS
+
+    def oldest_unanswered(self) -> float | None:
+        """When the oldest frame that was not answered left."""
+        return self._in_flight[0].sent_at if self._in_flight else None
+
+    def pack(self, now: float, delta_s: float, *, flush: bool = False) -> list[Deltas]:
+        """The frames to send now, marked as under way; with `flush` everything, worth it or not."""
+        pending = [stream for stream in self.streams.values() if _is_pending(stream)]
+        urgent_before = now - GATHER_PERIODS * delta_s
+        urgent = any(flush or _is_urgent(stream, urgent_before) for stream in pending)
+        ripe = [s for s in pending if flush or s.unsent >= MIN_ROW_TOKENS or _is_urgent(s, urgent_before)]
+        if not urgent and not _is_worth_it([stream.unsent for stream in ripe]):
+            return []
+        return [self._frame(pieces, now) for pieces in _frames(piece for s in ripe for piece in _pieces(s))]
+
+    def _frame(self, pieces: list[_Piece], now: float) -> Deltas:
+        rows = np.zeros(len(pieces), dtype=ROW_DTYPE)
+        ids, logprobs, ends = array("I"), array("f"), []
+        for index, piece in enumerate(pieces):
+            stream, number, base = piece.stream, piece.stream.assign.assignment, piece.stream.assign.offset
+            rows[index] = (number, piece.begin, piece.end - piece.begin, piece.finish)
+            ids += stream.ids[piece.begin - base : piece.end - base]
+            logprobs += stream.logprobs[piece.begin - base : piece.end - base]
+            ends.append((number, piece.end, piece.finish != 0))
+            stream.sent, stream.finish_sent, stream.waits_since = piece.end, piece.finish != 0, None
+        self._seq += 1
+        self._in_flight.append(_InFlight(self._seq, now, ends))
+        columns = (np.asarray(ids, "<u4").tobytes(), np.asarray(logprobs, "<f4").tobytes())
+        return Deltas(self._seq, pieces[0].version, rows.tobytes(), *columns)
 
 
 class AgentProtocol:
@@ -19,7 +235,7 @@ class AgentProtocol:
 
     def __init__(self) -> None:
         self.book = TokenBook()
-        self.welcome: Welcome | None = None
+        self.welcome: wire.Welcome | None = None
         self.draining = False
         self._fenced = 0
 
@@ -28,26 +244,26 @@ class AgentProtocol:
         """Fenced so often in a row that greeting again is in vain."""
         return self._fenced >= MAX_FENCED
 
-    def counts(self, message: ToAgent) -> bool:
+    def counts(self, message: wire.ToAgent) -> bool:
         """Before the greeting is answered everything else was meant for a former connection of this name; only what
         settles held assignments always holds."""
-        return self.welcome is not None or isinstance(message, Welcome | Fenced | Resend | Cancel)
+        return self.welcome is not None or isinstance(message, wire.Welcome | wire.Fenced | wire.Resend | wire.Cancel)
 
-    def receive(self, message: ToAgent, now: float) -> None:
+    def receive(self, message: wire.ToAgent, now: float) -> None:
         """Does what a message asks of what is held; engines, weights and drains are the driver's."""
         match message:
-            case Welcome():
+            case wire.Welcome():
                 self.welcome, self._fenced = message, 0
                 self.book.reconnect(now)
-            case Fenced():
+            case wire.Fenced():
                 self.welcome = None
                 self._fenced += 1
                 self.book.clear()
-            case TokensKept(seq):
+            case wire.TokensKept(seq):
                 self.book.keep(seq)
-            case Resend(assignment, offset):
+            case wire.Resend(assignment, offset):
                 self.book.resend(assignment, offset, now)
-            case Cancel(assignment):
+            case wire.Cancel(assignment):
                 self.book.forget(assignment)
 
     def disconnect(self) -> None:
@@ -74,3 +290,46 @@ class AgentProtocol:
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> HandBack | None:
         """Gives up an assignment, whose tokens must have been sent before; None when it is not held."""
         return None if self.book.forget(assignment) is None else HandBack(assignment, reason, detail)
+
+
+def _is_pending(stream: Stream) -> bool:
+    return stream.unsent > 0 or (stream.finish != 0 and not stream.finish_sent)
+
+
+def _is_urgent(stream: Stream, before: float) -> bool:
+    return stream.finish != 0 or (stream.waits_since is not None and stream.waits_since <= before)
+
+
+def _is_worth_it(counts: list[int]) -> bool:
+    tokens = sum(counts)
+    cost = FRAME_BYTES + ROW_DTYPE.itemsize * len(counts) + TOKEN_BYTES * tokens
+    return tokens > 0 and cost <= GOAL_BYTES * tokens
+
+
+def _pieces(stream: Stream) -> Iterator[_Piece]:
+    """The unsent part, cut where the version changes and where a row is full; the last one carries the finish."""
+    bounds = [begin for begin, _ in stream.versions if begin > stream.sent]
+    cuts = sorted({stream.sent, *bounds, *range(stream.sent, stream.length, MAX_ROW_TOKENS), stream.length})
+    spans = list(itertools.pairwise(cuts)) or [(stream.length, stream.length)]
+    for begin, end in spans:
+        version = next(version for first, version in reversed(stream.versions) if first <= begin)
+        yield _Piece(stream, version, begin, end, stream.finish if end == stream.length else 0)
+
+
+def _frames(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces of one version each, oldest version first, at most MAX_FRAME_TOKENS together."""
+    frame: list[_Piece] = []
+    tokens = 0
+    for piece in sorted(pieces, key=lambda piece: piece.version):
+        size = piece.end - piece.begin
+        if frame and (piece.version != frame[0].version or tokens + size > MAX_FRAME_TOKENS):
+            yield frame
+            frame, tokens = [], 0
+        frame.append(piece)
+        tokens += size
+    if frame:
+        yield frame
+
+
+def _without(frame: _InFlight, assignment: int) -> _InFlight:
+    return _InFlight(frame.seq, frame.sent_at, [end for end in frame.ends if end[0] != assignment])

@@ -28,8 +28,7 @@ from polyrl.wire import (
     TurnDone,
     WeightsLoaded,
 )
-from polyrl_rollout.agent.protocol import AgentProtocol
-from polyrl_rollout.agent.tokens import Stream
+from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.stage import Stage
 

@@ -1,4 +1,7 @@
-"""Pulls one weight version from a publisher: manifest, missing chunks, checksums. Old weights serve on meanwhile.
+"""Weight versions on the engine's side: pull what is announced while the old version serves, then switch.
+
+Only the newest announcement counts: it cancels a pull that is under way, never a switch. A version that cannot be had
+or loaded is answered WeightsFailed, and the old one serves on; the manager announces again.
 
 Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its
 hash matches; a version counts once every tensor's checksum matches. What was verified before an interruption is kept.
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -25,6 +28,7 @@ from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.weights import ChunkEntry, VersionManifest, chunk_matches, decode_manifest, missing_chunks
+from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.weights.staging import Partial, Staged, Staging
 
 OUTSTANDING: Final = 4
@@ -98,16 +102,77 @@ class Puller:
         socket.curve_publickey = self._keys.public_key.encode()
         socket.curve_secretkey = self._keys.secret_key.encode()
         socket.curve_serverkey = announce.public_key.encode()
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES),
-            (zmq.RECONNECT_IVL, RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
-        ):
-            socket.setsockopt(option, value)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.ipv6 = may_be_ipv6(announce.endpoint)
         socket.connect(announce.endpoint)
         return socket
+
+
+class Versions:
+    """Which version this engine serves, and which it is getting."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        puller: Puller,
+        staging: Staging,
+        switch: Callable[[Pulled], Awaitable[bool]],
+        send: Callable[[wire.FromAgent], None],
+    ) -> None:
+        """`switch` has the engine load a staged version and notifies the manager; False when the old one serves on."""
+        self._engine, self._puller, self._staging = engine, puller, staging
+        self._switch, self._send = switch, send
+        self._wanted: wire.Announce | None = None
+        self._changed = asyncio.Event()
+        self._served: Staged | None = None
+
+    def announce(self, message: wire.Announce) -> None:
+        """A version exists; repeats are harmless."""
+        if message.version == self._engine.version:
+            self._send(wire.WeightsLoaded(message.version, 0.0, 0.0, 0))
+        elif message.version < self._engine.version:
+            why = f"version {self._engine.version} is served, which is newer"
+            self._send(wire.WeightsFailed(message.version, self._engine.version, why))
+        elif message != self._wanted:
+            self._wanted = message
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Gets one announced version after the other, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            announce = self._wanted
+            if announce is None:
+                continue
+            pulled = await self._pull(announce)
+            if pulled is not None and await self._switch(pulled):
+                self._served = pulled.staged
+                self._staging.keep_only(pulled.staged.version)
+            if self._wanted is announce and not self._changed.is_set():
+                self._wanted = None
+
+    async def _pull(self, announce: wire.Announce) -> Pulled | None:
+        """None when it failed, or a newer announcement came first."""
+        pulling = asyncio.create_task(self._puller.pull(announce, self._served))
+        newer = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait({pulling, newer}, return_when=asyncio.FIRST_COMPLETED)
+            if not pulling.done():
+                log.info("pull superseded", version=announce.version)
+                return None
+            return await pulling
+        except PullFailed as error:
+            log.warning("weights not pulled", version=announce.version, error=str(error))
+            self._send(wire.WeightsFailed(announce.version, self._engine.version, str(error)))
+            return None
+        finally:
+            pulling.cancel()
+            newer.cancel()
+            await asyncio.gather(pulling, newer, return_exceptions=True)
 
 
 class _Pull:

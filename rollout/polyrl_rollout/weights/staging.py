@@ -146,11 +146,10 @@ class Staging:
         """Forgets what has arrived of a version: some of it was false."""
         shutil.rmtree(self.root / f"v{version:06d}.partial", ignore_errors=True)
 
-    def keep_only(self, versions: set[int]) -> None:
-        """Removes all complete versions but these."""
-        names = {f"v{version:06d}" for version in versions}
+    def keep_only(self, version: int) -> None:
+        """Removes all complete versions but this one."""
         for folder in self.root.glob("v*[0-9]"):
-            if folder.name not in names:
+            if folder.name != f"v{version:06d}":
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:

@@ -456,7 +456,7 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     await rig.assign(1, budget=200)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
     greetings = len(rig.manager.all_of(Hello))
-    rig.agent.partition()
+    rig.agent.manager.partition()
     left = rig.agent.book._seq
     await rig.assign(2)
     await rig.manager.until(lambda: rig.manager.all_of(Deltas)[-1].seq >= left, "tokens that had left before")
@@ -464,7 +464,7 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     await asyncio.sleep(0.5)
     assert len(rig.manager.heard) == heard
     assert 2 not in rig.agent.book.streams
-    rig.agent.heal()
+    rig.agent.manager.heal()
     await rig.finished(range(1, 3))
     assert rig.manager.tokens == {1: undisturbed(1, 200), 2: undisturbed(2, 40)}
     assert len(rig.manager.all_of(Hello)) == greetings
@@ -475,20 +475,20 @@ async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Ri
     await rig.serve(0)
     await rig.assign(1, budget=200)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
-    rig.agent.partition(inward=True, outward=False)
+    rig.agent.manager.partition(inward=True, outward=False)
     await rig.assign(2)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 50, "tokens")
     assert 2 not in rig.agent.book.streams
-    rig.agent.heal()
+    rig.agent.manager.heal()
     await rig.finished(range(1, 3))
-    rig.agent.partition(inward=False, outward=True)
+    rig.agent.manager.partition(inward=False, outward=True)
     await asyncio.sleep(0.1)  # what had left before arrives
     heard = len(rig.manager.heard)
     await rig.assign(3)
     await asyncio.sleep(0.5)
     assert 3 in rig.agent.book.streams, "it hears, and generates"
     assert len(rig.manager.heard) == heard
-    rig.agent.heal()
+    rig.agent.manager.heal()
     await rig.finished(range(3, 4))
     assert rig.manager.tokens[1] == undisturbed(1, 200)
 
@@ -500,10 +500,10 @@ async def test_a_link_needs_both_directions_for_longer(
     monkeypatch.setattr(link, "PARTITION_TOLERATED_S", 0.2)
     await rig.serve(0)
     greetings = len(rig.manager.all_of(Hello))
-    rig.agent.partition(inward, outward)
+    rig.agent.manager.partition(inward, outward)
     await asyncio.sleep(0.6)
     assert len(rig.manager.all_of(Hello)) == greetings, "it cannot dial"
-    rig.agent.heal()
+    rig.agent.manager.heal()
     await rig.manager.hear(Hello, greetings + 1)
 
 
@@ -516,11 +516,11 @@ async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
     await rig.assign(1, budget=300)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
     greetings = len(rig.manager.all_of(Hello))
-    rig.agent.partition()
+    rig.agent.manager.partition()
     await rig.assign(2)  # lost with the connection
     await asyncio.sleep(0.6)
     assert len(rig.manager.all_of(Hello)) == greetings
-    rig.agent.heal()
+    rig.agent.manager.heal()
     await rig.manager.hear(Hello, greetings + 1)
     await rig.finished(range(1, 2))
     assert rig.manager.tokens == {1: undisturbed(1, 300)}

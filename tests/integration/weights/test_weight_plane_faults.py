@@ -107,7 +107,7 @@ async def test_only_chunks_that_changed_are_pulled(
     second = await puller.pull(announce(publisher.publish(1, tensors.items(), FILES)), first.staged)
     assert 0 < second.bytes_pulled <= CHUNK
     assert torch.equal(load_file(second.staged.folder / "model.safetensors")["norm"], tensors["norm"])
-    staging.keep_only({1})
+    staging.keep_only(1)
     assert [folder.name for folder in staging.root.glob("v*")] == ["v000001"]
 
 

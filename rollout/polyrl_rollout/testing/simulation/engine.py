@@ -31,8 +31,7 @@ from polyrl.wire import (
     WeightsFailed,
     WeightsLoaded,
 )
-from polyrl_rollout.agent.protocol import AgentProtocol
-from polyrl_rollout.agent.tokens import Stream
+from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.schedule import SLOWNESS, EnginePlan

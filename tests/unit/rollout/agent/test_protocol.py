@@ -18,8 +18,7 @@ from polyrl.wire import (
     TokensKept,
     Welcome,
 )
-from polyrl_rollout.agent.protocol import MAX_FENCED, AgentProtocol
-from polyrl_rollout.agent.tokens import Stream
+from polyrl_rollout.agent.protocol import MAX_FENCED, AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
 
 WELCOME = Welcome(run_epoch=1, lease_s=3.0, beat_s=1.0, delta_s=0.03)

@@ -9,7 +9,7 @@ from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.scheduling.recalls import reserve_of
 from polyrl.sample import Finish, SamplingParams
 from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, check_deltas, encode, pack_ids, unpack_ids
-from polyrl_rollout.agent.tokens import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
+from polyrl_rollout.agent.protocol import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
 from polyrl_rollout.engines.port import TokenChunk
 
 DELTA_S = LedgerConfig(run_epoch=1).delta_s
