@@ -24,8 +24,7 @@ from polyrl_operator import health
 from polyrl_operator.api.client import Client, ClusterClock
 from polyrl_operator.api.connect import load_configuration, stream_session
 from polyrl_operator.api.kinds import CLAIM, SECRET, ResourceKind
-from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.informer.resync import Resync
 from polyrl_operator.informer.watch import INACTIVITY_S, StreamMonitor, run_watches, watched_kinds
 from polyrl_operator.leader import DEFAULT_TERMS, Leader, Terms, service_account

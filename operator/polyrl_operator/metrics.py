@@ -15,7 +15,7 @@ from yarl import URL
 
 from polyrl.manifest.status import JobStatus
 from polyrl_operator.api.kinds import Permission, permission_for
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import JobKey
 
 RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
 DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)

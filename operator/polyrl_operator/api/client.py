@@ -63,10 +63,12 @@ FOLLOW_RETRY_S: Final = 1.0
 class ApiError(PolyRLError):
     """The API server refused, or did not answer (status 0)."""
 
+    retry_after_s = 0.0
+    """What the server asks for; 0: nothing."""
+
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.reason = reason
+        self.status, self.reason = status, reason
 
     @property
     def transient(self) -> bool:
@@ -126,21 +128,11 @@ class Client:
 
     async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object; None when there is none."""
-        try:
-            return await self._request("GET", kind.path(namespace, name))
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._find(kind.path(namespace, name))
 
     async def discover(self, kind: ResourceKind) -> frozenset[str]:
         """Plural names of what is served of this kind's group and version; empty when there is no such group."""
-        try:
-            answer = await self._request("GET", f"/apis/{kind.api_version}")
-        except ApiError as error:
-            if error.status == 404:
-                return frozenset()
-            raise
+        answer = await self._find(f"/apis/{kind.api_version}") or {}
         return frozenset(one["name"] for one in answer.get("resources") or ())
 
     async def pages(
@@ -205,6 +197,14 @@ class Client:
         """Where the API server serves this path."""
         return f"{self._api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
 
+    async def _find(self, path: str) -> Object | None:
+        try:
+            return await self._request("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
     async def _request(
         self,
         method: str,
@@ -221,10 +221,10 @@ class Client:
                 raise NotLeader(f"{method} {path} is not sent: this replica does not hold the lease")
             try:
                 return await self._attempt(method, url, body, {"Content-Type": content, "Accept": accept})
-            except _Again as again:
-                if attempt == ATTEMPTS or again.after_s > MAX_RETRY_AFTER_S:
-                    raise again.error from None
-                await asyncio.sleep(again.after_s or RETRY_S * 2**attempt * random.uniform(0.5, 1))
+            except ApiError as error:
+                if not error.transient or attempt == ATTEMPTS or error.retry_after_s > MAX_RETRY_AFTER_S:
+                    raise
+                await asyncio.sleep(error.retry_after_s or RETRY_S * 2**attempt * random.uniform(0.5, 1))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _attempt(self, method: str, url: str, body: Object | None, headers: dict[str, str]) -> Object:
@@ -238,24 +238,14 @@ class Client:
             data: bytes = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             words = str(cause) or type(cause).__name__
-            raise _Again(ApiError(0, "Unreachable", f"the API server does not answer: {words}")) from cause
+            raise ApiError(0, "Unreachable", f"the API server does not answer: {words}") from cause
         if response.status < 400:
             self.clock.synchronize(response.headers.get("Date"), sent_at)
             answer: Object = msgspec.json.decode(data)
             return answer
         error = refusal(response.status, data)
-        if response.status in AGAIN:
-            raise _Again(error, _seconds(response.headers.get("Retry-After")))
+        error.retry_after_s = _seconds(response.headers.get("Retry-After"))
         raise error
-
-
-class _Again(Exception):
-    """An attempt that may be repeated, after `after_s` where the server says so."""
-
-    def __init__(self, error: ApiError, after_s: float = 0.0) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.after_s = after_s
 
 
 def selectors(label_selector: str, field_selector: str) -> dict[str, str]:

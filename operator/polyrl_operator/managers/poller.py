@@ -18,7 +18,7 @@ from polyrl.cluster.actions import DrainEngine
 from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.errors import PolyRLError
 from polyrl.status import ManagerStatus
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnreachable
 from polyrl_operator.secret import ManagerCredentials
 

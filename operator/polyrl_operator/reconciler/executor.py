@@ -31,8 +31,7 @@ from polyrl.cluster.actions import (
 from polyrl.cluster.resources.owner import Owner
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS, POD, TRAINER
-from polyrl_operator.informer.cache import WATCHED, Cache
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import WATCHED, Cache, JobKey
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.reconciler.events import Events
 from polyrl_operator.secret import keys_secret

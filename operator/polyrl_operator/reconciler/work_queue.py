@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import JobKey
 
 FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""

@@ -14,7 +14,7 @@ from polyrl.cluster.actions import DrainEngine
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.managers import client as client_module, poller
 from polyrl_operator.managers.client import ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller

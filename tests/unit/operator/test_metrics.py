@@ -9,7 +9,7 @@ import pytest
 from polyrl.cluster.timestamps import millisecond
 from polyrl.manifest.status import JobStatus
 from polyrl_operator.api.kinds import permission_for
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.metrics import Metrics, RequestCounter
 
 PER_JOB = 3

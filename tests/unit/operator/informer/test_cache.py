@@ -10,8 +10,7 @@ import pytest
 
 from polyrl.worker import Role
 from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
-from polyrl_operator.informer.cache import DELETION_TIMEOUT_S, SWEEP_AT, Cache, Expectations
-from polyrl_operator.informer.cached_object import JobKey, Place
+from polyrl_operator.informer.cache import DELETION_TIMEOUT_S, SWEEP_AT, Cache, Expectations, JobKey, Place
 
 KEY = JobKey("ns", "j")
 CONFIG_MAP = next(kind for kind in FIXED if kind.name == "ConfigMap")

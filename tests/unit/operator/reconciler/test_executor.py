@@ -14,8 +14,7 @@ from polyrl.testing.fake_operator import SETTINGS
 from polyrl_operator.api import client as client_module
 from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
 from polyrl_operator.api.kinds import JOB, POD, SECRET
-from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.reconciler.executor import Executor, NameTaken
 
 KEY = JobKey("ns", "j")

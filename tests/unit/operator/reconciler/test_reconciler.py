@@ -14,8 +14,7 @@ import polyrl_operator.api.client as client_module
 from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS
-from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.metrics import Metrics, RequestCounter
 from polyrl_operator.reconciler.executor import JOB_CONCURRENCY, Executor
 from polyrl_operator.reconciler.reconciler import Reconciler

@@ -9,10 +9,9 @@ from hypothesis import given, strategies as st
 
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import JOB
-from polyrl_operator.informer.cache import Cache
-from polyrl_operator.informer.cached_object import JobKey
-from polyrl_operator.reconciler import status_writer
-from polyrl_operator.reconciler.status_writer import PendingStatus, StatusWriter, merge_patch
+from polyrl_operator.informer.cache import Cache, JobKey
+from polyrl_operator.reconciler import reconciler
+from polyrl_operator.reconciler.reconciler import PendingStatus, StatusWriter, merge_patch
 
 KEY = JobKey("ns", "j")
 
@@ -59,7 +58,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(status_writer, "time", made)
+    monkeypatch.setattr(reconciler, "time", made)
     return made
 
 
@@ -122,9 +121,9 @@ async def test_plain_numbers_wait_and_are_shown_meanwhile(writing: Writing, cloc
     clock.now = 1.0
     await writing.decide(state="Running", cost={"spotMicros": 2})
     assert writing.store.writes == 1
-    assert writing.woken == [status_writer.SPACING_S]
+    assert writing.woken == [reconciler.SPACING_S]
     assert (await writing.begin())["status"]["cost"] == {"spotMicros": 2}
-    clock.now = status_writer.SPACING_S
+    clock.now = reconciler.SPACING_S
     await writing.decide(state="Running", cost={"spotMicros": 2})
     assert writing.store.writes == 2
 

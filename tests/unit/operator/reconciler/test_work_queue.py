@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from polyrl_operator.informer.cached_object import JobKey
+from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.reconciler.work_queue import MAX_BACKOFF_S, MIN_PAUSE_S, SPACING_S, WorkQueue
 
 A, B = JobKey("ns", "a"), JobKey("ns", "b")
