@@ -113,7 +113,7 @@ def run(  # noqa: PLR0913 - each is a flag
 
         _refuse_flags(cluster, "--on kubernetes")
         raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
-    from polyrl_cli.manifests.overrides import own_overrides
+    from polyrl_cli.manifests.load import own_overrides
     from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.run import DETACHED, run_on_kubernetes
 

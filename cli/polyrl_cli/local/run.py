@@ -23,35 +23,18 @@ from polyrl.errors import UserError
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import RunLocation, Workers, workers_of
+from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
-from polyrl_cli.local.run_folder import (
-    RunFolder,
-    end_of_log,
-    last_words,
-    locked,
-    new_folder,
-    old_folder,
-    prepare,
-    rl_steps_kept,
-)
+from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
-from polyrl_cli.manifests.load import check_files, load_manifest, notes
-from polyrl_cli.manifests.overrides import own_overrides
+from polyrl_cli.manifests.load import check_files, load_manifest, notes, own_overrides
+from polyrl_cli.report import summary
 from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.progress import Progress, ProgressView
-from polyrl_cli.report.summary import (
-    Summary,
-    bytes_per_token,
-    losses,
-    read_trainer_result,
-    seconds_by_stage,
-    step_parts,
-)
-from polyrl_cli.report.summary_panel import print_summary
-from polyrl_cli.report.timeline import FleetEvent, Timeline, read_timeline
+from polyrl_cli.report.timeline import Timeline, read_timeline
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -76,7 +59,6 @@ class EndedRun:
     began: float
     """Unix seconds."""
     wall_seconds: float
-    preemptions: int
 
 
 def run_command(
@@ -91,9 +73,13 @@ def run_command(
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
-    folder = old_folder(resume) if resume is not None else new_folder(out, job.metadata.name, datetime.now(UTC))
-    with locked(folder):
-        run_epoch = prepare(folder, job)
+    folder = (
+        run_folder.old_folder(resume)
+        if resume is not None
+        else run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
+    )
+    with run_folder.locked(folder):
+        run_epoch = run_folder.prepare(folder, job)
         place = RunLocation(
             run=str(folder.root),
             manifest_dir=str(file.resolve().parent),
@@ -124,22 +110,14 @@ async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: in
     showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics)))
     try:
         async with listening(folder.control, run.inject_fault):
-            end = await run.run(FaultSchedule(job.spec.fault_injection, rl_steps_kept(folder)))
+            end = await run.run(FaultSchedule(job.spec.fault_injection, run_folder.rl_steps_kept(folder)))
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
         view.close()
         timeline.close()
-    return EndedRun(
-        job=job,
-        folder=folder,
-        run_epoch=run_epoch,
-        end=end,
-        run=run,
-        began=began,
-        wall_seconds=time.time() - began,
-        preemptions=timeline.preemptions,
-    )
+    took_s = time.time() - began
+    return EndedRun(job=job, folder=folder, run_epoch=run_epoch, end=end, run=run, began=began, wall_seconds=took_s)
 
 
 async def _show(run: LocalRun, progress: Progress, view: ProgressView, tail: MetricsTail) -> None:
@@ -152,13 +130,12 @@ async def _show(run: LocalRun, progress: Progress, view: ProgressView, tail: Met
 
 
 def _conclude(ended: EndedRun, console: Console) -> int:
-    summary = _summary(ended)
-    folder = ended.folder
-    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    made, folder = _summary(ended), ended.folder
+    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
     reports, events = read_metrics(folder.metrics), read_timeline(folder.timeline)
     if reports:
-        draw_run(f"{summary.job}, seed {summary.seed}", reports, events, folder.plot)
-    print_summary(summary, folder.root, console)
+        draw_run(f"{made.job}, seed {made.seed}", reports, events, folder.plot)
+    summary.print_summary(made, folder.root, console)
     return _exit_code(ended, console)
 
 
@@ -169,39 +146,33 @@ def _exit_code(ended: EndedRun, console: Console) -> int:
         return 0
     if ended.end.worker is not None:
         log = ended.folder.log_of(ended.end.worker)
-        sentence = last_words(log)
+        sentence = run_folder.last_words(log)
         if ended.end.user_error and sentence:
             raise UserError(sentence)
         console.print(f"\nThe end of {log}:", highlight=False, soft_wrap=True)
-        console.print("\n".join(end_of_log(log, LOG_LINES)), highlight=False, markup=False, soft_wrap=True)
+        console.print("\n".join(run_folder.end_of_log(log, LOG_LINES)), highlight=False, markup=False, soft_wrap=True)
     return FAILED
 
 
-def _summary(ended: EndedRun) -> Summary:
+def _summary(ended: EndedRun) -> summary.Summary:
     folder, status = ended.folder, ended.run.status
-    result = read_trainer_result(folder.trainer_result)
     reports = [report for report in read_metrics(folder.metrics) if report.time >= ended.began]
-    events: list[FleetEvent] = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
+    events = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
     outcome = "interrupted" if ended.run.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
-    return Summary(
+    losses = summary.losses(events, reports)
+    return summary.Summary(
         job=ended.job.metadata.name,
         outcome=outcome,
         why=ended.end.why,
         seed=ended.job.spec.recipe.seed,
         run_epoch=ended.run_epoch,
-        exact_match=result.exact_match,
-        steps=result.steps,
         wall_seconds=round(ended.wall_seconds, 3),
-        seconds=seconds_by_stage(reports, ended.began, ended.wall_seconds),
+        seconds=summary.seconds_by_stage(reports, ended.began, ended.wall_seconds),
         samples=status.samples,
         tokens=status.tokens,
-        bytes_per_token=bytes_per_token(status),
-        preemptions=ended.preemptions,
-        losses=losses(events, reports),
-        generate_seconds=round(result.generate_seconds, 3),
-        train_seconds=round(result.train_seconds, 3),
-        step_time_ratio=result.step_ratio,
-        user_code_failures=result.user_code_failures,
-        first_failures=result.first_failures,
-        step_parts=step_parts(reports),
+        bytes_per_token=summary.bytes_per_token(status),
+        preemptions=len(losses),
+        losses=losses,
+        step_parts=summary.step_parts(reports),
+        **msgspec.structs.asdict(summary.read_trainer_result(folder.trainer_result)),
     )

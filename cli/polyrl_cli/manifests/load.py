@@ -7,10 +7,11 @@ read none of them are checked. So the user never mends one fault to be shown the
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -22,9 +23,10 @@ from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.schema.crd import Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
-from polyrl_cli.manifests.messages import sentence, shown, unknown_field
-from polyrl_cli.manifests.overrides import apply_overrides
-from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, path_text, read_source
+from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
+from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, parse, path_text, read_source
+
+_STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
 
 def load_manifest(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
@@ -42,7 +44,7 @@ def read_manifest(path: Path, sets: Sequence[str] = ()) -> ManifestSource:
         raise InvalidManifest([f"{path}:{line} holds {shown(source.data)}, not the fields of a manifest (key: value)"])
     # The operator's words to the user; a file that was fetched from a cluster carries them back.
     source.data.pop("status", None)
-    apply_overrides(source, sets)
+    _apply_overrides(source, sets)
     return source
 
 
@@ -146,3 +148,54 @@ def _remove(data: Any, path: FieldPath) -> None:
         del data[path[-1]]
     except (KeyError, IndexError, TypeError):
         return
+
+
+def own_overrides(seed: int | None, name: str | None) -> list[str]:
+    """Those that have a flag of their own, as `--set` would write them."""
+    seeds = [] if seed is None else [f"spec.recipe.seed={seed}"]
+    return seeds if name is None else [*seeds, f"metadata.name={name}"]
+
+
+def _apply_overrides(source: ManifestSource, sets: Sequence[str]) -> None:
+    faults = [fault for text in sets if (fault := _apply(source, text)) is not None]
+    if faults:
+        raise InvalidManifest(faults)
+
+
+def _apply(source: ManifestSource, text: str) -> str | None:
+    written, equals, given = text.partition("=")
+    steps = list(_STEP.finditer(written))
+    if not equals or not steps or "".join(step[0] for step in steps) != written:
+        return f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4"
+    path: FieldPath = tuple(step[1] or int(step[2]) for step in steps)
+    if node_at(path) is None:
+        return f"--set {written}: {unknown_field(path)[0]}"
+    try:
+        value = parse(given, f"--set {written}").data
+    except InvalidManifest:
+        return f"--set {written}: {given!r} is not valid YAML"
+    fault = _write(source.data, path, value)
+    if fault is None:
+        source.overridden.add(path)
+    return f"--set {written}: {fault}" if fault else None
+
+
+def _write(data: Any, path: FieldPath, value: Any) -> str | None:
+    """Puts the value at the path, making what is missing on the way; the fault as a sentence, or None."""
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        empty: Any = [] if not last and isinstance(path[depth + 1], int) else {}
+        if isinstance(key, int):
+            if not isinstance(data, list) or key > len(data):
+                found = f"has {len(data)} entries" if isinstance(data, list) else "is no list"
+                return f"{path_text(path[:depth])} {found}"
+            if key == len(data):
+                data.append(empty)
+        elif not isinstance(data, dict):
+            return f"{path_text(path[:depth])} has no fields"
+        elif data.get(key) is None:
+            data[key] = empty
+        if last:
+            data[key] = value
+        data = data[key]
+    return None

@@ -8,6 +8,8 @@ The same objects as `kubectl apply -k`; stopping to watch changes nothing in the
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -17,9 +19,10 @@ from typing import Any, Final
 from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
 from polyrl.manifest.job import PolyRLJob
+from polyrl_cli.manifests.file_checks import named_files
 from polyrl_cli.manifests.load import check_files, job_of, read_manifest
+from polyrl_cli.manifests.yaml_source import path_text
 from polyrl_cli.remote.cluster import GONE, ClusterOptions, UserCluster, user_cluster
-from polyrl_cli.remote.code_config_map import code_config_map
 from polyrl_cli.remote.status import condition, ended, headline, status_report
 from polyrl_cli.report.progress import PLAIN_EVERY_S, clock_text
 from polyrl_operator.api.client import ApiError
@@ -34,6 +37,11 @@ DETACHED: Final = "stopped watching; the job goes on (polyrl status JOB tells ho
 Emit = Callable[[str], None]
 Change = tuple[str, str, list[Object]]
 """`job` or `event`, type of the change, objects."""
+
+MAX_BYTES: Final = 1 << 20
+"""What the API server takes of data in one ConfigMap."""
+
+_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
 def run_on_kubernetes(file: Path, sets: list[str], options: ClusterOptions, emit: Emit) -> int:
@@ -174,3 +182,47 @@ def _exit_code(raw: Object, emit: Emit) -> int | None:
     for line in status_report(raw):
         emit(line)
     return 0 if end["type"] == "Complete" else 1
+
+
+def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | None:
+    """The ConfigMap; None when the manifest names none. Raises UserError for a file that cannot be part of one."""
+    name = job.spec.recipe.code.config_map
+    if name is None:
+        return None
+    folder = (manifest.parent / job.spec.recipe.code.path).resolve()
+    files = {path.name: path for path in sorted(folder.glob("*.py"))}
+    for place, written, _ in named_files(job.spec.recipe):
+        file = (manifest.parent / written).resolve()
+        if Path(written).is_absolute():
+            continue
+        if file.parent != folder or not file.is_file():
+            raise UserError(
+                f"{path_text(place)}: {written} is no file directly in {folder}, so ConfigMap {name} cannot hold it;"
+                " use recipe.code.volumeClaim or an image"
+            )
+        files[file.name] = file
+    return _config_map(name, namespace, files)
+
+
+def _config_map(name: str, namespace: str, files: dict[str, Path]) -> Object:
+    data: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    size = 0
+    for key, file in files.items():
+        if not _KEY.fullmatch(key):
+            raise UserError(f"{file}: a ConfigMap's files are named by letters, digits, dots, dashes and underscores")
+        content = file.read_bytes()
+        size += len(key) + len(content)
+        try:
+            data[key] = content.decode()
+        except UnicodeDecodeError:
+            binary[key] = base64.b64encode(content).decode()
+    if size > MAX_BYTES:
+        largest = max(files.values(), key=lambda file: file.stat().st_size)
+        raise UserError(
+            f"spec.recipe.code.configMap: its files have {size:,} bytes, {largest} the most, and a ConfigMap takes"
+            f" {MAX_BYTES:,}; use recipe.code.volumeClaim or an image"
+        )
+    metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "polyrl"}}
+    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return made | ({"binaryData": binary} if binary else {})

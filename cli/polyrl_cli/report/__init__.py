@@ -3,8 +3,7 @@
     timeline       fleet.jsonl: what happened to the fleet and when
     metrics_file   metrics.jsonl: rows that the trainer writes
     progress       the run as it goes on: a live picture on a terminal, plain lines elsewhere
-    summary        summary.json: what a run came to
-    summary_panel  the summary on the terminal
+    summary        summary.json and the last panel on the terminal: what a run came to
     plot           run.png
 
 `local.run` imports all of it; `timeline` and `metrics_file` import nothing of the command line.

@@ -47,7 +47,6 @@ class Timeline:
         self._clock, self._listener = clock, listener
         self._began = clock()
         self._engines = -1
-        self.preemptions = 0
 
     @property
     def elapsed(self) -> float:
@@ -56,7 +55,6 @@ class Timeline:
 
     def note(self, event: str, worker: str, text: str) -> None:
         """Writes an event and calls the listener."""
-        self.preemptions += event == RECLAIMED
         self._listener(self._write(event, worker=worker, text=text))
 
     def note_fleet(self, status: ManagerStatus) -> None:

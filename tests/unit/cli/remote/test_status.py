@@ -11,9 +11,8 @@ import yaml
 
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
-from polyrl_cli.remote.code_config_map import MAX_BYTES, code_config_map
 from polyrl_cli.remote.logs import ContainerLog, containers_with_log
-from polyrl_cli.remote.run import JobLines
+from polyrl_cli.remote.run import MAX_BYTES, JobLines, code_config_map
 from polyrl_cli.remote.status import ended, headline, status_report
 
 STATUS: dict[str, Any] = {

@@ -11,8 +11,7 @@ from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
 from polyrl_cli.report.metrics_file import MetricsRow, parse_metrics
 from polyrl_cli.report.progress import Progress, clock_text, picture, sparkline
-from polyrl_cli.report.summary import Summary, bytes_per_token, losses, seconds_by_stage, step_parts
-from polyrl_cli.report.summary_panel import print_summary
+from polyrl_cli.report.summary import Summary, bytes_per_token, losses, print_summary, seconds_by_stage, step_parts
 from polyrl_cli.report.timeline import FleetEvent, num_serving
 
 SPEC = {"recipe": {"mode": "rl", "model": {"path": "m"}, "algorithm": {"steps": 5}}}
