@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import RUN, ManagerStarted
 from polyrl.ledger.events import (
     Assigned,
@@ -28,8 +29,7 @@ from polyrl.ledger.events import (
     TokensTaken,
     TurnEnded,
 )
-from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import decode_events
+from polyrl.ledger.journal import decode_events
 from polyrl.sample import sample_id
 from polyrl.wire import row_columns
 from polyrl_cli.inspection.journal_reader import open_journal

@@ -21,7 +21,7 @@ from typing import Final
 
 import zmq
 
-from polyrl.ledger.journal.file_format import INSERT_EVENTS, create_script, row
+from polyrl.ledger.journal import INSERT_EVENTS, create_script, row
 from polyrl.wire import ROW_DTYPE, TokensKept, encode
 
 AGENTS: Final = 8

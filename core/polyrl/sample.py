@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Final
 
 import msgspec
 
@@ -71,16 +70,7 @@ class DiscardReason(StrEnum):
     @property
     def is_infrastructure(self) -> bool:
         """True when neither the user's code nor the algorithm chose this end."""
-        return self in _INFRASTRUCTURE
-
-
-_INFRASTRUCTURE: Final = frozenset(
-    (
-        DiscardReason.ENGINE_REJECTED,
-        DiscardReason.CANCELLED,
-        DiscardReason.JOURNAL_LOST,
-    )
-)
+        return self in (DiscardReason.ENGINE_REJECTED, DiscardReason.CANCELLED, DiscardReason.JOURNAL_LOST)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

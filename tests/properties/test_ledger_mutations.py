@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import events as f, ledger
+from polyrl.ledger import batching, events as f, journal, ledger
 from polyrl.ledger.apply import apply, engines, samples
-from polyrl.ledger.batching import discards, packing
-from polyrl.ledger.journal import file_format
 from polyrl.ledger.messages import agents, deltas, trainer
 from polyrl.ledger.scheduling import leases, moves, placement
 from polyrl.sample import Finish, Purpose
@@ -142,13 +140,13 @@ def acknowledged_twice(patch: Patch) -> None:
 
 
 def last_is_said_too_early(patch: Patch) -> None:
-    honest = packing.pack
+    honest = batching.pack
 
     def pack(state: Any, request: Any) -> Any:
         packed = honest(state, request)
         return packed._replace(last=True) if packed is not None and packed.groups else packed
 
-    patch.setattr(packing, "pack", pack)
+    patch.setattr(batching, "pack", pack)
 
 
 def repeated_next_packs_anew(patch: Patch) -> None:
@@ -190,8 +188,8 @@ def dropped_in_silence(patch: Patch) -> None:
     def discard(d: Any, number: int, *rest: Any, **_: Any) -> None:
         honest(d, number, *rest, notify=False)
 
-    honest = discards.discard_group
-    for module in (moves, trainer, discards):
+    honest = batching.discard_group
+    for module in (moves, trainer, batching):
         patch.setattr(module, "discard_group", discard)
 
 
@@ -223,12 +221,12 @@ def numbers_reused(patch: Patch) -> None:
 
 def optimizer_step_overfilled(patch: Patch) -> None:
     """A batch takes all that is ready, whatever is missing to the mini-batch."""
-    honest = packing.pack
+    honest = batching.pack
 
     def pack(state: Any, request: Any) -> Any:
         return honest(state, msgspec.structs.replace(request, max_samples=1000))
 
-    patch.setattr(packing, "pack", pack)
+    patch.setattr(batching, "pack", pack)
 
 
 def dead_idle_engine_kept(patch: Patch) -> None:
@@ -252,14 +250,14 @@ def scores_not_journaled(patch: Patch) -> None:
 
 def snapshot_swallows_a_row(patch: Patch) -> None:
     """Replay skips the first row after each snapshot."""
-    honest = file_format.replay
+    honest = journal.replay
 
     def replay(snapshot: Any, rows: Any, pages: Any) -> Any:
         first, *rest = list(rows) or [None]
-        bumped = snapshot if first is None else file_format.row(first[0], first[1], snapshot[2])
+        bumped = snapshot if first is None else journal.row(first[0], first[1], snapshot[2])
         return honest(bumped, rest, pages)
 
-    patch.setattr(file_format, "replay", replay)
+    patch.setattr(journal, "replay", replay)
 
 
 def everything_asked_for_again(patch: Patch) -> None:

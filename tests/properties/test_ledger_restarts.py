@@ -7,7 +7,7 @@ import pytest
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryProjection
-from polyrl.ledger.journal.codec import decode_state, encode_state
+from polyrl.ledger.journal import decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Pool, group_digest
 from polyrl.wire import (

@@ -16,7 +16,7 @@ from polyrl.ledger.audit.history import (
     batch_subject,
     engine_subject,
 )
-from polyrl.ledger.journal.file_format import Replayed
+from polyrl.ledger.journal import Replayed
 from polyrl.ledger.state import ENVIRONMENT_VERSION
 from polyrl.sample import DiscardReason, Group, split_sample_id
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal

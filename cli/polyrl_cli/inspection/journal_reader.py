@@ -17,8 +17,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from polyrl.errors import InvalidData, ProtocolError, UserError
+from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import RUN, HistoryEntry, ManagerStarted, decode_entry
-from polyrl.ledger.journal import file_format as form
 
 BUSY_S: Final = 5.0
 """A writer that opens or closes holds the file for a moment."""

@@ -7,7 +7,7 @@
     scheduling    which engine generates what: placement, moves, recalls, leases
     batching      which groups are discarded, which answer a batch request
     apply         how each event changes the state
-    journal       events and state as bytes and rows
+    journal       events and state as bytes, rows and pages
     audit         an independent check of a run's history
 
 Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run: `replay`

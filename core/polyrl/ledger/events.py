@@ -100,18 +100,11 @@ class Assigned(Event, frozen=True):
     """Tokens that it must read before the first new one."""
 
 
-class PlacementHeld(Event, frozen=True):
-    """A sample waits for the engine that holds its prefix, until `until` at most."""
-
-    sample: str
-    until: float
-    durable: ClassVar[bool] = False
-
-
 class PlacementPaused(Event, frozen=True):
-    """There is room and work for it left, to be looked at in the next tick, which is due at once."""
+    """What waits is looked at again at `until`: a sample that waits for the engine that holds its prefix at the latest
+    then, what is left of a large fleet's share at once."""
 
-    at: float
+    until: float
     durable: ClassVar[bool] = False
 
 

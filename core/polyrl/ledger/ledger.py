@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from math import inf
 
-from polyrl.ledger.batching.discards import discard_unservable
-from polyrl.ledger.batching.packing import answer_pending
+from polyrl.ledger.batching import answer_pending, discard_unservable
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import FollowUp, LeasesRenewed
 from polyrl.ledger.messages.agents import handle_agent

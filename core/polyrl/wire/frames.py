@@ -87,12 +87,7 @@ def row_columns(rows: bytes) -> RowColumns:
     The newest answer is remembered: whoever looks at a frame on its way through a process shares one decoding of it.
     """
     table = np.frombuffer(rows, dtype=ROW_DTYPE)
-    return (
-        table["assignment"].tolist(),
-        table["offset"].tolist(),
-        table["count"].tolist(),
-        table["finish"].tolist(),
-    )
+    return table["assignment"].tolist(), table["offset"].tolist(), table["count"].tolist(), table["finish"].tolist()
 
 
 def pack_rows(rows: Sequence[tuple[int, int, int, int]]) -> bytes:

@@ -11,7 +11,7 @@ half of one, and agents and trainer make that good (they repeat what was not ans
 for the life of the process. Any number of readers in other processes: in WAL mode they neither block it nor see half a
 transaction.
 
-What lies in the file is `polyrl.ledger.journal.file_format`'s.
+What lies in the file is `polyrl.ledger.journal`'s.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import IO, Final
 
 from polyrl.errors import InvalidData, ProtocolError, RunFailed
+from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted, encode_entry, subjects_of
 from polyrl.ledger.events import Event
-from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import encode_events, encode_state
-from polyrl.ledger.journal.pages import PageBook, PageRow
+from polyrl.ledger.journal import PageBook, PageRow, encode_events, encode_state
 from polyrl.ledger.state import LedgerState
 
 SNAPSHOT_TAIL_BYTES: Final = 16 << 20

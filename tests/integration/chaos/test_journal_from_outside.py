@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from polyrl.ledger.audit.history import HistoryEntry, encode_entry
 from polyrl.ledger.events import BatchAcknowledged
-from polyrl.ledger.journal.file_format import APPLICATION_ID
+from polyrl.ledger.journal import APPLICATION_ID
 from polyrl.wire import TrainerHello
 from polyrl_cli.app import USER_ERROR, app
 from polyrl_rollout.manager.journal import Journal

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyrl.errors import InvalidData, RunFailed
-from polyrl.ledger.journal.codec import JOURNAL_SCHEMA, decode_state, encode_state
+from polyrl.ledger.journal import JOURNAL_SCHEMA, decode_state, encode_state
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.stage import Stage

@@ -155,12 +155,8 @@ def assigned(state: LedgerState, event: events.Assigned) -> None:
     wake(state, event.at + state.config.progress_deadline_s)
 
 
-def placement_held(state: LedgerState, event: events.PlacementHeld) -> None:
-    wake(state, event.until)
-
-
 def placement_paused(state: LedgerState, event: events.PlacementPaused) -> None:
-    wake(state, event.at)
+    wake(state, event.until)
 
 
 def balance_paused(state: LedgerState, event: events.BalancePaused) -> None:

@@ -21,8 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from polyrl import wire
 from polyrl.ledger import events
-from polyrl.ledger.batching.discards import discard_group, passes
-from polyrl.ledger.batching.packing import answer_again, digest_of
+from polyrl.ledger.batching import answer_again, digest_of, discard_group, passes
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.scheduling.leases import announce, drain_engine
 from polyrl.ledger.scheduling.moves import already_over, end_turn

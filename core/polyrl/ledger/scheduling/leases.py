@@ -11,8 +11,7 @@ from math import inf, isfinite
 from typing import Final
 
 from polyrl.ledger import events
-from polyrl.ledger.batching.discards import discard_group
-from polyrl.ledger.batching.packing import close_late
+from polyrl.ledger.batching import close_late, discard_group
 from polyrl.ledger.events import GoneCause, MoveCause
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.scheduling.moves import move, quarantine

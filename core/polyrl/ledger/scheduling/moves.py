@@ -7,7 +7,7 @@ with the engine), the turn ends here: an engine that is fed an end-of-sequence t
 
 from __future__ import annotations
 
-from polyrl.ledger.batching.discards import discard_group
+from polyrl.ledger.batching import discard_group
 from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, TurnEnded
 from polyrl.ledger.responses import turn_done
 from polyrl.ledger.state import SampleState

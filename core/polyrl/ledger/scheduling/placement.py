@@ -30,8 +30,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
-from polyrl.ledger.batching.discards import needed_context
-from polyrl.ledger.events import Assigned, MoveCause, PlacementHeld, PlacementPaused
+from polyrl.ledger.batching import needed_context
+from polyrl.ledger.events import Assigned, MoveCause, PlacementPaused
 from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
@@ -293,7 +293,7 @@ def _waits_for_prefix(transition: Transition, name: str, request: PlacementReque
     until = state.samples[name].since + other - offers.wait_seconds(holder, request)
     if until <= now + SHORTEST_HOLD_S:
         return False
-    transition.record(PlacementHeld(name, until))
+    transition.record(PlacementPaused(until))
     return True
 
 

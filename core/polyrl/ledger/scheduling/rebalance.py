@@ -70,7 +70,7 @@ def rebalance(transition: Transition) -> None:
     if state.queue or len(state.engines) < 2 or not state.assignments or paused:
         return
     fleet = speed.fleet_step(state)
-    with_room = [(_next_step(e, fleet), e.name) for e in state.engines.values() if has_slot(e, transition.now)]
+    with_room = [(_step(e, fleet, 1), e.name) for e in state.engines.values() if has_slot(e, transition.now)]
     if not with_room:
         return
     movable = _movable(transition, fleet, min(with_room)[0] / (1 - GAIN_SHARE))
@@ -82,20 +82,17 @@ def rebalance(transition: Transition) -> None:
         transition.record(BalancePaused(transition.now, transition.now + PAUSE_S))
 
 
-def _next_step(engine: LeasedEngine, fleet: float) -> float:
-    """Seconds per token with one sample more."""
-    return speed.pace_of(engine, fleet).step(engine.expected_running + 1)
-
-
-def _present_step(engine: LeasedEngine, fleet: float) -> float:
-    """Seconds per token; 0 when it runs nothing."""
-    return speed.pace_of(engine, fleet).step(engine.expected_running) if engine.expected_running else 0.0
+def _step(engine: LeasedEngine, fleet: float, more: int = 0) -> float:
+    """Seconds per token, with `more` samples on top of what it will run anyway."""
+    return speed.pace_of(engine, fleet).step(engine.expected_running + more)
 
 
 def _movable(transition: Transition, fleet: float, limit: float) -> list[_Movable]:
     """What may move from the slowest engines that take longer per token than `limit`: what would finish last, first."""
     state = transition.state
-    steps = ((_present_step(engine, fleet), engine) for engine in state.engines.values() if _may_lose(engine))
+    # A draining engine gives back what leaves it, see `recalls`.
+    running = [e for e in state.engines.values() if e.running and e.expected_running and not e.draining]
+    steps = ((_step(engine, fleet), engine) for engine in running)
     slow = [(step, e.name) for step, e in steps if step > limit and not _is_unmeasured(state, e, transition.now)]
     found = [
         _Movable(_expected(state, number) * step, number, step, name)
@@ -104,11 +101,6 @@ def _movable(transition: Transition, fleet: float, limit: float) -> list[_Movabl
         if not _rests(transition, number)
     ]
     return sorted(found, reverse=True)
-
-
-def _may_lose(engine: LeasedEngine) -> bool:
-    """A draining engine gives back what leaves it, see `drains`."""
-    return bool(engine.running) and not engine.draining
 
 
 def _is_unmeasured(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
@@ -168,14 +160,12 @@ def _worthwhile(
     room = placement.fits(thief, request) and thief.kv_taken + request.size <= thief.capacity.kv_tokens
     if not room or not placement.may_generate(state, thief, assignment.low, assignment.high, transition.now):
         return False
-    there, here = speed.pace_of(victim, fleet), speed.pace_of(thief, fleet)
-    now, then = request.expected * there.step(victim.expected_running), last * here.step(thief.expected_running + 1)
-    if then > now:
+    if last * _step(thief, fleet, 1) > request.expected * _step(victim, fleet):
         return False
     siblings = placement.sibling_engines(state, state.groups[request.group].group)
     reading = thief.unread + request.unread(thief, has_sibling=thief.name in siblings)
-    running = (there, victim.expected_running), (here, thief.expected_running)
-    return gain(request.expected, reading, victim=running[0], thief=running[1], delta_s=transition.config.delta_s)
+    there, here = ((speed.pace_of(engine, fleet), engine.expected_running) for engine in (victim, thief))
+    return gain(request.expected, reading, victim=there, thief=here, delta_s=transition.config.delta_s)
 
 
 def gain(tokens: int, reading: int, victim: tuple[Pace, int], thief: tuple[Pace, int], delta_s: float) -> bool:

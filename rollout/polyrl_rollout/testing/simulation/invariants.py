@@ -26,7 +26,7 @@ from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
 from polyrl.ledger.events import AnyEvent
-from polyrl.ledger.journal.codec import decode_state, encode_state
+from polyrl.ledger.journal import decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Purpose, Response, Scored, sample_id
 from polyrl.wire import (

@@ -14,10 +14,8 @@ from typing import Final
 
 import msgspec
 
-from polyrl.ledger import Event, Ledger, LedgerConfig
-from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import decode_state, encode_events, encode_state
-from polyrl.ledger.journal.pages import PageBook, PageRow
+from polyrl.ledger import Event, Ledger, LedgerConfig, journal as form
+from polyrl.ledger.journal import PageBook, PageRow, decode_state, encode_events, encode_state
 from polyrl.ledger.state import LedgerState
 
 TAIL_ROWS: Final = 61

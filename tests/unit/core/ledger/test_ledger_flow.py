@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from polyrl.ledger import LedgerConfig, ledger, speed
-from polyrl.ledger.journal.codec import encode_state
+from polyrl.ledger.journal import encode_state
 from polyrl.ledger.messages import agents
 from polyrl.ledger.scheduling import leases, placement, rebalance, recalls
 from polyrl.sample import Pool, Purpose, sample_id

@@ -8,11 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
+from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, journal as form
 from polyrl.ledger.apply.apply import apply
-from polyrl.ledger.journal import file_format as form
-from polyrl.ledger.journal.codec import decode_state, encode_state
-from polyrl.ledger.journal.pages import PageBook, PageRow
+from polyrl.ledger.journal import PageBook, PageRow, decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (

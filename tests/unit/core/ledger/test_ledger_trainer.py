@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrl.ledger import LedgerConfig
-from polyrl.ledger.batching.discards import passes
+from polyrl.ledger.batching import passes
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import (
     Accepted,
