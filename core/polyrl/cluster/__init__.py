@@ -12,6 +12,6 @@
     actions, state, names, timestamps    values that all of these share
 
 A row imports only from rows below it; `lifecycle` stands beside `autoscaling`, `acceptance` above `fleet`. An operator
-imports `reconcile`, `observation.{job,pods,facts}`, `actions`, `state`, `names` and `resources.owner`. Tests run these
+imports `reconcile`, `observation.{job,facts}`, `actions`, `state`, `names` and `resources.owner`. Tests run these
 under random faults, with `polyrl.testing.fake_cluster` and `fake_operator` around them.
 """

@@ -30,7 +30,6 @@ from polyrl.cluster.observation.facts import JobFacts, PodFacts
 from polyrl.cluster.observation.rollouts import PodState, rollouts
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import stall_due
-from polyrl.cluster.reporting.cost import runs_since
 from polyrl.cluster.reporting.events import condition_events, fleet_events
 from polyrl.cluster.reporting.status import refused, status_of
 from polyrl.cluster.resources.owner import Settings
@@ -181,6 +180,6 @@ def _last_seen(pod: PodFacts, deleted: set[str], loss_number: str, now: Lifecycl
         pool=pod.pool,
         node=pod.node,
         settled=known or (not loss_number and (pod.ended or pod.scheduled_at is None)),
-        runs_since=runs_since(pod),
+        runs_since=pod.runs_since,
         loss_number=loss_number,
     )

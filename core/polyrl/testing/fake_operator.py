@@ -26,8 +26,7 @@ from polyrl.cluster.actions import (
     SuspendTrainer,
 )
 from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
-from polyrl.cluster.observation.job import child_facts, job_facts, node_facts, trainer_facts
-from polyrl.cluster.observation.pods import pod_facts
+from polyrl.cluster.observation.job import child_facts, job_facts, node_facts, pod_facts, trainer_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import ReconcileState

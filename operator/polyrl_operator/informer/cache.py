@@ -18,8 +18,7 @@ import msgspec
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.cluster.observation.facts import ChildFacts, ClaimFacts, NodeFacts, PodFacts, TrainerFacts
-from polyrl.cluster.observation.job import child_facts, claim_facts, node_facts, trainer_facts
-from polyrl.cluster.observation.pods import pod_facts
+from polyrl.cluster.observation.job import child_facts, claim_facts, node_facts, pod_facts, trainer_facts
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
 
 ANNOTATIONS: Final = ("polyrl.dev/", "karpenter.sh/")

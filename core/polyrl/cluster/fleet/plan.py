@@ -24,8 +24,8 @@ from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
 from polyrl.cluster.fleet.victims import stand_ins, to_replace, victims
 from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.disruption import DisruptionKind
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, assign_numbers, total
-from polyrl.cluster.observation.node_signals import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
 from polyrl.cluster.resources.workers import rollout_pod
 from polyrl.cluster.state import LastSeenPod

@@ -132,18 +132,17 @@ def _capacity(prior: PoolStatus, ctx: ReconcileContext, live: list[RolloutPod], 
     overdue = [one for one in waiting if ctx.now - one.pod.created_at >= timeout]
     hold = _hold(prior, ctx, live, overdue, pushed_out)
     surplus: list[RolloutPod] = [] if hold.until is None else overdue if hold.renews else overdue[1:]
-    status = prior.model_copy(
-        update={
-            "backoff_until": None if hold.until is None else millisecond(hold.until),
-            "consecutive_failures": hold.failures,
-            "limited_since": _limited_since(prior, waiting, hold.until),
-            "last_reason": _reason(prior, overdue, pushed_out, timeout),
-        }
-    )
+    since = prior.limited_since or (millisecond(min(one.pod.created_at for one in waiting)) if waiting else None)
+    update = {
+        "backoff_until": None if hold.until is None else millisecond(hold.until),
+        "consecutive_failures": hold.failures,
+        "limited_since": since if waiting or hold.until is not None else None,
+        "last_reason": _reason(prior, overdue, pushed_out, timeout),
+    }
     dues = [one.pod.created_at + timeout for one in waiting] + ([] if hold.until is None else [hold.until])
     if hold.failures and hold.until is None:
         dues += [placed + PROVED_S for placed in _placed(live)]
-    return PoolView(status, 0, surplus=tuple(surplus), due=earliest(dues, after=ctx.now))
+    return PoolView(prior.model_copy(update=update), 0, surplus=tuple(surplus), due=earliest(dues, after=ctx.now))
 
 
 def _hold(
@@ -169,13 +168,6 @@ def _is_over(until: float, failures: int, ctx: ReconcileContext, live: list[Roll
     began = until - backoff_s(max(1, failures), ctx.facts.uid)
     waiting = any(one.state is PodState.PENDING for one in live)
     return any(placed > began for placed in _placed(live)) or (ctx.now >= until and not waiting)
-
-
-def _limited_since(prior: PoolStatus, waiting: list[RolloutPod], until: float | None) -> str | None:
-    if not waiting and until is None:
-        return None
-    since = min([one.pod.created_at for one in waiting], default=None)
-    return prior.limited_since or (millisecond(since) if since is not None else None)
 
 
 def _reason(prior: PoolStatus, overdue: list[RolloutPod], pushed_out: bool, timeout: int) -> str:

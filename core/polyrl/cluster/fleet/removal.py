@@ -13,8 +13,8 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Delete
 from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.observation.disruption import is_dead, is_gone
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.observation.node_signals import is_dead, is_gone
 
 GIVEN_UP_S: Final = 60.0
 """A node that has been silent for its pods' whole grace and this long again is not expected to kill them."""

@@ -17,10 +17,9 @@ from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, Make
 from polyrl.cluster.fleet.removal import release
 from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
-from polyrl.cluster.observation.disruption import DisruptionNotice, notice_of
+from polyrl.cluster.observation.disruption import DisruptionNotice, is_dead, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, assign_numbers, loss_number_of, total
 from polyrl.cluster.observation.facts import ChildFacts, PodFacts
-from polyrl.cluster.observation.node_signals import is_dead
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
 from polyrl.cluster.resources.workers import manager_pod, trainer_job
 from polyrl.cluster.state import LastSeenPod

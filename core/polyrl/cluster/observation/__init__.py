@@ -2,9 +2,9 @@
 
     raw                        fields of raw objects, any of which may be missing
     facts                      pods, nodes, trainer and manager of one job, as values
-    job, pods                  raw objects to facts
+    job                        raw objects to facts
     context                    facts, remembered state and time: what every policy reads
-    node_signals, disruption   what says that a pod is, or will be, taken away
+    disruption                 what says that a pod is, or will be, taken away
     rollouts                   the state of each rollout pod, and why one failed
     exactly_once               counters of lost pods
 

@@ -70,14 +70,17 @@ class PodFacts:
         """True when no container of it runs or will run again."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
+    @property
+    def runs_since(self) -> float | None:
+        """When the pod began to hold a node; None: it does not."""
+        return None if self.ended else self.scheduled_at
+
 
 @dataclass(frozen=True, slots=True)
 class Taint:
     """One taint of a node."""
 
     key: str
-    value: str
-    effect: str
     added_at: float | None = None
 
 
@@ -86,7 +89,6 @@ class NodeFacts:
     """One node that runs, or ran, a pod of the job."""
 
     name: str
-    uid: str
     created_at: float = 0.0
     """Later than a pod was bound to it: another machine under an old name."""
     ready: bool = True
@@ -123,7 +125,6 @@ class TrainerFacts:
     ready: int
     failed: int
     suspended: bool
-    created_at: float
     complete_at: float | None = None
     failed_at: float | None = None
     failed_reason: str = ""
@@ -161,7 +162,6 @@ class JobFacts:
     namespace: str
     uid: str
     generation: int
-    created_at: float
     job: PolyRLJob | None
     """None when the stored object is not one that this version understands; `refusal` says why."""
     status: JobStatus

@@ -1,4 +1,4 @@
-"""Raw objects, as the API server gives them, to the facts of one job. Any field may be missing."""
+"""Raw objects, as the API server gives them, to facts of one job. Any field may be missing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from polyrl.cluster.observation import raw
 from polyrl.cluster.observation.facts import (
     ChildFacts,
     ClaimFacts,
+    Exit,
     JobFacts,
     ManagerFacts,
     NodeFacts,
     PodFacts,
+    PodPhase,
     Taint,
     TrainerFacts,
 )
@@ -25,6 +27,8 @@ from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import OPERATOR
 from polyrl.manifest.status import JobStatus
+from polyrl.sample import Pool
+from polyrl.worker import Role
 
 MAX_FAULTS: Final = 5
 """Faults of a manifest named in one sentence; a person mends a few at a time."""
@@ -50,7 +54,6 @@ def job_facts(
         namespace=raw.text(raw_job, "metadata", "namespace"),
         uid=raw.text(raw_job, "metadata", "uid"),
         generation=raw.count(raw_job, "metadata", "generation"),
-        created_at=unix(raw.text(raw_job, "metadata", "creationTimestamp")) or 0.0,
         job=job,
         status=_status(raw_job),
         refusal=refusal,
@@ -84,6 +87,86 @@ def _status(raw_job: Raw) -> JobStatus:
         return JobStatus()
 
 
+_ROLES: Final = {role.value: role for role in (Role.MANAGER, Role.TRAINER, Role.ROLLOUT)}
+_POOLS: Final = {pool.value: pool for pool in (Pool.SPOT, Pool.ON_DEMAND)}
+_PHASES: Final = {phase.value: phase for phase in PodPhase}
+_OURS: Final = f"{names.GROUP}/"
+_NONE: Final[dict[str, str]] = {}
+"""Shared by all pods without annotations of ours."""
+
+
+def pod_facts(pod: Raw) -> PodFacts | None:
+    """Facts of one pod, from this object alone, so that they can be cached; None: its labels name no role of ours."""
+    labels = raw.part(pod, "metadata", "labels")
+    role = _ROLES.get(raw.text(labels, names.LABEL_ROLE))
+    if role is None:
+        return None
+    created_at = unix(raw.text(pod, "metadata", "creationTimestamp")) or 0.0
+    disrupted, ready = raw.condition(pod, "DisruptionTarget"), raw.condition(pod, "Ready")
+    return PodFacts(
+        name=raw.text(pod, "metadata", "name"),
+        uid=raw.text(pod, "metadata", "uid"),
+        role=role,
+        phase=_PHASES.get(raw.text(pod, "status", "phase"), PodPhase.PENDING),
+        created_at=created_at,
+        pool=_POOLS.get(raw.text(labels, names.LABEL_POOL)),
+        node=raw.text(pod, "spec", "nodeName"),
+        ip=raw.text(pod, "status", "podIP"),
+        ready=raw.holds(ready),
+        scheduled_at=_scheduled_at(pod, created_at),
+        unschedulable=_unschedulable(pod),
+        deletion_at=unix(raw.text(pod, "metadata", "deletionTimestamp")),
+        deletion_grace_s=float(raw.count(pod, "metadata", "deletionGracePeriodSeconds")),
+        disruption=raw.text(disrupted, "reason") or "Unknown" if raw.holds(disrupted) else "",
+        reason=raw.text(pod, "status", "reason"),
+        exits=_exits(pod),
+        ended_at=_ended_at(pod),
+        template_hash=raw.text(labels, names.LABEL_TEMPLATE),
+        annotations=_annotations(pod),
+    )
+
+
+def _scheduled_at(pod: Raw, created_at: float) -> float | None:
+    """A pod that names its node was scheduled, even if nobody wrote the condition (static binding, kwok)."""
+    scheduled = raw.condition(pod, "PodScheduled")
+    if raw.holds(scheduled):
+        return unix(raw.text(scheduled, "lastTransitionTime")) or created_at
+    return created_at if raw.text(pod, "spec", "nodeName") else None
+
+
+def _unschedulable(pod: Raw) -> str:
+    scheduled = raw.condition(pod, "PodScheduled")
+    refused = raw.text(scheduled, "status") == "False" and raw.text(scheduled, "reason") == "Unschedulable"
+    return raw.text(scheduled, "message") or "Unschedulable" if refused else ""
+
+
+def _exits(pod: Raw) -> tuple[Exit, ...]:
+    """A container that is started again has not ended for good."""
+    if raw.text(pod, "spec", "restartPolicy") != "Never" and raw.text(pod, "status", "phase") not in (
+        PodPhase.SUCCEEDED,
+        PodPhase.FAILED,
+    ):
+        return ()
+    return tuple(Exit(name, raw.count(end, "exitCode"), raw.text(end, "reason")) for name, end in _terminated(pod))
+
+
+def _ended_at(pod: Raw) -> float | None:
+    timestamps = [unix(raw.text(end, "finishedAt")) for _, end in _terminated(pod)]
+    return max((at for at in timestamps if at is not None), default=None)
+
+
+def _terminated(pod: Raw) -> list[tuple[str, Raw]]:
+    statuses = raw.parts(pod, "status", "containerStatuses") + raw.parts(pod, "status", "initContainerStatuses")
+    states = [(raw.text(status, "name"), raw.part(status, "state", "terminated")) for status in statuses]
+    return [(name, end) for name, end in states if end]
+
+
+def _annotations(pod: Raw) -> dict[str, str]:
+    written = raw.part(pod, "metadata", "annotations")
+    ours = {key: value for key, value in written.items() if key.startswith(_OURS) and isinstance(value, str)}
+    return ours or _NONE
+
+
 def trainer_facts(job: Raw) -> TrainerFacts:
     """Facts of the trainer's Job."""
     complete, failed = raw.condition(job, "Complete"), raw.condition(job, "Failed")
@@ -95,7 +178,6 @@ def trainer_facts(job: Raw) -> TrainerFacts:
         ready=raw.count(job, "status", "ready"),
         failed=raw.count(job, "status", "failed"),
         suspended=raw.flag(job, "spec", "suspend"),
-        created_at=created_at,
         complete_at=(unix(raw.text(complete, "lastTransitionTime")) or created_at) if raw.holds(complete) else None,
         failed_at=(unix(raw.text(failed, "lastTransitionTime")) or created_at) if raw.holds(failed) else None,
         failed_reason=raw.text(failed, "reason") if raw.holds(failed) else "",
@@ -126,13 +208,15 @@ def node_facts(node: Raw) -> NodeFacts:
     message = ": ".join(filter(None, (raw.text(ready, "reason"), raw.text(ready, "message"))))
     return NodeFacts(
         name=raw.text(node, "metadata", "name"),
-        uid=raw.text(node, "metadata", "uid"),
         created_at=unix(raw.text(node, "metadata", "creationTimestamp")) or 0.0,
         ready=raw.holds(ready) or not ready,
         ready_reason="" if raw.holds(ready) else message,
         ready_changed_at=unix(raw.text(ready, "lastTransitionTime")),
         unschedulable=raw.flag(node, "spec", "unschedulable"),
-        taints=tuple(_taint(taint) for taint in raw.parts(node, "spec", "taints")),
+        taints=tuple(
+            Taint(raw.text(taint, "key"), unix(raw.text(taint, "timeAdded")))
+            for taint in raw.parts(node, "spec", "taints")
+        ),
         deletion_at=unix(raw.text(node, "metadata", "deletionTimestamp")),
     )
 
@@ -151,17 +235,9 @@ def _with_claims(
     nodes: Mapping[str, NodeFacts], claims: Iterable[ClaimFacts], wanted: Iterable[str]
 ) -> dict[str, NodeFacts]:
     """Those of the `wanted` nodes that exist, with what their claims add: not every cluster has Karpenter."""
-    by_node = {claim.node: claim for claim in claims}
-    return {name: _with_claim(nodes[name], by_node.get(name)) for name in set(wanted) if name in nodes}
-
-
-def _with_claim(node: NodeFacts, claim: ClaimFacts | None) -> NodeFacts:
-    if claim is None:
-        return node
-    return replace(node, claim_deletion_at=claim.deletion_at, claim_reason=claim.reason)
-
-
-def _taint(taint: Raw) -> Taint:
-    return Taint(
-        raw.text(taint, "key"), raw.text(taint, "value"), raw.text(taint, "effect"), unix(raw.text(taint, "timeAdded"))
-    )
+    found = {name: nodes[name] for name in set(wanted) if name in nodes}
+    added = {claim.node: claim for claim in claims if claim.node in found}
+    return found | {
+        name: replace(found[name], claim_deletion_at=claim.deletion_at, claim_reason=claim.reason)
+        for name, claim in added.items()
+    }

@@ -16,10 +16,9 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.context import ReconcileContext
-from polyrl.cluster.observation.disruption import DisruptionNotice, notice_of
+from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNotice, absence_due, is_dead, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, loss_number_of
 from polyrl.cluster.observation.facts import PodFacts, PodPhase
-from polyrl.cluster.observation.node_signals import DisruptionKind, absence_due, is_dead
 from polyrl.cluster.timestamps import earliest
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus

@@ -1,4 +1,4 @@
-"""The status to store after a reconcile: whole numbers, bounded lists, counters that only grow."""
+"""The status to store after a reconcile: whole numbers, bounded lists, counters and a cost that only grow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from polyrl.cluster.fleet.plan import rollouts_made
 from polyrl.cluster.fleet.singletons import managers_made
 from polyrl.cluster.lifecycle import LifecycleStage, active_s
 from polyrl.cluster.observation.context import ReconcileContext
-from polyrl.cluster.observation.disruption import disruption_kind
+from polyrl.cluster.observation.disruption import DisruptionKind, disruption_kind
 from polyrl.cluster.observation.exactly_once import LossCounter, parse_loss_number, total
 from polyrl.cluster.observation.facts import PodFacts
-from polyrl.cluster.observation.node_signals import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState, of_pool
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import conditions
-from polyrl.cluster.reporting.cost import cost
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond, second, unix
 from polyrl.manifest.status import (
     Condition,
+    Cost,
     Disruption,
     JobStatus,
     ManagerSummary,
@@ -202,3 +201,50 @@ def _closed(entry: Disruption, there: Mapping[str, PodFacts], now: float) -> Dis
     noticed_at = unix(entry.notice_time)
     millis = 0 if noticed_at is None else max(0, round((now - noticed_at) * 1000))
     return entry.model_copy(update={"delete_time": millisecond(now), "notice_millis": millis})
+
+
+CHARGE_EVERY_S: Final = 60.0
+MICROS_PER_SECOND: Final = 1e6 / 3600
+"""Of a price of 1 per hour."""
+
+
+def cost(ctx: ReconcileContext, *, closing: bool) -> Cost:
+    """Seconds that the job's pods held nodes, at the manifest's prices, in millionths of its currency. Charged when a
+    pod ends, else once a minute, so that money alone does not change the status at every reconcile; when the operator
+    was down, pods that are still there are charged as it comes back. `closing`: the job ended, all is charged now."""
+    stored = ctx.status.cost
+    prices = ctx.spec.pricing
+    by_field = {
+        "reserved_micros": prices.reserved_per_hour,
+        "spot_micros": prices.spot_per_hour,
+        "on_demand_micros": prices.on_demand_per_hour,
+    }
+    since = unix(stored.accounted_time)
+    if not any(by_field.values()):
+        return stored
+    if since is not None and ctx.now - since < CHARGE_EVERY_S and not closing and not _ended_since(ctx):
+        return stored
+    seconds = _seconds(ctx, ctx.now if since is None else since)
+    update: dict[str, object] = {
+        field: getattr(stored, field) + round(seconds[field] * (price or 0.0) * MICROS_PER_SECOND)
+        for field, price in by_field.items()
+    }
+    return stored.model_copy(update=update | {"accounted_time": millisecond(ctx.now)})
+
+
+def _ended_since(ctx: ReconcileContext) -> bool:
+    there = {pod.uid for pod in ctx.facts.pods if not pod.ended}
+    return any(pod.runs_since is not None and uid not in there for uid, pod in ctx.state.last_seen.items())
+
+
+def _seconds(ctx: ReconcileContext, since: float) -> dict[str, float]:
+    """Per share: seconds that pods held nodes since the last charge; one that ended meanwhile is charged until now."""
+    started = {uid: (pod.role, pod.pool, pod.runs_since) for uid, pod in ctx.state.last_seen.items()}
+    started |= {pod.uid: (pod.role, pod.pool, pod.runs_since) for pod in ctx.facts.pods if not pod.ended}
+    total = dict.fromkeys(("reserved_micros", "spot_micros", "on_demand_micros"), 0.0)
+    for role, pool, start in started.values():
+        if start is None or role is Role.MANAGER:
+            continue
+        share = "on_demand_micros" if pool is Pool.ON_DEMAND else "spot_micros"
+        total["reserved_micros" if role is Role.TRAINER else share] += max(0.0, ctx.now - max(since, start))
+    return total

@@ -73,9 +73,7 @@ PRESETS: Final[dict[str, Preset]] = {
         gpu_tolerations=(GPU,),
     ),
     "AKS": Preset(
-        spot=(_in(AKS_SPOT, "spot"),),
-        on_demand=(_absent(AKS_SPOT),),
-        spot_tolerations=(_tolerated(AKS_SPOT, "spot"),),
+        spot=(_in(AKS_SPOT, "spot"),), on_demand=(_absent(AKS_SPOT),), spot_tolerations=(_tolerated(AKS_SPOT, "spot"),)
     ),
     "EKSManaged": Preset(
         spot=(_in("eks.amazonaws.com/capacityType", "SPOT"),),

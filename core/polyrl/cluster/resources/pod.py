@@ -42,10 +42,7 @@ ENVIRONMENT: Final = {
 }
 """Of every process of ours in a pod; the user's code lies in a folder that cannot be written to."""
 
-KEPT: Final = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
+KEPT: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Annotations of manager and trainer: autoscalers leave their nodes alone."""
 
 POD_SECURITY: Final[Fields] = {

@@ -83,18 +83,11 @@ class Build:
         return ManagerFacts(status, NOW - ago, failed_polls)
 
     def trainer(self, **more: Any) -> TrainerFacts:
-        plain = {
-            "uid": "t",
-            "active": 1,
-            "ready": 1,
-            "failed": 0,
-            "suspended": False,
-            "created_at": NOW,
-        }
+        plain = {"uid": "t", "active": 1, "ready": 1, "failed": 0, "suspended": False}
         return TrainerFacts(**plain | more)
 
     def nodes(self, *pods: PodFacts, **more: Any) -> dict[str, NodeFacts]:
-        return {pod.node: NodeFacts(pod.node, f"uid-{pod.node}", **more) for pod in pods if pod.node}
+        return {pod.node: NodeFacts(pod.node, **more) for pod in pods if pod.node}
 
     def facts(self, job: PolyRLJob | None = None, status: dict[str, Any] | None = None, **more: Any) -> JobFacts:
         plain: dict[str, Any] = {
@@ -102,7 +95,6 @@ class Build:
             "namespace": "n",
             "uid": "job",
             "generation": 1,
-            "created_at": NOW - 1000,
             "job": job or self.job(),
             "status": JobStatus.model_validate(status or {}),
             "managed_by": "polyrl.dev/operator",

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.fleet.victims import victims
-from polyrl.cluster.observation.disruption import DisruptionNotice
-from polyrl.cluster.observation.node_signals import DisruptionKind
+from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNotice
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.sample import Pool
 

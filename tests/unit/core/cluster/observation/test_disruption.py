@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from polyrl.cluster import names
-from polyrl.cluster.observation.disruption import notice_of
+from polyrl.cluster.observation.disruption import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone, notice_of
 from polyrl.cluster.observation.facts import PodPhase, Taint
-from polyrl.cluster.observation.node_signals import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone
 from polyrl.cluster.state import ReconcileState
 from polyrl.cluster.timestamps import millisecond
 from polyrl.sample import Pool
@@ -48,7 +47,7 @@ def ctx(build: Any, pod: Any, **facts: Any) -> Any:
 def test_taint_that_confirms(build: Any, key: str) -> None:
     for pool, kind in zip((Pool.SPOT, Pool.ON_DEMAND), CONFIRMED_TAINTS[key], strict=True):
         pod = build.pod(pool=pool)
-        seen = notice(build, pod, nodes=build.nodes(pod, taints=(Taint(key, "", "NoSchedule", build.now - 3),)))
+        seen = notice(build, pod, nodes=build.nodes(pod, taints=(Taint(key, build.now - 3),)))
         assert seen.confirmed
         assert seen.kind == kind
         assert seen.deadline <= build.now + DRAIN_S
@@ -58,7 +57,7 @@ def test_taint_that_confirms(build: Any, key: str) -> None:
 @pytest.mark.parametrize("key", AT_RISK_TAINTS)
 def test_taint_that_only_threatens(build: Any, key: str) -> None:
     pod = build.pod()
-    seen = notice(build, pod, nodes=build.nodes(pod, taints=(Taint(key, "", "NoSchedule"),)))
+    seen = notice(build, pod, nodes=build.nodes(pod, taints=(Taint(key),)))
     assert seen is not None
     assert not seen.confirmed
 
@@ -100,7 +99,7 @@ def test_deletion_gives_the_rest_of_its_grace(build: Any) -> None:
 
 def test_nodeclaim_tells_interruption_from_choice(build: Any) -> None:
     pod = build.pod()
-    gone = {"claim_deletion_at": build.now - 1, "taints": (Taint("karpenter.sh/disrupted", "", "NoSchedule"),)}
+    gone = {"claim_deletion_at": build.now - 1, "taints": (Taint("karpenter.sh/disrupted"),)}
     assert notice(build, pod, nodes=build.nodes(pod, **gone)).kind == "SpotInterruption"
     drifted = notice(build, pod, nodes=build.nodes(pod, **gone, claim_reason="Drifted"))
     assert (drifted.kind, drifted.confirmed) == ("NodeDrain", True)
@@ -155,7 +154,7 @@ def test_another_machine_under_the_old_name(build: Any) -> None:
 
 def test_most_telling_sign_names_the_union_and_the_earliest_deadline_holds(build: Any) -> None:
     pod = build.pod(disruption="EvictionByEvictionAPI", deletion_at=build.now + 3, deletion_grace_s=25)
-    taint = Taint("aws-node-termination-handler/spot-itn", "", "NoSchedule", build.now - 60)
+    taint = Taint("aws-node-termination-handler/spot-itn", build.now - 60)
     seen = notice(build, pod, nodes=build.nodes(pod, taints=(taint,)))
     assert (seen.kind, seen.at, seen.deadline) == ("SpotInterruption", build.now - 60, build.now + 3)
 
