@@ -41,8 +41,7 @@ from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
-from polyrl_trainer.weights.publisher import WeightPublisher
-from polyrl_trainer.weights.versions import PolicyVersions
+from polyrl_trainer.weights.publisher import PolicyVersions, WeightPublisher
 
 log = structlog.get_logger()
 

@@ -36,7 +36,7 @@ from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
-from polyrl_trainer.weights.versions import PolicyVersions
+from polyrl_trainer.weights.publisher import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPTS = 23

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from polyrl.errors import InvalidData, RunFailed
+from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
-from polyrl_trainer.losses import GrpoConfig, grpo_loss, sft_loss
+from polyrl_trainer.losses import policy_loss, sft_loss
 from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.backend_conformance import (
@@ -126,7 +127,9 @@ def test_grpo_makes_what_was_rewarded_likelier() -> None:
     drawn = [replace(one, group=index // 4, reward=float(index % 2)) for index, one in enumerate(draw_samples(6, 8))]
     before = backend.log_probs(drawn).result(WAIT_SECONDS)
     on_policy = [replace(one, rollout_log_probs=values) for one, values in zip(drawn, before, strict=True)]
-    report = backend.forward_backward(with_group_advantages(on_policy), grpo_loss(GrpoConfig())).result(WAIT_SECONDS)
+    report = backend.forward_backward(with_group_advantages(on_policy), policy_loss(AlgorithmSpec())).result(
+        WAIT_SECONDS
+    )
     assert report["ratio"] == pytest.approx(report["tokens"], rel=1e-4)
     assert report["rollout_drift_max"] < 1e-4
     backend.optim_step(len(drawn)).result(WAIT_SECONDS)
@@ -140,7 +143,7 @@ def test_grpo_makes_what_was_rewarded_likelier() -> None:
 def test_grpo_without_rollout_logprobs_is_refused_and_no_step_is_taken(backend: TorchBackend) -> None:
     before = exported(backend)
     with pytest.raises(InvalidData, match="rollout_log_probs"):
-        backend.forward_backward(draw_samples(0, 2), grpo_loss(GrpoConfig())).result(WAIT_SECONDS)
+        backend.forward_backward(draw_samples(0, 2), policy_loss(AlgorithmSpec())).result(WAIT_SECONDS)
     with pytest.raises(RunFailed, match="optimizer step 0 was not taken"):
         backend.optim_step(2).result(WAIT_SECONDS)
     assert_weights_equal(exported(backend), before, "after a refused step")

@@ -19,7 +19,7 @@ from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
 from polyrl_trainer.loops.step_metrics import learning_metrics
-from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
+from polyrl_trainer.losses import averages, merge, policy_loss
 from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
@@ -90,7 +90,7 @@ async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample
 async def _train(
     backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: RecipeSpec
 ) -> tuple[dict[str, float], list[StepResult]]:
-    loss = grpo_loss(GrpoConfig.from_manifest(recipe.algorithm))
+    loss = policy_loss(recipe.algorithm)
     sums: dict[str, float] = {}
     results = []
     for samples in mini_batches:

@@ -33,13 +33,13 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
-from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge
+from polyrl_trainer.losses import averages, merge, policy_loss
 from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
-from polyrl_trainer.weights.versions import PolicyVersions
+from polyrl_trainer.weights.publisher import PolicyVersions
 
 
 async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) -> bool:
@@ -119,7 +119,7 @@ class RlStep:
         self._groups_per_mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
         self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
         self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
-        self._loss = grpo_loss(GrpoConfig.from_manifest(algorithm))
+        self._loss = policy_loss(algorithm)
 
     async def run(self) -> bool:
         """False when the run was asked to stop before the first optimizer step; nothing has changed then."""

@@ -6,8 +6,6 @@ The ratio is taken to what the engine itself reported; the drift between engine 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +13,7 @@ import torch
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import AlgorithmSpec
-from polyrl_trainer.backend import Loss, LossInputs
+from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses.sft import as_floats
 from polyrl_trainer.sample import Sample
 
@@ -73,47 +71,27 @@ def k3(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-@dataclass(frozen=True)
-class GrpoConfig:
-    """What the loss needs of the algorithm."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """Larger than `clip_low` is DAPO's clip-higher (Yu et al. 2025, arXiv 2503.14476)."""
-    kl_coefficient: float = 0.0
-    """beta, weight of the KL penalty to the reference policy."""
-
-    @classmethod
-    def from_manifest(cls, algorithm: AlgorithmSpec) -> GrpoConfig:
-        """The manifest's fields of the same names."""
-        return cls(algorithm.clip_low, algorithm.clip_high, algorithm.kl_coefficient)
-
-
-def grpo_loss(config: GrpoConfig) -> Loss:
-    """The loss with its numbers filled in; see `grpo` for the formula."""
-    return partial(grpo, config=config)
-
-
-def grpo(inputs: LossInputs, config: GrpoConfig) -> tuple[torch.Tensor, dict[str, float]]:
+def grpo(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tensor, dict[str, float]]:
     """L = sum_i 1/|o_i| sum_t ( -min(r A, clip(r, 1 - low, 1 + high) A) + beta * k3(pi, pi_ref) ), a scalar.
 
-    i runs over sequences, t over the learned tokens of o_i, r = pi(o_t) / pi_rollout(o_t). A sum over sequences: the
-    optimizer step's normalizer is the number of samples of the mini-batch.
+    i runs over sequences, t over the learned tokens of o_i, r = pi(o_t) / pi_rollout(o_t); low and high are
+    `clip_low` and `clip_high` (DAPO's clip-higher when larger, Yu et al. 2025, arXiv 2503.14476), beta is
+    `kl_coefficient`. A sum over sequences: the optimizer step's normalizer is the number of samples of the mini-batch.
 
     Sums over learned tokens: `pg_loss`, `clip_fraction` (tokens whose gradient the clip removed), `ratio`, `entropy`,
     `kl_rollout_k1` and `kl_rollout_k3` (rollout policy to this one), `rollout_drift` (absolute difference of their
     logprobs), with `kl_coefficient` also `kl_reference`; and `ratio_max`, `rollout_drift_max`.
     Raises InvalidData when samples lack what the formula needs.
     """
-    _refuse_absent(inputs, config)
+    _refuse_absent(inputs, algorithm)
     drift = inputs.log_probs - inputs.rollout_log_probs
     ratio = drift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    clipped = ratio.clamp(1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high)
     per_token = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
     sums = _policy_sums(inputs, per_token, ratio, clipped)
-    if config.kl_coefficient > 0:
+    if algorithm.kl_coefficient > 0:
         kl = k3(inputs.log_probs, inputs.reference_log_probs)
-        per_token = per_token + config.kl_coefficient * kl
+        per_token = per_token + algorithm.kl_coefficient * kl
         sums["kl_reference"] = (kl * inputs.mask).sum()
     return sequence_means(per_token, inputs).sum(), as_floats(sums)
 
@@ -126,8 +104,8 @@ def sequence_means(per_token: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     return totals / counts.clamp(min=1.0)
 
 
-def _refuse_absent(inputs: LossInputs, config: GrpoConfig) -> None:
-    needed = {"rollout_log_probs", "advantages"} | ({"reference_log_probs"} if config.kl_coefficient > 0 else set())
+def _refuse_absent(inputs: LossInputs, algorithm: AlgorithmSpec) -> None:
+    needed = {"rollout_log_probs", "advantages"} | ({"reference_log_probs"} if algorithm.kl_coefficient > 0 else set())
     missing = sorted(needed & inputs.absent)
     if missing:
         raise InvalidData(f"GRPO needs {' and '.join(missing)} on every sample, and a sample has none")

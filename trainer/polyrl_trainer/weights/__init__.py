@@ -1,1 +1,1 @@
-"""The sending side of weights: `versions` numbers what changed, `publisher` serves it to agents as chunks."""
+"""The sending side of weights: `publisher` numbers what changed, and serves it to agents as chunks."""

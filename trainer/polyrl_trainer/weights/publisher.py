@@ -10,6 +10,7 @@ and share the chunks they have in common. Unreadable frames are counted and drop
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -27,9 +28,12 @@ from polyrl import weights
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import CHUNK_BYTES, VersionManifest
+from polyrl.weights import CHUNK_BYTES, VersionManifest, WeightsRef
 from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, ToPuller, decode_from_puller, encode
+from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.dropped_messages import DroppedMessages
+from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.session import Session
 
 SEND_HWM: Final = 8
 """Frames that wait for one puller, 32 MiB of chunks; twice what a puller has outstanding."""
@@ -52,19 +56,6 @@ _DTYPES: Final = {
 }  # fmt: skip
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class PublishedWeights:
-    """What is announced of a version, and what making it took."""
-
-    version: int
-    endpoint: str
-    public_key: str
-    """CURVE server key of `endpoint`, Z85."""
-    manifest_hash: bytes
-    seconds: float
-    bytes: int
 
 
 class WeightPublisher:
@@ -97,9 +88,7 @@ class WeightPublisher:
         self._thread = threading.Thread(target=self._serve, name="weight-publisher", daemon=True)
         self._thread.start()
 
-    def publish(
-        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]
-    ) -> PublishedWeights:
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:
         """Makes `version` ready to be pulled; a snapshot, so the tensors may change afterwards.
 
         Raises ProtocolError when `version` was published before with other content, or a tensor's dtype has no name.
@@ -112,11 +101,10 @@ class WeightPublisher:
         manifest = VersionManifest(version, None, "full", tuple(cutting.entries), chunks, extras)
         body = weights.encode_manifest(manifest)
         self._hold(manifest, body, cut)
-        seconds = time.monotonic() - begun
-        log.info("weights published", version=version, bytes=manifest.total_bytes, seconds=round(seconds, 3))
-        return PublishedWeights(
-            version, self.endpoint, self._public_key, weights.manifest_hash(body), seconds, manifest.total_bytes
-        )
+        seconds = round(time.monotonic() - begun, 3)
+        log.info("weights published", version=version, bytes=manifest.total_bytes, seconds=seconds)
+        digest = weights.manifest_hash(body)
+        return WeightsRef(version, endpoint=self.endpoint, public_key=self._public_key, manifest_hash=digest)
 
     def close(self) -> None:
         """Ends the thread and the socket; idempotent."""
@@ -225,3 +213,46 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str)
 def _endpoint(socket: zmq.Socket[bytes], advertise: str) -> str:
     bound = socket.get_string(zmq.LAST_ENDPOINT)
     return f"tcp://{bracketed(advertise)}:{bound.rpartition(':')[2]}" if advertise else bound
+
+
+@dataclass(eq=False)
+class PolicyVersions:
+    """Gives each changed state of the policy a version number and makes it available to rollouts.
+
+    Version 0 is the initial policy; each publication adds one. Unchanged weights keep their number, also when a trainer
+    that has started again from a checkpoint finds them at the manager; other weights never get a number that was given
+    out before.
+    """
+
+    publisher: WeightPublisher
+    rollouts: Rollouts
+    session: Session
+    newest: tuple[int, bytes] = (-1, b"")
+    """The version, and its manifest's hash, that the manager knew when this trainer came."""
+    _served_here: bool = False
+
+    async def ensure_published(self, backend: TrainingBackend) -> float:
+        """Publishes the backend's weights if they are not the newest version already; gives the seconds it took.
+
+        A resumed run publishes again in any case: its publisher and its manager know no versions yet.
+        """
+        state = self.session.state
+        if self._served_here and not state.weights_changed:
+            return 0.0
+        started = time.monotonic()
+        ref = await asyncio.to_thread(self._publish_next, state.version, backend)
+        await self.rollouts.publish(ref.version, ref.endpoint, ref.public_key, ref.manifest_hash)
+        state.version, state.weights_changed, self._served_here = ref.version, False, True
+        return time.monotonic() - started
+
+    def _publish_next(self, last: int, backend: TrainingBackend) -> WeightsRef:
+        newest, known = self.newest
+        self.newest = (-1, b"")
+        if newest >= 0:
+            ref = self._publish(newest, backend)
+            if ref.manifest_hash == known:
+                return ref
+        return self._publish(max(last, newest) + 1, backend)
+
+    def _publish(self, version: int, backend: TrainingBackend) -> WeightsRef:
+        return self.publisher.publish(version, backend.export_weights(), backend.serving_files())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Scored, group_digest
+from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, HeldGroup, PublishVersion, ReservedWindow, TrainerWelcome, TurnDone
 from polyrl_trainer.client.conversation import Cursor
 from polyrl_trainer.data.buffer import DrawnItem
@@ -18,7 +19,7 @@ from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.user_code.rewards import Reward
-from polyrl_trainer.weights.versions import PolicyVersions
+from polyrl_trainer.weights.publisher import PolicyVersions
 
 SAMPLING = SamplingParams(8)
 DEADLINE_S = 60.0
@@ -222,18 +223,11 @@ async def test_turns_of_adopted_groups_wait_until_somebody_knows_their_prompt() 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
-    manifest_hash: bytes
-    endpoint: str = "tcp://here"
-    public_key: str = "key"
-
-
 class Publisher:
     """The hash names version and weights, as a manifest's does."""
 
-    def publish(self, version: int, tensors: Any, files: Any) -> Place:
-        return Place(f"{version} of these".encode())
+    def publish(self, version: int, tensors: Any, files: Any) -> WeightsRef:
+        return WeightsRef(version, manifest_hash=f"{version} of these".encode())
 
 
 class Backend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
-from polyrl_trainer.losses import GrpoConfig, averages, grpo_loss, merge, sft_loss
+from polyrl_trainer.losses import POLICY_LOSSES, averages, merge, policy_loss, sft_loss
 from polyrl_trainer.losses.grpo import grpo, k1, k3
 
 LN2 = math.log(2.0)
@@ -63,7 +63,7 @@ def test_grpo_by_hand() -> None:
         advantages=[1.0, 1.0, -1.0, -1.0],
         entropy=[0.5, 0.5, 0.25, 0.25],
     )
-    loss, sums = grpo_loss(GrpoConfig(clip_low=0.2, clip_high=0.3))(given_inputs)
+    loss, sums = policy_loss(AlgorithmSpec(clip_low=0.2, clip_high=0.3))(given_inputs)
     assert loss.item() == pytest.approx(-1.15 + 0.9)
     assert sums["pg_loss"] == pytest.approx(-1.3 - 1.0 + 0.8 + 1.0)
     assert sums["clip_fraction"] == 2.0
@@ -81,7 +81,7 @@ def test_grpo_by_hand() -> None:
 def test_the_clip_leaves_the_way_back_open() -> None:
     # Ratio 2 with A < 0, and 1/2 with A > 0: the pessimistic side is the unclipped one, so the gradient stays.
     given_inputs = inputs([0, 1], log_probs=[LN2, -LN2], advantages=[-1.0, 1.0])
-    loss, sums = grpo(given_inputs, GrpoConfig())
+    loss, sums = grpo(given_inputs, AlgorithmSpec())
     assert loss.item() == pytest.approx(2.0 - 0.5)
     assert sums["clip_fraction"] == 0.0
     assert gradient(loss, given_inputs) == pytest.approx([2.0, -0.5])
@@ -90,7 +90,7 @@ def test_the_clip_leaves_the_way_back_open() -> None:
 def test_grpo_adds_the_weighted_penalty_to_the_reference() -> None:
     # Reference twice and half as likely: k3 = 2 - 1 - ln 2 and 1/2 - 1 + ln 2; their gradients are 1 - 2 and 1 - 1/2.
     given_inputs = inputs([0, 0], reference_log_probs=[LN2, -LN2])
-    loss, sums = grpo(given_inputs, GrpoConfig(kl_coefficient=0.1))
+    loss, sums = grpo(given_inputs, AlgorithmSpec(kl_coefficient=0.1))
     penalty = (1 - LN2) + (LN2 - 0.5)
     assert loss.item() == pytest.approx(0.1 * penalty / 2)
     assert sums["kl_reference"] == pytest.approx(penalty)
@@ -98,14 +98,14 @@ def test_grpo_adds_the_weighted_penalty_to_the_reference() -> None:
 
 
 def test_each_sequence_weighs_the_same_whatever_its_length() -> None:
-    loss, _ = grpo(inputs([0, 1, 1, 1, 1], advantages=[1.0, -1.0, -1.0, -1.0, -1.0]), GrpoConfig())
+    loss, _ = grpo(inputs([0, 1, 1, 1, 1], advantages=[1.0, -1.0, -1.0, -1.0, -1.0]), AlgorithmSpec())
     assert loss.item() == pytest.approx(0.0)
 
 
 def test_a_sequence_without_learned_tokens_adds_nothing() -> None:
-    loss, _ = grpo(inputs([0, 2], advantages=[1.0, 1.0]), GrpoConfig())
+    loss, _ = grpo(inputs([0, 2], advantages=[1.0, 1.0]), AlgorithmSpec())
     assert loss.item() == pytest.approx(-2.0)
-    unmasked, _ = grpo(inputs([0, 1], advantages=[1.0, 1.0], mask=[1.0, 0.0]), GrpoConfig())
+    unmasked, _ = grpo(inputs([0, 1], advantages=[1.0, 1.0], mask=[1.0, 0.0]), AlgorithmSpec())
     assert unmasked.item() == pytest.approx(-1.0)
 
 
@@ -123,7 +123,7 @@ def test_grpo_of_no_positions_is_zero() -> None:
             "sequence",
         )
     }
-    loss, sums = grpo(LossInputs(num_sequences=1, **nothing), GrpoConfig())
+    loss, sums = grpo(LossInputs(num_sequences=1, **nothing), AlgorithmSpec())
     assert loss.item() == 0.0
     assert sums["ratio_max"] == 0.0
 
@@ -131,23 +131,22 @@ def test_grpo_of_no_positions_is_zero() -> None:
 @pytest.mark.parametrize("field", ["rollout_log_probs", "advantages"])
 def test_grpo_refuses_samples_without_what_it_needs(field: str) -> None:
     with pytest.raises(InvalidData, match=field):
-        grpo(inputs([0], absent=frozenset({field})), GrpoConfig())
+        grpo(inputs([0], absent=frozenset({field})), AlgorithmSpec())
 
 
 def test_the_reference_is_needed_only_with_a_penalty() -> None:
     without = inputs([0], absent=frozenset({"reference_log_probs"}))
-    grpo(without, GrpoConfig())
+    grpo(without, AlgorithmSpec())
     with pytest.raises(InvalidData, match="reference_log_probs"):
-        grpo(without, GrpoConfig(kl_coefficient=0.1))
+        grpo(without, AlgorithmSpec(kl_coefficient=0.1))
 
 
-def test_grpo_takes_its_numbers_from_the_manifest() -> None:
-    algorithm = AlgorithmSpec(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
-    assert GrpoConfig.from_manifest(algorithm) == GrpoConfig(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01)
+def test_every_algorithm_that_a_manifest_may_name_has_its_loss() -> None:
+    assert set(POLICY_LOSSES) == set(get_args(AlgorithmSpec.model_fields["name"].annotation))
 
 
 def test_an_impossible_ratio_stays_finite() -> None:
-    loss, sums = grpo(inputs([0], rollout_log_probs=[-500.0], advantages=[-1.0]), GrpoConfig())
+    loss, sums = grpo(inputs([0], rollout_log_probs=[-500.0], advantages=[-1.0]), AlgorithmSpec())
     assert math.isfinite(loss.item())
     assert sums["rollout_drift_max"] == 500.0
 
@@ -181,7 +180,7 @@ def test_the_loss_and_its_sums_do_not_depend_on_the_split(sequences: list[list[t
         log_probs, rollout, advantages = (list(column) for column in zip(*flat, strict=True))
         sequence = [index for index, tokens_of_one in enumerate(part) for _ in tokens_of_one]
         loss, sums = grpo(
-            inputs(sequence, log_probs=log_probs, rollout_log_probs=rollout, advantages=advantages), GrpoConfig()
+            inputs(sequence, log_probs=log_probs, rollout_log_probs=rollout, advantages=advantages), AlgorithmSpec()
         )
         return loss, {**sums, "tokens": float(len(flat))}
 
