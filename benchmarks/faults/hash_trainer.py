@@ -25,7 +25,7 @@ from polyrl import parent_death_signal
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, Scored, sample_id
 from polyrl.wire import Batch, pack_ids, unpack_ids
 from polyrl_trainer.client import RolloutClient
-from polyrl_trainer.generation.adopted_groups import AdoptedGroups
+from polyrl_trainer.generation.supply import AdoptedGroups
 
 PROMPT_TOKENS: Final = 8
 MIN_SAMPLES: Final = 4

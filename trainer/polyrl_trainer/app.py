@@ -28,9 +28,8 @@ from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
-from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
-from polyrl_trainer.generation.supply import GroupSupply
+from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages, greedy_sampling

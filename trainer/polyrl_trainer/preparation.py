@@ -14,14 +14,8 @@ from typing import Any, TypeVar
 from polyrl.errors import InvalidData
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import DatasetSpec, GroupFilter, Mode, RecipeSpec
+from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
-from polyrl_trainer.data.examples import (
-    FinishedGroup,
-    Prompt,
-    prepare_conversations,
-    prepare_finished_groups,
-    prepare_prompts,
-)
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.environments.protocol import Environment
@@ -38,9 +32,9 @@ class Prepared:
 
     tokenizer: Tokenizer
     conversations: DataBuffer[Sample] | None
-    prompts: DataBuffer[Prompt] | None
-    finished: DataBuffer[FinishedGroup] | None
-    evaluation: Sequence[Prompt]
+    prompts: DataBuffer[examples.Prompt] | None
+    finished: DataBuffer[examples.FinishedGroup] | None
+    evaluation: Sequence[examples.Prompt]
     reward: Callable[[Sample], Any] | None
     group_filter: Callable[[list[Sample]], Any] | None
     environment: Environment | None
@@ -50,16 +44,16 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     """Raises InvalidData for data and tokenizers, InvalidCode for code."""
     recipe = spec.recipe
     tokenizer = load_tokenizer(recipe.model.tokenizer, _model_folder(recipe, manifest_dir), manifest_dir)
-    max_tokens = spec.rollout.engine.max_context
-    room = max_tokens - recipe.sampling.max_new_tokens
+    context = spec.rollout.engine.max_context
+    room = context - recipe.sampling.max_new_tokens
     code_path = manifest_dir / recipe.code.path
 
     @cache
     def rows(path: str) -> list[DataRow]:
         return read_rows(manifest_dir / path)
 
-    def prompts(of_file: list[DataRow]) -> list[Prompt]:
-        return prepare_prompts(of_file, tokenizer, room)
+    def prompts(of_file: list[DataRow]) -> list[examples.Prompt]:
+        return examples.prepare_prompts(of_file, tokenizer, room)
 
     def buffer(datasets: Sequence[DatasetSpec], make: Callable[[list[DataRow]], list[Item]]) -> DataBuffer[Item]:
         sources = [make(rows(dataset.path)) for dataset in datasets]
@@ -69,11 +63,11 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     conversations, to_generate, finished = None, None, None
     evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(rows(dataset.path))]
     if recipe.mode in (Mode.SFT, Mode.SFT_RL):
-        conversations = buffer(recipe.data.sft, lambda rows: prepare_conversations(rows, tokenizer, max_tokens))
+        conversations = buffer(recipe.data.sft, lambda rows: examples.prepare_conversations(rows, tokenizer, context))
     if recipe.mode in (Mode.RL, Mode.SFT_RL):
         to_generate = buffer(recipe.data.rl, prompts)
     if recipe.mode is Mode.OFFLINE_RL:
-        finished = buffer(recipe.data.rl, lambda rows: prepare_finished_groups(rows, tokenizer, max_tokens))
+        finished = buffer(recipe.data.rl, lambda rows: examples.prepare_finished_groups(rows, tokenizer, context))
     return Prepared(
         tokenizer=tokenizer,
         conversations=conversations,

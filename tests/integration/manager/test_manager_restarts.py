@@ -37,8 +37,8 @@ from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
-from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.generation.supply import AdoptedGroups
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures, Reward
 from polyrl_trainer.weights.publisher import WeightPublisher

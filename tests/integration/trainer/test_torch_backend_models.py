@@ -80,13 +80,6 @@ def test_special_tokens_reach_the_files_that_engines_read() -> None:
         assert [content[f"{name}_token_id"] for name in ("pad", "bos", "eos")] == [0, 1, 2]
 
 
-def test_the_tokenizer_gives_the_vocabulary_that_a_config_leaves_out() -> None:
-    without = {name: value for name, value in SIZES.items() if name != "vocab_size"}
-    tokens = SpecialTokens(vocabulary=14)
-    assert load_model({"model_type": "qwen2", **without}, 0, "float32", tokens).config.vocab_size == 14
-    assert load_model({"model_type": "qwen2", **SIZES}, 0, "float32", tokens).config.vocab_size == SIZES["vocab_size"]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

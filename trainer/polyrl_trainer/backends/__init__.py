@@ -5,7 +5,6 @@
     policy           the forward pass in bounded memory, the probe of a new model, the frozen reference
     model_factory    a model from a config or a Hugging Face folder
     packing          sequences of different lengths in the rows of a pass
-    optimizer        AdamW, its schedule, its state by name
     training_state   the files of a checkpoint
 
 Loops import `configs`, `single_process` and `policy`; the rest is the backend's own.

@@ -14,13 +14,11 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What the tokenizer knows and a fresh model's config does not: ids, and how many tokens there are."""
+    """Ids that the tokenizer knows and a fresh model's config does not."""
 
     pad: int | None = None
     bos: int | None = None
     eos: int | None = None
-    vocabulary: int | None = None
-    """`vocab_size` of a config that names none; without it transformers' default makes a 0.6M model one of 20M."""
 
 
 @dataclass(frozen=True)

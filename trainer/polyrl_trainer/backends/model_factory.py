@@ -54,12 +54,8 @@ def load_model(
 
 def serving_files(model: PreTrainedModel) -> dict[str, bytes]:
     """`config.json` and `generation_config.json` as an engine's model folder needs them."""
-    config = copy.deepcopy(model.config)
-    generation = copy.deepcopy(model.generation_config)
-    return {
-        "config.json": config.to_json_string().encode(),
-        "generation_config.json": generation.to_json_string().encode(),
-    }
+    configs: dict[str, Any] = {"config.json": model.config, "generation_config.json": model.generation_config}
+    return {name: copy.deepcopy(config).to_json_string().encode() for name, config in configs.items()}
 
 
 def attention_for(device: torch.device, dtype: Dtype) -> str:
@@ -89,13 +85,8 @@ def _config(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> Pretrai
         raise InvalidManifest([f"{PLACE}.model_type: transformers knows no {model_type!r}{_nearest(model_type)}"])
     config_class = CONFIG_MAPPING[model_type]
     _refuse_unknown(fields, config_class)
-    known = {
-        "pad_token_id": special_tokens.pad,
-        "bos_token_id": special_tokens.bos,
-        "eos_token_id": special_tokens.eos,
-        "vocab_size": special_tokens.vocabulary,
-    }
-    defaults = {name: value for name, value in known.items() if value is not None}
+    ids = dataclasses.asdict(special_tokens)
+    defaults = {f"{name}_token_id": value for name, value in ids.items() if value is not None}
     given = {name: value for name, value in fields.items() if name != "model_type"}
     try:
         return config_class(**{**defaults, **given})

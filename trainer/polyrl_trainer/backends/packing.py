@@ -18,7 +18,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -62,12 +61,6 @@ class Pass:
     rows: tuple[tuple[int, ...], ...]
     """Indices into the planned lengths, per row, in order."""
     width: int
-    tokens: int
-    """Positions that hold a token; the others are padding."""
-
-    @property
-    def positions(self) -> int:
-        return len(self.rows) * self.width
 
 
 _Row = tuple[int, tuple[int, ...]]
@@ -83,10 +76,7 @@ def plan_passes(lengths: Sequence[int], policy: PackingPolicy) -> list[Pass]:
     if any(length < 1 for length in lengths):
         raise ValueError("a sequence must have at least one token")
     rows = sorted(_fill_rows(lengths, policy.row_tokens), key=lambda row: -row[0])
-    return [
-        Pass(rows=tuple(indices for _, indices in group), width=group[0][0], tokens=sum(used for used, _ in group))
-        for group in _group_rows(rows, policy)
-    ]
+    return [Pass(tuple(indices for _, indices in group), width=group[0][0]) for group in _group_rows(rows, policy)]
 
 
 def _fill_rows(lengths: Sequence[int], capacity: int) -> list[_Row]:
@@ -122,8 +112,7 @@ def _group_rows(rows: Sequence[_Row], policy: PackingPolicy) -> Iterator[list[_R
         yield group
 
 
-OptionalField = Literal["rollout_log_probs", "advantages", "reference_log_probs"]
-OPTIONAL_FIELDS: tuple[OptionalField, ...] = ("rollout_log_probs", "advantages", "reference_log_probs")
+OPTIONAL_FIELDS = ("rollout_log_probs", "advantages", "reference_log_probs")
 
 PADDING_ID = 0
 """Any id inside the vocabulary would do: nothing learned attends to padding."""
@@ -214,7 +203,7 @@ def _learned(sample: Sample) -> npt.NDArray[np.int64]:
     return learned
 
 
-def _column(samples: Sequence[Sample], name: OptionalField) -> torch.Tensor:
+def _column(samples: Sequence[Sample], name: str) -> torch.Tensor:
     """float32[P]; 0 where a sample has no such values."""
     parts = []
     for sample in samples:

@@ -67,23 +67,6 @@ LOGIT_BYTES = 4
 """Logits become float32 before log_softmax, whatever the dtype of the head: bfloat16 logprobs are off by 1 %."""
 
 
-def score(
-    model: PreTrainedModel, batch: PackedBatch, temperature: float, max_logits_bytes: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""
-    hidden_PH = hidden_states(model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
-    head = vocabulary_head(model)
-    scale = 1.0 / effective_temperature(temperature)
-    chunk = max(1, max_logits_bytes // (LOGIT_BYTES * model.config.get_text_config().vocab_size))
-    parts = []
-    for hidden_CH, targets in zip(torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True):
-        if torch.is_grad_enabled() and len(hidden_PH) > chunk:
-            parts.append(checkpoint(_score_chunk, head, hidden_CH, targets, scale, use_reentrant=False))
-        else:
-            parts.append(_score_chunk(head, hidden_CH, targets, scale))
-    return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
-
-
 def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
     """[R, L, H] of the last layer, after the final norm; position ids alone separate the sequences."""
     output = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
@@ -160,9 +143,21 @@ class Policy:
             yield pack(samples, one, self.device)
 
     def score(self, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32[P] logprobs and float32[P] entropies (detached), see the function `score`."""
+        """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16"):
-            return score(self.model, batch, temperature, self.max_logits_bytes)
+            hidden_PH = hidden_states(self.model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
+            head = vocabulary_head(self.model)
+            scale = 1.0 / effective_temperature(temperature)
+            chunk = max(1, self.max_logits_bytes // (LOGIT_BYTES * self.model.config.get_text_config().vocab_size))
+            parts = []
+            for hidden_CH, targets in zip(
+                torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True
+            ):
+                if torch.is_grad_enabled() and len(hidden_PH) > chunk:
+                    parts.append(checkpoint(_score_chunk, head, hidden_CH, targets, scale, use_reentrant=False))
+                else:
+                    parts.append(_score_chunk(head, hidden_CH, targets, scale))
+        return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[Sample], temperature: float) -> list[npt.NDArray[np.float32]]:

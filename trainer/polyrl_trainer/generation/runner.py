@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.from_wire import past_turns, to_sample
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
-from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction, ScoredTurn, Unscored
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction, ScoredTurn, Unscored
 
 
 @dataclass
@@ -46,17 +45,12 @@ class UserCodeRunner:
     reward: RewardFunction
     episodes: Episodes | None = None
     group_filter: CustomGroupFilter | None = None
-    adopted: AdoptedGroups = field(default_factory=AdoptedGroups)
+    adopted: Container[int] = ()
     """Groups of an earlier trainer, whose turns may come before they are registered."""
     _early: dict[int, list[TurnDone]] = field(default_factory=dict)
     """Turns of adopted groups that nobody has registered yet."""
     _tasks: asyncio.TaskGroup | None = None
     _groups: dict[int, GroupRecord] = field(default_factory=dict)
-
-    @property
-    def failures(self) -> Failures:
-        """Failures of user code, by reason."""
-        return self.reward.failures
 
     def register(self, group: int, prompt: Prompt) -> None:
         """Before the group is submitted."""
@@ -101,7 +95,7 @@ class UserCodeRunner:
         try:
             text = await self._environment_text(sample, turn, prompt)
         except EpisodeFailed as failed:
-            self.failures.add(sample.id, Unscored(failed.reason, failed.detail))
+            self.reward.failures.add(sample.id, Unscored(failed.reason, failed.detail))
             await self.rollouts.reject(sample.id, failed.reason, failed.detail)
             return
         if text is not None:
@@ -119,7 +113,7 @@ class UserCodeRunner:
         passed = [scored] if group_filter is None else await group_filter.admit(scored)
         if isinstance(passed, Unscored):
             if passed.reason is not DiscardReason.FILTERED:
-                self.failures.add(scored.sample.id, passed)
+                self.reward.failures.add(scored.sample.id, passed)
             await self.rollouts.reject(scored.sample.id, passed.reason, passed.detail)
             return
         for turn in passed:

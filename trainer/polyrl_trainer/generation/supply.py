@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from polyrl.errors import ProtocolError, RunFailed
-from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, sample_id
-from polyrl.wire import GroupDropped, pack_ids
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams, group_digest, sample_id
+from polyrl.wire import GroupDropped, HeldGroup, pack_ids
 from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
-from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
@@ -131,6 +130,49 @@ class StepGroups:
             min_version=plan.min_version,
             max_version=plan.max_version,
         )
+
+
+class AdoptedGroups:
+    """What an earlier trainer of this run left at the manager: groups that are generated, or even scored, not trained.
+
+    A trainer that goes on from a checkpoint submits the prompts of its next step again. Those that the manager still
+    holds for the same step, prompt, sampling and weight versions need not be generated twice: each is taken once. All
+    others are too old, or too new, for the weights that training goes on with.
+    """
+
+    def __init__(self, held: Iterable[HeldGroup] = (), *, whole_groups: bool = False) -> None:
+        """`whole_groups`: verdicts leave by whole groups, so one with some of them is of no use."""
+        self._useful: dict[int, HeldGroup] = {}
+        self._useless: dict[int, HeldGroup] = {}
+        for group in held:
+            (self._useless if whole_groups and group.scored else self._useful)[group.id] = group
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._useful
+
+    def take(self, group: Group) -> int | None:
+        """The number of a held group with the prompt, sampling and allowed versions of `group`; None without."""
+        digest, low, high = group_digest(group), group.min_version, group.max_version
+        for number, one in self._useful.items():
+            if one.digest == digest and low <= one.min_version <= one.max_version <= high:
+                del self._useful[number]
+                return number
+        return None
+
+    def forget(self, number: int) -> None:
+        """The manager has dropped it."""
+        self._useful.pop(number, None)
+        self._useless.pop(number, None)
+
+    def give_up(self, step: int, purpose: Purpose) -> list[int]:
+        """Gives up what is of no use once this step was submitted: what is left of the step, and with a training step
+        all that is left, since training goes on with other weights."""
+        left = self._useless | self._useful
+        if purpose is not Purpose.TRAIN:
+            left = {number: one for number, one in left.items() if (one.step, one.purpose) == (step, purpose)}
+        for number in left:
+            self.forget(number)
+        return list(left)
 
 
 @dataclass(eq=False)

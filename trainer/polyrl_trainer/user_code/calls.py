@@ -36,13 +36,9 @@ class UserCalls:
 
     def __init__(self, max_concurrency: int) -> None:
         self._slots = asyncio.Semaphore(max_concurrency)
-        self._lost = 0
-        self._event_loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def lost_threads(self) -> int:
+        self.lost_threads = 0
         """Threads that hang in user code now."""
-        return self._lost
+        self._event_loop: asyncio.AbstractEventLoop | None = None
 
     async def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
         """The function's result, or what it raised. The deadline runs from the call's own start, not while it queues.
@@ -50,8 +46,8 @@ class UserCalls:
         Raises CallTimedOut; RunFailed when too many earlier calls still hang.
         """
         async with self._slots:
-            if self._lost >= MAX_LOST_THREADS:
-                raise RunFailed(f"{self._lost} calls of user code hang and cannot be ended; see rewardTimedOut")
+            if self.lost_threads >= MAX_LOST_THREADS:
+                raise RunFailed(f"{self.lost_threads} calls of user code hang and cannot be ended; see rewardTimedOut")
             if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 return await self._call_async(_contained(function(*arguments)), timeout)
             return await self._call_sync(function, arguments, timeout)
@@ -64,7 +60,7 @@ class UserCalls:
         except TimeoutError:
             if not outcome.cancelled():
                 raise  # The function's own TimeoutError.
-            self._lost += 1
+            self.lost_threads += 1
             call.add_done_callback(partial(self._thread_returned, asyncio.get_running_loop()))
             raise CallTimedOut from None
 
@@ -93,7 +89,7 @@ class UserCalls:
             await asyncio.wait_for(alive.wait(), WEDGED_SECONDS)
         except TimeoutError:
             if self._event_loop is event_loop:
-                self._lost += 1
+                self.lost_threads += 1
                 self.close()
 
     def _thread_returned(self, loop: asyncio.AbstractEventLoop, _: Future[Any]) -> None:
@@ -101,7 +97,7 @@ class UserCalls:
             loop.call_soon_threadsafe(self._found)
 
     def _found(self) -> None:
-        self._lost -= 1
+        self.lost_threads -= 1
 
     def close(self) -> None:
         """Stops the user's event loop; hanging threads are daemons and end with the process."""

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from polyrl.manifest.recipe import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
-from polyrl_trainer.backends.optimizer import learning_rate_at
+from polyrl_trainer.backends.single_process import learning_rate_at
 
 
 @pytest.mark.parametrize(

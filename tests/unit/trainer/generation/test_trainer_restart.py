@@ -15,9 +15,8 @@ from polyrl.wire import Batch, GroupDropped, HeldGroup, PublishVersion, Reserved
 from polyrl_trainer.client.conversation import Cursor
 from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
-from polyrl_trainer.generation.adopted_groups import AdoptedGroups
 from polyrl_trainer.generation.runner import UserCodeRunner
-from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.generation.supply import AdoptedGroups, GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.user_code.rewards import Reward
 from polyrl_trainer.weights.publisher import PolicyVersions
 
