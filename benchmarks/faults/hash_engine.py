@@ -66,7 +66,7 @@ class HashEngine:
         """Obeys; the answer, where the message wants one."""
         match message:
             case StartEngine():
-                return Started(message.kv_tokens, message.max_context)
+                return Started(message.capacity)
             case Generate(request):
                 self._running[request.rid] = Running(hashed(self._salt, request.input_ids), request.max_new_tokens)
                 self._work.set()

@@ -15,6 +15,7 @@ Every wait has its deadline in this file, in `conversation`, in `link`, in `gene
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
@@ -274,11 +275,9 @@ class Agent:
 
     async def _wait_for_progress(self, seconds: float) -> None:
         self._progress.clear()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._progress.wait()
-        except TimeoutError:
-            return
 
     async def _watch_engine(self) -> None:
         while True:

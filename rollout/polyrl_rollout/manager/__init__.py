@@ -7,11 +7,13 @@
 One asyncio loop, one thread. Nobody in here waits for a peer: a frame in gives the ledger's effects out, and a send
 that would block is counted and dropped, because leases and the peers' own repetition already cover a lost frame.
 
-    server      the wiring: two sockets, the HTTP API and one timer around the ledger
+    server      the wiring: two sockets, the HTTP API, one timer around the ledger
     sockets     one ROUTER, and who may connect to it
     sessions    which frames of whom become messages: of the agents, of the one trainer
     journal     each durable event in SQLite before a message that depends on it leaves
-    http/       the control API, metrics, the OpenAPI document
+    api         paths, bodies, the token, HTTPS; the status and its changes, waits, drains
+    metrics     the status and the sockets' traffic for Prometheus
+    openapi     the API's OpenAPI document, kept in docs/reference/manager-api.json
     __main__    `python -m polyrl_rollout.manager`: files and flags in, an exit code out
 
 Others start the process; only tests and benchmarks import `server.Manager`.

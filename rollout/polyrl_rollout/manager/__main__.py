@@ -24,7 +24,7 @@ from polyrl.errors import PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import read_job
-from polyrl_rollout.manager.http.api import https_of
+from polyrl_rollout.manager.api import https_of
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 

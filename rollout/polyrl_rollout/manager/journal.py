@@ -33,16 +33,12 @@ from polyrl.ledger.state import LedgerState
 
 SNAPSHOT_TAIL_BYTES: Final = 16 << 20
 """Events after the newest snapshot, at least; replaying 16 MiB takes about a second."""
-
 SNAPSHOT_RATIO: Final = 4
 """And at least this many times the last snapshot's size, so that snapshots stay a fraction of what is written."""
-
 PAGES_PER_COMMIT: Final = 64
 """Less than a millisecond, while frames wait."""
-
 LOCK_DEADLINE_S: Final = 5.0
 """A predecessor that was killed lets go of its lock at once; one that lives does not, and we must not wait for it."""
-
 LOCK_POLL_S: Final = 0.05
 """Between two tries to lock; flock itself knows no deadline."""
 
@@ -183,7 +179,8 @@ class Journal:
         """A file without a table is new, or a creation that was killed: it is filled in one transaction, before WAL."""
         (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables:
-            self._check_ours()
+            if problem := form.foreign(self._db):
+                raise InvalidData(f"{self._path}: {problem}")
         else:
             self._db.executescript(form.create_script(self._run_epoch))
         (self._last_entry,) = self._db.execute(form.SELECT_LAST_ENTRY).fetchone()
@@ -191,11 +188,6 @@ class Journal:
         self._db.execute("PRAGMA synchronous=NORMAL")
         # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.
         self._db.execute("PRAGMA secure_delete=OFF")
-
-    def _check_ours(self) -> None:
-        problem = form.foreign(self._db)
-        if problem:
-            raise InvalidData(f"{self._path}: {problem}")
 
 
 def _locked(path: Path) -> IO[str]:

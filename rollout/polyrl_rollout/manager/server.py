@@ -32,9 +32,9 @@ from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
 from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
 from polyrl.worker import EVERYWHERE
-from polyrl_rollout.manager.http.api import ControlService
-from polyrl_rollout.manager.http.metrics import ManagerCollector
+from polyrl_rollout.manager.api import ControlService
 from polyrl_rollout.manager.journal import Journal
+from polyrl_rollout.manager.metrics import ManagerCollector
 from polyrl_rollout.manager.sessions import AgentSessions, TrainerSession
 from polyrl_rollout.manager.sockets import Authenticator, Router
 
@@ -78,14 +78,9 @@ class Manager:
     ) -> None:
         """`clock_s` is where the ledger's clock stood when its journal ended; without a journal nothing outlives us.
         One that `stays` shows the final status until it is stopped."""
-        self._ledger = ledger
-        self._keys = keys
-        self._run_epoch = run_epoch
-        self._listen = listen
-        self._journal = journal
-        self._clock_s = clock_s
-        self._resumes = clock_s > 0
-        self._stays = stays
+        self._ledger, self._journal = ledger, journal
+        self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
+        self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._to_agents: list[tuple[str, ToAgent]] = []
         self._to_trainer: list[ToTrainer] = []
 

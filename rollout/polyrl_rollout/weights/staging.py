@@ -65,7 +65,11 @@ class Partial:
     def held(self) -> set[bytes]:
         """Hashes of the chunks that an interrupted pull left in place; their content is hashed again."""
         with self._stream() as stream:
-            return {hash_ for hash_, places in self._places.items() if _all_match(stream, hash_, places)}
+            return {
+                hash_
+                for hash_, places in self._places.items()
+                if all(digest(stream[offset : offset + size]) == hash_ for offset, size in places)
+            }
 
     def write(self, hash_: bytes, data: bytes | memoryview) -> None:
         """Puts a chunk, already verified, at its places. Raises OSError when memory is full."""
@@ -184,10 +188,6 @@ def sweep(base: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue
-
-
-def _all_match(stream: memoryview, hash_: bytes, places: list[tuple[int, int]]) -> bool:
-    return all(digest(stream[offset : offset + size]) == hash_ for offset, size in places)
 
 
 def _plain(name: str) -> str:

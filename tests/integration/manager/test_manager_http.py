@@ -16,7 +16,7 @@ import pytest
 from polyrl.control import DrainAnswer, Health, Waits
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
-from polyrl_rollout.manager.http.openapi import make_openapi
+from polyrl_rollout.manager.openapi import make_openapi
 
 DOCUMENT = Path(__file__).parents[3] / "docs/reference/manager-api.json"
 DEADLINE_S = 20.0
@@ -40,7 +40,7 @@ def check_answer(path: str, method: str, body: bytes) -> None:
 
 def test_the_document_is_current() -> None:
     assert json.loads(DOCUMENT.read_text()) == json.loads(json.dumps(make_openapi())), (
-        "run: python -m polyrl_rollout.manager.http.openapi"
+        "run: python -m polyrl_rollout.manager.openapi"
     )
 
 

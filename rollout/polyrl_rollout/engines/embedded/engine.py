@@ -68,19 +68,13 @@ class EmbeddedEngine:
         self._failure = ""
         self._reader = asyncio.create_task(self._read(reader))
         spec = self._spec
-        question = messages.StartEngine(
-            folder=child_path(model_folder),
-            max_running=spec.max_running,
-            kv_tokens=spec.kv_tokens,
-            max_context=spec.max_context,
-            threads=spec.threads,
-            seed=self._seed,
-        )
+        wanted = EngineCapacity(spec.max_running, spec.kv_tokens, max_context=spec.max_context)
+        question = messages.StartEngine(child_path(model_folder), wanted, threads=spec.threads, seed=self._seed)
         answer = await self._ask(question, START_DEADLINE_S)
         if not isinstance(answer, messages.Started):
             raise EngineFailed(f"a start was answered by {answer}")
-        self._max_context = answer.max_context
-        return EngineCapacity(spec.max_running, answer.kv_tokens, max_context=answer.max_context)
+        self._max_context = answer.capacity.max_context
+        return answer.capacity
 
     async def _spawn(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from polyrl.sample import Finish
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.port import GenerateRequest
 
 LENGTH: Final = struct.Struct("<I")
@@ -28,9 +29,8 @@ class StartEngine(_Message, frozen=True, tag="start"):
     """First message; answered by Started or Failed."""
 
     folder: str
-    max_running: int
-    kv_tokens: int
-    max_context: int
+    capacity: EngineCapacity
+    """What is asked for; Started answers with what there is."""
     threads: int
     seed: int
 
@@ -64,8 +64,7 @@ class Ping(_Message, frozen=True, tag="ping"):
 class Started(_Message, frozen=True, tag="started"):
     """The model is built and the generation loop runs."""
 
-    kv_tokens: int
-    max_context: int
+    capacity: EngineCapacity
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

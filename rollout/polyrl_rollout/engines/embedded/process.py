@@ -40,6 +40,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.utils.logging import disable_progress_bar
 
 from polyrl.sample import Finish
+from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.embedded import messages
 from polyrl_rollout.engines.embedded.messages import Row, StartEngine
 from polyrl_rollout.engines.embedded.token_draw import Draw, draw_tokens
@@ -97,9 +98,7 @@ class _Router(OutputRouter):
 
     def __init__(self, drawer: _Drawer, live: dict[str, _Live], emit: Callable[[list[Row]], None]) -> None:
         super().__init__()
-        self._drawer = drawer
-        self._live = live
-        self._emit = emit
+        self._drawer, self._live, self._emit = drawer, live, emit
 
     def deliver(self, output: GenerationOutput) -> None:
         """Only failures come one by one: the generation loop is broken, which `Batcher.alive` shows."""
@@ -138,12 +137,14 @@ class Batcher:
         )
         self._model.requires_grad_(False).eval()
         self._eos = _eos_ids(self._model.generation_config.eos_token_id, config.get_text_config().eos_token_id)
-        self._blocks = max(1, start.kv_tokens // PAGE_TOKENS)
+        wanted = start.capacity
+        self._blocks = max(1, wanted.kv_tokens // PAGE_TOKENS)
         self._streams = np.random.default_rng(start.seed)
         self._live: dict[str, _Live] = {}
-        self._manager = self._start_manager(start.max_running, emit)
-        self.kv_tokens = self._blocks * PAGE_TOKENS
-        self.max_context = min(start.max_context, config.get_text_config().max_position_embeddings, self.kv_tokens)
+        self._manager = self._start_manager(wanted.max_running, emit)
+        kv_tokens = self._blocks * PAGE_TOKENS
+        context = min(wanted.max_context, config.get_text_config().max_position_embeddings, kv_tokens)
+        self.capacity = EngineCapacity(wanted.max_running, kv_tokens, max_context=context)
 
     def _start_manager(self, max_running: int, emit: Callable[[list[Row]], None]) -> ContinuousBatchingManager:
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
@@ -246,7 +247,7 @@ class _Process:
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
             self._send(messages.Failed(f"cannot build the model of {start.folder}: {error}"))
             return
-        self._send(messages.Started(batcher.kv_tokens, batcher.max_context))
+        self._send(messages.Started(batcher.capacity))
         while (message := self._receive()) is not None:
             if not batcher.alive:
                 self._send(messages.Failed("the generation loop has ended; the reason is in this engine's log"))

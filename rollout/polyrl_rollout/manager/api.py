@@ -8,6 +8,7 @@ run's own authority, so the certificate needs no name that the world knows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import math
@@ -73,12 +74,10 @@ class StatusFeed:
 
     async def wait_beyond(self, since: int, timeout_s: float) -> None:
         """Returns when `seq` > since, or after `timeout_s`."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.seq <= since:
                     await self._changed.wait()
-        except TimeoutError:
-            return
 
 
 class ManagerCore(Protocol):
