@@ -21,7 +21,7 @@ from polyrl import parent_death_signal
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Finish, Pool
 from polyrl.wire import EngineCapacity
-from polyrl_rollout.agent.__main__ import read_address
+from polyrl_rollout.agent.__main__ import read_endpoint
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engines.port import NO_VERSION, GenerateRequest, TokenChunk
@@ -78,7 +78,7 @@ async def run(folder: Path, engines: int, streams: int, pace: float, head: int) 
     async with asyncio.TaskGroup() as agents:
         for number in range(engines):
             name = f"paced-{number}"
-            settings = AgentSettings(lambda: read_address(file, keys, EPOCH), keys, EPOCH, name, Pool.SPOT, NOTICE_S)
+            settings = AgentSettings(lambda: read_endpoint(file, EPOCH), keys, EPOCH, name, Pool.SPOT, NOTICE_S)
             staging = Staging("restart-benchmark", name)
             agents.create_task(Agent(settings, PacedEngine(streams, pace, head), info, staging).run())
 

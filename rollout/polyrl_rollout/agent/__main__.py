@@ -29,7 +29,6 @@ from polyrl.sample import Pool
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
 from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
@@ -64,13 +63,8 @@ def main(
         print(error, file=sys.stderr)
         sys.exit(EXIT_USER)
 
-    def address() -> ManagerAddress | None:
-        if manager is not None:
-            return ManagerAddress(manager, agent_keys.manager_public_key)
-        return None if manager_endpoints is None else read_address(manager_endpoints, agent_keys, run_epoch)
-
     settings = AgentSettings(
-        address,
+        lambda: manager if manager_endpoints is None else read_endpoint(manager_endpoints, run_epoch),
         agent_keys,
         run_epoch=run_epoch,
         engine=engine_name,
@@ -116,13 +110,13 @@ def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
     return EmbeddedEngine(spec, seed) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, seed)
 
 
-def read_address(path: Path, keys: AgentKeys, run_epoch: int) -> ManagerAddress | None:
+def read_endpoint(path: Path, run_epoch: int) -> str | None:
     """Where this epoch's manager listens; None until the file says so. Only the key file's key counts."""
     try:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except (OSError, ValueError):
         return None
-    return ManagerAddress(endpoints.agents, keys.manager_public_key) if endpoints.run_epoch == run_epoch else None
+    return endpoints.agents if endpoints.run_epoch == run_epoch else None
 
 
 def _on_notice(agent: Agent) -> None:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
-import zmq
 
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
 from polyrl.wire import Fenced, FromAgent, Hello, ToAgent
-from polyrl_rollout.agent.link import HANDSHAKE_S, AgentLink, LinkDown, ManagerAddress
+from polyrl_rollout.agent.link import HANDSHAKE_S, AgentLink, LinkDown, ZmqContext
 from polyrl_rollout.agent.protocol import AgentProtocol
 
 WELCOME_S: Final = 5.0
@@ -38,8 +37,8 @@ log = structlog.get_logger(__name__)
 class AgentSettings:
     """Who this agent is and whom it dials."""
 
-    manager: Callable[[], ManagerAddress | None]
-    """Asked before every connection, since a restarted manager listens elsewhere; None: not known yet."""
+    manager: Callable[[], str | None]
+    """Its endpoint, asked before every connection, since a restarted manager listens elsewhere; None: not known yet."""
     keys: AgentKeys
     run_epoch: int
     engine: str
@@ -75,14 +74,14 @@ class Conversation:
         self._reachable = asyncio.Event()
         self._reachable.set()
 
-    async def run(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    async def run(self, context: ZmqContext) -> None:
         """Until cancelled."""
         failures = 0
         while True:
-            address = self._settings.manager()
+            endpoint = self._settings.manager()
             try:
-                if address is not None:
-                    link = self.link = await self._dial(context, address)
+                if endpoint is not None:
+                    link = self.link = await self._dial(context, endpoint)
                     await self._greet(link)
                     failures = 0
                     while True:
@@ -90,7 +89,10 @@ class Conversation:
             except LinkDown as error:
                 log.info("no manager", error=str(error), attempt=failures)
             finally:
-                self._unlink()
+                if self.link is not None:
+                    self.link.close()
+                self.link = None
+                self._protocol.disconnect()
             if self._loop.time() - self._received_at > MAX_MANAGER_OUTAGE_S:
                 self._handler.give_up(f"the manager was silent for {MAX_MANAGER_OUTAGE_S:.0f} s")
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
@@ -127,14 +129,14 @@ class Conversation:
         if link is not None:
             link.close(LINGER_S)
 
-    async def _dial(self, context: zmq.Context[zmq.Socket[bytes]], address: ManagerAddress) -> AgentLink:
+    async def _dial(self, context: ZmqContext, endpoint: str) -> AgentLink:
         """Raises LinkDown."""
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await self._reachable.wait()
         except TimeoutError:
             raise LinkDown("partitioned from the manager by an injected fault") from None
-        return await AgentLink.open(context, address, self._settings.keys, self._settings.engine)
+        return await AgentLink.open(context, endpoint, self._settings.keys, self._settings.engine)
 
     async def _greet(self, link: AgentLink) -> None:
         """Raises LinkDown when the manager does not welcome us."""
@@ -159,9 +161,3 @@ class Conversation:
             self._handler.give_up(f"fenced: {message.reason}")
         await self._handler.reset()
         raise LinkDown(f"fenced: {message.reason}")
-
-    def _unlink(self) -> None:
-        if self.link is not None:
-            self.link.close()
-        self.link = None
-        self._protocol.disconnect()

@@ -4,12 +4,8 @@ Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the e
 socket, so nothing that waited in an old one can arrive after a new greeting. Unreadable frames are dropped and counted;
 the first, the second, the fourth, the eighth... is logged.
 
-    what                                     when            then
-    nobody listens, or refuses our key       at once         LinkDown
-    TCP or CURVE handshake                   HANDSHAKE_S     LinkDown
-    no answer to ZMTP heartbeats             HEARTBEAT_LOST  LinkDown
-    the manager closed, died or was killed   at once         LinkDown
-    SEND_HWM frames wait to be sent          at once         LinkDown
+It is lost at once when nobody listens, our key is refused, the manager ends, or SEND_HWM frames wait; after HANDSHAKE_S
+without a handshake; after HEARTBEAT_LOST_MS without an answer to heartbeats.
 
 A partition, injected by a fault, holds messages back in one direction or in both, and neither end is notified. As when
 packets are lost on the way, what is sent meanwhile arrives later, in its order. Heartbeats need both directions, so a
@@ -19,7 +15,6 @@ partition of either kind that outlasts PARTITION_TOLERATED_S breaks the connecti
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 import structlog
@@ -57,14 +52,6 @@ class LinkDown(PolyRLError):
     """The connection is gone; the message says how."""
 
 
-@dataclass(frozen=True)
-class ManagerAddress:
-    """Where the manager listens for agents."""
-
-    endpoint: str
-    public_key: str
-
-
 class AgentLink:
     """Made by `AgentLink.open`, ended by `close`."""
 
@@ -91,14 +78,14 @@ class AgentLink:
             self._loop.call_soon(read)
 
     @classmethod
-    async def open(cls, context: ZmqContext, address: ManagerAddress, keys: AgentKeys, engine: str) -> Self:
+    async def open(cls, context: ZmqContext, endpoint: str, keys: AgentKeys, engine: str) -> Self:
         """A connection whose handshake is over. Raises LinkDown, at once when there is nobody: a manager that started
         again listens elsewhere, and only who dials anew asks where."""
         socket = context.socket(zmq.DEALER)
-        _configure(socket, address, keys, engine)
+        _configure(socket, keys, engine)
         link = cls(socket, socket.get_monitor_socket(_LOST | zmq.EVENT_HANDSHAKE_SUCCEEDED))
         try:
-            await link._shake_hands(address.endpoint)
+            await link._shake_hands(endpoint)
         except BaseException:
             link.close()
             raise
@@ -216,17 +203,14 @@ class AgentLink:
             self._answered.set()
 
 
-def _configure(socket: zmq.Socket[bytes], address: ManagerAddress, keys: AgentKeys, engine: str) -> None:
+def _configure(socket: zmq.Socket[bytes], keys: AgentKeys, engine: str) -> None:
     socket.setsockopt(zmq.IDENTITY, engine.encode())
     socket.curve_publickey = keys.public_key.encode()
     socket.curve_secretkey = keys.secret_key.encode()
-    socket.curve_serverkey = address.public_key.encode()
-    for option, value in (
-        (zmq.SNDHWM, SEND_HWM),
-        (zmq.RCVHWM, RECEIVE_HWM),
-        (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
-        (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-        (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LOST_MS),
-        (zmq.LINGER, 0),
-    ):
-        socket.setsockopt(option, value)
+    socket.curve_serverkey = keys.manager_public_key.encode()
+    socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LOST_MS)
+    socket.setsockopt(zmq.LINGER, 0)

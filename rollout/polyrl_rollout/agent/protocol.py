@@ -165,7 +165,8 @@ class TokenBook:
         stream = self.streams.get(assignment)
         if stream is None:
             return
-        self._in_flight = deque(_without(frame, assignment) for frame in self._in_flight)
+        for frame in self._in_flight:
+            frame.ends[:] = [end for end in frame.ends if end[0] != assignment]
         self._unkept += stream.kept
         stream.sent = stream.kept = min(max(offset, stream.assign.offset), stream.length)
         self._unkept -= stream.kept
@@ -329,7 +330,3 @@ def _frames(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         tokens += size
     if frame:
         yield frame
-
-
-def _without(frame: _InFlight, assignment: int) -> _InFlight:
-    return _InFlight(frame.seq, frame.sent_at, [end for end in frame.ends if end[0] != assignment])

@@ -35,8 +35,7 @@ class AgentSessions:
     """Between the agents' ROUTER and the ledger."""
 
     def __init__(self, router: Router, on_message: Callable[[str, wire.FromAgent], None]) -> None:
-        self._router = router
-        self._on_message = on_message
+        self._router, self._on_message = router, on_message
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
 
@@ -52,7 +51,7 @@ class AgentSessions:
         except UnicodeDecodeError:
             dropped["identity"] += 1
             return
-        if isinstance(message, wire.Hello) and not _is_self(message, engine):
+        if isinstance(message, wire.Hello) and not (message.engine == engine and ENGINE_NAME.fullmatch(engine)):
             dropped["identity"] += 1
             return
         if isinstance(message, wire.Deltas):
@@ -87,8 +86,7 @@ class TrainerSession:
 
     def __init__(self, router: Router, decide: Callable[[wire.FromTrainer], Iterable[wire.ToTrainer]]) -> None:
         """`decide` gives the ledger's answers to a greeting unsent, so that a refused one goes to its sender."""
-        self._router = router
-        self._decide = decide
+        self._router, self._decide = router, decide
         self._trainer: bytes | None = None
         self._replaced: deque[bytes] = deque(maxlen=REPLACED_KEPT)
 
@@ -138,7 +136,3 @@ class TrainerSession:
         except ProtocolError as error:
             self._router.traffic.dropped["impossible"] += 1
             log.warning("impossible message of the trainer", error=str(error))
-
-
-def _is_self(hello: wire.Hello, engine: str) -> bool:
-    return hello.engine == engine and ENGINE_NAME.fullmatch(engine) is not None

@@ -17,7 +17,6 @@ from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Pool
 from polyrl_rollout.agent.__main__ import serve
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.metadata import CLOUDS, MetadataWatcher
 from polyrl_rollout.testing.fake_engine import FakeEngine
 
@@ -25,8 +24,7 @@ if __name__ == "__main__":
     parent_death_signal.hold()
     key_file, endpoint, run_epoch, name, speed, *cloud = sys.argv[1:]
     keys = read_keys(AgentKeys, Path(key_file))
-    address = ManagerAddress(endpoint, keys.manager_public_key)
-    settings = AgentSettings(lambda: address, keys, int(run_epoch), name, Pool.SPOT, 3.0)
+    settings = AgentSettings(lambda: endpoint, keys, int(run_epoch), name, Pool.SPOT, 3.0)
     engine = FakeEngine(tokens_per_second=float(speed))
     watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
     sys.exit(asyncio.run(serve(settings, engine, engine.capacity, "agent-processes", watch)))

@@ -47,7 +47,6 @@ from polyrl.wire import (
 from polyrl_rollout.agent import link
 from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
@@ -76,7 +75,7 @@ class PlayedManager:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.linger = 0
         self._socket.bind(endpoint)
-        self.address = ManagerAddress(self._socket.get_string(zmq.LAST_ENDPOINT), keys[0])
+        self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
         self.heard: list[FromAgent] = []
         self.tokens: dict[int, list[int]] = {}
         self.versions: dict[int, list[int]] = {}
@@ -164,7 +163,7 @@ class Rig:
         self.publisher = WeightPublisher(self.trainer_file)
         self.engine = FakeEngine(EngineCapacity(max_running=16, kv_tokens=4096, max_context=1024))
         keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
-        settings = AgentSettings(lambda: self.manager.address, keys, 1, ENGINE, Pool.SPOT, 4.0)
+        settings = AgentSettings(lambda: self.manager.endpoint, keys, 1, ENGINE, Pool.SPOT, 4.0)
         self.staging = Staging("run", ENGINE, folder)
         self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, 512), self.staging)
         self.task = asyncio.create_task(self.agent.run())

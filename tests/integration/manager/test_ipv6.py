@@ -17,7 +17,6 @@ from polyrl.wire import pack_ids
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.agent.link import ManagerAddress
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_engine import FakeEngine
 from polyrl_rollout.weights.staging import Staging
@@ -64,8 +63,7 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
 
 async def generate(endpoint: str, keys: Path, folder: Path) -> int:
     own, engine = read_keys(AgentKeys, keys / "agent.key"), FakeEngine()
-    address = ManagerAddress(endpoint, own.manager_public_key)
-    settings = AgentSettings(lambda: address, own, EPOCH, "engine", Pool.SPOT, 1.0)
+    settings = AgentSettings(lambda: endpoint, own, EPOCH, "engine", Pool.SPOT, 1.0)
     staging = Staging("ipv6", "engine", folder)
     try:
         return await Agent(settings, engine, engine.capacity, staging).run()

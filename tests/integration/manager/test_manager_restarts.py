@@ -26,7 +26,7 @@ from polyrl.wire import EngineCapacity, GroupDropped, pack_ids, unpack_ids
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.secret import write_run_keys
-from polyrl_rollout.agent.__main__ import read_address
+from polyrl_rollout.agent.__main__ import read_endpoint
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engines.port import GenerateRequest, TokenChunk
@@ -141,7 +141,7 @@ class World:
     async def run_agent(self, number: int) -> int:
         keys = read_keys(AgentKeys, self.root / "keys/agent.key")
         name, engine = f"engine-{number}", self.engines[number]
-        settings = AgentSettings(lambda: read_address(self.file, keys, EPOCH), keys, EPOCH, name, Pool.SPOT, 2.0)
+        settings = AgentSettings(lambda: read_endpoint(self.file, EPOCH), keys, EPOCH, name, Pool.SPOT, 2.0)
         staging = Staging("manager-restarts", name)
         try:
             return await Agent(settings, engine, engine.capacity, staging).run()
@@ -240,7 +240,7 @@ def test_the_endpoints_of_another_epochs_manager_are_no_address(tmp_path: Path, 
         "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "http://127.0.0.1:3", 1, run_epoch, keys.manager_public_key
     )
     write_endpoints(ends, tmp_path / "manager.json")
-    assert (read_address(tmp_path / "manager.json", keys, EPOCH) is not None) is found
+    assert (read_endpoint(tmp_path / "manager.json", EPOCH) is not None) is found
 
 
 async def test_when_only_the_manager_dies_no_token_is_generated_twice(world: World, publisher: WeightPublisher) -> None:

@@ -44,8 +44,7 @@ class EmbeddedEngine:
 
     def __init__(self, spec: EngineSpec, seed: int) -> None:
         self.version = NO_VERSION
-        self._spec = spec
-        self._seed = seed
+        self._spec, self._seed = spec, seed
         self._max_context = 0
         self._limits = ModelLimits(0, 0)
         self._child: ChildProcess | None = None
@@ -179,12 +178,9 @@ class EmbeddedEngine:
                 # Here and not in `load_weights`, which may have been cancelled meanwhile.
                 if isinstance(message, messages.Loaded):
                     self.version = message.version
-                self._answer(message)
-
-    def _answer(self, message: messages.ToParent) -> None:
-        question = self._questions.popleft()
-        if not question.done():
-            question.set_result(message)
+                question = self._questions.popleft()
+                if not question.done():
+                    question.set_result(message)
 
     def _fail(self, reason: str) -> None:
         """From now on every call raises EngineFailed with `reason`."""

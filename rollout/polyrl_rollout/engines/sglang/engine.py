@@ -75,8 +75,7 @@ class SGLangEngine:
 
     def __init__(self, spec: EngineSpec, seed: int) -> None:
         self.version = NO_VERSION
-        self._spec = spec
-        self._seed = seed
+        self._spec, self._seed = spec, seed
         self._limits = ModelLimits(0, 0)
         self._max_context = 0
         self._child: ChildProcess | None = None
@@ -138,7 +137,10 @@ class SGLangEngine:
                 # The consumer went away early, or the abort overtook the request.
                 with contextlib.suppress(EngineFailed):
                     await self._post_abort({"rid": request.rid})
-            self._forget(request.rid)
+            self._running.discard(request.rid)
+            self._unwanted.discard(request.rid)
+            if not self._running:
+                self._idle.set()
 
     async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         decoder, splitter = StreamDecoder(request), EventSplitter()
@@ -186,7 +188,12 @@ class SGLangEngine:
         await self._control("POST", path, None, QUIESCE_DEADLINE_S + CONTROL_DEADLINE_S)
 
     async def _update(self, version: int, folder: Path) -> None:
-        body = _load_body(version, folder)
+        body = {
+            "model_path": child_path(folder),
+            "load_format": "auto",
+            "weight_version": str(version),
+            "flush_cache": True,
+        }
         try:
             await self._control("POST", "/update_weights_from_disk", body, LOAD_DEADLINE_S)
         except EngineFailed as error:
@@ -208,12 +215,6 @@ class SGLangEngine:
 
     async def _post_abort(self, which: dict[str, Any]) -> None:
         await self._control("POST", "/abort_request", which, CONTROL_DEADLINE_S)
-
-    def _forget(self, rid: str) -> None:
-        self._running.discard(rid)
-        self._unwanted.discard(rid)
-        if not self._running:
-            self._idle.set()
 
     async def _control(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> dict[str, Any]:
         """One control call's JSON answer, {} for none. Raises EngineFailed, as _Refused for a reasoned 400."""
@@ -261,15 +262,6 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "sampling_params": params,
         "return_logprob": True,
         "stream": True,
-    }
-
-
-def _load_body(version: int, folder: Path) -> dict[str, Any]:
-    return {
-        "model_path": child_path(folder),
-        "load_format": "auto",
-        "weight_version": str(version),
-        "flush_cache": True,
     }
 
 
