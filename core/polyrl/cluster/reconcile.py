@@ -18,7 +18,7 @@ from dataclasses import replace
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, ReconcileResult
-from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, observe_step, scale_decision, stale_at
+from polyrl.cluster.autoscaling import ScaleDecision, observe_step, scale_decision, stale_at
 from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions

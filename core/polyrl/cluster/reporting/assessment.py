@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.autoscaling.scale_decision import ScaleDecision, StepObservation
+from polyrl.cluster.autoscaling import ScaleDecision, StepObservation
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.lifecycle import Lifecycle
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.fleet.victims import outdated, to_replace
+from polyrl.cluster.fleet.plan import outdated, to_replace
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.worker import Role
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.fleet.victims import victims
+from polyrl.cluster.fleet.plan import victims
 from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNotice
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.sample import Pool

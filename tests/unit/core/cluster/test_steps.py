@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as but
 
-from polyrl.cluster.autoscaling.gap import StepMeasurement
-from polyrl.cluster.autoscaling.scale_decision import StepObservation, observe_step
+from polyrl.cluster.autoscaling import StepMeasurement, StepObservation, observe_step
 from polyrl.cluster.observation.facts import ManagerFacts
 from polyrl.cluster.state import ReconcileState, StepWatch
 from polyrl.sample import Pool

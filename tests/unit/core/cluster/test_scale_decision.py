@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.autoscaling.gap import StepMeasurement
-from polyrl.cluster.autoscaling.scale_decision import StepObservation, scale_decision, stale_at
+from polyrl.cluster.autoscaling import StepMeasurement, StepObservation, scale_decision, stale_at
 from polyrl.cluster.state import Recommendation, ReconcileState
 from polyrl.cluster.timestamps import millisecond, second
 

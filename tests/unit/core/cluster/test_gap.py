@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from polyrl.cluster.autoscaling.gap import Sizing, StepMeasurement, hourly, recommend, sizing
+from polyrl.cluster.autoscaling import Sizing, StepMeasurement, hourly, recommend, sizing
 from polyrl.cluster.state import Recommendation
 from polyrl.manifest.job import JobSpec, PolyRLJob
 
