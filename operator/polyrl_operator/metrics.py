@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Final
 
@@ -39,15 +40,14 @@ class RequestCounter(Collector):
         return hooks
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily(
-            "polyrl_api_requests", "Requests to the API server.", labels=("verb", "resource", "code")
-        )
+        labels = ("verb", "resource", "code")
+        family = CounterMetricFamily("polyrl_api_requests", "Requests to the API server.", labels=labels)
         totals: Counts[tuple[str, str, str]] = Counts()
         for (permission, outcome), count in self.counts.items():
             resource = permission.resource if not permission.resource.startswith("/") else "discovery"
             totals[permission.verb, resource, outcome] += count
-        for labels, count in totals.items():
-            family.add_metric(labels, count)
+        for values, count in totals.items():
+            family.add_metric(values, count)
         yield family
 
     async def _on_end(
@@ -69,34 +69,24 @@ class Metrics:
 
     def __init__(self, requests: RequestCounter) -> None:
         self.registry = registry = CollectorRegistry()
-        self.reconciles = Counter("polyrl_reconciles", "Reconciles of jobs.", ("outcome",), registry=registry)
-        self.reconcile_seconds = Histogram(
-            "polyrl_reconcile_seconds", "Duration of a reconcile.", buckets=RECONCILE_BUCKETS, registry=registry
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=DRAIN_BUCKETS)
+        self.reconciles = counter("polyrl_reconciles", "Reconciles of jobs.", ("outcome",))
+        self.reconcile_seconds = seconds(
+            "polyrl_reconcile_seconds", "Duration of a reconcile.", buckets=RECONCILE_BUCKETS
         )
-        self.status_writes = Counter("polyrl_status_writes", "Statuses written.", registry=registry)
-        self._drain_seconds = Histogram(
-            "polyrl_drain_seconds",
-            "From the first sign of a rollout's end to its drain confirmed by the manager.",
-            buckets=DRAIN_BUCKETS,
-            registry=registry,
+        self.status_writes = counter("polyrl_status_writes", "Statuses written.")
+        self._drain_seconds = seconds(
+            "polyrl_drain_seconds", "From the first sign of a rollout's end to its drain confirmed by the manager."
         )
-        self._drain_failures = Counter(
-            "polyrl_drain_failures", "Drains that no manager confirmed in time.", registry=registry
+        self._drain_failures = counter("polyrl_drain_failures", "Drains that no manager confirmed in time.")
+        self._notice_seconds = seconds(
+            "polyrl_preemption_notice_seconds", "From the first sign of a rollout's end to its end."
         )
-        self._notice_seconds = Histogram(
-            "polyrl_preemption_notice_seconds",
-            "From the first sign of a rollout's end to its end.",
-            buckets=DRAIN_BUCKETS,
-            registry=registry,
-        )
-        self._jobs = Gauge("polyrl_jobs", "Jobs by state.", ("state",), registry=registry)
-        self._desired = Gauge("polyrl_rollout_desired_replicas", "Rollouts wanted now.", JOB, registry=registry)
-        self._registered = Gauge(
-            "polyrl_rollout_registered_replicas", "Rollouts that the manager knows.", JOB, registry=registry
-        )
-        self._preemptions = Gauge(
-            "polyrl_rollout_preemptions", "Rollouts taken away since the job began.", JOB, registry=registry
-        )
+        self._jobs = gauge("polyrl_jobs", "Jobs by state.", ("state",))
+        self._desired = gauge("polyrl_rollout_desired_replicas", "Rollouts wanted now.", JOB)
+        self._registered = gauge("polyrl_rollout_registered_replicas", "Rollouts that the manager knows.", JOB)
+        self._preemptions = gauge("polyrl_rollout_preemptions", "Rollouts taken away since the job began.", JOB)
         self._states: dict[JobKey, str] = {}
         self._noticed: dict[JobKey, frozenset[str]] = {}
         registry.register(requests)

@@ -13,16 +13,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from polyrl.control import (
-    DRAIN_PATH,
-    MAX_DRAIN_SECONDS,
-    STATUS_PATH,
-    WAITS_PATH,
-    DrainAnswer,
-    DrainRequest,
-    Waits,
-    bracketed,
-)
+from polyrl import control
 from polyrl.errors import UNDECODABLE, ProtocolError
 from polyrl.status import ManagerStatus
 from polyrl_operator.secret import ManagerCredentials
@@ -63,7 +54,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.name else 'http'}://{bracketed(self.host)}:{self.port}"
+        return f"{'https' if self.name else 'http'}://{control.bracketed(self.host)}:{self.port}"
 
 
 class ManagerClient:
@@ -74,12 +65,12 @@ class ManagerClient:
 
     async def status(self, at: Address, credentials: ManagerCredentials, since: int, wait_s: float) -> ManagerStatus:
         """Its status once that is newer than `since`, or after `wait_s`. Raises ManagerUnreachable, ProtocolError."""
-        path = f"{STATUS_PATH}?since={since}&waitSeconds={wait_s:g}"
+        path = f"{control.STATUS_PATH}?since={since}&waitSeconds={wait_s:g}"
         return await self._ask("GET", at, credentials, path, ManagerStatus, wait_s + ANSWER_S)
 
-    async def waits(self, at: Address, credentials: ManagerCredentials) -> Waits:
+    async def waits(self, at: Address, credentials: ManagerCredentials) -> control.Waits:
         """Who waits for whom at this moment. Raises ManagerUnreachable, ProtocolError."""
-        return await self._ask("GET", at, credentials, WAITS_PATH, Waits, ANSWER_S)
+        return await self._ask("GET", at, credentials, control.WAITS_PATH, control.Waits, ANSWER_S)
 
     async def drain(
         self,
@@ -92,10 +83,12 @@ class ManagerClient:
     ) -> bool:
         """Tells it that `engine` ends within `deadline_s`; False when it knows no such engine. `answer_s`: DRAIN_S.
         Raises ManagerUnreachable, ProtocolError."""
-        deadline_s = min(deadline_s, MAX_DRAIN_SECONDS)
-        request = DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason[:REASON_LENGTH] or "drain")
+        deadline_s = min(deadline_s, control.MAX_DRAIN_SECONDS)
+        reason = reason[:REASON_LENGTH] or "drain"
+        request = control.DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason)
         total_s = DRAIN_S if answer_s is None else answer_s
-        return (await self._ask("POST", at, credentials, DRAIN_PATH, DrainAnswer, total_s, request)).known
+        answer = await self._ask("POST", at, credentials, control.DRAIN_PATH, control.DrainAnswer, total_s, request)
+        return answer.known
 
     async def _ask(
         self,
@@ -105,7 +98,7 @@ class ManagerClient:
         path: str,
         kind: type[T],
         total_s: float,
-        body: DrainRequest | None = None,
+        body: control.DrainRequest | None = None,
     ) -> T:
         tls: dict[str, Any] = {}
         headers = {"Authorization": f"Bearer {credentials.token}"}

@@ -15,19 +15,8 @@ from typing import Final
 
 import structlog
 
-from polyrl.cluster.actions import (
-    Action,
-    Annotate,
-    Apply,
-    Create,
-    Delete,
-    DrainEngine,
-    DryRun,
-    MakeKeys,
-    Object,
-    RecordEvent,
-    SuspendTrainer,
-)
+from polyrl.cluster import actions
+from polyrl.cluster.actions import Action, Object
 from polyrl.cluster.resources.owner import Owner
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS, POD, TRAINER
@@ -73,10 +62,10 @@ class Executor:
         self._client, self._cache, self._events, self._managers = client, cache, events, managers
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
-    async def execute(self, owner: Owner, actions: Iterable[Action]) -> ExecutionResult:
-        """Executes them. Raises ApiError or NotLeader at the first that failed; those after it were not begun."""
+    async def execute(self, owner: Owner, decided: Iterable[Action]) -> ExecutionResult:
+        """Raises ApiError or NotLeader at the first action that failed; those after it were not begun."""
         result, own_slots = ExecutionResult(), asyncio.Semaphore(JOB_CONCURRENCY)
-        for _, group in groupby(actions, key=_type_and_kind):
+        for _, group in groupby(decided, key=_type_and_kind):
             batch = list(group)
             for action in batch:
                 log.info("action", job=f"{owner.namespace}/{owner.name}", action=str(action))
@@ -90,30 +79,30 @@ class Executor:
 
     async def _one(self, owner: Owner, action: Action, result: ExecutionResult, own_slots: asyncio.Semaphore) -> None:
         match action:
-            case RecordEvent():
+            case actions.RecordEvent():
                 self._events.record(owner, action)
                 return
-            case DrainEngine():
+            case actions.DrainEngine():
                 key = JobKey(owner.namespace, owner.name)
                 self._managers.drain(key, action, self._cache.changed_at(key, action.pod))
                 return
         async with own_slots, self._slots:
             match action:
-                case Create():
+                case actions.Create():
                     await self._create(owner, action.object, result)
-                case MakeKeys():
+                case actions.MakeKeys():
                     await self._create(owner, keys_secret(owner, action), result)
-                case Apply():
+                case actions.Apply():
                     self._cache.observe(KINDS[action.object["kind"]], await self._client.apply(action.object))
-                case Delete():
+                case actions.Delete():
                     await self._delete(owner, action)
-                case Annotate():
+                case actions.Annotate():
                     await self._annotate(owner, action)
-                case SuspendTrainer():
+                case actions.SuspendTrainer():
                     change = {"spec": {"suspend": action.suspend}}
                     stored = await self._client.patch(TRAINER, owner.namespace, action.name, change)
                     self._cache.observe(TRAINER, stored)
-                case DryRun():
+                case actions.DryRun():
                     result.dry_run = await self._dry_run(owner, action)
 
     async def _create(self, owner: Owner, item: Object, result: ExecutionResult) -> None:
@@ -139,7 +128,7 @@ class Executor:
             raise NameTaken(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob")
         return stored
 
-    async def _delete(self, owner: Owner, action: Delete) -> None:
+    async def _delete(self, owner: Owner, action: actions.Delete) -> None:
         kind, key = KINDS[action.kind], JobKey(owner.namespace, owner.name)
         answer = await self._client.delete(kind, owner.namespace, action.name, action.uid, action.grace_s)
         if kind is JOB:
@@ -151,7 +140,7 @@ class Executor:
         else:
             self._cache.expect_deletion(action.uid)
 
-    async def _annotate(self, owner: Owner, action: Annotate) -> None:
+    async def _annotate(self, owner: Owner, action: actions.Annotate) -> None:
         change = {"metadata": {"uid": action.uid, "annotations": dict(action.annotations)}}
         try:
             self._cache.observe(POD, await self._client.patch(POD, owner.namespace, action.pod, change))
@@ -159,7 +148,7 @@ class Executor:
             if error.status not in (404, 409):
                 raise
 
-    async def _dry_run(self, owner: Owner, action: DryRun) -> str:
+    async def _dry_run(self, owner: Owner, action: actions.DryRun) -> str:
         for item in action.objects:
             try:
                 await self._client.create(_with_default_account(owner, item), dry_run=True)
@@ -184,8 +173,8 @@ def _with_default_account(owner: Owner, item: Object) -> Object:
 
 def _type_and_kind(action: Action) -> tuple[type[Action], str]:
     match action:
-        case Create() | Apply():
+        case actions.Create() | actions.Apply():
             return type(action), action.object["kind"]
-        case Delete():
-            return Delete, action.kind
+        case actions.Delete():
+            return type(action), action.kind
     return type(action), ""
