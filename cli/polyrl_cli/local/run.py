@@ -31,10 +31,9 @@ from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.manifests.load import check_files, load_manifest, notes, own_overrides
 from polyrl_cli.report import summary
-from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.progress import Progress, ProgressView
-from polyrl_cli.report.timeline import Timeline, read_timeline
+from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
 
 FAILED: Final = 1
 SIGNALLED: Final = 128

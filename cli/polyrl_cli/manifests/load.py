@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
-from polyrl.manifest.rules.broken import broken_rules
+from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.schema.crd import Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import matplotlib
 
-from polyrl_cli.report.metrics_file import MetricsRow
 from polyrl_cli.report.progress import EXACT_MATCH, REWARD
-from polyrl_cli.report.timeline import FLEET, RECLAIMED, FleetEvent
+from polyrl_cli.report.timeline import FLEET, RECLAIMED, FleetEvent, MetricsRow
 
 matplotlib.use("Agg")  # before pyplot searches for a display
 

@@ -17,8 +17,7 @@ from rich.text import Text
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl_cli.report.metrics_file import MetricsRow
-from polyrl_cli.report.timeline import RECLAIMED, FleetEvent
+from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow
 
 PLAIN_EVERY_S: Final = 5.0
 """Between two plain lines: often enough to see progress, seldom enough for a log file."""

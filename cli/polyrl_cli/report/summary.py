@@ -16,9 +16,8 @@ from rich.text import Text
 
 from polyrl.errors import UNDECODABLE
 from polyrl.status import ManagerStatus, SampleCounts, TokenCounts
-from polyrl_cli.report.metrics_file import MetricsRow
 from polyrl_cli.report.progress import WIDTH, clock_text
-from polyrl_cli.report.timeline import RECLAIMED, FleetEvent
+from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow
 
 STEP_PARTS: Final = {
     "generate": "timing_s/gen",

@@ -19,7 +19,7 @@ from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_j
 from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.manifest.rollout import CapacityPolicy
-from polyrl.manifest.trainer import TrainerBackend
+from polyrl.manifest.spec import TrainerBackend
 from polyrl.sample import Pool
 from polyrl.worker import Role
 

@@ -2,7 +2,7 @@
 
 job ── recipe            what is learned; nothing in it knows where it runs
     ├─ rollout           what generates
-    ├─ trainer, cluster  where it runs: devices, pods, networks, failures
+    ├─ spec, cluster     where it runs: devices, pods, networks, failures
     ├─ scaling           how many rollouts, and what they cost
     ├─ rules             what must hold between fields, in Python and in CEL from one list
     ├─ status            what the operator reports

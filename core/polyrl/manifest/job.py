@@ -11,10 +11,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from polyrl.errors import InvalidData
 from polyrl.manifest.base import ManifestModel, Name
 from polyrl.manifest.rollout import RolloutSpec as RolloutSpec
-from polyrl.manifest.rules.broken import broken_rules
-from polyrl.manifest.spec import JobSpec as JobSpec
+from polyrl.manifest.rules.between_fields import broken_rules
+from polyrl.manifest.spec import JobSpec as JobSpec, TrainerSpec as TrainerSpec
 from polyrl.manifest.status import JobStatus
-from polyrl.manifest.trainer import TrainerSpec as TrainerSpec
 
 API_VERSION: Final = "polyrl.dev/v1alpha1"
 KIND: Final = "PolyRLJob"

@@ -14,7 +14,7 @@ import yaml
 
 from polyrl.cluster.acceptance import unsupported
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.rules.broken import RULES
+from polyrl.manifest.rules.between_fields import RULES
 from polyrl.manifest.rules.transitions import TRANSITIONS
 
 HERE = Path(__file__).parent

@@ -33,7 +33,7 @@ from polyrl.status import ManagerStatus
 from polyrl.worker import HANDED_OVER_EXIT
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.manifests.load import load_manifest
-from polyrl_cli.report.metrics_file import read_metrics
+from polyrl_cli.report.timeline import read_metrics
 from polyrl_operator.secret import keys_secret, manager_credentials
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from polyrl_cli.inspection.check import check_lines
-from polyrl_cli.report.metrics_file import read_metrics
+from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"

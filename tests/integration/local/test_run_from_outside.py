@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from polyrl_cli.app import USER_ERROR, app
-from polyrl_cli.report.metrics_file import read_metrics
+from polyrl_cli.report.timeline import read_metrics
 
 JOB = Path(__file__).parents[3] / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240

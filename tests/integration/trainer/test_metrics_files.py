@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrl_cli.report.metrics_file import MetricsTail, read_metrics
+from polyrl_cli.report.timeline import MetricsTail, read_metrics
 from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
 from polyrl_trainer.state import TrainerState, TrainingStage
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.trainer import TrainerCapacity
+from polyrl.manifest.spec import TrainerCapacity
 from polyrl.sample import Pool
 
 Requirement: TypeAlias = dict[str, Any]

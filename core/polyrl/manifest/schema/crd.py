@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from polyrl.manifest.base import CLUSTER_ONLY_KEY, INT32_MAX
 from polyrl.manifest.job import API_VERSION, KIND, PolyRLJob
-from polyrl.manifest.rules.broken import RULES
+from polyrl.manifest.rules.between_fields import RULES
 from polyrl.manifest.rules.rule import Rule, TransitionRule
 from polyrl.manifest.rules.transitions import TRANSITIONS
 

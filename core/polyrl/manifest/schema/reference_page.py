@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
-from polyrl.manifest.rules.broken import RULES
+from polyrl.manifest.rules.between_fields import RULES
 from polyrl.manifest.rules.transitions import TRANSITIONS
 from polyrl.manifest.schema.crd import OPEN, Schema, manifest_schema
 

@@ -9,10 +9,9 @@ from rich.console import Console
 from polyrl.manifest.spec import JobSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
-from polyrl_cli.report.metrics_file import MetricsRow, parse_metrics
 from polyrl_cli.report.progress import Progress, clock_text, picture, sparkline
 from polyrl_cli.report.summary import Summary, bytes_per_token, losses, print_summary, seconds_by_stage, step_parts
-from polyrl_cli.report.timeline import FleetEvent, num_serving
+from polyrl_cli.report.timeline import FleetEvent, MetricsRow, num_serving, parse_metrics
 
 SPEC = {"recipe": {"mode": "rl", "model": {"path": "m"}, "algorithm": {"steps": 5}}}
 

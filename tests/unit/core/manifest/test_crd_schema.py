@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
-from polyrl.manifest.rules.broken import RULES
+from polyrl.manifest.rules.between_fields import RULES
 from polyrl.manifest.rules.transitions import TRANSITIONS
 from polyrl.manifest.schema.crd import OPEN, Schema, custom_resource_definition, manifest_schema
 from polyrl.manifest.schema.reference_page import manifest_page

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.job import API_VERSION, KIND, PolyRLJob
-from polyrl.manifest.rules.broken import RULES, broken_rules
+from polyrl.manifest.rules.between_fields import RULES, broken_rules
 from polyrl.manifest.rules.transitions import TRANSITIONS
 from polyrl.manifest.schema.crd import OPEN, Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec
