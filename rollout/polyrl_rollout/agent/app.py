@@ -1,15 +1,10 @@
 """The agent: one engine, one link to the manager, and what is between them.
 
-    manager     greeted with all that is held (see `conversation`); without one the engine generates on, bounded
-    tokens      leave every delta period, as far as worth it (see `protocol`); a heartbeat when nothing else was sent
-    weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
-    drain       generate on while there is time, hand back the rest, wait until the manager has everything, Deregister,
-                exit 0
-    notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
-    fenced      abort and forget everything, greet anew
-    engine      broken: hand everything back, Deregister, exit 1. Nothing is restarted here: the fleet replaces workers
-
-Every wait has its deadline in this file, in `conversation`, in `link`, in `generating` or in `puller`.
+weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
+drain       generate on while there is time, hand back the rest, wait until the manager has everything, Deregister,
+            exit 0
+notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
+engine      broken: hand everything back, Deregister, exit 1. Nothing is restarted here: the fleet replaces workers
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 A sequence that an engine error or a rejection ends is handed back with its reason; one that was stopped on purpose just
 ends. Each run of a sequence has a request id of its own, because SGLang may abort a reused one.
-
-    wait                        deadline
-    end of an aborted stream    ABORT_S, then its task is cancelled
-    the engine's next chunk     the engine port's own
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from polyrl_rollout.agent.protocol import Stream, TokenBook
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected
 
 ABORT_S: Final = 5.0
-"""An engine answers an abort within 0.1 s when it is well."""
+"""An engine answers an abort within 0.1 s when it is well; a stream that outlasts this is cancelled."""
 MAX_FAILURES: Final = 3
 """Requests failing one after the other, without a token between them, after which the engine is taken for broken."""
 

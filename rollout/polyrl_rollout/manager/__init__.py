@@ -8,8 +8,7 @@ One asyncio loop, one thread. Nobody in here waits for a peer: a frame in gives 
 that would block is counted and dropped, because leases and the peers' own repetition already cover a lost frame.
 
     server      the wiring: two sockets, the HTTP API, one timer around the ledger
-    sockets     one ROUTER, and who may connect to it
-    sessions    which frames of whom become messages: of the agents, of the one trainer
+    sessions    the two ROUTERs: who may connect, which frames of whom become messages
     journal     each durable event in SQLite before a message that depends on it leaves
     api         paths, bodies, the token, HTTPS; the status and its changes, waits, drains
     metrics     the status and the sockets' traffic for Prometheus

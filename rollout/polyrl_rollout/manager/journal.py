@@ -1,7 +1,5 @@
 """The journal: each durable event in SQLite (WAL) before a message that depends on it leaves, a transaction per batch.
 
-    append(events)  gathers; commit() makes them safe; restore() gives the state back: newest snapshot + events after it
-
 Restart costs what lives: once the tail outgrows SNAPSHOT_TAIL_BYTES a snapshot of the state replaces it, and with it go
 the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The history of
 each sample (`polyrl.ledger.audit.history`) stays for `explain`, `check`.
@@ -10,8 +8,6 @@ each sample (`polyrl.ledger.audit.history`) stays for `explain`, `check`.
 half of one, and agents and trainer make that good (they repeat what was not answered). One writer: it holds a lock file
 for the life of the process. Any number of readers in other processes: in WAL mode they neither block it nor see half a
 transaction.
-
-What lies in the file is `polyrl.ledger.journal`'s.
 """
 
 from __future__ import annotations

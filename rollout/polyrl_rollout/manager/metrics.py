@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from polyrl.status import ManagerStatus
-from polyrl_rollout.manager.sockets import Traffic
+from polyrl_rollout.manager.sessions import Traffic
 
 
 class ManagerCollector(Collector):

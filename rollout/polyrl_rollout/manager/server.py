@@ -35,8 +35,7 @@ from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.api import ControlService
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.metrics import ManagerCollector
-from polyrl_rollout.manager.sessions import AgentSessions, TrainerSession
-from polyrl_rollout.manager.sockets import Authenticator, Router
+from polyrl_rollout.manager.sessions import AgentSessions, Authenticator, Router, TrainerSession
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""

@@ -5,10 +5,6 @@ or loaded is answered WeightsFailed, and the old one serves on; the manager anno
 
 Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its
 hash matches; a version counts once every tensor's checksum matches. What was verified before an interruption is kept.
-
-    wait                     deadline              then
-    manifest or chunk        CHUNK_SECONDS         requested again
-    any valid chunk at all   progress_s            PullFailed; the manager announces again later
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from polyrl.wire import Cancel, Resend, ToAgent, TokensKept, decode_to_agent
-from polyrl_rollout.manager.sessions import AgentSessions
-from polyrl_rollout.manager.sockets import Router, Sent
+from polyrl_rollout.manager.sessions import AgentSessions, Router, Sent
 
 
 class Outgoing:
