@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given, settings, strategies as st
 
 from polyrl.ledger import Ledger, LedgerConfig
-from polyrl.ledger.apply.apply import replay
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Acknowledge,
@@ -34,6 +33,7 @@ from polyrl.wire import (
     pack_ids,
     pack_rows,
 )
+from polyrl_rollout.testing.stage import replay
 
 small = st.integers(-1, 6)
 numbers = st.integers(-1, 12) | st.sampled_from([2**31, 2**63 - 1, -(2**63)])

@@ -10,8 +10,8 @@
     journal       events and state as bytes, rows and pages
     audit         an independent check of a run's history
 
-Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run: `replay`
-rebuilds the state from them. Other packages use what this one exports. Read next: `ledger`.
+Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run:
+applied again they give the same state. Other packages use what this one exports. Read next: `ledger`.
 """
 
 from __future__ import annotations

@@ -14,25 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from polyrl import wire
 from polyrl.ledger.events import BatchPacked, BatchRequestClosed, GroupDiscarded, RequestDone
-from polyrl.ledger.responses import group_tokens, scored_group
-from polyrl.ledger.state import GroupState, LedgerState, step_key
+from polyrl.ledger.state import GroupState, LedgerState, group_tokens, scored_group, step_key
 from polyrl.ledger.status import awaited
 from polyrl.ledger.transition import Transition
 from polyrl.manifest.recipe import GroupFilter
 from polyrl.sample import DiscardReason, sample_id
 from polyrl.weights import digest
-from polyrl.wire import (
-    Batch,
-    BatchRequest,
-    Cancel,
-    Declined,
-    FromTrainer,
-    GroupDropped,
-    Late,
-    decode_to_trainer,
-    encode,
-)
+from polyrl.wire import Batch, BatchRequest, Declined, Late
 
 
 def passes(group_filter: str, rewards: Sequence[float]) -> bool:
@@ -59,12 +49,12 @@ def discard_group(
     for index in range(entry.group.n):
         assignment = transition.state.samples[sample_id(number, index)].assignment
         if assignment:
-            transition.send(transition.state.assignments[assignment].engine, Cancel(assignment))
+            transition.send(transition.state.assignments[assignment].engine, wire.Cancel(assignment))
     event = GroupDiscarded(number, culprit, reason=reason, detail=detail, notify=notify, at=transition.now)
     transition.record(event)
     if notify:
         group = entry.group
-        dropped = GroupDropped(number, group.step, purpose=group.purpose, reason=reason, detail=detail)
+        dropped = wire.GroupDropped(number, group.step, purpose=group.purpose, reason=reason, detail=detail)
         transition.answer(dropped)
 
 
@@ -181,13 +171,13 @@ def answer_again(transition: Transition, request: BatchRequest) -> bool:
             return True
     key, kept = digest_of(request), transition.state.answered.get(request.request, b"")
     if kept.startswith(key):
-        transition.answer(decode_to_trainer(kept[len(key) :]))
+        transition.answer(wire.decode_to_trainer(kept[len(key) :]))
     return kept.startswith(key)
 
 
-def digest_of(message: FromTrainer) -> bytes:
+def digest_of(message: wire.FromTrainer) -> bytes:
     """Differs between a repeated request and another one under the same number."""
-    return digest(encode(message))
+    return digest(wire.encode(message))
 
 
 def _send_batch(transition: Transition, number: int, request: BatchRequest, packing: Packing) -> None:
@@ -202,7 +192,7 @@ def _close(transition: Transition, request: BatchRequest, answer: Declined | Lat
 
 
 def _answer_empty(transition: Transition, request: BatchRequest, answer: Declined | Late | Batch) -> None:
-    transition.record(RequestDone(request.request, digest_of(request) + encode(answer)))
+    transition.record(RequestDone(request.request, digest_of(request) + wire.encode(answer)))
     transition.answer(answer)
 
 

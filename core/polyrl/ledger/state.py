@@ -14,9 +14,9 @@ import msgspec
 
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import MoveCause
-from polyrl.sample import Finish, Group, Pool, Purpose
+from polyrl.sample import Finish, Group, Pool, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
-from polyrl.wire import BatchRequest, EngineCapacity, GroupDropped
+from polyrl.wire import BatchRequest, EngineCapacity, GroupDropped, TurnDone
 
 ENVIRONMENT_VERSION = -1
 """Version stamped on tokens that no engine generated."""
@@ -171,7 +171,6 @@ class LeasedEngine(msgspec.Struct):
     window_tokens: int = 0
     window_load: float = 0.0
     """Running samples, integrated over the window: sample-seconds."""
-    tokens_per_s: float = 0.0
     step_scale: float = 0.0
     """Seconds per decoding step at batch size 0, see `speed`; 0: not measured, as below."""
     half_batch: float = 0.0
@@ -332,3 +331,44 @@ class LedgerState(msgspec.Struct):
 def step_key(step: int, purpose: Purpose) -> str:
     """How `LedgerState.steps` names a step's groups of one purpose."""
     return f"{purpose.value}/{step}"
+
+
+def response_of(name: str, sample: SampleState) -> Response:
+    """All that was generated and written so far; spans cover every position."""
+    spans = tuple(Span(s.start, s.end, s.version, s.engine, s.attempt) for s in sample.spans)
+    mask = b"".join((b"\x00" if s.version == ENVIRONMENT_VERSION else b"\x01") * (s.end - s.start) for s in spans)
+    return Response(
+        sample=name,
+        ids=bytes(sample.ids),
+        logprobs=bytes(sample.logprobs),
+        loss_mask=mask,
+        spans=spans,
+        turn=sample.turn,
+        finish=sample.finish or Finish.STOP,
+    )
+
+
+def turn_done(state: LedgerState, name: str) -> TurnDone:
+    """The question for a sample's verdict."""
+    number, index = split_sample_id(name)
+    group = state.groups[number].group
+    response = response_of(name, state.samples[name])
+    return TurnDone(number, index, purpose=group.purpose, step=group.step, response=response)
+
+
+def scored_group(state: LedgerState, number: int) -> list[Scored]:
+    """The samples of a complete group, by index."""
+    samples = []
+    for index in range(state.groups[number].group.n):
+        name = sample_id(number, index)
+        sample = state.samples[name]
+        response = response_of(name, sample)
+        samples.append(Scored(number, index, response=response, reward=sample.reward, metrics=sample.metrics))
+    return samples
+
+
+def group_tokens(state: LedgerState, number: int) -> int:
+    """Prompt and response tokens of all its samples."""
+    group = state.groups[number].group
+    responses = sum(state.samples[sample_id(number, index)].length for index in range(group.n))
+    return group.n * (len(group.prompt_ids) // 4) + responses

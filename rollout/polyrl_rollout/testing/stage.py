@@ -9,13 +9,15 @@ print(stage.ledger.status(stage.now))
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
+from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     FINISH_CODES,
@@ -181,3 +183,11 @@ def said(outcome: Effects, kind: type[M] | tuple[type[M], ...]) -> list[M]:
 def snapshot(ledger: Ledger) -> bytes:
     """The whole state, comparable."""
     return msgspec.msgpack.encode(ledger.state)
+
+
+def replay(config: LedgerConfig, history: Iterable[Event]) -> LedgerState:
+    """The state after `history`."""
+    state = LedgerState(config)
+    for event in history:
+        apply(state, event)
+    return state

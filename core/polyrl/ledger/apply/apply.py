@@ -5,13 +5,12 @@ An event has been decided; nothing here judges it again, and nothing here fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import isfunction
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
 from polyrl.ledger.apply import engines, samples
-from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import EVENT_TYPES, Event
 from polyrl.ledger.state import LedgerState
 
@@ -19,14 +18,6 @@ from polyrl.ledger.state import LedgerState
 def apply(state: LedgerState, event: Event) -> None:
     """Applies one event in place."""
     _APPLY[type(event)](state, event)
-
-
-def replay(config: LedgerConfig, history: Iterable[Event]) -> LedgerState:
-    """The state after `history`."""
-    state = LedgerState(config)
-    for event in history:
-        apply(state, event)
-    return state
 
 
 def _appliers(*modules: ModuleType) -> dict[type, Callable[[LedgerState, Any], None]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.responses import group_tokens
 from polyrl.ledger.state import (
     ENVIRONMENT_VERSION,
     Assignment,
@@ -17,6 +16,7 @@ from polyrl.ledger.state import (
     SamplePhase,
     SampleState,
     StepState,
+    group_tokens,
     step_key,
 )
 from polyrl.sample import DiscardReason, Group, Purpose, sample_id

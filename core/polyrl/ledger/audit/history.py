@@ -106,7 +106,9 @@ class HistoryProjection:
         if not isinstance(event, f.LeasesRenewed):  # which may speak of the future
             self._at = getattr(event, "at", self._at)
         projection = _PROJECTIONS.get(type(event))
-        return () if projection is None else projection(self, event)
+        if projection is not None:
+            return projection(self, event)
+        return self._as_it_is(event) if event.durable and not isinstance(event, _LEFT_OUT) else ()
 
     def _as_it_is(self, event: f.Event) -> Iterable[HistoryEntry]:
         return (HistoryEntry(self._at, event),)
@@ -181,27 +183,10 @@ class HistoryProjection:
         return (HistoryEntry(event.at, bare, tokens=len(event.ids) // ID_BYTES),)
 
 
-_KEPT_AS_THEY_ARE: Final = (
-    f.SampleScored,
-    f.GroupCompleted,
-    f.BatchRequested,
-    f.BatchRequestClosed,
-    f.BatchPacked,
-    f.BatchAcknowledged,
-    f.BatchReturned,
-    f.VersionPublished,
-    f.WindowSet,
-    f.TrainerGreeted,
-    f.NumbersTaken,
-    f.RunFinished,
-    f.EngineServing,
-    f.EngineQuarantined,
-    f.EngineRestored,
-    f.EngineDraining,
-)
+_LEFT_OUT: Final = (f.StepEnded, f.Reported, f.RequestDone, f.DrainExpired)
+"""Durable events that say nothing of a sample; all others are kept."""
 
 _PROJECTIONS: Final[dict[type, Callable[[HistoryProjection, Any], Iterable[HistoryEntry]]]] = {
-    **dict.fromkeys(_KEPT_AS_THEY_ARE, HistoryProjection._as_it_is),
     f.LeasesRenewed: HistoryProjection._renewed,
     f.EngineHeard: HistoryProjection._engine_heard,
     f.EngineGreeted: HistoryProjection._engine_greeted,

@@ -87,12 +87,10 @@ class SampleAudit:
         if event.assignment <= self.last_assignment:
             self._findings.broke("I4", at, f"assignment {event.assignment} names two assignments")
         self.last_assignment = max(self.last_assignment, event.assignment)
-        found = self._find(event.sample, "is assigned", at)
+        found = self._find_in(SamplePhase.WAITING, event.sample, "is assigned", "I4", at)
         if found is None:
             return
         group, sample = found
-        if sample.phase is not SamplePhase.WAITING:
-            self._findings.broke("I4", at, f"{event.sample} is assigned while it is {sample.phase}")
         version = self._engines.version_of(event.engine)
         if not group.allows(version):
             text = f"{event.sample} goes to {event.engine}, which serves version {version}"
@@ -125,23 +123,15 @@ class SampleAudit:
             self._findings.broke("I4", at, text)
 
     def extended(self, event: f.TurnExtended, tokens: int, at: float) -> None:
-        found = self._find(event.sample, "is extended", at)
-        if found is None:
-            return
-        _, sample = found
-        if sample.phase is not SamplePhase.TURN_DONE:
-            self._findings.broke("I4", at, f"{event.sample} is extended while it is {sample.phase}")
-        sample.phase = SamplePhase.WAITING
-        sample.length += tokens
+        found = self._find_in(SamplePhase.TURN_DONE, event.sample, "is extended", "I4", at)
+        if found is not None:
+            found[1].phase = SamplePhase.WAITING
+            found[1].length += tokens
 
     def scored(self, event: f.SampleScored, at: float) -> None:
-        found = self._find(event.sample, "is scored", at)
-        if found is None:
-            return
-        _, sample = found
-        if sample.phase is not SamplePhase.TURN_DONE:
-            self._findings.broke("I2", at, f"{event.sample} is scored while it is {sample.phase}")
-        sample.phase = SamplePhase.SCORED
+        found = self._find_in(SamplePhase.TURN_DONE, event.sample, "is scored", "I2", at)
+        if found is not None:
+            found[1].phase = SamplePhase.SCORED
 
     def end(self, number: int, how: str, at: float) -> AuditedGroup | None:
         """A group ends; None, and I1 is broken, when it is not live."""
@@ -212,6 +202,15 @@ class SampleAudit:
             number = name.partition(".")[0]
             fate = self._fate(int(number) if number.isdecimal() else -1)
             self._findings.broke("I1", at, f"{name or 'a sample'} {what}, but it {fate}")
+        return found
+
+    def _find_in(
+        self, phase: SamplePhase, name: str, what: str, invariant: str, at: float
+    ) -> tuple[AuditedGroup, AuditedSample] | None:
+        """`_find`; `invariant` is broken when the sample is not in `phase`."""
+        found = self._find(name, what, at)
+        if found is not None and found[1].phase is not phase:
+            self._findings.broke(invariant, at, f"{name} {what} while it is {found[1].phase}")
         return found
 
     def _fate(self, group: int) -> str:

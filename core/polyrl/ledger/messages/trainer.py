@@ -22,11 +22,10 @@ from typing import Any, Final, TypeAlias
 from polyrl import wire
 from polyrl.ledger import events
 from polyrl.ledger.batching import answer_again, digest_of, discard_group, passes
-from polyrl.ledger.responses import turn_done
 from polyrl.ledger.scheduling.leases import announce, drain_engine
 from polyrl.ledger.scheduling.moves import already_over, end_turn
 from polyrl.ledger.scheduling.placement import slowest_pace
-from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState
+from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
 

@@ -13,10 +13,9 @@ from typing import Final
 from polyrl.ledger import events
 from polyrl.ledger.batching import close_late, discard_group
 from polyrl.ledger.events import GoneCause, MoveCause
-from polyrl.ledger.responses import turn_done
 from polyrl.ledger.scheduling.moves import move, quarantine
 from polyrl.ledger.scheduling.stragglers import look_for_stragglers
-from polyrl.ledger.state import Assignment, LedgerState
+from polyrl.ledger.state import Assignment, LedgerState, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason
 from polyrl.wire import Announce, StartDrain

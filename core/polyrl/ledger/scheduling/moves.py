@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, TurnEnded
-from polyrl.ledger.responses import turn_done
-from polyrl.ledger.state import SampleState
+from polyrl.ledger.state import SampleState, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish
 from polyrl.wire import Cancel

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from polyrl.ledger import LedgerConfig
-from polyrl.ledger.apply.apply import replay
 from polyrl.ledger.state import SamplePhase
 from polyrl.sample import DiscardReason, Finish
 from polyrl.wire import (
@@ -25,7 +24,7 @@ from polyrl.wire import (
     pack_rows,
     unpack_ids,
 )
-from polyrl_rollout.testing.stage import Stage, said, snapshot
+from polyrl_rollout.testing.stage import Stage, replay, said, snapshot
 
 
 def ready(**fields: object) -> Stage:
