@@ -2,8 +2,8 @@
 
     agent      agent <-> manager, and agent <-> publisher of weights
     trainer    trainer <-> manager
-    frames     messages to bytes and back: `encode`, `decode_*`; the columns of token rows
 
+Messages to bytes and back, and the checks that bytes must pass, are here: `encode`, `decode_*`, the columns of rows.
 One frame is one version byte and one msgpack array whose first item is the message's tag; no pickle, no field names.
 Every message is idempotent or carries what makes it so: `request` (trainer), `assignment` and `offset` (tokens),
 `version` (weights), `run_epoch` (everything). Fields are only ever appended with a default; a changed meaning takes a
@@ -15,6 +15,15 @@ Other packages import everything from here. Read next: `agent`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from polyrl.errors import ProtocolError
 from polyrl.wire.agent import (
     FINISH_CODES as FINISH_CODES,
     ROW_DTYPE as ROW_DTYPE,
@@ -38,6 +47,7 @@ from polyrl.wire.agent import (
     Hello as Hello,
     Leaving as Leaving,
     ManifestReply as ManifestReply,
+    Message,
     Recall as Recall,
     Resend as Resend,
     StartDrain as StartDrain,
@@ -47,23 +57,6 @@ from polyrl.wire.agent import (
     WeightsFailed as WeightsFailed,
     WeightsLoaded as WeightsLoaded,
     Welcome as Welcome,
-)
-from polyrl.wire.frames import (
-    MAX_FRAME_BYTES as MAX_FRAME_BYTES,
-    WIRE_VERSION as WIRE_VERSION,
-    RowColumns as RowColumns,
-    check_deltas as check_deltas,
-    decode_from_agent as decode_from_agent,
-    decode_from_puller as decode_from_puller,
-    decode_from_trainer as decode_from_trainer,
-    decode_to_agent as decode_to_agent,
-    decode_to_puller as decode_to_puller,
-    decode_to_trainer as decode_to_trainer,
-    encode as encode,
-    pack_ids as pack_ids,
-    pack_rows as pack_rows,
-    row_columns as row_columns,
-    unpack_ids as unpack_ids,
 )
 from polyrl.wire.trainer import (
     Accepted as Accepted,
@@ -90,3 +83,95 @@ from polyrl.wire.trainer import (
     TrainerWelcome as TrainerWelcome,
     TurnDone as TurnDone,
 )
+
+WIRE_VERSION: Final = 1
+"""First byte of every frame; a peer of another version is refused at its first frame."""
+
+MAX_FRAME_BYTES: Final = 64 << 20
+"""Largest frame that is decoded: a group of 64 samples of 64k tokens is 50 MB; anything above is an attack or a bug."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_VERSION_BYTE: Final = bytes([WIRE_VERSION])
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    return _VERSION_BYTE + _encoder.encode(message)
+
+
+Frame: TypeAlias = bytes | memoryview
+
+
+def _decoder(messages: Any) -> Callable[[Frame], Any]:
+    """A function from one frame to one of `messages`; it raises ProtocolError and nothing else."""
+    decoder = msgspec.msgpack.Decoder(messages)
+
+    def decode(frame: Frame) -> Any:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if len(frame) < 2 or frame[0] != WIRE_VERSION:
+            raise ProtocolError(f"not a frame of wire version {WIRE_VERSION}")
+        try:
+            return decoder.decode(memoryview(frame)[1:])
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"undecodable frame: {error}") from error
+
+    return decode
+
+
+decode_to_agent: Final[Callable[[Frame], ToAgent]] = _decoder(ToAgent)
+decode_from_trainer: Final[Callable[[Frame], FromTrainer]] = _decoder(FromTrainer)
+decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)
+decode_from_puller: Final[Callable[[Frame], FromPuller]] = _decoder(FromPuller)
+decode_to_puller: Final[Callable[[Frame], ToPuller]] = _decoder(ToPuller)
+_decode_from_agent: Final[Callable[[Frame], FromAgent]] = _decoder(FromAgent)
+
+
+def decode_from_agent(frame: Frame) -> FromAgent:
+    """Raises ProtocolError, also for Deltas whose columns do not fit each other."""
+    message = _decode_from_agent(frame)
+    if isinstance(message, Deltas):
+        check_deltas(message)
+    return message
+
+
+def check_deltas(deltas: Deltas) -> None:
+    """Column lengths agree and finish codes exist. Raises ProtocolError."""
+    if len(deltas.rows) % ROW_DTYPE.itemsize or len(deltas.ids) % 4 or len(deltas.ids) != len(deltas.logprobs):
+        raise ProtocolError("delta columns have impossible lengths")
+    _, _, counts, finishes = row_columns(deltas.rows)
+    if sum(counts) * 4 != len(deltas.ids):
+        raise ProtocolError("delta rows count other tokens than the columns hold")
+    if max(finishes, default=0) >= len(FINISH_CODES):
+        raise ProtocolError("unknown finish code in a delta row")
+
+
+RowColumns: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
+
+
+@lru_cache(maxsize=1)
+def row_columns(rows: bytes) -> RowColumns:
+    """assignment[R], offset[R], count[R], finish[R] of ROW_DTYPE[R]: plain numbers, to be read only.
+
+    The newest answer is remembered: whoever looks at a frame on its way through a process shares one decoding of it.
+    """
+    table = np.frombuffer(rows, dtype=ROW_DTYPE)
+    return table["assignment"].tolist(), table["offset"].tolist(), table["count"].tolist(), table["finish"].tolist()
+
+
+def pack_rows(rows: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """Inverse of `row_columns`, from (assignment, offset, count, finish) per row."""
+    return np.array(rows, dtype=ROW_DTYPE).tobytes()
+
+
+def pack_ids(ids: npt.ArrayLike) -> bytes:
+    """Token ids as they travel: uint32 little-endian."""
+    return np.asarray(ids, dtype="<u4").tobytes()
+
+
+def unpack_ids(data: bytes) -> npt.NDArray[np.uint32]:
+    """uint32[T], a view. Raises ProtocolError when `data` is not whole numbers long."""
+    if len(data) % 4:
+        raise ProtocolError("token ids are not a multiple of 4 bytes")
+    return np.frombuffer(data, dtype="<u4")

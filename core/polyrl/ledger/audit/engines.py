@@ -1,7 +1,4 @@
-"""Engines as an audit sees them: under which lease each works, what it has verified, how it leaves.
-
-Checks I7, I8 and the engine's side of I6.
-"""
+"""Engines as an audit sees them: their leases, what they have verified, how they leave (I7, I8, part of I6)."""
 
 from __future__ import annotations
 

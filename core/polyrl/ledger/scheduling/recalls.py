@@ -1,11 +1,9 @@
 """How a sample leaves a healthy engine for another one: it is recalled, and comes with all its tokens.
 
-    recall             the other engine sets room aside, the present one stops the sample and sends what it has made
-    complete_recall    it has come: its assignment ends, and the other engine goes on with it
-
-So none of its tokens is generated twice. An engine that does not hear goes on with the sample, and greets anew since
-nobody confirms its tokens; then it is asked again, and no room is held for what it was asked before. One that falls
-silent loses the sample by its lease, with the tokens that it had not sent.
+The other engine sets room aside, the present one stops the sample and sends what it has made, and the other goes on
+with it: none of its tokens is generated twice. An engine that does not hear goes on with the sample, and greets anew
+since nobody confirms its tokens; then it is asked again, and no room is held for what it was asked before. One that
+falls silent loses the sample by its lease, with the tokens that it had not sent.
 
 From a draining engine only what cannot be finished there is recalled:
 
