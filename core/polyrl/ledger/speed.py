@@ -139,12 +139,13 @@ def _observe_window(engine: LeasedEngine, seconds: float) -> None:
     running = engine.window_load / seconds
     step = engine.window_load / engine.window_tokens
     if engine.on_trial:
-        engine.on_trial, engine.step_scale, engine.line = False, 0.0, NO_LINE
+        engine.on_trial, engine.step_scale, engine.tokens_per_s, engine.line = False, 0.0, 0.0, NO_LINE
         engine.windows = []
     engine.windows = [*engine.windows[1 - WINDOWS_KEPT :], (running, step, engine.window_tokens)]
     line = engine.line = _with(engine.line, running, step)
     engine.half_batch = _half_batch(line) or engine.half_batch
     engine.step_scale = smoothed(engine.step_scale, step / (1 + running / (engine.half_batch or HALF_BATCH)))
+    engine.tokens_per_s = smoothed(engine.tokens_per_s, engine.window_tokens / seconds)
 
 
 def _with(line: Line, b: float, s: float) -> Line:

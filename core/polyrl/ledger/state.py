@@ -171,6 +171,7 @@ class LeasedEngine(msgspec.Struct):
     window_tokens: int = 0
     window_load: float = 0.0
     """Running samples, integrated over the window: sample-seconds."""
+    tokens_per_s: float = 0.0
     step_scale: float = 0.0
     """Seconds per decoding step at batch size 0, see `speed`; 0: not measured, as below."""
     half_batch: float = 0.0
