@@ -102,7 +102,9 @@ class ProcessFleet:
             if child.process is not None and child.process.returncode is None:
                 child.process.send_signal(signal.SIGTERM)
         if child.force is None or due < child.force.when():
-            self._force_at(child, due)
+            if child.force is not None:
+                child.force.cancel()
+            child.force = asyncio.get_running_loop().call_at(due, _signal_group, child, signal.SIGKILL)
 
     async def kill(self, name: str) -> None:
         """Ends the worker and all its children by force, now."""
@@ -166,11 +168,6 @@ class ProcessFleet:
         if child.force is not None:
             child.force.cancel()
         self._update(child, phase=WorkerPhase.EXITED, exit_code=exit_code, exited_at=self.now())
-
-    def _force_at(self, child: _Child, when: float) -> None:
-        if child.force is not None:
-            child.force.cancel()
-        child.force = asyncio.get_running_loop().call_at(when, _signal_group, child, signal.SIGKILL)
 
     def _living(self, name: str) -> _Child | None:
         child = self._children.get(name)

@@ -72,11 +72,10 @@ def run_command(
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
-    folder = (
-        run_folder.old_folder(resume)
-        if resume is not None
-        else run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
-    )
+    if resume is not None:
+        folder = run_folder.existing_folder(resume, f"--resume {resume}")
+    else:
+        folder = run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
         run_epoch = run_folder.prepare(folder, job)
         place = RunLocation(

@@ -63,7 +63,7 @@ def find_run(given: Path | None) -> RunFolder:
         if not runs:
             raise UserError(f"{RUNS.resolve()}: no run lies there; name the folder of one")
         given = max(runs, key=lambda run: (run / "job.json").stat().st_mtime)
-    return _existing(given, str(given))
+    return existing_folder(given, str(given))
 
 
 def new_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
@@ -78,12 +78,8 @@ def new_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
     return RunFolder(root.resolve())
 
 
-def old_folder(resume: Path) -> RunFolder:
-    """The folder of a run that is continued. Raises UserError when no run lies there."""
-    return _existing(resume, f"--resume {resume}")
-
-
-def _existing(root: Path, named: str) -> RunFolder:
+def existing_folder(root: Path, named: str) -> RunFolder:
+    """The folder of a run that was begun, called `named` by the user. Raises UserError when no run lies there."""
     folder = RunFolder(root.resolve())
     if not folder.job.is_file():
         raise UserError(f"{named}: no run lies there (it has no job.json)")

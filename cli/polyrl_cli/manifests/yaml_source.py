@@ -209,15 +209,11 @@ def _integer(text: str) -> int | float:
     return int(plain, 0) if len(plain) <= MAX_INTEGER_DIGITS else float(plain)
 
 
-def _float(text: str) -> float:
-    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
 _SCALARS: Final[dict[str, Any]] = {
     "null": lambda text: None,
     "bool": lambda text: text.lower() in ("yes", "true", "on"),
     "int": _integer,
-    "float": _float,
+    "float": lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
     "str": str,
     "merge": str,
 }

@@ -76,7 +76,10 @@ class Progress:
         self.conditions = conditions
         if status.seq != self.status.seq:
             self.status = status
-            self._count_tokens(status.tokens.generated)
+            now = self.elapsed
+            self._tokens.append((now, status.tokens.generated))
+            while now - self._tokens[0][0] > RATE_WINDOW_S:
+                self._tokens.popleft()
 
     def take_report(self, report: MetricsRow) -> None:
         """The trainer's row of one step or one evaluation."""
@@ -102,12 +105,6 @@ class Progress:
         if self.steps.get("rl") or self.steps.get("offline-rl"):
             return "now"
         return "SFT" if self.steps.get("sft") else "base"
-
-    def _count_tokens(self, generated: int) -> None:
-        now = self.elapsed
-        self._tokens.append((now, generated))
-        while now - self._tokens[0][0] > RATE_WINDOW_S:
-            self._tokens.popleft()
 
 
 class ProgressView:

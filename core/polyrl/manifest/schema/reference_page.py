@@ -58,8 +58,10 @@ def _row(name: str, path: str, node: Schema, required: bool) -> str:
     default = "required" if required else _default(node)
     scope = "*cluster* " if node.get(CLUSTER_ONLY_KEY) else ""
     inner = node.get("items", node)
-    link = f"[`{name}`](#{_anchor(_below(path, name, node))})" if "properties" in inner else f"`{name}`"
-    return f"| {link} | {_type(node)} | {default} | {scope}{_cell(node.get('description', ''))} |"
+    anchor = _below(path, name, node).lower().replace(".", "").replace("[]", "")
+    link = f"[`{name}`](#{anchor})" if "properties" in inner else f"`{name}`"
+    meaning = node.get("description", "").replace("|", "\\|").replace("<", "&lt;")
+    return f"| {link} | {_type(node)} | {default} | {scope}{meaning} |"
 
 
 def _default(node: Schema) -> str:
@@ -88,14 +90,6 @@ def _bounds(node: Schema, low: str, high: str) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _anchor(path: str) -> str:
-    return path.lower().replace(".", "").replace("[]", "")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _rules() -> str:
