@@ -3,7 +3,6 @@
 Logs are JSON lines on stderr. Ends with 0 when done or stopped on request, 1 when the run cannot go on, 2 on wrong
 input, each failure with one sentence. Where another process takes its place it ends with HANDED_OVER_EXIT when that one
 is to go on, or does so already, and with TEMPORARY_EXIT when that one may succeed where it did not.
-Refuses to import torch before the arguments are known to be right.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Frames that a socket dropped, counted, and logged at the first, second, fourth, eighth...: a flood fills no log.
-
-A frame that cannot be read ends nothing, but is worth a line: it may be from a peer of another version.
-"""
+"""Frames that a socket dropped, counted, and logged at the first, second, fourth, eighth...: a flood fills no log."""
 
 from __future__ import annotations
 

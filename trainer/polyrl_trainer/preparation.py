@@ -1,7 +1,4 @@
-"""Everything of the user's that a run needs, loaded and checked before anything else starts: data, tokenizer, code.
-
-So a misspelt field in row 17 or a missing reward function ends the run in its first second, with one sentence.
-"""
+"""The user's data, tokenizer and code, loaded and checked before anything else starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The port between loops and whoever generates: `client.RolloutClient` over sockets, or a test's fake in memory.
-
-Every call is safe to repeat, and ends: with its answer, or with DeadlineExceeded naming who is awaited.
-"""
+"""The port between loops and whoever generates: `client.RolloutClient` over sockets, or a test's fake in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from polyrl.wire import Batch, GroupDropped, TurnDone
 
 
 class Rollouts(Protocol):
-    """Groups in, scored samples out."""
+    """Groups in, scored samples out. Every call is safe to repeat, and ends: with its answer or DeadlineExceeded."""
 
     async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
         """Announces a weight version; agents pull it from `endpoint`, whose CURVE server key is `public_key` (Z85)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,3 @@ class Sample:
     @property
     def response_length(self) -> int:
         return len(self.tokens) - self.prompt_length
-
-    def with_advantage(self, advantage: float) -> Sample:
-        """The same sample with one advantage on every learned position."""
-        return replace(self, advantages=(self.loss_mask * advantage).astype(np.float32))

@@ -14,6 +14,7 @@ import structlog
 from polyrl.errors import RunFailed
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, replace_file
+from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -42,10 +43,12 @@ class Session:
     status_values: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
 
-    def enter(self, stage: TrainingStage) -> None:
-        """Begins a stage, or goes on with it when the state was loaded from its checkpoint."""
+    def enter(self, stage: TrainingStage, data: DataBuffer[Any] | None = None) -> None:
+        """Begins a stage, or goes on with it and its data when the state was loaded from its checkpoint."""
         if self.state.stage is not stage:
             self.state.stage, self.state.step, self.state.stage_done = stage, 0, False
+        if data is not None and stage in self.state.cursors:
+            data.restore(self.state.cursors[stage])
 
     async def report(
         self, step: int, values: Mapping[str, float], phase: str = "", status_values: Mapping[str, float] | None = None

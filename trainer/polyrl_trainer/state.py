@@ -1,8 +1,4 @@
-"""Everything of the trainer that is neither weights nor optimizer, as one JSON value: what a checkpoint holds
-besides the model.
-
-It changes only when a step is whole, so that it always describes a moment to which a run can go back.
-"""
+"""What a checkpoint holds besides the model, as one JSON value; changes only when a step is whole."""
 
 from __future__ import annotations
 
@@ -44,12 +40,6 @@ class Results(msgspec.Struct):
     first_failures: dict[str, str] = {}
     """The first message of each reason."""
 
-    def count_learned(self, sums: Mapping[str, float]) -> None:
-        """Adds a backend's named sums of one optimizer step."""
-        self.tokens_trained += int(sums["tokens"])
-        self.positions_computed += int(sums["positions"])
-        self.padded_positions += int(sums["padded_positions"])
-
     def count_dropped(self, dropped: Mapping[str, int]) -> None:
         """Adds a step's dropped groups by reason."""
         for reason, count in dropped.items():
@@ -76,11 +66,14 @@ class TrainerState(msgspec.Struct):
     results: Results = msgspec.field(default_factory=Results)
 
     def finish_step(self, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
-        """The step is whole: from here on a checkpoint contains it. `cursor` is `DataBuffer.state()`."""
+        """The step is whole: from here on a checkpoint contains it. `cursor` is `DataBuffer.state()`, `sums` are the
+        backend's."""
         self.step += 1
         self.weights_changed = True
         self.cursors[self.stage] = cursor
-        self.results.count_learned(sums)
+        self.results.tokens_trained += int(sums["tokens"])
+        self.results.positions_computed += int(sums["positions"])
+        self.results.padded_positions += int(sums["padded_positions"])
 
     def copy(self) -> TrainerState:
         """An independent value."""

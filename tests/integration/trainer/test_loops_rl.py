@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from polyrl.errors import RunFailed
 from polyrl.manifest.recipe import EnvironmentSpec, EvaluationSpec, RecipeSpec
 from polyrl.sample import DiscardReason, Purpose
+from polyrl.weights import WeightsRef
 from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
@@ -94,17 +95,10 @@ def done(value):
     return future
 
 
-@dataclass(frozen=True)
-class Published:
-    endpoint: str = "tcp://127.0.0.1:1"
-    public_key: str = "k"
-    manifest_hash: bytes = b"h"
-
-
 class MemoryPublisher:
     def publish(self, version, tensors, files):
         assert list(tensors)
-        return Published()
+        return WeightsRef(version)
 
 
 def echo(group, index, so_far):
@@ -391,10 +385,10 @@ async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
 
     evaluation = await run.beside(story())
     assert lost == [1]
-    assert (evaluation.scored, evaluation.unscored) == (4, 1)
+    assert (evaluation["eval/scored"], evaluation["eval/unscored"]) == (4, 1)
     groups = [group for group in run.rollouts.submitted if group.id not in run.rollouts.discarded]
     lengths = [len(TOKENIZER.decode(echo(group, 0, []))) for group in groups]
-    assert evaluation.exact_match == sum(length == 2 for length in lengths) / 4
+    assert evaluation["eval/exact_match"] == sum(length == 2 for length in lengths) / 4
     assert all(group.sampling.temperature == 0 and group.n == 1 for group in groups)
 
 

@@ -81,9 +81,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How `save` writes and how much `load` trusts."""
+    """How `save` writes."""
 
     fsync: bool = True
     """Files are on the disk, not only in its cache, when `save` returns."""
-    verify: bool = True
-    """`load` compares each file's checksum with the one that `save` noted."""

@@ -1,7 +1,7 @@
 """The single-process backend: one policy, AdamW, CPU or one GPU; the work runs on a thread of its own.
 
-Weights and optimizer state are float32; with `dtype` bfloat16 the forward pass runs under autocast. A mini-batch is
-exact: its gradient is the sum over all its samples, divided once, and if any part of it failed, no step is taken.
+A mini-batch is exact: its gradient is the sum over all its samples, divided once, and if any part of it failed, no step
+is taken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def create_torch_backend(
 
 
 class TorchBackend(TrainingBackend):
-    """In one process."""
+    """Weights and optimizer state are float32."""
 
     def __init__(
         self, policy: Policy, engine: EngineConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig
@@ -176,7 +176,7 @@ class TorchBackend(TrainingBackend):
         )
 
     def _load(self, folder: Path) -> None:
-        state = training_state.read_state(folder, self._checkpoint.verify)
+        state = training_state.read_state(folder)
         model = self._policy.model
         # Everything is read and checked before anything is changed.
         weights = load_model(folder, seed=0, dtype=self._policy.dtype).state_dict()

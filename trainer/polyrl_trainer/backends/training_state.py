@@ -61,7 +61,7 @@ def write_checkpoint(
             sync(path)
 
 
-def read_state(folder: Path, verify: bool) -> TrainingState:
+def read_state(folder: Path) -> TrainingState:
     """Raises InvalidData naming the file that is missing, unreadable or changed since it was written."""
     path = folder / STATE_FILE
     try:
@@ -75,7 +75,7 @@ def read_state(folder: Path, verify: bool) -> TrainingState:
     for name, noted in state.checksums.items():
         if not (folder / name).is_file():
             raise InvalidData(f"{folder / name}: missing from the checkpoint")
-        if verify and checksum(folder / name) != noted:
+        if checksum(folder / name) != noted:
             raise InvalidData(f"{folder / name}: its checksum is not the one that was noted when it was written")
     return state
 

@@ -1,9 +1,7 @@
 """`DataBuffer`: an endless, weighted, shuffled stream over finite sources whose place fits in a few numbers.
 
-The order depends on the seed and on how much was drawn, never on when the process was restarted: each source's
-epoch has its own permutation, and the source of the next draw is the one furthest behind its share (ties: the
-first), so shares are exact at every moment and need no random state. What was drawn but not used can be put back,
-and comes first.
+The order depends on the seed and on how much was drawn alone: each source's epoch has its own permutation, and the next
+draw is from the source furthest behind its share (ties: the first), so shares are exact and need no random state.
 """
 
 from __future__ import annotations

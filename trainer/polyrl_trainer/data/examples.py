@@ -5,8 +5,6 @@
 - conversations (SFT): `prompt` and `response`, or `messages`; the loss mask is 1 on what the assistant wrote.
 - finished groups (offline RL): `prompt`, `response`, `reward` and `group` (any text or number that a prompt's samples
   share), perhaps `tokens` with `prompt_length`, and `rollout_log_probs`.
-
-A conversation longer than the context is refused: one cut silently teaches to stop mid-sentence.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def _prompt(row: DataRow, tokenizer: Tokenizer, max_prompt_tokens: int) -> Promp
 
 
 def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
-    """Raises InvalidData naming the row."""
+    """Raises InvalidData naming the row; one that is too long is not cut, which would teach to stop mid-sentence."""
     return [prepare_conversation(row, tokenizer, max_tokens) for row in rows]
 
 

@@ -1,8 +1,4 @@
-"""Reads JSONL (gzipped or not) and parquet into rows that know their place, so that a complaint names file and line.
-
-Refuses to guess: a file that is not UTF-8, a line that is not an object or a missing field ends in InvalidData,
-never in a skipped row.
-"""
+"""Reads JSONL (gzipped or not) and parquet into rows that know file and line; what cannot be read is never skipped."""
 
 from __future__ import annotations
 

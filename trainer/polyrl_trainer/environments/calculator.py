@@ -1,8 +1,6 @@
-"""A calculator: the policy ends a turn with `<calc>EXPRESSION</calc>`, and reads `<result>VALUE</result>` in its
-next.
+"""A calculator: the policy ends a turn with `<calc>EXPRESSION</calc>`, and reads `<result>VALUE</result>` in its next.
 
-Refuses: names, calls, and powers or numbers large enough to stall the interpreter; such an expression reads `error`,
-which the policy may learn to avoid.
+Names, calls, and powers or numbers large enough to stall the interpreter read `error`.
 """
 
 from __future__ import annotations

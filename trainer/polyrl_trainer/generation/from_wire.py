@@ -1,7 +1,4 @@
-"""What came over the wire, as the learner and the user's reward function see it.
-
-Refuses: arrays whose lengths disagree (ProtocolError); a sample is whole or it is not trained.
-"""
+"""What came over the wire, as the learner and the user's reward function see it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Hosts the user's code: each finished turn becomes an environment's move or a reward, and the answer goes back.
 
-    manager ──TurnDone──> UserCodeRunner ──Sample──> environment ──text──> Extend
-                              └───────Sample──> reward ─────number──> Score, or Reject with its typed reason
-
-Turns may come more than once; a verdict is given once per turn. Everything a sample needs that the manager does not
-hold (prompt text, metadata) is registered with its group before the group is submitted.
+manager ──TurnDone──> UserCodeRunner ──Sample──> environment ──text──> Extend
+                          └───────Sample──> reward ─────number──> Score, or Reject with its typed reason
 """
 
 from __future__ import annotations

@@ -26,22 +26,14 @@ from polyrl_trainer.session import Session
 
 log = structlog.get_logger()
 
+EXACT_MATCH: Final = "eval/exact_match"
+"""The metric; a share."""
 EVALUATION_DEADLINE_S: Final = 600.0
 """Longest wait for the next evaluated samples; as for training."""
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped sample once the manager has nothing more to deliver."""
 MAX_TOKENS_PER_ANSWER: Final = 1 << 20
 """Of one batch of evaluated samples; they are only counted, so the bound is the size of a frame, about 8 MB."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a policy can do."""
-
-    exact_match: float
-    reward: float
-    scored: int
-    unscored: int
 
 
 @dataclass(eq=False)
@@ -54,8 +46,9 @@ class Evaluator:
     supply: GroupSupply
     session: Session
 
-    async def evaluate(self, step: int) -> Evaluation | None:
-        """Measures the newest published version and reports it under `step`. None when asked to stop meanwhile.
+    async def evaluate(self, step: int) -> dict[str, float] | None:
+        """Measures the newest published version, and reports and gives the numbers of `step`; None when asked to stop
+        meanwhile.
 
         Raises RunFailed when no sample could be scored or engines lose them again and again, DeadlineExceeded when
         nobody delivers.
@@ -78,10 +71,10 @@ class Evaluator:
         await self.supply.close(groups)
         if scored is None:
             return None
-        evaluation = _summarize(scored, len(self.prompts), groups)
-        exact: dict[str, float] = {StepValue.EXACT_MATCH: evaluation.exact_match}
-        await self.session.report(step, _metrics(evaluation, scored), phase="eval", status_values=exact)
-        return evaluation
+        metrics = _metrics(scored, len(self.prompts), groups)
+        exact = {StepValue.EXACT_MATCH.value: metrics[EXACT_MATCH]}
+        await self.session.report(step, metrics, phase="eval", status_values=exact)
+        return metrics
 
     async def _collect(self, groups: StepGroups) -> list[Scored]:
         scored: list[Scored] = []
@@ -106,21 +99,15 @@ def _repeat_infrastructure_losses(dropped: GroupDropped, draw: DrawnItem[Prompt]
     return draw if dropped.reason.is_infrastructure else None
 
 
-def _summarize(scored: Sequence[Scored], submitted: int, groups: StepGroups) -> Evaluation:
+def _metrics(scored: Sequence[Scored], submitted: int, groups: StepGroups) -> dict[str, float]:
     if not scored:
         raise RunFailed(f"no evaluation sample could be scored: {groups.reasons()}")
     if len(scored) < submitted:
         log.warning("evaluation is incomplete", scored=len(scored), submitted=submitted, dropped=groups.reasons())
-    exact = [one.metrics.get("exact_match", float(one.reward >= 1)) for one in scored]
-    rewards = [one.reward for one in scored]
-    return Evaluation(float(np.mean(exact)), float(np.mean(rewards)), len(scored), submitted - len(scored))
-
-
-def _metrics(evaluation: Evaluation, scored: Sequence[Scored]) -> dict[str, float]:
     return {
         **mean_metrics([one.metrics for one in scored], prefix="eval/"),
-        "eval/exact_match": evaluation.exact_match,
-        "eval/reward": evaluation.reward,
-        "eval/scored": float(evaluation.scored),
-        "eval/unscored": float(evaluation.unscored),
+        EXACT_MATCH: float(np.mean([one.metrics.get("exact_match", float(one.reward >= 1)) for one in scored])),
+        "eval/reward": float(np.mean([one.reward for one in scored])),
+        "eval/scored": float(len(scored)),
+        "eval/unscored": float(submitted - len(scored)),
     }

@@ -1,5 +1,4 @@
-"""Offline RL: the same loss and advantages as `rl_loop`, over a file of finished, scored samples; no engine, no
-manager.
+"""Offline RL: the loss and advantages of `rl_loop`, over a file of finished, scored samples; no engine, no manager.
 
 Where the file carries no `rollout_log_probs`, the policy at the start of the step stands in for the one that drew
 them, so the ratio begins at 1 and several optimizer steps per step are still clipped.
@@ -34,10 +33,8 @@ async def run_offline_training(
     reference: ReferencePolicy | None = None,
 ) -> bool:
     """Trains to `algorithm.steps` from where `session.state` stands. True when done, False when stopped."""
-    session.enter(TrainingStage.OFFLINE_RL)
+    session.enter(TrainingStage.OFFLINE_RL, groups)
     state, results = session.state, session.state.results
-    if TrainingStage.OFFLINE_RL in state.cursors:
-        groups.restore(state.cursors[TrainingStage.OFFLINE_RL])
     while state.step < recipe.algorithm.steps and not session.stop.is_set():
         started = time.monotonic()
         drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]

@@ -47,10 +47,8 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
 
     Raises RunFailed when a step cannot be filled, DeadlineExceeded when nobody delivers.
     """
-    session.enter(TrainingStage.RL)
+    session.enter(TrainingStage.RL, parts.prompts)
     state, algorithm = session.state, recipe.algorithm
-    if TrainingStage.RL in state.cursors:
-        parts.prompts.restore(state.cursors[TrainingStage.RL])
     began_at = state.step
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()

@@ -19,10 +19,8 @@ from polyrl_trainer.state import TrainingStage
 
 async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], sft: SftSpec, session: Session) -> bool:
     """Trains until `sft.steps` are done; resumes where `session.state` stands. True when done, False when stopped."""
-    session.enter(TrainingStage.SFT)
+    session.enter(TrainingStage.SFT, data)
     state = session.state
-    if TrainingStage.SFT in state.cursors:
-        data.restore(state.cursors[TrainingStage.SFT])
     while state.step < sft.steps and not session.stop.is_set():
         started = time.monotonic()
         batch = [draw.item for draw in data.get(sft.batch_size)]

@@ -22,6 +22,7 @@ from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, Mode
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
+from polyrl_trainer.loops.evaluation import EXACT_MATCH
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
@@ -48,10 +49,7 @@ class Stages:
         mode = self.recipe.mode
         if mode in (Mode.SFT, Mode.SFT_RL) and not await self._sft(side):
             return False
-        if mode in (Mode.RL, Mode.SFT_RL):
-            assert side is not None, "online RL runs with a manager"
-            return await self._rl(side)
-        return await self._offline(side) if mode is Mode.OFFLINE_RL else True
+        return mode is Mode.SFT or await self._rl(side)
 
     async def _sft(self, side: RolloutSide | None) -> bool:
         state, sft = self.session.state, self.recipe.sft
@@ -67,33 +65,33 @@ class Stages:
             await self._evaluate("afterSft", side, backend)
         return not self.session.stop.is_set()
 
-    async def _rl(self, side: RolloutSide) -> bool:
+    async def _rl(self, side: RolloutSide | None) -> bool:
         start = self._rl_start()
-        self.session.enter(TrainingStage.RL)
-        assert self.prepared.prompts is not None, "RL has its data"
+        self.session.enter(TrainingStage.OFFLINE_RL if self.recipe.mode is Mode.OFFLINE_RL else TrainingStage.RL)
         with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
-            parts = RlParts(
-                **vars(side),
-                backend=backend,
-                prompts=self.prepared.prompts,
-                tokenizer=self.prepared.tokenizer,
-                reference=reference,
-            )
             await self._evaluate("base", side, backend, only_without=("afterSft",))
-            if not await run_rl_training(parts, self.recipe, self.session):
+            if not await self._train_rl(side, backend, reference):
                 return False
             await self._evaluate("afterRl", side, backend)
         return not self.session.stop.is_set()
 
-    async def _offline(self, side: RolloutSide | None) -> bool:
-        start = model_source(self.recipe, self.manifest_dir)
-        assert self.prepared.finished is not None, "offline RL has its data"
-        with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
-            await self._evaluate("base", side, backend)
-            if not await run_offline_training(backend, self.prepared.finished, self.recipe, self.session, reference):
-                return False
-            await self._evaluate("afterRl", side, backend)
-        return not self.session.stop.is_set()
+    async def _train_rl(
+        self, side: RolloutSide | None, backend: TorchBackend, reference: ReferencePolicy | None
+    ) -> bool:
+        prepared = self.prepared
+        if self.recipe.mode is Mode.OFFLINE_RL:
+            assert prepared.finished is not None, "offline RL has its data"
+            return await run_offline_training(backend, prepared.finished, self.recipe, self.session, reference)
+        assert prepared.prompts is not None, "RL has its data"
+        assert side is not None, "online RL runs with a manager"
+        parts = RlParts(
+            **vars(side),
+            backend=backend,
+            prompts=prepared.prompts,
+            tokenizer=prepared.tokenizer,
+            reference=reference,
+        )
+        return await run_rl_training(parts, self.recipe, self.session)
 
     async def _evaluate(
         self, moment: str, side: RolloutSide | None, backend: TorchBackend, only_without: tuple[str, ...] = ()
@@ -107,7 +105,7 @@ class Stages:
         await side.versions.ensure_published(backend)
         evaluation = await side.evaluator.evaluate(self.session.state.step)
         if evaluation is not None:
-            self.session.state.results.exact_match[moment] = evaluation.exact_match
+            self.session.state.results.exact_match[moment] = evaluation[EXACT_MATCH]
 
     def _rl_start(self) -> ModelPlace:
         """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""

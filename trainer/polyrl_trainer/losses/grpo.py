@@ -6,6 +6,7 @@ The ratio is taken to what the engine itself reported; the drift between engine 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,10 @@ def group_advantages(
 def with_group_advantages(samples: Sequence[Sample], *, normalize: bool = True) -> list[Sample]:
     """The same samples with their group-relative advantage on every learned position."""
     advantages = group_advantages([one.reward for one in samples], [one.group for one in samples], normalize=normalize)
-    return [sample.with_advantage(float(advantage)) for sample, advantage in zip(samples, advantages, strict=True)]
+    return [
+        replace(sample, advantages=(sample.loss_mask * float(advantage)).astype(np.float32))
+        for sample, advantage in zip(samples, advantages, strict=True)
+    ]
 
 
 def _relative(rewards: npt.NDArray[np.float64], normalize: bool) -> npt.NDArray[np.float64]:

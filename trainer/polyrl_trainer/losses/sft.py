@@ -1,8 +1,4 @@
-"""The supervised loss, and how the named numbers of all losses add up.
-
-Sums over learned tokens add, names that end in `_max` take the larger: so any split of a mini-batch into micro-batches
-and passes reports the same numbers. `averages` is applied once, for the log.
-"""
+"""The supervised loss, and how the named numbers of all losses add up, however a mini-batch was split."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ def as_floats(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
 
 def merge(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """The numbers of both parts together."""
+    """The numbers of both parts together: sums add, of names that end in `_max` the larger counts."""
     merged = dict(total)
     for name, value in more.items():
         if name not in merged:

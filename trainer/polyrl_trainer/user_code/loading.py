@@ -1,8 +1,4 @@
-"""Loads the user's `module:function` from `recipe.code.path`, and refuses what would only fail in the middle of a
-run.
-
-Every refusal is InvalidCode: one sentence naming the reference, what is wrong, and what would be right.
-"""
+"""Loads the user's `module:function` from `recipe.code.path`, and refuses what would fail in the middle of a run."""
 
 from __future__ import annotations
 
