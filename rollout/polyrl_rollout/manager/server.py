@@ -148,7 +148,7 @@ class Manager:
             self.deliver_and_settle(self._ledger.resume(self.now()))
         self._agents_router.start(self._agents.on_frame, self._gather)
         self._trainer_router.start(self._trainer.on_frame, self._settle)
-        log.info("manager listens", **msgspec.structs.asdict(self.endpoints))
+        log.info("manager listens", **msgspec.to_builtins(self.endpoints))
         await self._ended
 
     def stop(self) -> None:
