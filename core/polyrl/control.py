@@ -32,7 +32,6 @@ MAX_WAIT_SECONDS: Final = 60.0
 MAX_DRAIN_SECONDS: Final = 3600.0
 """Longest deadline of a drain; a notice that is longer than an hour is no notice."""
 
-
 _IPV4_ENDPOINT: Final = re.compile(r"tcp://\d+\.\d+\.\d+\.\d+:(\d+|\*)")
 
 

@@ -110,7 +110,7 @@ def parse_keys(kind: type[K], text: str | bytes, source: str) -> K:
     try:
         keys = msgspec.json.decode(text, type=kind)
     except UNDECODABLE as error:
-        raise InvalidData(f"{source}: not a key file of {_role(kind)}: {error}") from None
+        raise InvalidData(f"{source}: not a key file of {FILE_NAMES[kind].removesuffix('.key')}: {error}") from None
     for field in msgspec.structs.fields(kind):
         _check_field(field.encode_name, getattr(keys, field.name), source)
     return keys
@@ -143,7 +143,3 @@ def _check_field(name: str, value: str, source: str) -> None:
             raise InvalidData(f"{source}: httpToken is not {MIN_TOKEN_LENGTH} or more URL-safe characters")
     elif not is_z85_key(value):
         raise InvalidData(f"{source}: {name} is not a CURVE key of {Z85_KEY_LENGTH} Z85 characters")
-
-
-def _role(kind: type[_Keys]) -> str:
-    return FILE_NAMES[kind].removesuffix(".key")

@@ -37,7 +37,6 @@ TEMPORARY_EXIT: Final = 75
 """Exit code of a trainer in a pod that waited in vain for others, or broke for a reason unknown to it: it said nothing
 of an end, and another try may do better. EX_TEMPFAIL of sysexits.h."""
 
-
 USER_ERROR_EXIT: Final = 2
 """Exit code by which a worker reports that the user's input is wrong."""
 
@@ -180,15 +179,11 @@ def num_rollouts(spec: JobSpec) -> int:
 def _manager(place: RunLocation) -> Worker:
     argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag=None if place.pods else "--endpoints")
     argv += ("--journal", place.journal_file)
-    if place.pods is not None:
-        argv += _serving_pods(place.pods)
+    if (pods := place.pods) is not None:
+        argv += ("--bind", EVERYWHERE, "--http-port", str(pods.http_port))
+        argv += ("--agents-port", str(pods.agents_port), "--trainer-port", str(pods.trainer_port))
+        argv += ("--tls-cert", f"{pods.keys}/tls.crt", "--tls-key", f"{pods.keys}/tls.key", "--stay")
     return Worker("manager", Role.MANAGER, argv, _threads(1), MANAGER_GRACE_S)
-
-
-def _serving_pods(pods: Pods) -> tuple[str, ...]:
-    argv: tuple[str, ...] = ("--bind", EVERYWHERE, "--http-port", str(pods.http_port))
-    argv += ("--agents-port", str(pods.agents_port), "--trainer-port", str(pods.trainer_port))
-    return (*argv, "--tls-cert", f"{pods.keys}/tls.crt", "--tls-key", f"{pods.keys}/tls.key", "--stay")
 
 
 def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:

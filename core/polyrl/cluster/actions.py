@@ -26,25 +26,21 @@ class MakeKeys:
 
 
 @dataclass(frozen=True)
-class Create:
+class _Write:
+    object: Object
+    why: str
+
+    def __str__(self) -> str:
+        verb = type(self).__name__.lower()
+        return f"{verb} {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
+
+
+class Create(_Write):
     """Make an object that is not there; one that is there already is left as it is."""
 
-    object: Object
-    why: str
 
-    def __str__(self) -> str:
-        return f"create {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
-
-
-@dataclass(frozen=True)
-class Apply:
+class Apply(_Write):
     """Make an object be as described, by server-side apply."""
-
-    object: Object
-    why: str
-
-    def __str__(self) -> str:
-        return f"apply {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,8 @@ def rollouts_made(ctx: ReconcileContext) -> int:
 def vanished(ctx: ReconcileContext, role: Role) -> list[LastSeenPod]:
     """Pods of the last reconcile that are gone without a signal."""
     there = {pod.uid for pod in ctx.facts.pods}
-    return [
-        pod for uid, pod in ctx.state.last_seen.items() if uid not in there and pod.role is role and not pod.settled
-    ]
+    gone = [pod for uid, pod in ctx.state.last_seen.items() if uid not in there]
+    return [pod for pod in gone if pod.role is role and not pod.settled]
 
 
 def _works(ctx: ReconcileContext, one: RolloutPod) -> bool:
@@ -226,10 +225,8 @@ def _is_stored(ctx: ReconcileContext, one: RolloutPod) -> bool:
         return True
     if one.loss_number is None or one.state not in (PodState.PREEMPTED, PodState.FAILED):
         return False
-    stored = ctx.status.rollout
-    return one.loss_number.number <= (
-        stored.failures if one.loss_number.counter is LossCounter.FAILURE else stored.preemptions
-    )
+    stored, failed = ctx.status.rollout, one.loss_number.counter is LossCounter.FAILURE
+    return one.loss_number.number <= (stored.failures if failed else stored.preemptions)
 
 
 def _deletion_reason(one: RolloutPod) -> str:

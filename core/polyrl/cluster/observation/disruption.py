@@ -120,9 +120,8 @@ def absence_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:
 
 def is_gone(pod: PodFacts, ctx: ReconcileContext) -> bool:
     """True when the machine cannot come back with the pod running: it is gone, or declared out of service."""
-    return any(
-        signal.kind is DisruptionKind.LOST and signal.confirmed for signal in node_signals(pod, ctx, silent=False)
-    )
+    signals = node_signals(pod, ctx, silent=False)
+    return any(signal.kind is DisruptionKind.LOST and signal.confirmed for signal in signals)
 
 
 def is_dead(pod: PodFacts, ctx: ReconcileContext) -> bool:
@@ -144,9 +143,8 @@ def _endings(pod: PodFacts, node: NodeFacts) -> Iterator[DisruptionSignal]:
     """The node, or what stands for it, is being deleted or shuts down."""
     kind = DisruptionKind.DRAIN if node.claim_reason else spot_or_drain(pod)
     if node.claim_deletion_at is not None:
-        why = f"the NodeClaim of {node.name} is being deleted" + (
-            f" ({node.claim_reason})" if node.claim_reason else ""
-        )
+        why = f" ({node.claim_reason})" if node.claim_reason else ""
+        why = f"the NodeClaim of {node.name} is being deleted{why}"
         yield DisruptionSignal(kind, True, at=node.claim_deletion_at, why=why)
     elif node.deletion_at is not None:
         yield DisruptionSignal(kind, True, why=f"node {node.name} is being deleted")
@@ -243,9 +241,8 @@ def _confirmed(
     # In the order of the kinds: an interrupted spot machine also evicts its pods and deletes them.
     signals = sorted(signals, key=lambda signal: list(DisruptionKind).index(signal.kind))
     kind, why = (signals[0].kind, signals[0].why) if signals else (DisruptionKind.UNKNOWN, "it was asked to hand over")
-    at = noticed_at
-    if at is None:
-        at = min([ctx.now, *(signal.at for signal in signals if signal.at is not None)])
+    first_at = min([ctx.now, *(signal.at for signal in signals if signal.at is not None)])
+    at = first_at if noticed_at is None else noticed_at
     latest = (ctx.now if noticed_at is None else noticed_at) + ctx.drain_s
     deadline = min([latest, *(signal.deadline for signal in signals if signal.deadline is not None)])
     return DisruptionNotice(disruption_kind(pod) or kind, at, deadline=deadline, confirmed=True, why=why)

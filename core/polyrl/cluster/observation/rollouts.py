@@ -1,10 +1,10 @@
 """How each rollout stands: the pod, its engine at the manager, and its notice, put together.
 
-WAITING -> STARTING -> SERVING      in the count of the fleet
-TAKEN                               the cluster takes it or took it; replaced at once
+PENDING -> STARTING -> SERVING      in the count of the fleet
+PREEMPTED                           the cluster takes it or took it; replaced at once
 FAILED                              ended, never registered or fell silent, by no sign of the cluster's
-LEFT                                ended with status 0 a moment ago: whether the run is over is about to be known
-RELEASED                            we chose to let it go
+EXITED                              ended with status 0 a moment ago: whether the run is over is about to be known
+DELETING                            we chose to delete it
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RolloutPod:
     pod: PodFacts
     state: PodState
     notice: DisruptionNotice | None = None
-    """Confirmed when TAKEN; unconfirmed: at risk."""
+    """Confirmed when PREEMPTED; unconfirmed: at risk."""
     engine: EngineStatus | None = None
     silent_since: float | None = None
     """Since when a manager that answers has not listed its engine, which it once did."""

@@ -18,7 +18,7 @@ from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.scaling import ScalingMode
-from polyrl.manifest.status import Condition
+from polyrl.manifest.status import Condition, Failure
 from polyrl.status import StepValue
 from polyrl.worker import FAILED_STARTS_LIMIT, Role
 
@@ -80,9 +80,8 @@ def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
     if stage is LifecycleStage.COMPLETE:
         yield "Complete", ConditionDraft("True", "TrainerComplete", "the trainer is done")
     if stage is LifecycleStage.FAILED:
-        failure = assessment.lifecycle.failure
-        reason, message = (failure.reason, failure.message) if failure is not None else ("TrainerFailed", "it failed")
-        yield "Failed", ConditionDraft("True", reason, message)
+        failure = assessment.lifecycle.failure or Failure(reason="TrainerFailed", message="it failed")
+        yield "Failed", ConditionDraft("True", failure.reason, failure.message)
 
 
 def _draft(holds: bool | None, reason: str, message: str) -> ConditionDraft:

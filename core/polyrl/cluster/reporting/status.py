@@ -34,7 +34,6 @@ from polyrl.worker import FAILED_STARTS_LIMIT, Role
 CONTACT_EVERY_S: Final = 60.0
 """lastContactTime is moved no more often: hearing nothing new from the manager is no reason to write."""
 
-
 _AT_REST: Final = {
     LifecycleStage.COMPLETE: RunState.COMPLETE,
     LifecycleStage.FAILED: RunState.FAILED,
@@ -131,13 +130,14 @@ def _manager(ctx: ReconcileContext) -> ManagerSummary:
 def _trainer(assessment: Assessment) -> TrainerStatus:
     ctx, job, stored = assessment.ctx, assessment.ctx.facts.trainer, assessment.ctx.status.trainer
     pods = ctx.facts.of_role(Role.TRAINER)
+    ready, active, failed = (job.ready, job.active, job.failed) if job is not None else (0, 0, 0)
     return TrainerStatus(
         name=names.trainer_name(ctx.facts.name),
         replicas=ctx.spec.trainer.replicas,
-        ready=job.ready if job is not None else 0,
-        active=job.active if job is not None else 0,
-        failed=job.failed if job is not None else 0,
-        restarts=max(stored.restarts, job.failed if job is not None else 0),
+        ready=ready,
+        active=active,
+        failed=failed,
+        restarts=max(stored.restarts, failed),
         disruptions=total(pods, LossCounter.DISRUPTION, stored.disruptions, assessment.trainers_vanished),
     )
 

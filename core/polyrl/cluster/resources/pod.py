@@ -116,26 +116,20 @@ def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) ->
     metadata, spec = template_fields(template)
     labels = names.labels(owner.name, parts.role) | (parts.labels or {})
     labels[names.LABEL_TEMPLATE] = template_hash(owner, parts.role)
-    return {
-        "metadata": merged_metadata(metadata, labels, parts.annotations),
-        "spec": merged_spec(spec, _ours(owner, parts), parts.placement),
-    }
-
-
-def _ours(owner: Owner, parts: PodParts) -> Fields:
     defaults: Fields = {"serviceAccountName": owner.name, "automountServiceAccountToken": False}
     defaults |= {"enableServiceLinks": False}
     defaults |= {"priorityClassName": parts.priority_class} if parts.priority_class else {}
-    forced_deletions: Fields = {"restartPolicy": parts.restart_policy, "terminationGracePeriodSeconds": parts.grace_s}
-    forced_deletions |= {"subdomain": parts.subdomain} if parts.subdomain else {}
-    return {
+    forced: Fields = {"restartPolicy": parts.restart_policy, "terminationGracePeriodSeconds": parts.grace_s}
+    ours = {
         "defaults": defaults,
-        "forced": forced_deletions,
+        "forced": forced | ({"subdomain": parts.subdomain} if parts.subdomain else {}),
         "securityContext": POD_SECURITY,
         "container": parts.container,
         "sidecars": list(parts.sidecars),
         "volumes": [one.volume() for one in parts.volumes],
     }
+    merged = merged_metadata(metadata, labels, parts.annotations)
+    return {"metadata": merged, "spec": merged_spec(spec, ours, parts.placement)}
 
 
 def job_volume(owner: Owner) -> Mounted:
@@ -164,9 +158,8 @@ def kept_volume(name: str, path: str, storage: StorageSpec, owner: Owner, claim:
     of the user's each job has a folder of its own, so that none goes on where another one ended."""
     if storage.ephemeral:
         return Mounted(name, path, {"emptyDir": {}})
-    if storage.claim_name is None:
-        return Mounted(name, path, {"persistentVolumeClaim": {"claimName": claim}})
-    return Mounted(name, path, {"persistentVolumeClaim": {"claimName": storage.claim_name}}, sub_path=owner.uid)
+    source = {"persistentVolumeClaim": {"claimName": storage.claim_name or claim}}
+    return Mounted(name, path, source, sub_path="" if storage.claim_name is None else owner.uid)
 
 
 def bare_pod(owner: Owner, name: str, parts: PodParts, template: PodTemplate | None) -> dict[str, Any]:
@@ -178,13 +171,13 @@ def bare_pod(owner: Owner, name: str, parts: PodParts, template: PodTemplate | N
 
 def code_volume(code: CodeSpec) -> Mounted | None:
     """Where the user's files are mounted; None when they are in the image."""
+    source: Fields = {"configMap": {"name": code.config_map}}
+    if code.config_map is None and code.volume_claim is None:
+        return None
+    if code.config_map is None:
+        source = {"persistentVolumeClaim": {"claimName": code.volume_claim, "readOnly": True}}
     path = posixpath.normpath(posixpath.join(names.MANIFEST_DIR, code.path))
-    if code.config_map is not None:
-        return Mounted("polyrl-code", path, {"configMap": {"name": code.config_map}}, read_only=True)
-    if code.volume_claim is not None:
-        claim = {"claimName": code.volume_claim, "readOnly": True}
-        return Mounted("polyrl-code", path, {"persistentVolumeClaim": claim}, read_only=True)
-    return None
+    return Mounted("polyrl-code", path, source, read_only=True)
 
 
 ADVERTISE_ENV: Final = "POLYRL_ADVERTISE_HOST"

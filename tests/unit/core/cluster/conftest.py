@@ -1,4 +1,4 @@
-"""Small values for all cluster tests: a valid job, pods, nodes, rollouts, and a look at them."""
+"""Small values for all cluster tests: a valid job, pods, nodes, rollouts, and what a reconcile sees of them."""
 
 from __future__ import annotations
 

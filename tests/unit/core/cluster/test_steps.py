@@ -1,4 +1,4 @@
-"""Which steps may be judged: looks at a run, one after another."""
+"""Which steps may be measured: statuses of a run, one after another."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def status(step: int, engines: int = 2, **more: Any) -> ManagerStatus:
     return but(plain, **more)
 
 
-def news(build: Any, looks: list[ManagerStatus]) -> list[StepObservation]:
+def observations(build: Any, statuses: list[ManagerStatus]) -> list[StepObservation]:
     seen: list[StepObservation] = []
     state = ReconcileState()
-    for reported in looks:
+    for reported in statuses:
         seen.append(observe_step(build.ctx(manager=ManagerFacts(reported, build.now), state=state)))
         state = replace(state, watch=seen[-1].watch)
     return seen
 
 
 def test_step_that_was_watched_from_start_to_end(build: Any) -> None:
-    first, second, third = news(build, [status(4), status(5), status(6)])
+    first, second, third = observations(build, [status(4), status(5), status(6)])
     assert (first.measurement, first.boundary) == (None, False)
     assert second.measurement is not None
     assert not second.measurement.steady, "its start was not seen"
@@ -63,26 +63,26 @@ RESERVED = (engine(0), engine(1), engine(9, pool=Pool.RESERVED))
     ],
 )
 def test_what_makes_a_step_no_measure(build: Any, during: ManagerStatus, end: ManagerStatus, steady: bool) -> None:
-    measured = news(build, [status(4), status(5), during, end])[-1].measurement
+    measured = observations(build, [status(4), status(5), during, end])[-1].measurement
     assert measured is not None
     assert measured.steady == steady
 
 
 @pytest.mark.parametrize("values", [{}, {StepValue.ROLLOUT_SECONDS: 1.0}])
 def test_without_times_nothing_is_measured(build: Any, values: dict[str, float]) -> None:
-    assert news(build, [status(4), status(5), status(6, values=values)])[-1].measurement is None
+    assert observations(build, [status(4), status(5), status(6, values=values)])[-1].measurement is None
 
 
 def test_trainer_that_went_back_begins_anew(build: Any) -> None:
-    back = news(build, [status(4), status(5), status(3)])[-1]
+    back = observations(build, [status(4), status(5), status(3)])[-1]
     assert (back.measurement, back.boundary, back.watch) == (None, True, StepWatch(3, 2, whole=False))
 
 
 def test_reserved_engine_did_what_it_says_or_all_of_a_lonely_step(build: Any) -> None:
-    alone = news(build, [status(4, 0), status(5, 0), status(6, 0)])[-1].measurement
+    alone = observations(build, [status(4, 0), status(5, 0), status(6, 0)])[-1].measurement
     assert alone is not None
     assert (alone.engines, alone.reserved_s) == (0, 30.0)
-    message = news(build, [status(4), status(5), status(6, values=TIMES | {StepValue.RESERVED_SECONDS: 7.0})])[
+    message = observations(build, [status(4), status(5), status(6, values=TIMES | {StepValue.RESERVED_SECONDS: 7.0})])[
         -1
     ].measurement
     assert message is not None
@@ -97,4 +97,4 @@ def test_manager_that_is_silent_or_unknown_tells_nothing(build: Any) -> None:
 
 
 def test_no_step_is_under_way_without_a_trainer(build: Any) -> None:
-    assert all(one.boundary for one in news(build, [status(4, trainer_connected=False)] * 2))
+    assert all(one.boundary for one in observations(build, [status(4, trainer_connected=False)] * 2))
