@@ -72,7 +72,7 @@ def engine_times(history: list[HistoryEntry]) -> list[dict[str, Any]]:
     heard: dict[str, float] = {}
     for entry, zero in in_unix_seconds(history):
         event = entry.event
-        if isinstance(event, f.EngineHeard):
+        if isinstance(event, f.EngineHeard | f.EngineGreeted):
             heard[event.engine] = event.at + zero
         if isinstance(event, f.EngineGreeted | f.EngineDraining | f.EngineGone):
             cause = getattr(event, "reason", getattr(event, "cause", ""))
