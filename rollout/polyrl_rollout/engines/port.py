@@ -23,15 +23,11 @@ NO_VERSION: Final = -1
 """`InferenceEngine.version` before the first `load_weights`."""
 
 
-class EngineError(PolyRLError):
-    """Root of what engines raise."""
-
-
-class EngineFailed(EngineError):
+class EngineFailed(PolyRLError):
     """The engine, not the request: it died, hangs, ran out of memory, or could not load weights."""
 
 
-class RequestRejected(EngineError):
+class RequestRejected(PolyRLError):
     """The request, not the engine: too long, malformed, tokens outside the vocabulary."""
 
 

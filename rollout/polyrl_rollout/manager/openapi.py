@@ -13,18 +13,11 @@ import msgspec
 from polyrl.control import BODIES, HEALTH_PATH, METRICS_PATH, STATUS_PATH, Problem
 
 _QUERY = [
-    {
-        "name": "since",
-        "in": "query",
-        "description": "Answer once `seq` is greater than this; default: at once.",
-        "schema": {"type": "integer", "minimum": -1},
-    },
-    {
-        "name": "waitSeconds",
-        "in": "query",
-        "description": "Answer after this long at the latest; at most 60.",
-        "schema": {"type": "number", "minimum": 0},
-    },
+    {"name": name, "in": "query", "description": description, "schema": {"type": kind, "minimum": least}}
+    for name, description, kind, least in (
+        ("since", "Answer once `seq` is greater than this; default: at once.", "integer", -1),
+        ("waitSeconds", "Answer after this long at the latest; at most 60.", "number", 0),
+    )
 ]
 
 
