@@ -21,19 +21,7 @@ import msgspec
 import prometheus_client
 from aiohttp import web
 
-from polyrl.control import (
-    DRAIN_PATH,
-    HEALTH_PATH,
-    MAX_WAIT_SECONDS,
-    METRICS_PATH,
-    STATUS_PATH,
-    WAITS_PATH,
-    DrainAnswer,
-    DrainRequest,
-    Health,
-    Problem,
-    Waits,
-)
+from polyrl import control
 from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
@@ -113,11 +101,11 @@ class ControlService:
             return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
         app = web.Application(middlewares=[_refusing, _requiring(token)], client_max_size=MAX_BODY_BYTES)
-        app.router.add_get(STATUS_PATH, self._get_status)
-        app.router.add_get(WAITS_PATH, self._get_waits)
-        app.router.add_post(DRAIN_PATH, self._post_drain)
-        app.router.add_get(METRICS_PATH, metrics)
-        app.router.add_get(HEALTH_PATH, self._get_health)
+        app.router.add_get(control.STATUS_PATH, self._get_status)
+        app.router.add_get(control.WAITS_PATH, self._get_waits)
+        app.router.add_post(control.DRAIN_PATH, self._post_drain)
+        app.router.add_get(control.METRICS_PATH, metrics)
+        app.router.add_get(control.HEALTH_PATH, self._get_health)
         return app
 
     def status(self) -> ManagerStatus:
@@ -140,7 +128,7 @@ class ControlService:
     async def _get_status(self, request: web.Request) -> web.Response:
         """Once it is newer than `since`, or `waitSeconds` are over."""
         since = int(_number(request, "since", default=-1, at_most=2**53))
-        wait = _number(request, "waitSeconds", default=0, at_most=MAX_WAIT_SECONDS)
+        wait = _number(request, "waitSeconds", default=0, at_most=control.MAX_WAIT_SECONDS)
         await self.feed.wait_beyond(since, wait)
         status = self.status()
         if status.finished:
@@ -149,22 +137,22 @@ class ControlService:
 
     async def _get_waits(self, request: web.Request) -> web.Response:
         now = self._manager.now()
-        return _json(Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now))))
+        return _json(control.Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now))))
 
     async def _post_drain(self, request: web.Request) -> web.Response:
         """Drains an engine; again is harmless."""
         try:
-            wanted = msgspec.json.decode(await request.read(), type=DrainRequest)
+            wanted = msgspec.json.decode(await request.read(), type=control.DrainRequest)
         except UNDECODABLE as error:
             raise _BadRequest(f"the body is not a drain request: {error}") from error
         known = any(engine.engine == wanted.engine for engine in self.status().engines)
         if known:
             now, seconds = self._manager.now(), wanted.deadline_seconds
             self._manager.deliver_and_settle(self._ledger.drain(wanted.engine, seconds, wanted.reason, now))
-        return _json(DrainAnswer(engine=wanted.engine, known=known))
+        return _json(control.DrainAnswer(engine=wanted.engine, known=known))
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        return _json(Health(run_epoch=self._run_epoch, uptime_seconds=self._loop.time() - self._started))
+        return _json(control.Health(run_epoch=self._run_epoch, uptime_seconds=self._loop.time() - self._started))
 
 
 def _requiring(token: str) -> Any:
@@ -173,8 +161,10 @@ def _requiring(token: str) -> Any:
     @web.middleware
     async def require_token(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if request.path != HEALTH_PATH and not hmac.compare_digest(given, expected):
-            return _json(Problem(error="this path needs the run's bearer token in the Authorization header"), 401)
+        if request.path != control.HEALTH_PATH and not hmac.compare_digest(given, expected):
+            return _json(
+                control.Problem(error="this path needs the run's bearer token in the Authorization header"), 401
+            )
         return await handler(request)
 
     return require_token
@@ -185,9 +175,9 @@ async def _refusing(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except _BadRequest as error:
-        return _json(Problem(error=str(error)), 400)
+        return _json(control.Problem(error=str(error)), 400)
     except web.HTTPException as error:
-        return _json(Problem(error=f"{request.method} {request.path}: {error.reason}"), error.status)
+        return _json(control.Problem(error=f"{request.method} {request.path}: {error.reason}"), error.status)
 
 
 def _number(request: web.Request, name: str, default: float, at_most: float) -> float:
