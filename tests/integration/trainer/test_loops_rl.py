@@ -20,7 +20,7 @@ from polyrl.weights import WeightsRef
 from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.data import DataBuffer
+from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import prepare_prompts
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer

@@ -11,7 +11,7 @@ from polyrl.manifest.recipe import OptimizerSpec, RecipeSpec, SftSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.data import DataBuffer
+from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import prepare_conversations, prepare_finished_groups
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import CharacterTokenizer

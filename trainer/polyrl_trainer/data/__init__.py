@@ -7,7 +7,3 @@
 
 Nothing here knows a manager or a model.
 """
-
-from polyrl_trainer.data.buffer import DataBuffer
-
-__all__ = ["DataBuffer"]

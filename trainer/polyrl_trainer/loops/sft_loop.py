@@ -1,7 +1,4 @@
-"""Supervised fine-tuning: draw a batch, take one optimizer step, report its metrics.
-
-The gradient is that of the mean loss per learned token of the batch, however the backend splits it.
-"""
+"""Supervised fine-tuning: one optimizer step a batch, on its mean loss per learned token, however it is split."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a sample is worth: calls the user's reward function, and the group filter beside it, and reads what they give.
 
 The reward function gets a `Sample` and returns a number, or a dict with `reward` and further named numbers for the log
-(`exact_match` among them feeds evaluation). A call that raises, hangs or returns something else is `Unscored` with its
-typed reason: it is counted and reported, and never becomes 0.
+(`exact_match` among them feeds evaluation). Anything else is `Unscored` with its typed reason, and never becomes 0.
 """
 
 from __future__ import annotations

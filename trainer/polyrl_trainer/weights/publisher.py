@@ -4,8 +4,7 @@
     send     SEND_HWM frames per peer, then dropped: the puller asks again at its own deadline
     receive  RECEIVE_HWM frames per peer, then libzmq stops reading that peer
 
-`publish` copies the tensors once, into content-hashed chunks, and returns; the newest `keep` versions stay in memory
-and share the chunks they have in common. Unreadable frames are counted and dropped.
+The newest `keep` versions stay in memory, as content-hashed chunks, and share those that they have in common.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data import DataBuffer
+from polyrl_trainer.data.buffer import DataBuffer
 
 sources = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(
     lambda sizes: [[(source, row) for row in range(size)] for source, size in enumerate(sizes)]
