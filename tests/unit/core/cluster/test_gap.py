@@ -67,7 +67,7 @@ GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 
 
 
 def decide(spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True) -> Sizing:
-    """`sizes` asked for by consecutive steps, the last of which is judged now (with 20 s of training)."""
+    """`sizes` asked for by consecutive steps, the last of which is decided on now (with 20 s of training)."""
     window = tuple(Recommendation(step, size) for step, size in enumerate(sizes[:-1]))
     return sizing(spec, measured(4, sizes[-1] * 5.0, 20.0), current, window, cooled, 0)
 

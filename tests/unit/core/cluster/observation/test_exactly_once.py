@@ -87,19 +87,21 @@ def test_a_pod_keeps_the_number_that_it_was_given(
 
 @given(
     losses=st.lists(st.sampled_from(["marked", "vanished"]), max_size=30),
-    looks=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    reconciles=st.lists(st.integers(0, 4), min_size=1, max_size=30),
     forgets=st.sets(st.integers(0, 29)),
 )
-def test_every_loss_is_counted_once_however_looks_fall(losses: list[str], looks: list[int], forgets: set[int]) -> None:
-    """Pods are numbered, read back, stored and deleted in looks that see some of them each; some looks store nothing,
+def test_every_loss_is_counted_once_however_reconciles_fall(
+    losses: list[str], reconciles: list[int], forgets: set[int]
+) -> None:
+    """Pods are numbered, read back, stored and deleted in reconciles that see some of them each; some store nothing,
     as an operator does that dies after it annotated."""
     stored, there, waiting = 0, list[PodFacts](), list(losses)
-    for number, many in enumerate([*looks, *[30] * 4]):
+    for number, many in enumerate([*reconciles, *[30] * 4]):
         arrived, waiting = waiting[:many], waiting[many:]
         went = [gone()] * arrived.count("vanished")
         counter = total(there, LossCounter.PREEMPTION, stored, went)
         there += [marked(counter + 1 + place) for place in range(arrived.count("marked"))]
-        if number in forgets and number < len(looks) and not went:
+        if number in forgets and number < len(reconciles) and not went:
             continue
         stored = counter
         there = [pod for pod in there if (mark := loss_number_of(pod)) is None or mark.number > stored]
