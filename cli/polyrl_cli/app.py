@@ -21,7 +21,7 @@ INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 
 SEED_BITS: Final = 32
-"""Of a drawn seed; short enough to be typed again."""
+"""Size of a drawn seed; short enough to be typed again."""
 
 
 class _Commands(TyperGroup):

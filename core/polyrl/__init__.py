@@ -1,7 +1,16 @@
 """PolyRL's core: what is decided, as values.
 
-Pure on purpose: no sockets, no cluster, no tensors, no clock (`now` is an argument), no environment. The same deciders
-run in production, in random-schedule tests and in the simulator; no rule has a second copy for any of them.
+Pure on purpose: no sockets, no cluster, no tensors, no clock (`now` is an argument). The same deciders run in
+production, in random-schedule tests and in the simulator; no rule has a second copy for any of them. The one exception
+is `parent_death_signal`, which every process calls first thing.
 
-Read next: `sample` (the nouns), `wire` (what processes say to each other), `ledger` (where every sample lives).
+    sample      the nouns: group, sample, response        errors   what users are told, and exit codes
+    manifest    PolyRLJob: models, rules, CRD             status   what a manager reports
+    wire        the messages between processes            control  the manager's HTTP API as values
+    ledger      where every sample lives                  weights  versions, manifests, chunks
+    cluster     one job on Kubernetes, reconciled         keys     key files of one run
+    local       the workers of one machine, planned       worker   how a worker's process is started, and how it ends
+
+import-linter holds who may import whom: cluster, ledger and local above, then wire, worker and control, then the rest.
+Everybody may import core; core imports nobody.
 """

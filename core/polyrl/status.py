@@ -67,7 +67,7 @@ class StepValue(StrEnum):
     ROLLOUT_SECONDS = "rolloutSeconds"
     """From submission to the last turn that was used."""
     RESERVED_SECONDS = "reservedSeconds"
-    """Of these, those in which a reserved engine, if there is one, generated as well."""
+    """The part of these seconds in which a reserved engine, if there is one, generated as well."""
     TRAIN_SECONDS = "trainSeconds"
     """The learner's own work."""
     STEP_SECONDS = "stepSeconds"
@@ -78,7 +78,7 @@ class StepValue(StrEnum):
     REWARD = "reward"
     """Mean of the step's samples."""
     EXACT_MATCH = "exactMatch"
-    """Of the last evaluation."""
+    """Exact match of the last evaluation."""
 
 
 class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

@@ -46,8 +46,8 @@ def _identity() -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """Of one replica. Every field but the last two is a flag of `python -m polyrl_operator`, and is also read from the
-    environment as POLYRL_<FLAG>."""
+    """Options of one replica. Every field but the last two is a flag of `python -m polyrl_operator`, and is also read
+    from the environment as POLYRL_<FLAG>."""
 
     manager_image: Annotated[str, Option(help="Image of managers.")]
     trainer_image: Annotated[str, Option(help="Default image of trainers.")]
@@ -73,7 +73,7 @@ class Options:
     )
     log_level: Annotated[str, Option(help="debug, info, warning, error.")] = "info"
     identity: str = field(default_factory=_identity)
-    """Of this replica in the Lease and in Events: its pod's name."""
+    """Name of this replica in the Lease and in Events: its pod's."""
     terms: Terms = DEFAULT_TERMS
 
     @property

@@ -30,7 +30,7 @@ TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 @dataclass(frozen=True)
 class Terms:
-    """Of the Lease, in seconds."""
+    """Durations of the Lease, in seconds."""
 
     duration_s: float = 15.0
     """A standby takes over after so long without a renewal."""

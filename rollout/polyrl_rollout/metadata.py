@@ -49,7 +49,7 @@ class MetadataRequest:
     """One HTTP request."""
 
     path: str
-    """With its query."""
+    """Path with its query."""
     headers: Mapping[str, str] = field(default_factory=dict)
     method: str = "GET"
     wait_s: float = 0.0
@@ -172,7 +172,7 @@ class Gcp:
 
     def __init__(self) -> None:
         self._etag = "0"
-        """Of the value that we know; this one, which none has, is answered at once."""
+        """The tag of the value that we know; this one, which none has, is answered at once."""
 
     async def poll(self, ask: Ask, now: float) -> PollResult:
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={quote(self._etag)}"

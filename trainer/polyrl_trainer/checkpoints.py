@@ -34,7 +34,7 @@ UNFINISHED_PREFIX: Final = ".unfinished-"
 WRITER: Final = ".trainer"
 """Beside the folder."""
 WRITER_BYTES: Final = 8
-"""Of a writer's random name."""
+"""Bytes of a writer's random name."""
 
 
 class FileSeal(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, create, patch, delete]
-# Every decision is told as an Event; repeated ones are counted up in place.
+# Every decision becomes an Event; repeated ones are counted up in place.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

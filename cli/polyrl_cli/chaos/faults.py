@@ -31,9 +31,9 @@ class FaultRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 5.0
     """How long it lasts; with preempt, from the notice to the end."""
     speed: Annotated[float, Meta(gt=0, lt=1)] = 0.1
-    """Of slow: the share of the time in which the victim runs."""
+    """For `slow`: the share of the time in which the victim runs."""
     direction: Direction = Direction.BOTH
-    """Of partition: what is lost."""
+    """For `partition`: which messages are lost."""
 
 
 class Fault(FaultRequest, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from polyrl_cli.inspection.journal_reader import open_journal
 from polyrl_cli.local.run_folder import find_run
 
 VERDICT_WIDTH: Final = 9
-"""Of the longest verdict, `not shown`."""
+"""Width of the longest verdict, `not shown`."""
 
 
 def check_lines(run: Path | None) -> tuple[list[str], bool]:

@@ -40,7 +40,7 @@ async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
             await client.find()
             waits = await client.waits()
     except FileNotFoundError:
-        return None, "it never said where it listens"
+        return None, "it never announced where it listens"
     except TimeoutError:
         return None, f"no answer within {ANSWER_S:g} s"
     except (OSError, ValueError, PolyRLError) as error:

@@ -40,7 +40,7 @@ SIGNALLED: Final = 128
 """Added to a signal's number, as shells do."""
 
 LOG_LINES: Final = 20
-"""Of a worker's log that are shown when its end is the run's end: a traceback's last part."""
+"""How many lines of a worker's log are shown when its end is the run's end: a traceback's last part."""
 
 SHOW_EVERY_S: Final = 0.25
 """Between two reads of metrics.jsonl, to which another process appends without notice."""

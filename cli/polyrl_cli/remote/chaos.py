@@ -42,7 +42,8 @@ ISOLATION_S: Final = 10.0
 """An agent to be killed is cut off for so long: until it is dead, or until the deletion was refused."""
 
 PROGRAM_WORDS: Final = 3
-"""Of a worker's command line: interpreter, -m, module. The rest may hold variables that the kubelet fills in."""
+"""Words of a worker's command line that name its program: interpreter, -m, module. The rest may hold variables that the
+kubelet fills in."""
 
 _PROCESS_1: Final = "is process 1 of its container, which nothing inside can {what}"
 _INSTEAD: Final = {

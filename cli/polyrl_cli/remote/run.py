@@ -154,7 +154,7 @@ async def _next(changes: asyncio.Queue[Change | ApiError], emit: Emit, last: Obj
         except TimeoutError:
             if not last.get("status") and not lines.printed_line:
                 lines.printed_line = "no operator"
-                emit(f"no operator has looked at the job for {NO_OPERATOR_S:.0f} s: is the chart installed, and here?")
+                emit(f"no operator has handled the job for {NO_OPERATOR_S:.0f} s: is the chart installed, and here?")
             continue
         if isinstance(change, ApiError):
             raise change

@@ -24,7 +24,7 @@ TROUBLE: Final = {
 """Conditions worth a line, and when."""
 
 MICROS: Final = 1_000_000
-"""Of a unit of money."""
+"""Status amounts are in millionths of a unit of currency."""
 
 SHOWN_DISRUPTIONS: Final = 3
 
@@ -43,7 +43,7 @@ def status_report(raw: Object) -> list[str]:
     """A job as stored, in a few lines."""
     status: dict[str, Any] = raw.get("status") or {}
     if not status:
-        return [f"{raw['metadata']['name']}: no operator has looked at it yet"]
+        return [f"{raw['metadata']['name']}: no operator has handled it yet"]
     return [headline(raw), *(f"  {line}" for line in _details(status, raw["spec"]))]
 
 

@@ -61,7 +61,7 @@ class RolloutLoss(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     step_seconds: float | None
     """Wall time of the RL step that it fell into."""
     median_step_seconds: float | None
-    """Of all RL steps, to compare with."""
+    """Median over all RL steps, to compare with."""
 
 
 class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

@@ -50,7 +50,7 @@ class Acceptance:
 
 
 def acceptance(ctx: ReconcileContext) -> Acceptance:
-    """Of the job as it is written now."""
+    """Whether the job, as it is written now, can be run."""
     refused = unsupported(ctx.job)
     if refused:
         return Acceptance(False, "Unsupported", refused, makes_pods=False)

@@ -164,7 +164,7 @@ def _affordable(spec: JobSpec, enough: int, num_on_demand: int) -> int:
 
 
 def _cost(spec: JobSpec, measurement: StepMeasurement, work: float, rollouts: int) -> float:
-    """Of one step, in pricing.currency, with so many rollouts."""
+    """Cost of one step with that many rollouts, in pricing.currency."""
     rest = max(0.0, measurement.step_s - max(measurement.rollout_s, measurement.train_s))
     paced = max(measurement.train_s, work / rollouts) if rollouts else measurement.train_s + work
     if rollouts == 0 and not spec.trainer.reserved_engine:
@@ -187,7 +187,7 @@ class ScaleDecision:
     active: bool
     """True while measurements move the number."""
     reason: str
-    """Of the condition ScalingActive."""
+    """Reason of the condition ScalingActive."""
     message: str
     window: tuple[Recommendation, ...] = ()
     """To be remembered."""
@@ -196,7 +196,7 @@ class ScaleDecision:
 
 
 def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepObservation) -> ScaleDecision:
-    """Of a running job."""
+    """How many rollouts a running job should have, and why."""
     stored, window, mode = ctx.status.scaling, ctx.state.recommendations, ctx.spec.scaling.mode
     if not ctx.wants_rollouts:
         return _not_measured(ctx, 0, "NotWanted", "this mode samples nothing to train on")

@@ -49,7 +49,7 @@ class Lifecycle:
 
 
 def lifecycle(ctx: ReconcileContext) -> Lifecycle:
-    """Of the job now."""
+    """Where the job is in its life now."""
     reported = {known.type for known in ctx.status.conditions if known.status == "True"}
     ended_at = unix(ctx.status.completion_time) or ctx.now
     if "Complete" in reported:

@@ -25,7 +25,7 @@ LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_TEMPLATE: Final = f"{GROUP}/template-hash"
 
 OPERATOR_LABELS: Final = {f"{APP}/name": "polyrl", f"{APP}/component": "operator"}
-"""Of the operator's own pods, as the chart writes them; network rules let them reach managers."""
+"""Labels of the operator's own pods, as the chart writes them; network rules let them reach managers."""
 
 ANNOTATION_CONTENT: Final = f"{GROUP}/content-hash"
 """On every child: hash of what it was made as."""
@@ -64,7 +64,7 @@ def manager_service(job: str) -> str:
 
 
 def trainer_name(job: str) -> str:
-    """Of the trainer's Job, headless Service, volume claim and disruption budget."""
+    """Name of the trainer's Job, headless Service, volume claim and disruption budget."""
     return f"{job}-trainer"
 
 
@@ -77,7 +77,7 @@ def config_map(job: str, content_hash: str) -> str:
 
 
 def pod_name(job: str, role: Role, ordinal: int) -> str:
-    """Of the manager's or a rollout's pod."""
+    """Name of the manager's or a rollout's pod."""
     return f"{job}-{'r' if role is Role.ROLLOUT else role.value}-{ordinal}"
 
 
@@ -88,7 +88,7 @@ def ordinal_of(pod: str) -> int:
 
 
 def labels(job: str, role: Role | None = None) -> dict[str, str]:
-    """Of a child of `job`."""
+    """Labels of a child of `job`."""
     own = {
         f"{APP}/name": "polyrl",
         f"{APP}/instance": job,

@@ -83,7 +83,7 @@ def _assess(ctx: ReconcileContext) -> Assessment:
 
 
 def _accepted_before(ctx: ReconcileContext) -> Acceptance:
-    """Of a job that has ended: it is not checked again."""
+    """The stored verdict of a job that has ended: it is not checked again."""
     before = ctx.status.condition("Accepted")
     if before is None:
         return Acceptance(True, "Valid", "the job is understood", makes_pods=False)

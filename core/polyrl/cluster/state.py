@@ -69,7 +69,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ReconcileState:
-    """Of one job. The operator adds what its requests showed: see the `with_` methods."""
+    """What one job's reconciles remember. The operator adds what its requests showed: see the `with_` methods."""
 
     began_at: float | None = None
     """When the first of these reconciles was; an absent engine counts only after a while."""
@@ -94,17 +94,17 @@ class ReconcileState:
     dry_run_at: float | None = None
     """When the dry run that was refused was asked for."""
     refusal: Refusal | None = None
-    """Of creating pods: a quota, a webhook, Pod Security."""
+    """The last refusal of a pod: a quota, a webhook, Pod Security."""
 
     def with_drain_confirmed(self, uid: str) -> ReconcileState:
-        """With the drain of a pod confirmed by the manager."""
+        """This state after the manager confirmed the drain of a pod."""
         return replace(self, drains_confirmed=self.drains_confirmed | {uid})
 
     def with_refusal(self, message: str, now: float) -> ReconcileState:
-        """With a creation refused by the API server, for a reason other than that the name is taken."""
+        """This state after the API server refused a creation, for a reason other than that the name is taken."""
         times = 1 if self.refusal is None else self.refusal.times + (now > self.refusal.at)
         return replace(self, refusal=Refusal(message, now, times))
 
     def without_refusal(self) -> ReconcileState:
-        """With a creation that the API server accepted."""
+        """This state after the API server accepted a creation."""
         return replace(self, refusal=None)

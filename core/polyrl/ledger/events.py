@@ -291,7 +291,7 @@ class RequestDone(Event, frozen=True):
 
     request: int
     digest: bytes
-    """Of the request; for a BatchRequest its answer follows, in the wire's form."""
+    """Digest of the request; for a BatchRequest its answer follows, in the wire's form."""
 
 
 class TrainerHeard(Event, frozen=True):

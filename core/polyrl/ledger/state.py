@@ -72,7 +72,7 @@ class SampleState(msgspec.Struct, array_like=True):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     rejections: int = 0
     avoid: str = ""
-    """LeasedEngine that last failed it."""
+    """Name of the engine that failed this sample last."""
     moved_at: float = -inf
 
     @property
@@ -143,7 +143,7 @@ class LeasedEngine(msgspec.Struct):
     reserved_kv: dict[int, int] = msgspec.field(default_factory=dict)
     """KV room, in tokens, set aside for samples that other engines were asked to give back, by their assignment."""
     recalled: int = 0
-    """Of those that it runs, how many it was asked to give back."""
+    """How many of its running samples it was asked to hand back."""
     draining: str = ""
     """Why; empty when it is not."""
     drain_at: float = inf

@@ -32,7 +32,7 @@ MANAGER_START_S: Final = 120.0
 ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
 
 SINGLE_ROLES: Final = (Role.MANAGER, Role.RESERVED)
-"""Of which one runs at a time, and another takes its place when it is gone."""
+"""Roles of which one worker runs at a time, and another takes its place when it is gone."""
 
 
 class WorkerPhase(StrEnum):

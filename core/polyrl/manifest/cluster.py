@@ -178,4 +178,4 @@ class TelemetrySpec(ManifestModel):
     """How the operator watches the manager."""
 
     poll_seconds: Annotated[int, Field(ge=2, le=60)] = 5
-    """Seconds between polls of the manager's status; after three missed ones TrainerReady turns False."""
+    """Seconds between polls of the manager's status; after three failed ones TrainerReady turns False."""

@@ -50,11 +50,11 @@ class Condition(StatusPart):
     last_transition_time: Time
     """When status last flipped."""
     observed_generation: Counter = 0
-    """Generation of the spec that was looked at."""
+    """Generation of the spec that was last observed."""
 
 
 class ManagerSummary(StatusPart):
-    """What the manager last said."""
+    """What the manager last reported."""
 
     endpoint: Text = ""
     """Address of its HTTP API."""
@@ -178,7 +178,7 @@ class Disruption(StatusPart):
     node_name: Text = ""
     """Its node."""
     reason: Literal["SpotInterruption", "NodeDrain", "Eviction", "NodeLost", "PodDeleted", "Unknown"] = "Unknown"
-    """Why, as far as the cluster said."""
+    """Why, as far as the cluster reported."""
     notice_time: Time | None = None
     """When the first sign of it was seen."""
     delete_time: Time | None = None
@@ -217,7 +217,7 @@ class JobStatus(StatusPart):
     """What the operator reports; counters only grow within one runID."""
 
     observed_generation: Counter = 0
-    """Generation of the spec that was looked at."""
+    """Generation of the spec that was last observed."""
     state: Annotated[RunState, BY_VALUE] = RunState.PENDING
     """The conditions in one word."""
     conditions: list[Condition] = Field(default=[], max_length=16)
@@ -235,7 +235,7 @@ class JobStatus(StatusPart):
     run_id: Annotated[str, Field(max_length=64, alias="runID")] = ""
     """Run epoch: new at each restart of the trainer; fences everything older."""
     manager: ManagerSummary = ManagerSummary()
-    """What the manager last said."""
+    """What the manager last reported."""
     trainer: TrainerStatus = TrainerStatus()
     """The trainer's pods."""
     rollout: RolloutStatus = RolloutStatus()

@@ -162,7 +162,7 @@ class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     version: int = -1
     """Newest published; -1 for none."""
     manifest_hash: bytes = b""
-    """Of that version."""
+    """Hash of that version's manifest."""
     held: tuple[HeldGroup, ...] = ()
     """To a fresh trainer: what its predecessor submitted and did not acknowledge."""
 

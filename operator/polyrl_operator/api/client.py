@@ -28,9 +28,9 @@ log = structlog.get_logger(__name__)
 
 FIELD_MANAGER: Final = "polyrl-operator"
 REQUEST_S: Final = 10.0
-"""Of one attempt. A healthy server answers in milliseconds; a slow admission webhook is cut at 10 s by default."""
+"""Limit of one attempt. A healthy server answers in milliseconds; a slow webhook is cut at 10 s by default."""
 ATTEMPTS: Final = 4
-"""Of one request before the key of its job backs off instead."""
+"""Attempts of one request before its job backs off instead."""
 RETRY_S: Final = 0.2
 """Before the second attempt; doubles, with jitter."""
 MAX_RETRY_AFTER_S: Final = 5.0
@@ -268,7 +268,7 @@ def refusal(status: int, data: bytes) -> ApiError:
 
 
 def _seconds(text: str | None) -> float:
-    """Of a Retry-After header; its other form, a date, is not used by API servers."""
+    """Seconds of a Retry-After header; its other form, a date, is not used by API servers."""
     return float(text) if text is not None and text.isdecimal() else 0.0
 
 

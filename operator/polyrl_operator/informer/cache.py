@@ -50,7 +50,7 @@ class JobKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What no two objects that live share."""
+    """Unique key of a live object."""
 
     kind: str
     namespace: str
@@ -68,7 +68,7 @@ class CachedObject:
     owner: str
     """uid of its controller; empty: none."""
     node: str
-    """Of a pod or a NodeClaim, and a node's own name; empty: none yet."""
+    """Node of a pod or a NodeClaim, and a node's own name; empty: none yet."""
     content: Any
     """Facts of its kind (None for a pod of no role of ours); of a job its JSON text."""
     version: int = field(compare=False)

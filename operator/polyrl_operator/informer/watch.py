@@ -34,7 +34,7 @@ INACTIVITY_S: Final = 70.0
 """A watch without events or bookmarks (one a minute) for so long is taken for dead, and opened again."""
 
 REQUEST_S: Final = 30.0
-"""Of kopf's lists."""
+"""Limit of one of kopf's lists."""
 
 CONNECT_S: Final = 5.0
 

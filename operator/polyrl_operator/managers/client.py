@@ -22,7 +22,7 @@ ANSWER_S: Final = 3.0
 """What a busy manager may take beyond the wait that was asked for."""
 
 DRAIN_S: Final = 1.0
-"""Of one try to tell a drain; the next follows at once."""
+"""Limit of one try to send a drain; the next follows at once."""
 
 CONNECT_S: Final = 2.0
 """Within a cluster a handshake takes milliseconds; an address that is gone answers nothing at all."""

@@ -37,7 +37,7 @@ WORKERS: Final = 16
 """Jobs reconciled at a time; each mostly waits for the API server."""
 
 DEADLINE_S: Final = 120.0
-"""Of one reconcile: five hundred pods take ten seconds on a slow server."""
+"""Limit of one reconcile: five hundred pods take ten seconds on a slow server."""
 
 SPACING_S: Final = 2.0
 """Least time between two writes of one job's status while no count changes and no condition flips."""
@@ -233,7 +233,7 @@ class Reconciler:
 
 
 def _manager_of(facts: JobFacts) -> tuple[Address | None, bool]:
-    """Of the newest manager pod that has an address and has not ended, and whether it is ready."""
+    """Address of the newest manager pod that has one and has not ended, and whether it is ready."""
     if facts.job is None or facts.deleting:
         return None, False
     spec = facts.job.spec

@@ -32,7 +32,7 @@ MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "polyrl-"
 WEIGHTS_FILE: Final = "model.safetensors"
 NAME_BYTES: Final = 4
-"""Of randomness in a folder's name."""
+"""Bytes of randomness in a folder's name."""
 HEADER_ALIGNMENT: Final = 8
 """safetensors pads its header with spaces so that the data begins at a multiple of this."""
 

@@ -196,7 +196,7 @@ def test_a_job_that_is_over_is_not_run_again(server: Any, folder: Path) -> None:
 def test_status_tells_the_story(server: Any, folder: Path) -> None:
     name = name_of(folder)
     server.kubectl("apply", "-f", folder / "job.yaml")
-    assert "no operator has looked at it yet" in polyrl(server, "status", name).stdout
+    assert "no operator has handled it yet" in polyrl(server, "status", name).stdout
     report(server, name, state="Running", rollout={"registeredReplicas": 1, "desiredReplicas": 2}, manager={"step": 7})
     answer = polyrl(server, "status", name)
     assert answer.returncode == 0, answer.stderr

@@ -30,7 +30,7 @@ class ModelConfig:
     seed: int = 0
     """Draws the weights of a fresh model; without effect on a folder."""
     dtype: Dtype = "bfloat16"
-    """Of the forward pass and of the exported weights. Master weights and optimizer state are always float32."""
+    """Type of the forward pass and of the exported weights. Master weights and optimizer state are always float32."""
     special_tokens: SpecialTokens = SpecialTokens()
     """Written into a fresh model's config; a folder's own ids are left as they are."""
 

@@ -27,7 +27,7 @@ from polyrl_trainer.backends.configs import Dtype, SpecialTokens
 UNDECLARED_FIELDS = frozenset({"model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"})
 """Fields of published config.json files that transformers reads, though not every config declares them."""
 MAX_REASON_CHARACTERS = 200
-"""Of a foreign error message; some list every model that exists."""
+"""Most characters shown of a foreign error message; some list every model that exists."""
 _AUTO_MODEL: Any = AutoModelForCausalLM
 """transformers leaves these class methods untyped."""
 NO_SPECIAL_TOKENS = SpecialTokens()

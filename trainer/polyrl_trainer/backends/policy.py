@@ -101,7 +101,7 @@ def _score_chunk(
 FIRST_LENGTH, SECOND_LENGTH = 5, 4
 """Tokens of the two probe sequences: enough for a convolution of width 4 to leak over the boundary."""
 RELATIVE_TOLERANCE = 1e-3
-"""Of the largest logit; float32 kernels of different shapes differ by about 1e-6 of it."""
+"""Tolerance as a share of the largest logit; float32 kernels of different shapes differ by about 1e-6 of it."""
 
 
 @torch.no_grad()

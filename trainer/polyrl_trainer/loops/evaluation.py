@@ -33,7 +33,7 @@ EVALUATION_DEADLINE_S: Final = 600.0
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped sample once the manager has nothing more to deliver."""
 MAX_TOKENS_PER_ANSWER: Final = 1 << 20
-"""Of one batch of evaluated samples; they are only counted, so the bound is the size of a frame, about 8 MB."""
+"""Most tokens of one batch of evaluated samples; they are only counted, so a frame's size, about 8 MB, is the bound."""
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ class _PoolCount:
 
     all: int
     placed: int
-    """With a node."""
+    """Pods that have a node."""
     serving: int
 
     @property

@@ -94,7 +94,7 @@ def fleet_plan(
 
 
 def limited(split: CapacitySplit) -> CapacitySplit:
-    """What one reconcile makes of it: on-demand first, and of these the stand-ins last."""
+    """Pods to create in this reconcile: base on-demand, stand-ins, then spot."""
     on_demand = min(split.on_demand, MAX_CREATIONS)
     standing_in = max(0, on_demand - (split.on_demand - split.standing_in))
     return replace(split, spot=min(split.spot, MAX_CREATIONS - on_demand), on_demand=on_demand, standing_in=standing_in)

@@ -63,7 +63,7 @@ class PoolView:
 
     @property
     def held(self) -> bool:
-        """True while no more than a probe is asked of it."""
+        """True while the pool backs off: only one probe pod may be pending."""
         return self.status.state == "BackingOff"
 
 

@@ -41,7 +41,7 @@ class ReconcileContext:
 
     @property
     def status(self) -> JobStatus:
-        """As stored."""
+        """The status as stored."""
         return self.facts.status
 
     @cached_property

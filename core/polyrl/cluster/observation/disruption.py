@@ -131,7 +131,7 @@ def is_dead(pod: PodFacts, ctx: ReconcileContext) -> bool:
 
 
 def spot_or_drain(pod: PodFacts) -> DisruptionKind:
-    """What it is called when the cloud takes the pod's machine."""
+    """Disruption reason to report when the cloud reclaims this machine."""
     return DisruptionKind.SPOT if pod.pool is Pool.SPOT else DisruptionKind.DRAIN
 
 
@@ -230,7 +230,7 @@ def notice_of(
 
 
 def disruption_kind(pod: PodFacts) -> DisruptionKind | None:
-    """As annotated on the pod when its notice was confirmed; None when it was not."""
+    """The kind annotated on the pod when its notice was confirmed; None when it was not."""
     kind = pod.annotations.get(names.ANNOTATION_NOTICE, "")
     return DisruptionKind(kind) if kind in {known.value for known in DisruptionKind} else None
 

@@ -44,7 +44,7 @@ class LossNumber:
 
 
 def loss_number_of(pod: PodFacts) -> LossNumber | None:
-    """The number annotated on the pod; None when there is none, or none that we wrote."""
+    """The number annotated on the pod; None without the annotation, or when another writer set it."""
     return parse_loss_number(pod.annotations.get(names.ANNOTATION_COUNTED, ""))
 
 

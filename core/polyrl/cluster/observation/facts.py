@@ -29,7 +29,7 @@ class Exit:
     container: str
     code: int
     reason: str
-    """As the kubelet says: Completed, Error, OOMKilled, ..."""
+    """The kubelet's word: Completed, Error, OOMKilled, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PodFacts:
     phase: PodPhase
     created_at: float
     pool: Pool | None = None
-    """Of a rollout: SPOT or ON_DEMAND."""
+    """SPOT or ON_DEMAND for a rollout; None for others."""
     node: str = ""
     ip: str = ""
     """status.podIP; empty until the pod has one."""
@@ -58,12 +58,12 @@ class PodFacts:
     reason: str = ""
     """status.reason: Evicted, Terminated, NodeShutdown, NodeLost, ..."""
     exits: tuple[Exit, ...] = ()
-    """Of its containers that ended for good."""
+    """One per container that ended for good."""
     ended_at: float | None = None
     """When the last of these ended."""
     template_hash: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Only ours."""
+    """Those of polyrl.dev; others are left out."""
 
     @property
     def ended(self) -> bool:
@@ -171,7 +171,7 @@ class JobFacts:
     deleting: bool = False
     trainer: TrainerFacts | None = None
     pods: tuple[PodFacts, ...] = ()
-    """Of every role, oldest first; pods that are being deleted stay until they are gone."""
+    """Pods of every role, oldest first; pods that are being deleted stay until they are gone."""
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     """By name: those that the pods name and that exist."""
     sees_nodes: bool = True

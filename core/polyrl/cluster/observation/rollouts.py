@@ -58,7 +58,7 @@ class RolloutPod:
     silent_since: float | None = None
     """Since when a manager that answers has not listed its engine, which it once did."""
     why: str = ""
-    """Of a failure: what happened."""
+    """What happened, when it failed; else empty."""
 
     @property
     def live(self) -> bool:

@@ -37,7 +37,7 @@ class Assessment:
     trainers_disrupted: tuple[tuple[PodFacts, DisruptionNotice], ...]
 
     def in_state(self, *states: PodState) -> list[RolloutPod]:
-        """Rollouts that stand in one of these ways."""
+        """Rollouts in any of these states."""
         return [one for one in self.fleet if one.state in states]
 
     @cached_property

@@ -124,7 +124,8 @@ def _rollout_available(assessment: Assessment) -> ConditionDraft:
         message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
         return ConditionDraft("False", "FailedStarts", f"{message}; another is tried now and then")
     if any(view.held for view in assessment.views):
-        return ConditionDraft("False", "NoCapacity", "no machines are to be had; the trainer goes on alone")
+        message = "no capacity in any pool; training continues on the reserved engines"
+        return ConditionDraft("False", "NoCapacity", message)
     if assessment.in_state(PodState.PREEMPTED) and not assessment.live:
         return ConditionDraft("False", "AllPreempted", "every rollout was taken away")
     return ConditionDraft("False", "BelowMinimum", f"fewer than {need} rollouts serve")
@@ -154,7 +155,7 @@ def _capacity_limited(assessment: Assessment) -> ConditionDraft:
     if waiting:
         message = f"{len(waiting)} rollouts wait for a node: {waiting[0].pod.unschedulable[:REASON_LENGTH]}"
         return ConditionDraft("True", "Unschedulable", message)
-    return ConditionDraft("False", "Enough", "what is asked for is given")
+    return ConditionDraft("False", "Enough", "all requested capacity is available")
 
 
 def _scaling_active(assessment: Assessment) -> ConditionDraft:

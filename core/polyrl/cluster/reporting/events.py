@@ -49,7 +49,7 @@ def condition_events(before: JobStatus, after: JobStatus) -> Iterator[RecordEven
 
 
 def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEvent]:
-    """Of rollouts, for a running job."""
+    """Events about rollouts of a running job."""
     yield from _losses(assessment)
     made = {pool.value: number for pool, number in plan.made.items() if number}
     if made:

@@ -45,7 +45,7 @@ MAX_DISRUPTIONS: Final = 10
 
 
 def status_of(assessment: Assessment) -> JobStatus:
-    """Everything anew, on top of what only the stored status knows."""
+    """Recomputes the status and keeps the fields that cannot be recomputed."""
     ctx = assessment.ctx
     update: dict[str, object] = {
         "observed_generation": ctx.facts.generation,
@@ -67,7 +67,7 @@ def status_of(assessment: Assessment) -> JobStatus:
 
 
 def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> JobStatus:
-    """Of an object that is no job this version understands; what was known of it stays."""
+    """Status of an object that this version does not understand: Accepted=False, and all else as stored."""
     before = stored.condition("Accepted")
     stands = before is not None and before.status == "False"
     accepted = Condition(
@@ -194,7 +194,7 @@ def _disruption(pod: PodFacts | LastSeenPod, uid: str, reason: DisruptionKind, n
 
 
 def _closed(entry: Disruption, there: Mapping[str, PodFacts], now: float) -> Disruption:
-    """With the time of its end, once the pod has ended or is gone."""
+    """The entry with the time of its end, once the pod has ended or is gone."""
     pod = there.get(entry.pod_uid)
     if entry.delete_time is not None or (pod is not None and not pod.ended):
         return entry
@@ -205,7 +205,7 @@ def _closed(entry: Disruption, there: Mapping[str, PodFacts], now: float) -> Dis
 
 CHARGE_EVERY_S: Final = 60.0
 MICROS_PER_SECOND: Final = 1e6 / 3600
-"""Of a price of 1 per hour."""
+"""Millionths of the currency charged per second at a price of 1 per hour."""
 
 
 def cost(ctx: ReconcileContext, *, closing: bool) -> Cost:

@@ -18,7 +18,7 @@ from polyrl.worker import Role, wants_engines
 
 
 def fixed_children(owner: Owner) -> tuple[Object, ...]:
-    """All of them, each stamped with its content's hash; a job without engines has no manager and nothing of one."""
+    """All of them, each with its content's hash; a job without engines gets no manager, nor its Service and volume."""
     return (config_map(owner), *(with_content_hash(child) for child in _children(owner)))
 
 
@@ -101,7 +101,7 @@ METADATA_PORT: Final = 80
 
 
 def network_policies(owner: Owner) -> tuple[Object, ...]:
-    """One per role that the job has pods of."""
+    """One NetworkPolicy for each role that has pods."""
     spec = owner.job.spec
     outside = [_DNS, *(_to(egress) for egress in spec.network_policy.extra_egress)]
     trainer, rollout = _pods(owner, Role.TRAINER), _pods(owner, Role.ROLLOUT)

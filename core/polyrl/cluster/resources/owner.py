@@ -15,7 +15,7 @@ from polyrl.worker import Role
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one operator, for all jobs."""
+    """Settings of one operator, the same for all its jobs."""
 
     manager_image: str
     trainer_image: str
@@ -57,11 +57,11 @@ class Owner:
 
 
 HASH_CHARACTERS: Final = 10
-"""Of hexadecimal digits: 40 bits, so that two contents of one job do not meet; short enough for names and labels."""
+"""Hexadecimal digits of a hash: 40 bits, so that two contents of one job differ; short enough for names and labels."""
 
 
 def content_hash(obj: Object) -> str:
-    """Of all of an object but its own hash: HASH_CHARACTERS hexadecimal digits."""
+    """Hash of an object without its hash label: HASH_CHARACTERS hexadecimal digits."""
     annotations = dict(obj["metadata"].get("annotations", {}))
     annotations.pop(names.ANNOTATION_CONTENT, None)
     return hash_of(obj | {"metadata": obj["metadata"] | {"annotations": annotations}})
@@ -74,7 +74,7 @@ def with_content_hash(obj: Object) -> Object:
 
 
 def template_hash(owner: Owner, role: Role) -> str:
-    """Of what a user wrote that a pod of this role is made from; HASH_CHARACTERS hexadecimal digits."""
+    """Hash of the manifest fields that shape this role's pods; HASH_CHARACTERS hexadecimal digits."""
     return hash_of(_written(owner.job.spec, role))
 
 
@@ -101,6 +101,6 @@ def _some(part: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def hash_of(value: Any) -> str:
-    """Of a plain value: HASH_CHARACTERS hexadecimal digits."""
+    """Hash of a plain value, HASH_CHARACTERS hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]

@@ -85,7 +85,7 @@ PRESETS: Final[dict[str, Preset]] = {
 
 
 def rollout_placement(spec: JobSpec, pool: Pool) -> Placement:
-    """Of a rollout in `pool`."""
+    """Where a rollout of `pool` may run."""
     preset, tolerations = _preset(spec), _silent_node_tolerations(ROLLOUT_TOLERATION_S)
     if pool is Pool.SPOT:
         return Placement(preset.spot, (*preset.spot_tolerations, *preset.gpu_tolerations, *tolerations))
@@ -93,7 +93,7 @@ def rollout_placement(spec: JobSpec, pool: Pool) -> Placement:
 
 
 def trainer_placement(spec: JobSpec) -> Placement:
-    """Of a trainer rank: on-demand, or anything that a rollout may run on as well."""
+    """Where a trainer rank may run: on-demand nodes, or whatever a rollout may run on as well."""
     preset, tolerations = _preset(spec), _silent_node_tolerations(KEPT_TOLERATION_S)
     if spec.trainer.capacity is TrainerCapacity.ANY:
         return Placement((), (*preset.spot_tolerations, *preset.gpu_tolerations, *tolerations))
@@ -101,7 +101,7 @@ def trainer_placement(spec: JobSpec) -> Placement:
 
 
 def manager_placement(spec: JobSpec) -> Placement:
-    """Of the manager: on-demand, without devices."""
+    """Where the manager may run: on-demand nodes, without devices."""
     return Placement(_preset(spec).on_demand, _silent_node_tolerations(KEPT_TOLERATION_S))
 
 

@@ -24,7 +24,7 @@ from polyrl.sample import Pool
 from polyrl.worker import Pods, Role, RunLocation, Worker, Workers, workers_of
 
 KEY_MODE: Final = 0o440
-"""Of files of the Secret: root's, and readable by the pod's group through fsGroup."""
+"""Mode of the Secret's files: root's, and readable by the pod's group through fsGroup."""
 
 TMP: Final = "/tmp"
 MEMORY: Final = "/dev/shm"
@@ -40,7 +40,7 @@ ENVIRONMENT: Final = {
     "TRITON_CACHE_DIR": f"{TMP}/triton",
     "HF_HOME": f"{TMP}/huggingface",
 }
-"""Of every process of ours in a pod; the user's code lies in a folder that cannot be written to."""
+"""Environment of every process of ours in a pod; the user's code lies in a folder that cannot be written to."""
 
 KEPT: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Annotations of manager and trainer: autoscalers leave their nodes alone."""
@@ -216,7 +216,7 @@ def whole_cpus(resources: Fields) -> int:
 
 
 def _cores(amount: str) -> int:
-    """Of a quantity such as 2, 1.5 or 500m; 1 when it is none, which is for the API server to refuse."""
+    """Whole cores in a quantity such as 2, 1.5 or 500m; 1 for an invalid one, which the API server will refuse."""
     try:
         cores = float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
     except ValueError:

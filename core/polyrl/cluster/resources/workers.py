@@ -81,7 +81,7 @@ ROLLOUT_GRACE_SLACK_S: Final = 5
 """Between the end of a drain and the kill: room to say goodbye and to end the engine."""
 
 ROLLOUT_MEMORY_REQUEST: Final = "1Gi"
-"""Of a tiny model on the embedded engine; real ones say theirs in the template."""
+"""Enough for a tiny model on the embedded engine; real ones say theirs in the template."""
 
 SPARED_BY_NOBODY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 """Else a bare pod keeps its node for ever. Never do-not-disrupt: such a pod dies without its notice."""
@@ -115,7 +115,7 @@ TRAINER_GRACE_SLACK_S: Final = 10
 """Beyond what the trainer takes to stop and save: the sidecar ends after it."""
 
 TRAINER_RESOURCES: Final[Fields] = {"requests": {"cpu": "1", "memory": "2Gi"}}
-"""Of a tiny model; real ones say theirs, with their devices, in the template."""
+"""Enough for a tiny model; real ones say theirs, with their devices, in the template."""
 
 RESERVED_RESOURCES: Final[Fields] = {"requests": {"cpu": "100m", "memory": "1Gi"}}
 """The reserved engine works while the learner waits, so it needs no cores of its own."""

@@ -18,7 +18,7 @@ TITLES: Final = {
     "I10": "replayed events give what the history shows",
     "I11": "bytes are linear in tokens",
 }
-"""Of the invariants that a journal can speak about."""
+"""Titles of the invariants that a journal can show."""
 
 
 class Verdict(NamedTuple):

@@ -30,7 +30,7 @@ RUN: Final = "run"
 """Subject of entries that concern nothing smaller."""
 
 ID_BYTES: Final = 4
-"""Of a uint32 token id."""
+"""Size of a uint32 token id."""
 
 Piece: TypeAlias = tuple[int, int, int]
 """Response positions start <= p < end, and the weight version that made them."""
@@ -60,9 +60,9 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
     at: float
     event: HistoryEvent
     tokens: int = 0
-    """Of a prompt or of an environment, whose ids are left out of the event."""
+    """How many tokens a prompt or an environment wrote; their ids are left out of the event."""
     sample: str = ""
-    """Of an event that names only an assignment."""
+    """The sample of an event that names only an assignment."""
 
 
 @dataclass(slots=True)
@@ -73,11 +73,11 @@ class _TokenStream:
     closed: list[Piece] = field(default_factory=list)
     start: int = 0
     end: int = -1
-    """Of the piece that may still grow; -1: there is none."""
+    """Where the piece that may still grow ends; -1: there is none."""
     version: int = ENVIRONMENT_VERSION
 
     def begin_piece(self, offset: int, count: int, version: int) -> None:
-        """What comes does not go on where we are, or is of another version."""
+        """Starts a new piece: the tokens leave a gap, overlap, or have another version."""
         self.closed = self.pieces
         self.start, self.end, self.version = offset, offset + count, version
 
@@ -99,7 +99,7 @@ class HistoryProjection:
             self._assignments.setdefault(_group_of(stream.sample), {})[stream.sample] = number
         self._heard = {name: engine.heard_at for name, engine in state.engines.items()}
         self._at = _newest(state)
-        """When the newest event happened; one that does not say when happened then or a little later."""
+        """Time of the newest timestamped event; events without a time get this one."""
 
     def project(self, event: f.Event) -> Iterable[HistoryEntry]:
         """The entries of the next event, durable or not; mostly none."""

@@ -26,7 +26,7 @@ PACE_SLACK: Final = 2.0
 """What a token may take more than was measured: the measurement is a mean over the last seconds."""
 
 KEPT_CAUSES: Final = ("window", "rebalanced", "draining")
-"""Of moves from an engine that worked as it should; all others may cost it tokens and time."""
+"""Causes of moves from an engine that worked as it should; all others may cost it tokens and time."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class WindowAudit:
         )
 
     def _tokens(self, name: str) -> tuple[int, int]:
-        """Of a live sample: those to read before it goes on, and those that it may still get."""
+        """Tokens of a live sample: those to read before it goes on, and those that it may still get."""
         found = self._samples.find(name)
         if found is None:
             return 0, 0

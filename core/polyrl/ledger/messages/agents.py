@@ -83,7 +83,7 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
 
 
 def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.Hello) -> None:
-    """What the engine still holds goes on where we are; what either side lost begins anew."""
+    """Assignments that both sides know resume at our offset; others are started again."""
     held = {h.assignment: h for h in hello.held}
     for number in tuple(engine.running):
         assignment, theirs = transition.state.assignments[number], held.pop(number, None)

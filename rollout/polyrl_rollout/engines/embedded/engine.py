@@ -55,7 +55,7 @@ class EmbeddedEngine:
 
     @property
     def pid(self) -> int:
-        """Of the engine's process. Raises EngineFailed before `start`."""
+        """Process id of the engine. Raises EngineFailed before `start`."""
         if self._child is None:
             raise EngineFailed(self._failure)
         return self._child.pid

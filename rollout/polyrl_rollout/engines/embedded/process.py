@@ -71,7 +71,7 @@ class _Drawer(ContinuousBatchingLogitsProcessor):
 
     def __init__(self) -> None:
         self.logprobs: dict[str, float] = {}
-        """Of the last forward pass, by request."""
+        """Results of the last forward pass, by request."""
         self._states: list[RequestState] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:

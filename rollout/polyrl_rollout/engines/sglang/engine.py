@@ -88,7 +88,7 @@ class SGLangEngine:
 
     @property
     def pid(self) -> int:
-        """Of the launched server. Raises EngineFailed before `start`."""
+        """Process id of the launched server. Raises EngineFailed before `start`."""
         return self._server().pid
 
     async def start(self, model_folder: Path) -> EngineCapacity:

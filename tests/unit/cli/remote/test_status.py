@@ -61,7 +61,7 @@ def test_the_report_holds_what_matters() -> None:
 
 
 def test_a_job_that_nobody_looks_after_says_so() -> None:
-    assert status_report(raw()) == ["a: no operator has looked at it yet"]
+    assert status_report(raw()) == ["a: no operator has handled it yet"]
 
 
 def test_a_failure_is_told_with_its_exit_status() -> None:
