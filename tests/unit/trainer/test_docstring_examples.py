@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import sys
@@ -25,3 +26,16 @@ def test_the_example_of_a_port_runs(port: type) -> None:
     report: list[str] = []
     result = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
     assert not result.failed, "".join(report)
+
+
+def test_the_clients_example_calls_what_the_client_has() -> None:
+    """It runs on the fake, which has the same port; a method that the client alone renames would go unnoticed."""
+    (example,) = doctest.DocTestFinder(recurse=False).find(RolloutClient, globs={})
+    tree = ast.parse("".join(step.source for step in example.examples))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    used = [call for call in calls if isinstance(call.func.value, ast.Name) and call.func.value.id == "client"]
+    assert len(used) >= 6
+    for call in used:
+        assert isinstance(call.func, ast.Attribute)
+        named = {keyword.arg: None for keyword in call.keywords if keyword.arg}
+        inspect.signature(vars(RolloutClient)[call.func.attr]).bind_partial(None, *call.args, **named)

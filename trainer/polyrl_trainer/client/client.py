@@ -43,7 +43,8 @@ class RolloutClient(Rollouts):
     """One connection to the rollout side of one run; made by `connect`, used on one event loop.
 
     Any trainer can use it: submit groups, score finished turns, take batches, acknowledge them, publish weights. Each
-    call is described at `Rollouts`, the port that it fits. The same step runs in memory with `testing.FakeRollouts`:
+    call is described at `Rollouts`, the port that it fits; docs/reference/client.md shows a whole program. One step,
+    here against `testing.FakeRollouts`, which needs no manager:
 
     >>> import asyncio
     >>> from polyrl.sample import Group, Purpose, SamplingParams
