@@ -42,7 +42,7 @@ class JournalReader:
         """All of it, in order; the file is looked through first, so that no entry can be missing."""
         (state,) = next(self._rows("PRAGMA quick_check(1)"))
         if state != "ok":
-            raise _damaged(self.path, ValueError(" ".join(state.split())))
+            raise _damaged(self.path, ValueError(state))
         return map(self._decode, self._rows(form.SELECT_HISTORY))
 
     def history_of(self, *subjects: str) -> list[HistoryEntry]:
@@ -91,11 +91,11 @@ def open_journal(path: Path) -> Iterator[JournalReader]:
     try:
         db = _connect(path)
     except UNREADABLE as error:
-        raise InvalidData(f"{path}: not a readable journal: {error}") from error
+        raise InvalidData(f"{path}: not a readable journal: {_one_line(error)}") from error
     try:
         problem = form.foreign(db)
         if problem:
-            raise InvalidData(f"{path}: {problem}")
+            raise InvalidData(f"{path}: {_one_line(problem)}")
         yield JournalReader(path, db)
     finally:
         db.close()
@@ -123,4 +123,9 @@ def _begin(path: Path, options: str) -> sqlite3.Connection:
 
 
 def _damaged(path: Path, error: Exception) -> InvalidData:
-    return InvalidData(f"{path}: the journal is damaged: {' '.join(str(error).split())}")
+    return InvalidData(f"{path}: the journal is damaged: {_one_line(error)}")
+
+
+def _one_line(text: object) -> str:
+    """SQLite quotes the file's own bytes, in which a flipped bit may have made a line break."""
+    return " ".join(str(text).split())
