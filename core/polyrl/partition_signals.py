@@ -16,4 +16,4 @@ PARTITION_OUT: Final = int(signal.SIGRTMIN) + 2
 
 HEAL: Final = signal.SIGUSR1
 """The end of each of them. Its number is the lowest: of several that waited for a stopped process, the handler of the
-highest runs first, and an end before its beginning would leave the agent cut off for good."""
+highest runs first in each thread. Between threads nothing orders them; an agent also takes an end that comes first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -29,6 +30,8 @@ MAX_MANAGER_OUTAGE_S: Final = 600.0
 """Without a message of the manager for this long the agent ends: the run is over, and the agent was not notified."""
 LINGER_S: Final = 1.0
 """Time that the last messages get to leave."""
+EARLY_HEAL_S: Final = 0.5
+"""An end and its beginning that waited for a stopped process are handled within milliseconds of each other."""
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +76,7 @@ class Conversation:
         self.sent_at = self._received_at = self._loop.time()
         self._reachable = asyncio.Event()
         self._reachable.set()
+        self._early_heal_at = -math.inf
 
     async def run(self, context: ZmqContext) -> None:
         """Until cancelled."""
@@ -110,14 +114,22 @@ class Conversation:
 
     def partition(self, inward: bool = True, outward: bool = True) -> None:
         """An injected fault: the manager does not reach us, or cannot be reached, or both; a new link needs both."""
+        if self._loop.time() - self._early_heal_at < EARLY_HEAL_S:
+            # Of signals that waited for a stopped process each of its threads may take one, so their order is open; an
+            # end that was handled first would leave the agent partitioned for good.
+            log.info("an injected partition was over before it began")
+            return
         log.info("partitioned from the manager by an injected fault", inward=inward, outward=outward)
         self._reachable.clear()
         if self.link is not None:
             self.link.partition(inward, outward)
 
     def heal(self) -> None:
-        """Ends the partition."""
-        log.info("partition healed")
+        """Ends the partition, or the one that is about to begin."""
+        if not self._reachable.is_set():
+            log.info("partition healed")
+        else:
+            self._early_heal_at = self._loop.time()
         self._reachable.set()
         if self.link is not None:
             with contextlib.suppress(LinkDown):  # `receive` raises it as well

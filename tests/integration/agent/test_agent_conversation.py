@@ -469,6 +469,16 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     assert len(rig.manager.all_of(Hello)) == greetings
 
 
+async def test_a_partition_whose_end_was_handled_first_is_over(rig: Rig) -> None:
+    """Threads of a stopped process may take the two signals in either order."""
+    await rig.serve(0)
+    rig.agent.manager.heal()
+    rig.agent.manager.partition()
+    await rig.assign(1)
+    await rig.finished([1])
+    assert rig.manager.tokens == {1: undisturbed(1, 40)}
+
+
 async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Rig) -> None:
     rig.engine.tokens_per_second = 400
     await rig.serve(0)
