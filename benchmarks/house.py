@@ -21,7 +21,6 @@ FIELD_SETS: Final = {
     "an engine's capacity": {"max_running", "kv_tokens", "max_context"},
     "a reference to weights": {"endpoint", "public_key", "manifest_hash"},
     "a sample's tokens and logprobs": {"ids", "logprobs"},
-    "a response": {"response_ids", "logprobs"},
 }
 """A class that declares all fields of a set is one representation of that thing."""
 
