@@ -11,7 +11,7 @@
     audit         an independent check of a run's history
 
 Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run:
-applied again they give the same state. Other packages use what this one exports. Read next: `ledger`.
+applied again they give the same state. Read next: `ledger`.
 """
 
 from __future__ import annotations

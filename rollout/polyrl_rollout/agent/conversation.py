@@ -118,6 +118,7 @@ class Conversation:
             # Of signals that waited for a stopped process each of its threads may take one, so their order is open; an
             # end that was handled first would leave the agent partitioned for good.
             log.info("an injected partition was over before it began")
+            self._early_heal_at = -math.inf
             return
         log.info("partitioned from the manager by an injected fault", inward=inward, outward=outward)
         self._reachable.clear()

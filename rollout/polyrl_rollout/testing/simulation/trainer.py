@@ -1,4 +1,4 @@
-"""A trainer with its loop host, in virtual time: submits, judges, asks for batches, trains, acknowledges.
+"""A trainer with its user code, in virtual time: submits, judges, asks for batches, trains, acknowledges.
 
 It insists on whole steps: a dropped group is replaced, and a step ends only when its mini-batches are full to the
 sample.
@@ -157,7 +157,7 @@ class SimulatedTrainer:
             return
         self._judging.add(key)
         if self.rng.random() < 0.02:
-            # The loop host forgets one: the ledger asks again.
+            # The user code forgets one: the ledger asks again.
             self.world.after(1.0, lambda: self._judging.discard(key))
             return
         life = self._life
