@@ -6,9 +6,9 @@
     messages      what each message of an agent or of the trainer leads to
     scheduling    which engine generates what: placement, moves, recalls, leases
     batching      which groups are discarded, which answer a batch request
-    apply         how each event changes the state
     journal       events and state as bytes, rows and pages
     audit         an independent check of a run's history
+    apply         how each event changes the state
 
 Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run:
 applied again they give the same state. Read next: `ledger`.
