@@ -41,7 +41,7 @@ SUITE: Final = (
     Benchmark(
         "benchmarks/ledger_rows.py --tokens 300000",
         30,
-        {
+        figures={
             "ledger: CPU seconds per million tokens": "cpuSecondsPerMillionTokens",
             "ledger: seconds to place 1,024 samples on 8 engines": "placeSeconds",
         },
@@ -49,7 +49,7 @@ SUITE: Final = (
     Benchmark(
         "benchmarks/manager/run.py --row 8x16x1000",
         60,
-        {
+        figures={
             "manager: CPU seconds per million tokens": "cpuSecondsPerMillionTokens.0",
             "manager: bytes from agents per token": "bytesPerToken.0",
             "manager: p99 ms from a frame to its answer": "acceptMsP99.0",
@@ -58,7 +58,7 @@ SUITE: Final = (
     Benchmark(
         "benchmarks/kills/run.py --kills 5 --between 4000 8000",
         600,
-        {
+        figures={
             "kills: share of generated tokens kept": "keptShare",
             "kills: p50 seconds from a kill to the first tokens elsewhere": "killToFirstTokens.p50",
             "kills: longest seconds from a kill until all its samples flow": "killToAllTokens.max",

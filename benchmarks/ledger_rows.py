@@ -26,11 +26,15 @@ def fleet(engines: int, samples: int) -> Ledger:
     """A ledger whose engines serve version 0 and have room for all samples."""
     ledger = Ledger(LedgerConfig(run_epoch=1))
     ledger.from_trainer(TrainerHello(1, -1), 0.0)
-    ledger.from_trainer(PublishVersion(1, 0, "tcp://publisher", "key", b"hash"), 0.0)
+    ledger.from_trainer(PublishVersion(1, 0, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash"), 0.0)
     for index in range(engines):
         name = f"engine-{index}"
-        ledger.from_agent(name, Hello(1, name, Pool.SPOT, samples, 10**9, 10**9, -1), 0.0)
-        ledger.from_agent(name, WeightsLoaded(0, 1.0, 1.0, 1), 0.0)
+        ledger.from_agent(
+            name,
+            Hello(1, name, pool=Pool.SPOT, max_running=samples, kv_tokens=10**9, max_context=10**9, weight_version=-1),
+            0.0,
+        )
+        ledger.from_agent(name, WeightsLoaded(0, 1.0, load_seconds=1.0, bytes_pulled=1), 0.0)
     return ledger
 
 
@@ -38,7 +42,10 @@ def place(ledger: Ledger, samples: int, budget: int) -> tuple[list[Effects], lis
     """Submits a step at once; the outcomes until all is placed, and the CPU seconds of each."""
     sampling = SamplingParams(budget)
     prompt = pack_ids(range(PROMPT))
-    groups = tuple(Group(g, 0, Purpose.TRAIN, prompt, GROUP, sampling, 0, 0) for g in range(samples // GROUP))
+    groups = tuple(
+        Group(g, 0, purpose=Purpose.TRAIN, prompt_ids=prompt, n=GROUP, sampling=sampling, min_version=0, max_version=0)
+        for g in range(samples // GROUP)
+    )
     begin = time.process_time()
     outcomes, seconds = [ledger.from_trainer(Submit(2, groups), 0.0)], [time.process_time() - begin]
     while ledger.state.queue:
@@ -58,7 +65,7 @@ def feed(ledger: Ledger, placed: list[Effects], tokens: int, row: int) -> float:
     while done < tokens:
         for engine, mine in numbers.items():
             rows = pack_rows([(number, position, row, 0) for number in mine])
-            frame = Deltas(1, 0, rows, column * len(mine), column * len(mine))
+            frame = Deltas(1, 0, rows=rows, ids=column * len(mine), logprobs=column * len(mine))
             begin = time.process_time()
             ledger.from_agent(engine, frame, position / row * DELTA_S)
             cpu += time.process_time() - begin

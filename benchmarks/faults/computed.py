@@ -29,7 +29,10 @@ def _samples(step: int, prompt: int) -> list[TrainedSample]:
     version = step - 1
     ids = _continuation(group_of(prompt, step, version), version)
     indices = range(HASHED_SAMPLES)
-    return [TrainedSample(step, str(prompt), index, ids, (version,), reward_of(ids)) for index in indices]
+    return [
+        TrainedSample(step, str(prompt), index=index, ids=ids, versions=(version,), reward=reward_of(ids))
+        for index in indices
+    ]
 
 
 def _continuation(group: Group, version: int) -> tuple[int, ...]:

@@ -95,9 +95,9 @@ class HashEngine:
         token = request.state % VOCABULARY
         request.state, request.left = hashed(request.state, [token]), request.left - 1
         if request.left:
-            return Row(rid, [token], [LOGPROB], None)
+            return Row(rid, [token], logprobs=[LOGPROB], finish=None)
         del self._running[rid]
-        return Row(rid, [token], [LOGPROB], Finish.LENGTH)
+        return Row(rid, [token], logprobs=[LOGPROB], finish=Finish.LENGTH)
 
 
 def hashed(state: int, ids: list[int]) -> int:

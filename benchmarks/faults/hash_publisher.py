@@ -52,7 +52,7 @@ def version_of(version: int) -> tuple[VersionManifest, bytes]:
     chunks = tuple(chunk for chunk, _ in cut_chunks([data]))
     tensors = (tensor_entry("weights", "I64", (1,), 0, data),)
     files = (file_entry("config.json", json.dumps(CONFIG).encode()),)
-    return VersionManifest(version, None, "full", tensors, chunks, files), data
+    return VersionManifest(version, None, kind="full", tensors=tensors, chunks=chunks, files=files), data
 
 
 def hash_of(version: int) -> bytes:

@@ -134,7 +134,9 @@ class HashTrainer:
     def _told(self, scored: Scored, step: int) -> TrainedSample:
         ids = tuple(unpack_ids(scored.response.ids).tolist())
         versions = tuple(sorted({span.version for span in scored.response.spans}))
-        return TrainedSample(step, str(self._live[scored.group]), scored.index, ids, versions, scored.reward)
+        return TrainedSample(
+            step, str(self._live[scored.group]), index=scored.index, ids=ids, versions=versions, reward=scored.reward
+        )
 
 
 def group_of(prompt: int, step: int, version: int) -> Group:
@@ -142,7 +144,16 @@ def group_of(prompt: int, step: int, version: int) -> Group:
     dice = random.Random(prompt)
     ids = [dice.randrange(1, 1000) for _ in range(PROMPT_TOKENS)]
     sampling = SamplingParams(dice.randint(*HASHED_TOKENS), temperature=0.0)
-    return Group(0, step, Purpose.TRAIN, pack_ids(ids), HASHED_SAMPLES, sampling, version, version)
+    return Group(
+        0,
+        step,
+        purpose=Purpose.TRAIN,
+        prompt_ids=pack_ids(ids),
+        n=HASHED_SAMPLES,
+        sampling=sampling,
+        min_version=version,
+        max_version=version,
+    )
 
 
 def reward_of(ids: Sequence[int]) -> float:

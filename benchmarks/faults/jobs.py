@@ -66,7 +66,13 @@ class JobKind:
 
     def workers(self, folder: RunFolder, run_epoch: int) -> Workers:
         """The job's own, with the two scripts in their places, all of them marked."""
-        place = RunLocation(str(folder.root), str(folder.root), sys.executable, run_epoch, len(os.sched_getaffinity(0)))
+        place = RunLocation(
+            str(folder.root),
+            str(folder.root),
+            python=sys.executable,
+            run_epoch=run_epoch,
+            cpus=len(os.sched_getaffinity(0)),
+        )
         wanted = workers_of(self.manifest().spec, place)
         assert wanted.manager is not None
         assert wanted.rollout is not None
@@ -158,5 +164,5 @@ def _rollout(context: int) -> dict[str, Any]:
     return {"replicas": ROLLOUTS, "maxReplicas": ROLLOUTS, "drainSeconds": 2, "engine": engine}
 
 
-HASHED: Final = JobKind("hashed", 120.0, _hashed_spec, "hash_trainer.py", "hash_agent.py")
-REAL: Final = JobKind("real", 400.0, _real_spec, "recording_trainer.py", "seeded_agent.py")
+HASHED: Final = JobKind("hashed", 120.0, spec=_hashed_spec, trainer="hash_trainer.py", agent="hash_agent.py")
+REAL: Final = JobKind("real", 400.0, spec=_real_spec, trainer="recording_trainer.py", agent="seeded_agent.py")

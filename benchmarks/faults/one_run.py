@@ -64,7 +64,7 @@ def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: O
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, undisturbed)
     violations += [*broken, *orphans(str(root)), *_broken_invariants(root), *_dropped(root)]
-    return Judged(struck, seconds, _moves(root), outcome, violations)
+    return Judged(struck, seconds, moved=_moves(root), outcome=outcome, violations=violations)
 
 
 async def _run(

@@ -66,12 +66,14 @@ def _draw_one(dice: random.Random) -> Strike:
     action, target = dice.choice((ChaosAction.KILL, ChaosAction.FREEZE)), dice.choice(tuple(Target))
     wish = FaultRequest(action=action, target=target, seed=dice.getrandbits(32), seconds=dice.uniform(*FROZEN_S))
     if dice.random() < AT_START:
-        return Strike(wish, 0.0, dice.uniform(0.0, START_S))
-    return Strike(wish, dice.random(), dice.uniform(0.0, JITTER_S))
+        return Strike(wish, 0.0, then_s=dice.uniform(0.0, START_S))
+    return Strike(wish, dice.random(), then_s=dice.uniform(0.0, JITTER_S))
 
 
 def stated(text: str) -> Strike:
     """`kill:manager:0.5`, or `freeze:engine:0.2:4.5` with its seconds. Raises ValueError."""
     action, target, share, *seconds = text.split(":")
     frozen = float(seconds[0]) if seconds else FROZEN_S[1]
-    return Strike(FaultRequest(action=ChaosAction(action), target=Target(target), seconds=frozen), float(share), 0.0)
+    return Strike(
+        FaultRequest(action=ChaosAction(action), target=Target(target), seconds=frozen), float(share), then_s=0.0
+    )

@@ -25,7 +25,7 @@ def told(sample: Sample, step: int) -> TrainedSample:
     """What is compared between two runs."""
     _, index = split_sample_id(sample.id)
     ids = tuple(sample.tokens[sample.prompt_length :].tolist())
-    return TrainedSample(step, sample.prompt, index, ids, sample.versions, sample.reward)
+    return TrainedSample(step, sample.prompt, index=index, ids=ids, versions=sample.versions, reward=sample.reward)
 
 
 def main(run: Path) -> None:

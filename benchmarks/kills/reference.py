@@ -48,4 +48,4 @@ def decode(config: Mapping[str, Any], seed: int, count: int, prompt_tokens: int,
         raise ValueError(f"only {int(clear.sum())} of {len(clear)} prompts are without near ties; take another seed")
     ids = made.sequences[clear][:count, prompt_tokens:]
     logprobs = logits[clear][:count].log_softmax(-1).gather(2, ids[..., None])[..., 0]
-    return Reference(prompts[clear][:count].tolist(), ids.tolist(), logprobs.tolist())
+    return Reference(prompts[clear][:count].tolist(), ids.tolist(), logprobs=logprobs.tolist())

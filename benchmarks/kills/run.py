@@ -48,7 +48,13 @@ ENDING_S: Final = 120.0
 
 def workers(plan: Plan, folder: RunFolder, run_epoch: int) -> Workers:
     """The job's own workers; the trainer is the stand-in, the rollouts count their tokens."""
-    place = RunLocation(str(folder.root), str(folder.root), sys.executable, run_epoch, len(os.sched_getaffinity(0)))
+    place = RunLocation(
+        str(folder.root),
+        str(folder.root),
+        python=sys.executable,
+        run_epoch=run_epoch,
+        cpus=len(os.sched_getaffinity(0)),
+    )
     wanted = workers_of(plan.job().spec, place)
     assert wanted.rollout is not None
     counters = folder.root / "counters"

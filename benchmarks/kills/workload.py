@@ -91,7 +91,16 @@ class Workload:
         prompts = self._plan["prompts"]
         prompt = pack_ids(prompts[number % len(prompts)])
         sampling = SamplingParams(self._plan["tokens"], temperature=0.0)
-        return Group(number, 0, Purpose.TRAIN, prompt, self._plan["samplesPerGroup"], sampling, 0, 0)
+        return Group(
+            number,
+            0,
+            purpose=Purpose.TRAIN,
+            prompt_ids=prompt,
+            n=self._plan["samplesPerGroup"],
+            sampling=sampling,
+            min_version=0,
+            max_version=0,
+        )
 
 
 def told(batch: Batch, waited_s: float) -> dict[str, Any]:

@@ -102,7 +102,21 @@ async def _step(client: RolloutClient, step: int, samples: int, tokens: int) -> 
     prompt = pack_ids(np.arange(PROMPT_TOKENS) + 1)
     numbers = range(step * 1000, step * 1000 + samples // N)
     sampling = SamplingParams(tokens)
-    await client.submit([Group(number, step, Purpose.TRAIN, prompt, N, sampling, 0, 0) for number in numbers])
+    await client.submit(
+        [
+            Group(
+                number,
+                step,
+                purpose=Purpose.TRAIN,
+                prompt_ids=prompt,
+                n=N,
+                sampling=sampling,
+                min_version=0,
+                max_version=0,
+            )
+            for number in numbers
+        ]
+    )
     judge, left, deadline = asyncio.create_task(_judge(client)), samples, time.monotonic() + DEADLINE_S
     while left:
         batch = await client.next(

@@ -108,11 +108,28 @@ def _groups(load: Load) -> Iterator[Group]:
     prompt, draw, number = pack_ids(range(PROMPT_TOKENS)), random.Random(SEED), 0
     while True:
         budget = draw.randint(load.shortest, load.tokens) if load.shortest else load.tokens
-        yield Group(number, 0, Purpose.TRAIN, prompt, load.n, SamplingParams(budget), 0, 0)
+        yield Group(
+            number,
+            0,
+            purpose=Purpose.TRAIN,
+            prompt_ids=prompt,
+            n=load.n,
+            sampling=SamplingParams(budget),
+            min_version=0,
+            max_version=0,
+        )
         number += 1
 
 
 def _hello(load: Load, number: int) -> Hello:
     room = -(-load.samples // load.engines)
     limit = PROMPT_TOKENS + load.tokens
-    return Hello(EPOCH, f"fake-{number}", Pool.SPOT, room, 2 * room * limit, limit, -1)
+    return Hello(
+        EPOCH,
+        f"fake-{number}",
+        pool=Pool.SPOT,
+        max_running=room,
+        kv_tokens=2 * room * limit,
+        max_context=limit,
+        weight_version=-1,
+    )

@@ -168,7 +168,21 @@ async def _submit(client: RolloutClient, publisher: WeightPublisher, groups: int
     await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
     prompt = pack_ids(range(PROMPT_TOKENS))
     sampling = SamplingParams(BUDGET)
-    await client.submit([Group(number, 0, Purpose.TRAIN, prompt, N, sampling, 0, 0) for number in range(groups)])
+    await client.submit(
+        [
+            Group(
+                number,
+                0,
+                purpose=Purpose.TRAIN,
+                prompt_ids=prompt,
+                n=N,
+                sampling=sampling,
+                min_version=0,
+                max_version=0,
+            )
+            for number in range(groups)
+        ]
+    )
 
 
 async def measure(engines: int, streams: int, pace: float, head: int, kills: int) -> dict[str, Any]:

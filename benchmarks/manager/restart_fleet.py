@@ -54,7 +54,9 @@ class PacedEngine:
         while request.rid in self._running and left:
             count = min(count, left)
             left -= count
-            yield TokenChunk([TOKEN] * count, [-0.5] * count, self.version, None if left else Finish.LENGTH)
+            yield TokenChunk(
+                [TOKEN] * count, [-0.5] * count, version=self.version, finish=None if left else Finish.LENGTH
+            )
             count = CHUNK
             await asyncio.sleep(self._pause)
 
@@ -78,7 +80,9 @@ async def run(folder: Path, engines: int, streams: int, pace: float, head: int) 
     async with asyncio.TaskGroup() as agents:
         for number in range(engines):
             name = f"paced-{number}"
-            settings = AgentSettings(lambda: read_endpoint(file, EPOCH), keys, EPOCH, name, Pool.SPOT, NOTICE_S)
+            settings = AgentSettings(
+                lambda: read_endpoint(file, EPOCH), keys, run_epoch=EPOCH, engine=name, pool=Pool.SPOT, drain_s=NOTICE_S
+            )
             staging = Staging("restart-benchmark", name)
             agents.create_task(Agent(settings, PacedEngine(streams, pace, head), info, staging).run())
 

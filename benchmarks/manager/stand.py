@@ -89,7 +89,7 @@ async def standing(folder: Path, core: int | None, job: Mapping[str, Any] = JOB)
         async with asyncio.timeout(START_S):
             while not file.exists():  # noqa: ASYNC110 - nothing announces a file
                 await asyncio.sleep(LOOK_S)
-        yield Stand(psutil.Process(process.pid), parse_endpoints(file.read_bytes(), str(file)), folder)
+        yield Stand(psutil.Process(process.pid), parse_endpoints(file.read_bytes(), str(file)), folder=folder)
     finally:
         if process.returncode is None:
             process.terminate()

@@ -25,7 +25,7 @@ from polyrl.sample import Pool
 from polyrl_operator.api.kinds import KINDS, POD
 from polyrl_operator.secret import keys_secret
 
-SETTINGS: Final = Settings("m", "t", "r")
+SETTINGS: Final = Settings("m", "t", rollout_image="r")
 SIDE_BY_SIDE: Final = 32
 """As many as the operator sends."""
 LOOK_S: Final = 0.2

@@ -118,7 +118,7 @@ def run(  # noqa: PLR0913 - each is a flag
     from polyrl_cli.remote.run import DETACHED, run_on_kubernetes
 
     _refuse_flags({"--out": out, "--resume": resume}, "--on here")
-    options = ClusterOptions(kubeconfig, context, namespace)
+    options = ClusterOptions(kubeconfig, context, namespace=namespace)
     try:
         raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], options, typer.echo))
     except KeyboardInterrupt:
@@ -145,7 +145,7 @@ def status(job: JobName, namespace: Namespace = None, kubeconfig: Kubeconfig = N
     from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.status import status_lines
 
-    _print(status_lines(job, ClusterOptions(kubeconfig, context, namespace)))
+    _print(status_lines(job, ClusterOptions(kubeconfig, context, namespace=namespace)))
 
 
 @app.command()
@@ -163,7 +163,11 @@ def logs(
     from polyrl_cli.remote.logs import print_logs
 
     print_logs(
-        job, None if role is None else Role(role), follow, ClusterOptions(kubeconfig, context, namespace), typer.echo
+        job,
+        None if role is None else Role(role),
+        follow,
+        ClusterOptions(kubeconfig, context, namespace=namespace),
+        typer.echo,
     )
 
 
@@ -246,7 +250,7 @@ def chaos(  # noqa: PLR0913 - each is a flag
 
         if run is None:
             raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
-        done = inject_on_cluster(run, request, ClusterOptions(kubeconfig, context, namespace))
+        done = inject_on_cluster(run, request, ClusterOptions(kubeconfig, context, namespace=namespace))
     typer.echo(f"{done} (seed {seed})")
 
 

@@ -102,12 +102,12 @@ def digest(data: Buffer) -> bytes:
 
 def tensor_entry(name: str, dtype: str, shape: tuple[int, ...], offset: int, data: Buffer) -> TensorEntry:
     """The entry of a tensor whose raw bytes are `data`."""
-    return TensorEntry(name, dtype, shape, offset, memoryview(data).nbytes, digest(data))
+    return TensorEntry(name, dtype, shape=shape, offset=offset, size=memoryview(data).nbytes, checksum=digest(data))
 
 
 def file_entry(name: str, content: bytes) -> FileEntry:
     """The entry of a small file."""
-    return FileEntry(name, content, digest(content))
+    return FileEntry(name, content, hash=digest(content))
 
 
 def cut_chunks(pieces: Iterable[Buffer], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkEntry, bytes]]:

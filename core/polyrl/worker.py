@@ -155,7 +155,14 @@ def samples_to_train(spec: JobSpec) -> bool:
 def workers_of(spec: JobSpec, place: RunLocation, pool: Pool = Pool.SPOT) -> Workers:
     """Every worker of the job, rollouts in `pool`. Modes that only evaluate get the reserved engine and no rollouts."""
     if not wants_engines(spec):
-        return Workers(_trainer(spec, place, managed=False), None, None, None, 0, spec.backoff_limit)
+        return Workers(
+            _trainer(spec, place, managed=False),
+            None,
+            reserved=None,
+            rollout=None,
+            rollouts=0,
+            trainer_restarts=spec.backoff_limit,
+        )
     trains = samples_to_train(spec)
     reserved = spec.trainer.reserved_engine or not trains
     return Workers(
@@ -183,7 +190,7 @@ def _manager(place: RunLocation) -> Worker:
         argv += ("--bind", EVERYWHERE, "--http-port", str(pods.http_port))
         argv += ("--agents-port", str(pods.agents_port), "--trainer-port", str(pods.trainer_port))
         argv += ("--tls-cert", f"{pods.keys}/tls.crt", "--tls-key", f"{pods.keys}/tls.key", "--stay")
-    return Worker("manager", Role.MANAGER, argv, _threads(1), MANAGER_GRACE_S)
+    return Worker("manager", Role.MANAGER, argv=argv, env=_threads(1), grace_s=MANAGER_GRACE_S)
 
 
 def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
@@ -194,13 +201,21 @@ def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
     if place.pods is not None:
         argv += ("--weights-port", str(place.pods.weights_port), "--advertise", place.pods.advertise)
         argv += ("--max-manager-outage", f"{POD_MAX_MANAGER_OUTAGE_S:g}", "--hand-over")
-    return Worker("trainer", Role.TRAINER, argv, _threads(_trainer_threads(spec, place)), TRAINER_GRACE_S)
+    return Worker(
+        "trainer", Role.TRAINER, argv=argv, env=_threads(_trainer_threads(spec, place)), grace_s=TRAINER_GRACE_S
+    )
 
 
 def _agent(spec: JobSpec, place: RunLocation, role: Role, pool: Pool) -> Worker:
     argv = _module(place, "polyrl_rollout.agent", "agent", endpoints_flag="--manager-endpoints")
     argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
-    return Worker(role.value, role, argv, _threads(spec.rollout.engine.threads), float(spec.rollout.drain_seconds))
+    return Worker(
+        role.value,
+        role,
+        argv=argv,
+        env=_threads(spec.rollout.engine.threads),
+        grace_s=float(spec.rollout.drain_seconds),
+    )
 
 
 def _module(place: RunLocation, module: str, keys: str, endpoints_flag: str | None) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def make_certificate(hosts: Iterable[str]) -> Certificate:
     )
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Certificate(authority.public_bytes(pem), leaf.public_bytes(pem), private)
+    return Certificate(authority.public_bytes(pem), leaf.public_bytes(pem), key=private)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

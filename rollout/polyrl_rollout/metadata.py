@@ -293,7 +293,7 @@ class MetadataWatcher:
             timeout = aiohttp.ClientTimeout(total=request.wait_s + ANSWER_S)
             url = self._url + request.path
             async with session.request(request.method, url, headers=request.headers, timeout=timeout) as response:
-                return MetadataResponse(response.status, await response.read(), response.headers.get("ETag", ""))
+                return MetadataResponse(response.status, await response.read(), etag=response.headers.get("ETag", ""))
 
         try:
             return await self._cloud.poll(ask, time.time())

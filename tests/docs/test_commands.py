@@ -58,7 +58,7 @@ def blocks() -> list[Block]:
     found = []
     for page in PAGES:
         text = page.read_text()
-        found += [Block(page, text.count("\n", 0, m.start()) + 1, m.group(1)) for m in BLOCK.finditer(text)]
+        found += [Block(page, text.count("\n", 0, m.start()) + 1, script=m.group(1)) for m in BLOCK.finditer(text)]
     return found
 
 

@@ -38,7 +38,7 @@ def test_a_job_survives(fault: str, whole_bed: Cluster, kubectl: Kubectl, operat
     run.apply()
     run.await_step(STEP)
     run.await_whole()
-    hit = FAULTS[fault](Victims(whole_bed, kubectl, run))
+    hit = FAULTS[fault](Victims(whole_bed, kubectl, run=run))
     run.await_whole(without=hit.engines)
     assert not run.twins()
     run.await_complete()

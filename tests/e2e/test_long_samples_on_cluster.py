@@ -58,7 +58,7 @@ def survive(name: str, faults: tuple[str, ...], bed: Cluster, kubectl: Kubectl) 
     for fault in faults:
         run.await_step(run.step() + 1)
         run.await_whole()
-        hits.append(FAULTS[fault](Victims(bed, kubectl, run)))
+        hits.append(FAULTS[fault](Victims(bed, kubectl, run=run)))
         run.await_whole(without=hits[-1].engines)
     run.await_complete()
     report = read_report(kubectl, run.name)

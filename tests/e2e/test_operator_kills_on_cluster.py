@@ -77,7 +77,7 @@ def scale(run: Run, replicas: int) -> None:
 
 def kill(bed: Cluster, kubectl: Kubectl, run: Run) -> None:
     """SIGKILL, and a new pod, for a container that dies again and again is started later and later."""
-    kill_operator(Victims(bed, kubectl, run))
+    kill_operator(Victims(bed, kubectl, run=run))
     Kubectl(bed.kubeconfig, OPERATOR_NAMESPACE)(
         "delete", "pods", "-l", OPERATOR_PODS, "--wait=false", "--grace-period=0", "--force"
     )

@@ -39,7 +39,7 @@ def test_a_job_survives_thirty_faults_in_a_row(whole_bed: Cluster, kubectl: Kube
         run.await_step(run.step() + 2)  # at work again, so that there is something to hit; one may have been told late
         fault = draw.choice(DRAWN)
         print(f"{number}: {fault} at step {run.step()}")
-        hit = FAULTS[fault](Victims(whole_bed, kubectl, run))
+        hit = FAULTS[fault](Victims(whole_bed, kubectl, run=run))
         run.await_whole(without=hit.engines)
         assert not run.twins()
         for name, pool in nodes.items():

@@ -27,7 +27,7 @@ def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kub
     run = Run(kubectl, short_job("smoke", STEPS))
     run.apply()
     run.await_step(STEP)
-    kill_node(Victims(whole_bed, kubectl, run))
+    kill_node(Victims(whole_bed, kubectl, run=run))
     run.await_complete()
     print(kubectl("get", "prl"))
     assert_nothing_lost(read_report(kubectl, run.name))

@@ -52,7 +52,7 @@ def deltas(draw: st.DrawFn) -> Deltas:
         ids += row
     columns = pack_ids(ids)
     logprobs = columns if draw(st.integers(0, 9)) else columns[4:]
-    return Deltas(draw(small), draw(st.integers(0, 2)), pack_rows(rows), columns, logprobs)
+    return Deltas(draw(small), draw(st.integers(0, 2)), rows=pack_rows(rows), ids=columns, logprobs=logprobs)
 
 
 @st.composite
@@ -61,13 +61,13 @@ def groups(draw: st.DrawFn) -> Group:
     return Group(
         draw(st.integers(-1, 5)),
         draw(st.integers(0, 1)),
-        draw(st.sampled_from(Purpose)),
-        pack_ids(draw(st.lists(st.just(9), max_size=3))),
-        draw(st.integers(0, 3)),
-        sampling,
-        draw(st.integers(0, 1)),
-        draw(st.integers(0, 2)),
-        draw(small),
+        purpose=draw(st.sampled_from(Purpose)),
+        prompt_ids=pack_ids(draw(st.lists(st.just(9), max_size=3))),
+        n=draw(st.integers(0, 3)),
+        sampling=sampling,
+        min_version=draw(st.integers(0, 1)),
+        max_version=draw(st.integers(0, 2)),
+        priority=draw(small),
     )
 
 
@@ -114,11 +114,29 @@ def test_nothing_that_is_said_breaks_the_ledger(script: list[tuple[str, str, obj
     ledger, now, events = Ledger(LedgerConfig(run_epoch=1, group_filter="nonzeroSpread")), 0.0, []
     opening = [
         ("trainer", "", TrainerHello(1, -1)),
-        ("trainer", "", PublishVersion(0, 0, "tcp://x", "k", b"h")),
-        ("agent", "a", Hello(1, "a", Pool.SPOT, 4, 50, 30, 0)),
-        ("trainer", "", Submit(1, (Group(0, 0, Purpose.TRAIN, pack_ids([9]), 2, SamplingParams(4), 0, 1),))),
+        ("trainer", "", PublishVersion(0, 0, endpoint="tcp://x", public_key="k", manifest_hash=b"h")),
+        ("agent", "a", Hello(1, "a", pool=Pool.SPOT, max_running=4, kv_tokens=50, max_context=30, weight_version=0)),
+        (
+            "trainer",
+            "",
+            Submit(
+                1,
+                (
+                    Group(
+                        0,
+                        0,
+                        purpose=Purpose.TRAIN,
+                        prompt_ids=pack_ids([9]),
+                        n=2,
+                        sampling=SamplingParams(4),
+                        min_version=0,
+                        max_version=1,
+                    ),
+                ),
+            ),
+        ),
     ]
-    ending = [("trainer", "", FinishRun(99, True, ""))] if finish else []
+    ending = [("trainer", "", FinishRun(99, True, message=""))] if finish else []
     for kind, engine, what in [*opening, *script, *ending]:
         if kind == "agent":
             outcome = ledger.from_agent(engine, what, now)  # type: ignore[arg-type]

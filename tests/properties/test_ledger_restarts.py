@@ -37,7 +37,7 @@ from polyrl_rollout.testing.stage import Stage, said
 def hello(
     trainer: str, acknowledged: int = -1, next_group: int = 0, next_batch: int = 0, fresh: bool = False
 ) -> TrainerHello:
-    return TrainerHello(1, acknowledged, trainer, next_group, next_batch, fresh)
+    return TrainerHello(1, acknowledged, trainer=trainer, next_group=next_group, next_batch=next_batch, fresh=fresh)
 
 
 def at_work(groups: int = 3, n: int = 1) -> Stage:
@@ -158,8 +158,10 @@ def test_a_fresh_journal_takes_no_number_that_its_trainer_knows() -> None:
 
 def test_a_fresh_journal_takes_no_assignment_that_an_agent_holds() -> None:
     stage = Stage()
-    held = (HeldAssignment(7, "0.0", 1, 12), HeldAssignment(2**31, "0.1", 1, 12))
-    outcome = stage.agent("a", Hello(1, "a", Pool.SPOT, 8, 1000, 100, 0, held))
+    held = (HeldAssignment(7, "0.0", attempt=1, length=12), HeldAssignment(2**31, "0.1", attempt=1, length=12))
+    outcome = stage.agent(
+        "a", Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=1000, max_context=100, weight_version=0, held=held)
+    )
     assert [cancel.assignment for cancel in said(outcome, Cancel)] == [7, 2**31]
     assert [assign.assignment for assign in said(stage.submit(max_new_tokens=5), Assign)] == [8]
     nothing_is_broken(stage)
@@ -174,8 +176,10 @@ def test_what_an_engine_holds_is_settled_before_it_is_welcome() -> None:
     stage.tokens("a", numbers[0], [5] * 4)
     stage.tokens("a", numbers[1], [5] * 4 + [2], "stop")
     stage._keep(stage.ledger.resume(stage.now + 1.0))
-    held = tuple(HeldAssignment(number, "", 1, 5) for number in numbers)
-    outcome = stage.agent("a", Hello(1, "a", Pool.SPOT, 8, 1000, 100, 0, held))
+    held = tuple(HeldAssignment(number, "", attempt=1, length=5) for number in numbers)
+    outcome = stage.agent(
+        "a", Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=1000, max_context=100, weight_version=0, held=held)
+    )
     answers = said(outcome, (Resend, Cancel, Welcome))
     assert answers[:2] == [Resend(numbers[0], 4), Cancel(numbers[1])]
     assert isinstance(answers[-1], Welcome)
@@ -184,10 +188,15 @@ def test_what_an_engine_holds_is_settled_before_it_is_welcome() -> None:
 def test_the_same_weights_may_be_published_again_at_another_place_and_no_others() -> None:
     stage = at_work()
     stage.engine("b", version=-1)
-    outcome = stage.trainer(PublishVersion(900, 0, "tcp://elsewhere", "key2", b"hash"))
+    outcome = stage.trainer(
+        PublishVersion(900, 0, endpoint="tcp://elsewhere", public_key="key2", manifest_hash=b"hash")
+    )
     assert said(outcome, Accepted)
     assert {announce.endpoint for announce in said(outcome, Announce)} == {"tcp://elsewhere"}
-    assert said(stage.trainer(PublishVersion(902, 0, "tcp://elsewhere", "key2", b"other")), Declined)
+    assert said(
+        stage.trainer(PublishVersion(902, 0, endpoint="tcp://elsewhere", public_key="key2", manifest_hash=b"other")),
+        Declined,
+    )
 
 
 def test_a_live_number_is_not_given_to_another_prompt() -> None:
@@ -233,10 +242,22 @@ def held_through_a_restart() -> Stage:
     stage._keep(stage.ledger.resume(stage.now))
     greetings: dict[str, list[HeldAssignment]] = {"a": [], "b": []}
     for number, assignment in stage.ledger.state.assignments.items():
-        greetings[assignment.engine].append(HeldAssignment(number, assignment.sample, 1, 90))
+        greetings[assignment.engine].append(HeldAssignment(number, assignment.sample, attempt=1, length=90))
     for name, held in greetings.items():
         stage.now += 0.01
-        stage.agent(name, Hello(1, name, Pool.SPOT, 8, 100_000, 4096, 0, tuple(held)))
+        stage.agent(
+            name,
+            Hello(
+                1,
+                name,
+                pool=Pool.SPOT,
+                max_running=8,
+                kv_tokens=100_000,
+                max_context=4096,
+                weight_version=0,
+                held=tuple(held),
+            ),
+        )
         stage.ledger.state.engines["b"].step_scale = 1.0  # far slower, for all that was measured
     return stage
 

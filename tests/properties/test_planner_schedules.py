@@ -16,10 +16,10 @@ EVENTS = 40
 
 def wanted(rollouts: int) -> Workers:
     return Workers(
-        trainer=Worker("trainer", Role.TRAINER, ("trainer",)),
-        manager=Worker("manager", Role.MANAGER, ("manager",)),
-        reserved=Worker("reserved", Role.RESERVED, ("agent",)),
-        rollout=Worker("rollout", Role.ROLLOUT, ("agent", NAME_SLOT)),
+        trainer=Worker("trainer", Role.TRAINER, argv=("trainer",)),
+        manager=Worker("manager", Role.MANAGER, argv=("manager",)),
+        reserved=Worker("reserved", Role.RESERVED, argv=("agent",)),
+        rollout=Worker("rollout", Role.ROLLOUT, argv=("agent", NAME_SLOT)),
         rollouts=rollouts,
     )
 
@@ -38,7 +38,7 @@ class World:
         while self.end is None:
             seen = await self.fleet.list()
             self.served |= {one.name for one in seen if one.phase is WorkerPhase.RUNNING}
-            facts = RunObservation(seen, "manager" in self.served, frozenset(self.served), stopping)
+            facts = RunObservation(seen, "manager" in self.served, served=frozenset(self.served), stopping=stopping)
             for action in plan(self.wanted, facts, self.fleet.now()):
                 await self.act(action)
             if not await self.fleet.changed(2.0):

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from hatchling.builders.wheel import WheelBuilder
 
@@ -28,7 +28,7 @@ MAX_FILE_LINES: Final = 500
 MAX_FUNCTION_LINES: Final = 60
 P90_FUNCTION_LINES: Final = 35
 MAX_MODULES_IN_A_FOLDER: Final = 12
-MAX_LINES: Final = 32_800
+MAX_LINES: Final = 32_900
 """Of production code in all."""
 VAGUE: Final = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -109,6 +109,50 @@ def test_a_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(f"{name(path)}:{node.lineno}")
     assert {double: places for double, places in found.items() if len(places) > 1} == {}
+
+
+def called(node: ast.AST) -> str:
+    """The last part of a dotted name, of a call or of a subscript."""
+    node = node.func if isinstance(node, ast.Call) else node.value if isinstance(node, ast.Subscript) else node
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def values() -> set[str]:
+    """Classes that only hold fields: dataclasses, named tuples and messages."""
+    classes = [node for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    found = {"Struct", "NamedTuple"}
+    found |= {node.name for node in classes if "dataclass" in map(called, node.decorator_list)}
+    while more := {node.name for node in classes if found & set(map(called, node.bases))} - found:
+        found |= more
+    return found
+
+
+def is_puzzle(node: ast.Call) -> bool:
+    return len(node.args) > 2 or (any(isinstance(part, ast.Starred) for part in node.args) and len(node.args) > 1)
+
+
+def test_values_are_made_with_keywords_from_the_third_argument_on() -> None:
+    known = values()
+    calls = [(path, node) for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    assert [f"{name(path)}:{node.lineno}" for path, node in calls if called(node) in known and is_puzzle(node)] == []
+
+
+def is_enum(node: ast.AST) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef) and bool({"Enum", "StrEnum", "IntEnum"} & set(map(called, node.bases)))
+
+
+def test_every_member_of_an_enum_says_what_it_means() -> None:
+    silent = []
+    for path in PRODUCTION:
+        for node in filter(is_enum, ast.walk(tree(path))):
+            after = zip(node.body, [*node.body[1:], None], strict=True)
+            silent += [
+                f"{name(path)}:{member.lineno}"
+                for member, following in after
+                if isinstance(member, ast.Assign)
+                and not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant))
+            ]
+    assert silent == []
 
 
 def identifiers(path: Path) -> set[str]:

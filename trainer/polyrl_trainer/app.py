@@ -92,7 +92,14 @@ async def run_trainer(arguments: Arguments) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.stop.set)
     log.info("trainer starts", seed=session.state.seed, stage=session.state.stage.value, step=session.state.step)
-    stages = Stages(job.spec.recipe, arguments.manifest_dir, prepared, session, _engine(job), resumed_from)
+    stages = Stages(
+        job.spec.recipe,
+        arguments.manifest_dir,
+        prepared=prepared,
+        session=session,
+        engine=_engine(job),
+        resumed_from=resumed_from,
+    )
     outcome: str | None = "failed"
     try:
         done = await _run_stages(arguments, job, prepared, session, stages)
@@ -120,7 +127,9 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
     metrics = MetricsLogger(arguments.run, tensorboard=recipe.logging.tensorboard)
     every = recipe.checkpoint.every_steps
     outage_s = arguments.max_manager_outage_s
-    return Session(state, checkpoints, metrics, every, max_manager_outage_s=outage_s), resumed_from
+    return Session(
+        state, checkpoints, metrics=metrics, checkpoint_every_steps=every, max_manager_outage_s=outage_s
+    ), resumed_from
 
 
 def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
@@ -214,23 +223,25 @@ async def _rollout_side(
         stack.callback(calls.close)
         failures = Failures(results.user_code_failures, results.first_failures)
         timeout_s = float(recipe.reward.timeout_seconds)
-        reward = RewardFunction(prepared.reward, calls, timeout_s, failures)
+        reward = RewardFunction(prepared.reward, calls, timeout_s=timeout_s, failures=failures)
         episodes, group_filter = None, None
         if prepared.environment is not None and recipe.environment is not None:
-            episodes = Episodes(prepared.environment, recipe.environment, prepared.tokenizer)
+            episodes = Episodes(prepared.environment, recipe.environment, tokenizer=prepared.tokenizer)
         if prepared.group_filter is not None:
             size = recipe.sampling.samples_per_prompt
-            group_filter = CustomGroupFilter(prepared.group_filter, calls, timeout_s, size)
+            group_filter = CustomGroupFilter(prepared.group_filter, calls, timeout_s=timeout_s, samples_per_group=size)
         adopted = AdoptedGroups(known.held, whole_groups=group_filter is not None)
-        runner = UserCodeRunner(client, prepared.tokenizer, reward, episodes, group_filter, adopted)
-        supply = GroupSupply(client, runner, session, adopted)
+        runner = UserCodeRunner(
+            client, prepared.tokenizer, reward=reward, episodes=episodes, group_filter=group_filter, adopted=adopted
+        )
+        supply = GroupSupply(client, runner, session=session, adopted=adopted)
         publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)
         stack.callback(publisher.close)
         evaluator = None
         if prepared.evaluation:
             sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
-            evaluator = Evaluator(prepared.evaluation, sampling, client, supply, session)
-        versions = PolicyVersions(publisher, client, session, (known.version, known.manifest_hash))
+            evaluator = Evaluator(prepared.evaluation, sampling, rollouts=client, supply=supply, session=session)
+        versions = PolicyVersions(publisher, client, session=session, newest=(known.version, known.manifest_hash))
         yield RolloutSide(rollouts=client, runner=runner, supply=supply, versions=versions, evaluator=evaluator)
 
 

@@ -189,7 +189,7 @@ def _check_file(path: Path, expected: FileSeal) -> None:
 def _seal(folder: Path, stage_final: bool, serial: int) -> Seal:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     seals = {str(path.relative_to(folder)): FileSeal(path.stat().st_size, checksum(path)) for path in files}
-    return Seal(stage_final, seals, serial)
+    return Seal(stage_final, seals, serial=serial)
 
 
 def checksum(path: Path) -> str:

@@ -75,7 +75,9 @@ class ProcessFleet:
         cannot be started at all is listed as EXITED."""
         if worker.name in self._children:
             return
-        seen = ObservedWorker(worker.name, worker.role, uuid.uuid4().hex, WorkerPhase.STARTING, self.now())
+        seen = ObservedWorker(
+            worker.name, worker.role, uid=uuid.uuid4().hex, phase=WorkerPhase.STARTING, started_at=self.now()
+        )
         child = self._children[worker.name] = _Child(seen)
         self._change.set()
         try:

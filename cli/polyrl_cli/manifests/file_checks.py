@@ -54,25 +54,27 @@ def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
     model = recipe.model
     for stage, rows in (("sft", recipe.data.sft), ("rl", recipe.data.rl), ("eval", recipe.data.eval)):
         for index, row in enumerate(rows):
-            yield NamedPath((*_RECIPE, "data", stage, index, "path"), row.path, _data)
+            yield NamedPath((*_RECIPE, "data", stage, index, "path"), row.path, check=_data)
     if model.path is not None:
-        yield NamedPath((*_RECIPE, "model", "path"), model.path, _model)
+        yield NamedPath((*_RECIPE, "model", "path"), model.path, check=_model)
     if model.tokenizer.type == "huggingface" and model.tokenizer.path is not None:
-        yield NamedPath((*_RECIPE, "model", "tokenizer", "path"), model.tokenizer.path, _tokenizer)
+        yield NamedPath((*_RECIPE, "model", "tokenizer", "path"), model.tokenizer.path, check=_tokenizer)
     elif model.tokenizer.type == "huggingface" and model.path is not None:
-        yield NamedPath((*_RECIPE, "model", "path"), model.path, _tokenizer)
+        yield NamedPath((*_RECIPE, "model", "path"), model.path, check=_tokenizer)
 
 
 def _named_code(recipe: RecipeSpec) -> Iterator[NamedPath]:
     code = recipe.code.path
-    yield NamedPath((*_RECIPE, "code", "path"), code, _folder)
+    yield NamedPath((*_RECIPE, "code", "path"), code, check=_folder)
     if recipe.reward is not None and recipe.mode in (Mode.RL, Mode.SFT_RL):
-        yield NamedPath((*_RECIPE, "reward", "function"), code, partial(_function, recipe.reward.function))
+        yield NamedPath((*_RECIPE, "reward", "function"), code, check=partial(_function, recipe.reward.function))
     if recipe.algorithm.filter_function is not None:
         function = recipe.algorithm.filter_function
-        yield NamedPath((*_RECIPE, "algorithm", "filterFunction"), code, partial(_function, function))
+        yield NamedPath((*_RECIPE, "algorithm", "filterFunction"), code, check=partial(_function, function))
     if recipe.environment is not None:
-        yield NamedPath((*_RECIPE, "environment", "classPath"), code, partial(_function, recipe.environment.class_path))
+        yield NamedPath(
+            (*_RECIPE, "environment", "classPath"), code, check=partial(_function, recipe.environment.class_path)
+        )
 
 
 def _data(file: Path) -> str:

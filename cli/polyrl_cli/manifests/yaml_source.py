@@ -140,7 +140,7 @@ def parse(text: str, name: str) -> ManifestSource:
         raise InvalidManifest([f"{name}: is nested too deeply"]) from error
     if walk.faults:
         raise InvalidManifest([f"{name}:{line} {sentence}" for line, sentence in sorted(walk.faults)])
-    return ManifestSource(name, data, walk.lines)
+    return ManifestSource(name, data, lines=walk.lines)
 
 
 class _PlainData:

@@ -44,7 +44,7 @@ def containers_with_log(pod: Object) -> Iterator[ContainerLog]:
     status = pod.get("status") or {}
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         if {"running", "terminated"} & (container.get("state") or {}).keys():
-            yield ContainerLog(pod["metadata"]["name"], container["name"], container.get("restartCount", 0))
+            yield ContainerLog(pod["metadata"]["name"], container["name"], restarts=container.get("restartCount", 0))
 
 
 async def _print(name: str, role: Role | None, follow: bool, options: ClusterOptions, emit: Emit) -> None:

@@ -148,4 +148,4 @@ def parse_metrics(text: bytes) -> list[MetricsRow]:
 def _row(fields: dict[str, Any]) -> MetricsRow:
     values = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
     time, step = values.pop("time"), int(values.pop("step"))
-    return MetricsRow(time, str(fields["phase"]), step, values)
+    return MetricsRow(time, str(fields["phase"]), step=step, values=values)

@@ -53,12 +53,12 @@ def acceptance(ctx: ReconcileContext) -> Acceptance:
     """Whether the job, as it is written now, can be run."""
     refused = unsupported(ctx.job)
     if refused:
-        return Acceptance(False, "Unsupported", refused, makes_pods=False)
+        return Acceptance(False, "Unsupported", message=refused, makes_pods=False)
     trainer = ctx.facts.trainer
     if trainer is not None and not trainer.suspended and trainer.template_hash != ctx.hashes.templates[Role.TRAINER]:
         message = "spec.trainer and spec.recipe: the trainer runs on as it began; suspend the job to change them"
         if trainer.complete_at is None and trainer.failed_at is None:
-            return Acceptance(False, "ImmutableFieldChanged", message, makes_pods=True)
+            return Acceptance(False, "ImmutableFieldChanged", message=message, makes_pods=True)
     return _admitted(ctx)
 
 
@@ -77,7 +77,7 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
         reason, message = "Checking", "the API server is asked whether it takes these pods"
     elif ctx.now < asked_at + DRY_RUN_RETRY_S:
         state = replace(ctx.state, dry_run_at=asked_at)
-        return Acceptance(False, reason, message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
+        return Acceptance(False, reason, message=message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
     return Acceptance(
         accepted=None if answer is None else False,
         reason=reason,
@@ -92,7 +92,7 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
 def _yes(ctx: ReconcileContext, written: str, warning: str) -> Acceptance:
     message = f"the job is understood, but for now: {warning}" if warning else "the job is understood and its pods fit"
     state = replace(ctx.state, accepted=written, dry_run_at=None)
-    return Acceptance(True, "Valid", message, makes_pods=True, state=state)
+    return Acceptance(True, "Valid", message=message, makes_pods=True, state=state)
 
 
 def _probes(ctx: ReconcileContext) -> tuple[Object, ...]:

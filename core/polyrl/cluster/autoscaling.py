@@ -95,7 +95,7 @@ def sizing(
     now on-demand, for the budget."""
     prefix = _describe(measurement)
     if not measurement.steady:
-        return Sizing(current, current, window, f"{prefix}; not measured, because it was no ordinary step")
+        return Sizing(current, current, window=window, why=f"{prefix}; not measured, because it was no ordinary step")
     gap = (measurement.rollout_s - measurement.train_s) / max(measurement.step_s, SHORTEST_S)
     recommended = current if _within(spec, gap) else recommend(spec, measurement, num_on_demand)
     rule = spec.scaling.gap
@@ -103,12 +103,14 @@ def sizing(
     window = (*window, Recommendation(measurement.step, recommended))[-longest:]
     desired = _steadied(spec, current, window)
     if desired == current:
-        return Sizing(current, recommended, window, f"{prefix}: asks for {recommended}, stays at {current}")
+        return Sizing(current, recommended, window=window, why=f"{prefix}: asks for {recommended}, stays at {current}")
     if not cooled:
         pause = f"until {rule.cooldown_seconds} s after the last change"
         why = f"{prefix}: asks for {recommended}, stays at {current} {pause}"
-        return Sizing(current, recommended, window, why)
-    return Sizing(desired, recommended, (), f"{prefix}: asks for {recommended}, {current} -> {desired}", changed=True)
+        return Sizing(current, recommended, window=window, why=why)
+    return Sizing(
+        desired, recommended, window=(), why=f"{prefix}: asks for {recommended}, {current} -> {desired}", changed=True
+    )
 
 
 def recommend(spec: JobSpec, measurement: StepMeasurement, num_on_demand: int) -> int:

@@ -55,17 +55,17 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     if "Complete" in reported:
         return Lifecycle(LifecycleStage.COMPLETE, ended_at)
     if "Failed" in reported:
-        return Lifecycle(LifecycleStage.FAILED, ended_at, ctx.status.failure)
+        return Lifecycle(LifecycleStage.FAILED, ended_at, failure=ctx.status.failure)
     trainer = ctx.facts.trainer
     if trainer is not None and trainer.complete_at is not None:
         return Lifecycle(LifecycleStage.COMPLETE, trainer.complete_at)
     if trainer is not None and trainer.failed_at is not None:
-        return Lifecycle(LifecycleStage.FAILED, trainer.failed_at, _failure(ctx, trainer))
+        return Lifecycle(LifecycleStage.FAILED, trainer.failed_at, failure=_failure(ctx, trainer))
     due = _deadline(ctx)
     if due is not None and ctx.now >= due:
         limit = ctx.spec.active_deadline_seconds
         message = f"the job ran longer than its activeDeadlineSeconds ({limit})"
-        return Lifecycle(LifecycleStage.FAILED, ctx.now, Failure(reason="DeadlineExceeded", message=message))
+        return Lifecycle(LifecycleStage.FAILED, ctx.now, failure=Failure(reason="DeadlineExceeded", message=message))
     if ctx.spec.suspend:
         return Lifecycle(LifecycleStage.SUSPENDED)
     return Lifecycle(LifecycleStage.RUNS, due=due)
@@ -85,7 +85,7 @@ def delete_after_ttl(ctx: ReconcileContext, now: Lifecycle) -> tuple[list[Delete
     due = now.ended_at + ttl
     if ctx.now < due:
         return [], due
-    return [Delete(KIND, ctx.facts.name, ctx.facts.uid, f"it ended more than {ttl} s ago")], None
+    return [Delete(KIND, ctx.facts.name, uid=ctx.facts.uid, why=f"it ended more than {ttl} s ago")], None
 
 
 def _deadline(ctx: ReconcileContext) -> float | None:

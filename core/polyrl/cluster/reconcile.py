@@ -46,15 +46,17 @@ def reconcile(facts: JobFacts, settings: Settings, state: ReconcileState, now: f
     status waits to be written; of a reconcile whose actions failed it is given neither.
     """
     if facts.managed_by != OPERATOR or facts.deleting:
-        return ReconcileResult((), facts.status, state)
+        return ReconcileResult((), facts.status, state=state)
     if facts.job is None:
         status = refused(facts.status, facts.generation, facts.refusal, now)
-        return ReconcileResult(tuple(condition_events(facts.status, status)), status, state)
-    assessment = _assess(ReconcileContext(facts, facts.job, settings, state, now))
+        return ReconcileResult(tuple(condition_events(facts.status, status)), status, state=state)
+    assessment = _assess(ReconcileContext(facts, facts.job, settings=settings, state=state, now=now))
     status = status_of(assessment)
     actions, dues = _act(assessment)
     events = condition_events(facts.status, status)
-    return ReconcileResult((*actions, *events), status, _next_state(assessment, actions), earliest(dues, after=now))
+    return ReconcileResult(
+        (*actions, *events), status, state=_next_state(assessment, actions), wake_at=earliest(dues, after=now)
+    )
 
 
 def _assess(ctx: ReconcileContext) -> Assessment:
@@ -86,9 +88,9 @@ def _accepted_before(ctx: ReconcileContext) -> Acceptance:
     """The stored verdict of a job that has ended: it is not checked again."""
     before = ctx.status.condition("Accepted")
     if before is None:
-        return Acceptance(True, "Valid", "the job is understood", makes_pods=False)
+        return Acceptance(True, "Valid", message="the job is understood", makes_pods=False)
     accepted = {"True": True, "False": False}.get(before.status)
-    return Acceptance(accepted, before.reason, before.message, makes_pods=False)
+    return Acceptance(accepted, before.reason, message=before.message, makes_pods=False)
 
 
 def _unchanged(ctx: ReconcileContext) -> ScaleDecision:

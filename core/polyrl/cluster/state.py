@@ -103,7 +103,7 @@ class ReconcileState:
     def with_refusal(self, message: str, now: float) -> ReconcileState:
         """This state after the API server refused a creation, for a reason other than that the name is taken."""
         times = 1 if self.refusal is None else self.refusal.times + (now > self.refusal.at)
-        return replace(self, refusal=Refusal(message, now, times))
+        return replace(self, refusal=Refusal(message, now, times=times))
 
     def without_refusal(self) -> ReconcileState:
         """This state after the API server accepted a creation."""

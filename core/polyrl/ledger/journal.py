@@ -279,7 +279,7 @@ def replay(snapshot: Row | None, events: Iterable[Row], pages: Iterable[PageRow]
         _check(number, packed, packed_checksum, "row of events")
         _fold_all(state, packed, number)
         seq, at, tail = number, when, tail + len(packed)
-    return Replayed(state, at, seq, len(body), tail, book)
+    return Replayed(state, at, seq=seq, snapshot_bytes=len(body), tail_bytes=tail, pages=book)
 
 
 def _fold_all(state: LedgerState, packed: bytes, number: int) -> None:

@@ -90,7 +90,7 @@ class Pace(NamedTuple):
 def pace_of(engine: LeasedEngine, fleet: float) -> Pace:
     """Measured; what was not yet, is the fleet's step (see `fleet_step`) and the defaults."""
     step_s = engine.step_scale or fleet
-    return Pace(step_s, engine.half_batch or HALF_BATCH, engine.prefill_s or step_s / PREFILL_RATIO)
+    return Pace(step_s, engine.half_batch or HALF_BATCH, prefill_s=engine.prefill_s or step_s / PREFILL_RATIO)
 
 
 def fleet_step(state: LedgerState) -> float:

@@ -336,7 +336,7 @@ def step_key(step: int, purpose: Purpose) -> str:
 
 def response_of(name: str, sample: SampleState) -> Response:
     """All that was generated and written so far; spans cover every position."""
-    spans = tuple(Span(s.start, s.end, s.version, s.engine, s.attempt) for s in sample.spans)
+    spans = tuple(Span(s.start, s.end, version=s.version, engine=s.engine, attempt=s.attempt) for s in sample.spans)
     mask = b"".join((b"\x00" if s.version == ENVIRONMENT_VERSION else b"\x01") * (s.end - s.start) for s in spans)
     return Response(
         sample=name,

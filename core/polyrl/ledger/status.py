@@ -123,7 +123,13 @@ def _trainer_waits(state: LedgerState, now: float) -> Iterator[Wait]:
     for pending in state.pending.values():
         request = pending.request
         what = f"batch of {request.min_samples} to {request.max_samples} samples"
-        yield Wait("trainer", awaited(state, request.step, request.purpose, now), what, pending.since, pending.due)
+        yield Wait(
+            "trainer",
+            awaited(state, request.step, request.purpose, now),
+            what=what,
+            since=pending.since,
+            until=pending.due,
+        )
 
 
 def _queue_waits(state: LedgerState) -> Iterator[Wait]:
@@ -136,26 +142,28 @@ def _queue_waits(state: LedgerState) -> Iterator[Wait]:
         names = [e.name for e in state.engines.values() if low <= e.version <= high and not e.draining]
         versions = f"version {low}" if low == high else f"a version from {low} to {high}"
         whom = ", ".join(names) if names else f"any engine that serves {versions} (there is none)"
-        yield Wait(f"the queue ({len(since)} samples)", whom, "room", min(since), None)
+        yield Wait(f"the queue ({len(since)} samples)", whom, what="room", since=min(since), until=None)
 
 
 def _engine_waits(state: LedgerState) -> Iterator[Wait]:
     config = state.config
     for engine in state.engines.values():
-        yield Wait("manager", engine.name, "sign of life", engine.heard_at, engine.heard_at + config.lease_s)
+        yield Wait(
+            "manager", engine.name, what="sign of life", since=engine.heard_at, until=engine.heard_at + config.lease_s
+        )
         newest = state.weights.version
         if engine.version < newest and not engine.draining:
-            yield Wait("manager", engine.name, f"weight version {newest}", engine.greeted_at, None)
+            yield Wait("manager", engine.name, what=f"weight version {newest}", since=engine.greeted_at, until=None)
         if engine.running:
             oldest = min(state.assignments[number].progress_at for number in engine.running)
             what = f"tokens of {len(engine.running)} samples"
-            yield Wait("manager", engine.name, what, oldest, oldest + config.progress_deadline_s)
+            yield Wait("manager", engine.name, what=what, since=oldest, until=oldest + config.progress_deadline_s)
         if engine.draining and -inf < engine.drain_at < inf:
-            yield Wait("manager", engine.name, "end of its drain", engine.heard_at, engine.drain_at)
+            yield Wait("manager", engine.name, what="end of its drain", since=engine.heard_at, until=engine.drain_at)
 
 
 def _verdict_waits(state: LedgerState) -> Iterator[Wait]:
     since = [state.samples[name].since for name in state.awaiting_verdict]
     if since:
         due = min(state.samples[name].ask_due for name in state.awaiting_verdict)
-        yield Wait("manager", "trainer", f"verdicts on {len(since)} turns", min(since), due)
+        yield Wait("manager", "trainer", what=f"verdicts on {len(since)} turns", since=min(since), until=due)

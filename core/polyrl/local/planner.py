@@ -259,13 +259,13 @@ def _stop_all(wanted: Workers, observed: Sequence[ObservedWorker]) -> Iterable[P
     why = "the run was asked to stop"
     trainers = [seen for seen in _of_role(observed, Role.TRAINER) if seen.lives]
     for trainer in trainers:
-        yield StopWorker(trainer.name, wanted.trainer.grace_s, why)
+        yield StopWorker(trainer.name, wanted.trainer.grace_s, why=why)
     if trainers:
         return
     templates = {w.role: w for w in (wanted.manager, wanted.reserved, wanted.rollout) if w is not None}
     for seen in observed:
         if seen.lives:
-            yield StopWorker(seen.name, templates[seen.role].grace_s, why)
+            yield StopWorker(seen.name, templates[seen.role].grace_s, why=why)
 
 
 def _start_missing(wanted: Workers, run: RunObservation, now: float) -> Iterable[PlannedAction]:

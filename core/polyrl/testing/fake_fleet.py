@@ -48,7 +48,9 @@ class FakeFleet:
         if worker.name in self._lives:
             return
         self.started.append(worker)
-        seen = ObservedWorker(worker.name, worker.role, f"fake-{len(self._lives)}", WorkerPhase.STARTING, self._now)
+        seen = ObservedWorker(
+            worker.name, worker.role, uid=f"fake-{len(self._lives)}", phase=WorkerPhase.STARTING, started_at=self._now
+        )
         self._lives[worker.name] = _FakeWorker(seen, due=self._now + self.boot_s)
         self._dirty = True
 

@@ -35,7 +35,7 @@ from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.testing.fake_cluster import Conflict, FakeCluster, Forbidden, Place
 from polyrl.worker import Role
 
-SETTINGS = Settings("manager:test", "trainer:test", "rollout:test")
+SETTINGS = Settings("manager:test", "trainer:test", rollout_image="rollout:test")
 
 
 class Killed(Exception):
@@ -105,7 +105,7 @@ class FakeOperator:
             trainer_connected=True,
             engines=engines if alive else (),
         )
-        return ManagerFacts(status, self.now, 0 if alive else 3)
+        return ManagerFacts(status, self.now, failed_polls=0 if alive else 3)
 
     def turn(self, rng: random.Random | None = None) -> ReconcileResult:
         """One reconcile and its actions. With `rng`, it may die between any two actions, and then raises Killed."""

@@ -53,7 +53,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
     @property
     def capacity(self) -> EngineCapacity:
-        return EngineCapacity(self.max_running, self.kv_tokens, self.max_context)
+        return EngineCapacity(self.max_running, self.kv_tokens, max_context=self.max_context)
 
 
 ROW_DTYPE: Final = np.dtype([("assignment", "<u4"), ("offset", "<u4"), ("count", "<u2"), ("finish", "u1")])

@@ -106,7 +106,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
 
     @property
     def weights(self) -> WeightsRef:
-        return WeightsRef(self.version, self.endpoint, self.public_key, self.manifest_hash)
+        return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)
 
 
 class ReservedWindow(Message, frozen=True, tag="window"):

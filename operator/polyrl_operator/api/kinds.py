@@ -34,22 +34,22 @@ class ResourceKind:
         return f"{root}{place}/{self.plural}{tail}"
 
 
-JOB: Final = ResourceKind(KIND, names.GROUP, names.VERSION, names.PLURAL)
-POD: Final = ResourceKind("Pod", "", "v1", "pods")
-TRAINER: Final = ResourceKind("Job", "batch", "v1", "jobs")
-NODE: Final = ResourceKind("Node", "", "v1", "nodes", namespaced=False)
-CLAIM: Final = ResourceKind("NodeClaim", "karpenter.sh", "v1", "nodeclaims", namespaced=False)
-SECRET: Final = ResourceKind("Secret", "", "v1", "secrets")
-EVENT: Final = ResourceKind("Event", "events.k8s.io", "v1", "events")
-LEASE: Final = ResourceKind("Lease", "coordination.k8s.io", "v1", "leases")
+JOB: Final = ResourceKind(KIND, names.GROUP, version=names.VERSION, plural=names.PLURAL)
+POD: Final = ResourceKind("Pod", "", version="v1", plural="pods")
+TRAINER: Final = ResourceKind("Job", "batch", version="v1", plural="jobs")
+NODE: Final = ResourceKind("Node", "", version="v1", plural="nodes", namespaced=False)
+CLAIM: Final = ResourceKind("NodeClaim", "karpenter.sh", version="v1", plural="nodeclaims", namespaced=False)
+SECRET: Final = ResourceKind("Secret", "", version="v1", plural="secrets")
+EVENT: Final = ResourceKind("Event", "events.k8s.io", version="v1", plural="events")
+LEASE: Final = ResourceKind("Lease", "coordination.k8s.io", version="v1", plural="leases")
 
 FIXED: Final = (
-    ResourceKind("ServiceAccount", "", "v1", "serviceaccounts"),
-    ResourceKind("Service", "", "v1", "services"),
-    ResourceKind("ConfigMap", "", "v1", "configmaps"),
-    ResourceKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
-    ResourceKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
-    ResourceKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+    ResourceKind("ServiceAccount", "", version="v1", plural="serviceaccounts"),
+    ResourceKind("Service", "", version="v1", plural="services"),
+    ResourceKind("ConfigMap", "", version="v1", plural="configmaps"),
+    ResourceKind("PersistentVolumeClaim", "", version="v1", plural="persistentvolumeclaims"),
+    ResourceKind("PodDisruptionBudget", "policy", version="v1", plural="poddisruptionbudgets"),
+    ResourceKind("NetworkPolicy", "networking.k8s.io", version="v1", plural="networkpolicies"),
 )
 """Children that are made once and rarely change: not watched, listed (metadata only) at start and at every resync."""
 
@@ -79,7 +79,7 @@ def permission_for(method: str, path: str, watch: bool = False) -> Permission:
     elif parts[0] == "apis" and len(parts) > 3:
         group, rest = parts[1], parts[3:]
     else:
-        return Permission(method.lower(), "", path)
+        return Permission(method.lower(), "", resource=path)
     if rest[0] == "namespaces" and len(rest) > 2:
         rest = rest[2:]
     if method != "GET":
@@ -88,4 +88,4 @@ def permission_for(method: str, path: str, watch: bool = False) -> Permission:
         verb = "watch"
     else:
         verb = "get" if len(rest) > 1 else "list"
-    return Permission(verb, group, "/".join((rest[0], *rest[2:])))
+    return Permission(verb, group, resource="/".join((rest[0], *rest[2:])))

@@ -110,7 +110,7 @@ def version_of(metadata: Object) -> int:
 
 def place_of(kind: ResourceKind, metadata: Object) -> Place:
     """Where the object with these metadata lies."""
-    return Place(kind.name, metadata.get("namespace", ""), metadata["name"])
+    return Place(kind.name, metadata.get("namespace", ""), name=metadata["name"])
 
 
 def _job_of(kind: ResourceKind, metadata: Object) -> JobKey | None:
@@ -190,7 +190,7 @@ class Cache:
 
     def drop(self, kind: ResourceKind, key: JobKey, name: str, uid: str) -> None:
         """A child of the job is known to be gone, though no watch reported it."""
-        place = Place(kind.name, key.namespace, name)
+        place = Place(kind.name, key.namespace, name=name)
         held = self._objects.get(place)
         if held is not None and held.uid == uid:
             self._expectations.ended(place, uid, held.version, self._clock())
@@ -202,7 +202,7 @@ class Cache:
 
     def job(self, key: JobKey) -> Object | None:
         """The job, with its newest resourceVersion."""
-        held = self._objects.get(Place(JOB.name, *key))
+        held = self._objects.get(Place(JOB.name, key.namespace, name=key.name))
         if held is None:
             return None
         raw: Object = msgspec.json.decode(held.content)
@@ -235,16 +235,16 @@ class Cache:
     def nodes_of(self, pods: Iterable[PodFacts]) -> tuple[dict[str, NodeFacts], list[ClaimFacts]]:
         """Nodes of these pods by name, and those nodes' NodeClaims, where they exist."""
         wanted = {pod.node for pod in pods}
-        nodes = {name: self._objects.get(Place(NODE.name, "", name)) for name in wanted}
+        nodes = {name: self._objects.get(Place(NODE.name, "", name=name)) for name in wanted}
         claims = [self._objects.get(self._claim_of[name]) for name in wanted if name in self._claim_of]
         return {name: node.content for name, node in nodes.items() if node}, [one.content for one in claims if one]
 
     def changed_at(self, key: JobKey, pod: str) -> float | None:
         """When the newest change came that concerns a pod: its own, its node's or its node's claim's; None: unknown."""
-        held = self._objects.get(Place(POD.name, key.namespace, pod))
+        held = self._objects.get(Place(POD.name, key.namespace, name=pod))
         if held is None or held.job != key:
             return None
-        node, claim = Place(NODE.name, "", held.node), self._claim_of.get(held.node)
+        node, claim = Place(NODE.name, "", name=held.node), self._claim_of.get(held.node)
         about = [self._objects[place] for place in (node, claim) if place is not None and place in self._objects]
         return max(one.changed_at for one in (held, *about))
 
@@ -291,7 +291,7 @@ class Cache:
         return (held for place, held in self._of_job.get(key, {}).items() if place.kind == kind)
 
     def _trainer(self, key: JobKey, job_uid: str) -> CachedObject | None:
-        held = self._objects.get(Place(TRAINER.name, key.namespace, names.trainer_name(key.name)))
+        held = self._objects.get(Place(TRAINER.name, key.namespace, name=names.trainer_name(key.name)))
         return None if held is None or held.owner != job_uid else held
 
     def _deletion_expected(self, held: CachedObject) -> bool:

@@ -140,7 +140,7 @@ class ManagerPoller:
         if manager.facts is None:
             return
         failures = manager.facts.failed_polls + 1
-        manager.facts = ManagerFacts(manager.facts.status, manager.facts.answered_at, failures)
+        manager.facts = ManagerFacts(manager.facts.status, manager.facts.answered_at, failed_polls=failures)
         if failures <= WAKING_FAILURES:
             log.info("manager did not answer", job=str(key), consecutive_failures=failures, error=str(error))
             self._wake(key)

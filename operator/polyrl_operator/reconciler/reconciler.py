@@ -197,7 +197,7 @@ class Reconciler:
     async def _act(self, facts: JobFacts, decided: ReconcileResult) -> ExecutionResult:
         if not decided.actions or facts.job is None:
             return ExecutionResult()
-        owner = Owner(facts.name, facts.namespace, facts.uid, job=facts.job, settings=self._settings)
+        owner = Owner(facts.name, facts.namespace, uid=facts.uid, job=facts.job, settings=self._settings)
         return await self._executor.execute(owner, decided.actions)
 
     def _remember(

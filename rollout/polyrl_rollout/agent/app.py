@@ -196,7 +196,7 @@ class Agent:
             changed = await self._load(pulled)
         except EngineFailed as error:
             log.warning("weights not loaded", version=version, error=str(error))
-            self._send(wire.WeightsFailed(version, self._engine.version, str(error)))
+            self._send(wire.WeightsFailed(version, self._engine.version, reason=str(error)))
             if self._engine.version == NO_VERSION:
                 self.engine_failed(str(error))
             else:

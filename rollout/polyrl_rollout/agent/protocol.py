@@ -113,7 +113,7 @@ class TokenBook:
         """A stream for a new assignment; None when it is known already."""
         if assign.assignment in self.streams:
             return None
-        stream = Stream(assign, assign.offset, assign.offset)
+        stream = Stream(assign, assign.offset, kept=assign.offset)
         self.streams[assign.assignment] = stream
         return stream
 
@@ -182,7 +182,7 @@ class TokenBook:
     def held(self) -> tuple[HeldAssignment, ...]:
         """For Hello."""
         return tuple(
-            HeldAssignment(number, stream.assign.sample, stream.assign.attempt, stream.length)
+            HeldAssignment(number, stream.assign.sample, attempt=stream.assign.attempt, length=stream.length)
             for number, stream in self.streams.items()
         )
 
@@ -226,9 +226,10 @@ class TokenBook:
             ends.append((number, piece.end, piece.finish != 0))
             stream.sent, stream.finish_sent, stream.waits_since = piece.end, piece.finish != 0, None
         self._seq += 1
-        self._in_flight.append(_InFlight(self._seq, now, ends))
-        columns = (np.asarray(ids, "<u4").tobytes(), np.asarray(logprobs, "<f4").tobytes())
-        return Deltas(self._seq, pieces[0].version, rows.tobytes(), *columns)
+        self._in_flight.append(_InFlight(self._seq, now, ends=ends))
+        packed_ids, packed_logprobs = np.asarray(ids, "<u4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
+        version = pieces[0].version
+        return Deltas(self._seq, version, rows=rows.tobytes(), ids=packed_ids, logprobs=packed_logprobs)
 
 
 class AgentProtocol:
@@ -274,23 +275,18 @@ class AgentProtocol:
     def accept(self, assign: Assign, version: int, *, switching: bool = False) -> Stream | HandBack | None:
         """The stream to generate; or the answer why not; or None for one that is known already. `version`: the weights
         that the engine serves; `switching`: it is about to serve others."""
-        objection = self._objection(assign, version, switching)
-        if objection is not None:
-            return HandBack(assign.assignment, *objection)
-        return self.book.open(assign)
-
-    def _objection(self, assign: Assign, version: int, switching: bool) -> tuple[HandBackReason, str] | None:
         if self.draining:
-            return HandBackReason.DRAINING, "the engine drains"
+            return HandBack(assign.assignment, HandBackReason.DRAINING, detail="the engine drains")
         if switching or not assign.min_version <= version <= assign.max_version:
-            return HandBackReason.VERSION_CHANGED, f"the engine serves version {version}"
+            detail = f"the engine serves version {version}"
+            return HandBack(assign.assignment, HandBackReason.VERSION_CHANGED, detail=detail)
         if assign.max_new_tokens < 1:
-            return HandBackReason.REJECTED, "its token budget is used up"
-        return None
+            return HandBack(assign.assignment, HandBackReason.REJECTED, detail="its token budget is used up")
+        return self.book.open(assign)
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> HandBack | None:
         """Gives up an assignment, whose tokens must have been sent before; None when it is not held."""
-        return None if self.book.forget(assignment) is None else HandBack(assignment, reason, detail)
+        return None if self.book.forget(assignment) is None else HandBack(assignment, reason, detail=detail)
 
 
 def _is_pending(stream: Stream) -> bool:
@@ -314,7 +310,7 @@ def _pieces(stream: Stream) -> Iterator[_Piece]:
     spans = list(itertools.pairwise(cuts)) or [(stream.length, stream.length)]
     for begin, end in spans:
         version = next(version for first, version in reversed(stream.versions) if first <= begin)
-        yield _Piece(stream, version, begin, end, stream.finish if end == stream.length else 0)
+        yield _Piece(stream, version, begin=begin, end=end, finish=stream.finish if end == stream.length else 0)
 
 
 def _frames(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:

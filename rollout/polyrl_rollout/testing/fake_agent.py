@@ -139,7 +139,7 @@ class FakeAgent:
         if await self._socket.poll(math.ceil(self._pause(busy) * 1000)):
             await self._hear(decode_to_agent(await self._socket.recv()))
         elif not self._running:
-            await self.send(Heartbeat(0, 0, self._hello.kv_tokens))
+            await self.send(Heartbeat(0, 0, kv_free_tokens=self._hello.kv_tokens))
         if busy and self._running and time.monotonic() >= self._due:
             await self._send_tokens()
 
@@ -165,7 +165,7 @@ class FakeAgent:
                 self._running[message.assignment].position = message.offset
         elif isinstance(message, Announce):
             self._version = message.version
-            await self.send(WeightsLoaded(message.version, 0.0, 0.0, 0))
+            await self.send(WeightsLoaded(message.version, 0.0, load_seconds=0.0, bytes_pulled=0))
         elif isinstance(message, StartDrain):
             await self._leave(message.reason)
         elif isinstance(message, Fenced):
@@ -178,7 +178,7 @@ class FakeAgent:
             phase = _key(self._hello.engine) % VOCABULARY / VOCABULARY
             self._due = time.monotonic() + phase * self._period
         end = assign.offset + assign.max_new_tokens
-        self._running[assign.assignment] = _Running(_key(assign.sample), assign.offset, end)
+        self._running[assign.assignment] = _Running(_key(assign.sample), assign.offset, end=end)
 
     def _keep(self, seq: int) -> None:
         self._kept = max(self._kept, seq)
@@ -204,7 +204,9 @@ class FakeAgent:
         self._unanswered.append((self._seq, self._due if self._period else time.monotonic()))
         self._due += self._period
         logprobs = np.full(len(ids), -0.5, dtype="<f4")
-        await self.send(Deltas(self._seq, self._version, rows.tobytes(), ids.tobytes(), logprobs.tobytes()))
+        await self.send(
+            Deltas(self._seq, self._version, rows=rows.tobytes(), ids=ids.tobytes(), logprobs=logprobs.tobytes())
+        )
 
     def _advance(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]]:
         """Makes the next tokens of all running assignments: ROW_DTYPE[R], uint32[sum of counts]."""

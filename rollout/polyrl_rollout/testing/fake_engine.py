@@ -68,7 +68,7 @@ class FakeEngine:
                 new = continuation(ids, min(left, self.chunk_tokens), request.sampling.stop_token_ids)
                 ids, left = ids + new, left - len(new)
                 finish = finish_of(new, left, request.sampling.stop_token_ids)
-                yield TokenChunk(new, [LOGPROB] * len(new), self.version, finish)
+                yield TokenChunk(new, [LOGPROB] * len(new), version=self.version, finish=finish)
                 if finish is not None:
                     return
         finally:

@@ -94,7 +94,7 @@ class FlowEngine:
         self.read += unread
         self._free_at = max(now, self._free_at) + unread * self.speed.prefill_s
         self._known[group] = prompt
-        self.decoding[assign.assignment] = _Decoding(stream, self._free_at, end, assign.offset)
+        self.decoding[assign.assignment] = _Decoding(stream, self._free_at, end=end, position=assign.offset)
 
     def decode(self, now: float) -> None:
         """One step of time."""
@@ -109,7 +109,7 @@ class FlowEngine:
             if count:
                 done = run.position >= run.end
                 ids = [TOKEN] * (count - done) + [STOP] * done
-                chunk = TokenChunk(ids, [0.0] * count, 0, Finish.STOP if done else None)
+                chunk = TokenChunk(ids, [0.0] * count, version=0, finish=Finish.STOP if done else None)
                 self.protocol.book.add(assign.assignment, chunk, now)
                 if done:
                     del self.decoding[assign.assignment]
@@ -177,10 +177,18 @@ class Flow(Stage):
 
     def _greet(self, engine: FlowEngine) -> None:
         speed = engine.speed
-        room = (speed.max_running, speed.kv_tokens, speed.max_context)
         engine.decoding.clear()
-        self.agent(engine.name, Hello(1, engine.name, Pool.SPOT, *room, -1))
-        self.agent(engine.name, WeightsLoaded(0, 0.1, 0.1, 100))
+        hello = Hello(
+            1,
+            engine.name,
+            pool=Pool.SPOT,
+            max_running=speed.max_running,
+            kv_tokens=speed.kv_tokens,
+            max_context=speed.max_context,
+            weight_version=-1,
+        )
+        self.agent(engine.name, hello)
+        self.agent(engine.name, WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=100))
 
     def _speak(self, engine: FlowEngine) -> None:
         engine.decode(self.now)
@@ -188,7 +196,7 @@ class Flow(Stage):
         if engine.mute:
             return
         if self.now % BEAT_S < STEP_S:
-            self.agent(engine.name, Heartbeat(len(engine.decoding), 0, engine.speed.kv_tokens))
+            self.agent(engine.name, Heartbeat(len(engine.decoding), 0, kv_free_tokens=engine.speed.kv_tokens))
         for frame in frames:
             self.agent(engine.name, frame)
 

@@ -88,15 +88,38 @@ class Stage:
         """The operator's drain."""
         return self._keep(self.ledger.drain(engine, seconds, "told", self.now))
 
-    def engine(self, name: str, pool: Pool = Pool.SPOT, version: int = 0, **room: int) -> Effects:
-        """An engine greets and serves `version`; -1: it only greets. `room`: max_running, kv_tokens, max_context."""
-        size = (room.get("max_running", 8), room.get("kv_tokens", 100_000), room.get("max_context", 4096))
-        outcome = self.agent(name, Hello(1, name, pool, *size, -1))
-        return outcome if version < 0 else self.agent(name, WeightsLoaded(version, 0.1, 0.1, 100))
+    def engine(
+        self,
+        name: str,
+        pool: Pool = Pool.SPOT,
+        version: int = 0,
+        *,
+        max_running: int = 8,
+        kv_tokens: int = 100_000,
+        max_context: int = 4096,
+    ) -> Effects:
+        """An engine greets and serves `version`; -1: it only greets."""
+        outcome = self.agent(
+            name,
+            Hello(
+                1,
+                name,
+                pool=pool,
+                max_running=max_running,
+                kv_tokens=kv_tokens,
+                max_context=max_context,
+                weight_version=-1,
+            ),
+        )
+        if version < 0:
+            return outcome
+        return self.agent(name, WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=100))
 
     def publish(self, version: int) -> Effects:
         """The trainer publishes weights."""
-        return self.trainer(PublishVersion(self.request(), version, "tcp://publisher", "key", b"hash"))
+        return self.trainer(
+            PublishVersion(self.request(), version, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash")
+        )
 
     def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Effects:
         """The trainer submits `count` groups; `fields` are those of Group, and max_new_tokens, stop_token_ids."""
@@ -122,20 +145,26 @@ class Stage:
         column = np.array(ids, dtype="<u4")
         rows = [(assignment, offset, len(ids), FINISH_CODES.index(finish))] if assignment else []
         self._seq += 1
-        message = Deltas(self._seq, claims.get("version", 0), pack_rows(rows), column.tobytes(), logprobs_of(column))
+        message = Deltas(
+            self._seq,
+            claims.get("version", 0),
+            rows=pack_rows(rows),
+            ids=column.tobytes(),
+            logprobs=logprobs_of(column),
+        )
         return self.agent(engine, message)
 
     def score(self, sample: str, reward: float = 1.0, turn: int = 0) -> Effects:
         """The trainer's verdict."""
-        return self.trainer(Score(self.request(), sample, turn, reward))
+        return self.trainer(Score(self.request(), sample, turn=turn, reward=reward))
 
     def extend(self, sample: str, ids: Sequence[int], turn: int = 0) -> Effects:
         """An environment's tokens."""
-        return self.trainer(Extend(self.request(), sample, turn, pack_ids(ids)))
+        return self.trainer(Extend(self.request(), sample, turn=turn, ids=pack_ids(ids)))
 
     def reject(self, sample: str, reason: DiscardReason = DiscardReason.REWARD_RAISED) -> Effects:
         """The trainer's rejection."""
-        return self.trainer(Reject(self.request(), sample, reason, "said so"))
+        return self.trainer(Reject(self.request(), sample, reason=reason, detail="said so"))
 
     def ask(self, least: int = 1, most: int = 64, **fields: Any) -> Effects:
         """The trainer asks for a batch; `fields` are those of BatchRequest."""

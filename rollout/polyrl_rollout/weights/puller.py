@@ -82,7 +82,7 @@ class Puller:
             except ProtocolError as error:
                 self._staging.discard(announce.version)
                 raise PullFailed(f"version {announce.version} is not what was announced: {error}") from error
-        return Pulled(staged, asyncio.get_running_loop().time() - begun, pull.bytes)
+        return Pulled(staged, asyncio.get_running_loop().time() - begun, bytes_pulled=pull.bytes)
 
     async def _assemble(self, pull: _Pull, manifest: VersionManifest, served: Staged | None) -> Staged:
         partial = await asyncio.to_thread(self._staging.open, manifest)
@@ -128,10 +128,10 @@ class Versions:
     def announce(self, message: wire.Announce) -> None:
         """A version exists; repeats are harmless."""
         if message.version == self._engine.version:
-            self._send(wire.WeightsLoaded(message.version, 0.0, 0.0, 0))
+            self._send(wire.WeightsLoaded(message.version, 0.0, load_seconds=0.0, bytes_pulled=0))
         elif message.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
-            self._send(wire.WeightsFailed(message.version, self._engine.version, why))
+            self._send(wire.WeightsFailed(message.version, self._engine.version, reason=why))
         elif message != self._wanted:
             self._wanted = message
             self._changed.set()
@@ -163,7 +163,7 @@ class Versions:
             return await pulling
         except PullFailed as error:
             log.warning("weights not pulled", version=announce.version, error=str(error))
-            self._send(wire.WeightsFailed(announce.version, self._engine.version, str(error)))
+            self._send(wire.WeightsFailed(announce.version, self._engine.version, reason=str(error)))
             return None
         finally:
             pulling.cancel()

@@ -83,7 +83,7 @@ def delete_at_once(on: Victims) -> Hit:
 
 
 def _delete(on: Victims, *how: str, notice: bool) -> Hit:
-    hit = Hit(time.time(), (on.name(),), notice)
+    hit = Hit(time.time(), (on.name(),), notice=notice)
     on.kubectl("delete", "pod", *hit.engines, "--wait=false", *how)
     return hit
 

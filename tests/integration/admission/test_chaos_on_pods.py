@@ -217,7 +217,7 @@ async def bed(server: Any, tmp_path: Path) -> AsyncIterator[Bed]:
     assert server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})[0] == 201
     kubelet = Kubelet(tmp_path)
     await kubelet.start()
-    bed = Bed(server, kubelet, namespace, tmp_path)
+    bed = Bed(server, kubelet, namespace=namespace, folder=tmp_path)
     try:
         bed.add_node()
         bed.add_job()

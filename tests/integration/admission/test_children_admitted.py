@@ -19,7 +19,7 @@ from polyrl.sample import Pool
 CHART = Path(__file__).parents[3] / "charts/polyrl"
 LONGEST = 46
 """Characters of a job's name."""
-SETTINGS = Settings("registry/manager:1", "registry/trainer:1", "registry/rollout:1")
+SETTINGS = Settings("registry/manager:1", "registry/trainer:1", rollout_image="registry/rollout:1")
 PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",

@@ -129,7 +129,7 @@ class PlayedManager:
             number = held.assignment
             over = number in self.finish
             await self.say(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
-        await self.say(Welcome(1, 3.0, 0.1, 0.02))
+        await self.say(Welcome(1, 3.0, beat_s=0.1, delta_s=0.02))
 
     async def _take(self, deltas: Deltas) -> None:
         check_deltas(deltas)
@@ -163,16 +163,20 @@ class Rig:
         self.publisher = WeightPublisher(self.trainer_file)
         self.engine = FakeEngine(EngineCapacity(max_running=16, kv_tokens=4096, max_context=1024))
         keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
-        settings = AgentSettings(lambda: self.manager.endpoint, keys, 1, ENGINE, Pool.SPOT, 4.0)
+        settings = AgentSettings(
+            lambda: self.manager.endpoint, keys, run_epoch=1, engine=ENGINE, pool=Pool.SPOT, drain_s=4.0
+        )
         self.staging = Staging("run", ENGINE, folder)
-        self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, 512), self.staging)
+        self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, max_context=512), self.staging)
         self.task = asyncio.create_task(self.agent.run())
 
     def announcement(self, version: int) -> Announce:
         published = self.publisher.publish(
             version, {"w": torch.full((7,), float(version))}.items(), {"config.json": b"{}"}
         )
-        return Announce(version, published.endpoint, published.public_key, published.manifest_hash)
+        return Announce(
+            version, published.endpoint, public_key=published.public_key, manifest_hash=published.manifest_hash
+        )
 
     async def serve(self, version: int = 0) -> None:
         await self.manager.hear(Hello)
@@ -184,7 +188,19 @@ class Rig:
         prompt = [*PROMPT, number]
         ids = prompt + continuation(prompt, offset)
         sampling = SamplingParams(max_new_tokens=offset + budget)
-        await self.manager.say(Assign(number, f"{number}.0", 0, pack_ids(ids), offset, budget, sampling, 0, newest))
+        await self.manager.say(
+            Assign(
+                number,
+                f"{number}.0",
+                attempt=0,
+                input_ids=pack_ids(ids),
+                offset=offset,
+                max_new_tokens=budget,
+                sampling=sampling,
+                min_version=0,
+                max_version=newest,
+            )
+        )
 
     async def finished(self, numbers: range) -> None:
         await self.manager.until(lambda: all(n in self.manager.finish for n in numbers), f"end of {numbers}")
@@ -371,7 +387,7 @@ async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) 
 async def test_a_newer_announcement_supersedes_a_pull_that_hangs(rig: Rig) -> None:
     await rig.manager.hear(Hello)
     good = rig.announcement(1)
-    await rig.manager.say(Announce(0, "tcp://127.0.0.1:1", good.public_key, b"x" * 16))
+    await rig.manager.say(Announce(0, "tcp://127.0.0.1:1", public_key=good.public_key, manifest_hash=b"x" * 16))
     await rig.manager.say(good)
     assert (await rig.manager.hear(WeightsLoaded)).version == 1
     assert not rig.manager.all_of(WeightsFailed)

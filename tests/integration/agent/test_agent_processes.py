@@ -127,7 +127,16 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 def group(number: int) -> Group:
-    return Group(number, 0, Purpose.TRAIN, pack_ids(prompt(number)), SAMPLES, SamplingParams(TOKENS), 0, 0)
+    return Group(
+        number,
+        0,
+        purpose=Purpose.TRAIN,
+        prompt_ids=pack_ids(prompt(number)),
+        n=SAMPLES,
+        sampling=SamplingParams(TOKENS),
+        min_version=0,
+        max_version=0,
+    )
 
 
 def prompt(number: int) -> list[int]:

@@ -52,7 +52,7 @@ class Rig:
         self.injector = FaultInjector(self.fleet)
 
     async def start(self) -> None:
-        await self.fleet.start(Worker("rollout-0", Role.ROLLOUT, (sys.executable, "-c", AGENT)))
+        await self.fleet.start(Worker("rollout-0", Role.ROLLOUT, argv=(sys.executable, "-c", AGENT)))
         await self.until(lambda: self.log.exists() and "\n" in self.log.read_text(), "engine")
         self.engine = psutil.Process(int(self.log.read_text().splitlines()[0]))
         self.agent = psutil.Process(self.engine.ppid())

@@ -59,8 +59,8 @@ class Rig:
 
     async def begin(self, action: ChaosAction, target: Target = Target.ENGINE, **more: Any) -> str:
         """Runs a drill, and returns its answer; it may go on."""
-        seen = ObservedWorker("job-r-1", Role.ROLLOUT, "uid", WorkerPhase.RUNNING, started_at=0.0)
-        worker = PodWorker(seen, "job-r-1", "uid", "rollout", self.argv)
+        seen = ObservedWorker("job-r-1", Role.ROLLOUT, uid="uid", phase=WorkerPhase.RUNNING, started_at=0.0)
+        worker = PodWorker(seen, "job-r-1", uid="uid", container="rollout", argv=self.argv)
         command = injection_command(worker, self.fault(action, target, **more))
         environment = os.environ | {"TMPDIR": str(self.folder)}
         drill = await asyncio.create_subprocess_exec(

@@ -47,7 +47,7 @@ def a_stage() -> Stage:
     stage.score("0.0", reward=0.5)
     stage.tokens("b", stage.number("0.1"), [5, 2], "stop")
     stage.score("0.1")
-    stage.trainer(TrainerHello(1, -1, "its successor"))
+    stage.trainer(TrainerHello(1, -1, trainer="its successor"))
     stage.ask(least=2, most=2)
     stage.acknowledge(1)
     stage.submit(n=1)

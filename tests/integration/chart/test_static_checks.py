@@ -36,7 +36,7 @@ def children() -> list[Object]:
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["spec"]["networkPolicy"] = {"mode": "Isolated"}
     manifest["spec"]["recipe"]["code"] = {"configMap": "code"}
-    settings = Settings("a/manager:1", "a/trainer:1", "a/rollout:1", trainer_priority_class="high")
+    settings = Settings("a/manager:1", "a/trainer:1", rollout_image="a/rollout:1", trainer_priority_class="high")
     owner = Owner("job", "ml", "uid", PolyRLJob.model_validate(manifest), settings)
     rollouts = [rollout_pod(owner, n, pool) for n, pool in enumerate((Pool.SPOT, Pool.ON_DEMAND), start=1)]
     return [*fixed_children(owner), trainer_job(owner), manager_pod(owner, 1), *rollouts]

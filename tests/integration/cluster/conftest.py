@@ -213,7 +213,7 @@ async def operator_process(
             except ValueError:
                 lines.append({"event": "not JSON", "text": line.decode()})
 
-    running = Process(process, lines, asyncio.create_task(read()))
+    running = Process(process, lines, reading=asyncio.create_task(read()))
     try:
         yield running
     except BaseException:
@@ -261,7 +261,7 @@ class Manager:
 
     @property
     def address(self) -> Address:
-        return Address("127.0.0.1", self.port, "pod-uid", self.name, poll_s=0.3)
+        return Address("127.0.0.1", self.port, pod_uid="pod-uid", name=self.name, poll_s=0.3)
 
     async def start(self) -> None:
         app = web.Application()
@@ -315,7 +315,7 @@ def serve_manager(place: Place, tmp_path: Path) -> Callable[..., Any]:
     async def serve(port: int) -> Manager:
         secret = await place.until("the job has keys", lambda: place.client.get(SECRET, place.namespace, "job-keys"))
         files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
-        certificate = Certificate(files["ca.crt"], files["tls.crt"], files["tls.key"])
+        certificate = Certificate(files["ca.crt"], files["tls.crt"], key=files["tls.key"])
         made = Manager(tmp_path, certificate, parse_keys(OperatorKeys, files["operator.key"], "test").http_token)
         made.port = port
         await made.start()

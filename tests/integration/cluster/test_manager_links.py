@@ -133,7 +133,7 @@ async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links
     began = time.monotonic()
     fact_at = began - AGE_S
     for _ in range(3):
-        links.drain(KEY, DrainEngine("job-r-1", "uid-1", 30.0, "spot interruption"), fact_at)
+        links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=30.0, why="spot interruption"), fact_at)
     await until(lambda: heard.told)
     took_s = time.monotonic() - began
     assert heard.told == ["uid-1"]
@@ -148,7 +148,7 @@ async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: Man
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
-    links.drain(KEY, DrainEngine("job-r-9", "uid-9", 30.0, "drain"), None)
+    links.drain(KEY, DrainEngine("job-r-9", "uid-9", deadline_s=30.0, why="drain"), None)
     await asyncio.sleep(0.5)
     assert not heard.told
     await manager.start()
@@ -160,11 +160,11 @@ async def test_a_drain_that_nobody_hears_is_given_up(
     manager: Any, links: ManagerPoller, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "MIN_DRAIN_S", 0.3)
-    links.drain(KEY, DrainEngine("job-r-1", "uid-1", 0.1, "drain"), None)
+    links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=0.1, why="drain"), None)
     await until(lambda: heard.failed == 1)
     assert heard.told == []
     await asyncio.sleep(LOOK_S)
-    links.drain(KEY, DrainEngine("job-r-1", "uid-1", 0.1, "drain"), None)
+    links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=0.1, why="drain"), None)
     await until(lambda: heard.failed == 2)
 
 
@@ -177,7 +177,7 @@ async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, hea
     async with manager_session() as session:
         links = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
         links.follow(KEY, manager.address)
-        links.drain(KEY, DrainEngine("job-r-1", "uid-1", 1.0, "drain"), None)
+        links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=1.0, why="drain"), None)
         await asyncio.sleep(1.5)
         assert links.facts(KEY) is None
         assert manager.polls == 0

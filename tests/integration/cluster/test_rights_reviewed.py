@@ -137,7 +137,7 @@ def install(crd: Any, helm_program: str) -> Iterator[Callable[..., Account]]:
             assert status == 201, answer
             made.append(f"{path}/{one['metadata']['name']}")
         (deployment,) = (one for one in objects if one["kind"] == "Deployment")
-        return Account(crd, home, deployment["spec"]["template"]["spec"]["serviceAccountName"])
+        return Account(crd, home, name=deployment["spec"]["template"]["spec"]["serviceAccountName"])
 
     yield chart
     for path in made:
@@ -182,7 +182,7 @@ async def test_a_jobs_own_account_may_do_nothing(place: Any, nodes: Any, run_ope
     async with run_operator():
         await place.submit()
         await place.rollouts(2)
-    account = Account(place.server, place.namespace, "job")
+    account = Account(place.server, place.namespace, name="job")
     assert account.all_rights(place.namespace) == set()
     assert account.all_rights("default") == set()
     table = rights(IN_A_NAMESPACE | ANYWHERE | AT_HOME) | {tuple(one.split()) for one in DENIED}

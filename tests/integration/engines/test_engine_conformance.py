@@ -122,7 +122,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     root = tmp_path_factory.mktemp("models")
     plain = [save_model(root / f"weights-{seed}", seed) for seed in range(2)]
     save_model(root / "misfit", 2, hidden=32)
-    return Models([root / "weights-0", root / "weights-1"], plain, root / "misfit")
+    return Models([root / "weights-0", root / "weights-1"], plain, misfit=root / "misfit")
 
 
 async def started(kind: str, models: Models, version: int) -> InferenceEngine:
@@ -191,7 +191,7 @@ RIDS = iter(range(10**8))
 
 
 def new_request(prompt: list[int], budget: int, sampling: SamplingParams = GREEDY) -> GenerateRequest:
-    return GenerateRequest(f"{next(RIDS):08d}", prompt, budget, sampling)
+    return GenerateRequest(f"{next(RIDS):08d}", prompt, max_new_tokens=budget, sampling=sampling)
 
 
 async def collect(engine: InferenceEngine, request: GenerateRequest, into: Output | None = None) -> Output:

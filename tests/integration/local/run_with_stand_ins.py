@@ -42,7 +42,9 @@ def main() -> int:
     job, folder = PolyRLJob.model_validate(MANIFEST), RunFolder(root)
     with locked(folder):
         run_epoch = prepare(folder, job)
-        wanted = workers_of(job.spec, RunLocation(str(root), str(root), sys.executable, run_epoch, cpus=2))
+        wanted = workers_of(
+            job.spec, RunLocation(str(root), str(root), python=sys.executable, run_epoch=run_epoch, cpus=2)
+        )
         assert wanted.reserved is not None
         assert wanted.rollout is not None
         wanted = dataclasses.replace(

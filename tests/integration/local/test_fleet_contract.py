@@ -31,7 +31,7 @@ Fleet = FakeFleet | ProcessFleet
 
 
 def a_worker(name: str = "rollout-0", code: str = OBEYS) -> Worker:
-    return Worker(name, Role.ROLLOUT, (sys.executable, "-c", code))
+    return Worker(name, Role.ROLLOUT, argv=(sys.executable, "-c", code))
 
 
 @pytest.fixture(params=["fake", "process"])
@@ -201,7 +201,7 @@ async def crash(process: psutil.Process | None) -> None:
 
 
 async def test_a_program_that_is_not_there_is_an_exit_with_a_log(processes: ProcessFleet, tmp_path: Path) -> None:
-    await processes.start(Worker("rollout-0", Role.ROLLOUT, ("/nowhere/python",)))
+    await processes.start(Worker("rollout-0", Role.ROLLOUT, argv=("/nowhere/python",)))
     (seen,) = await processes.list()
     assert (seen.phase, seen.exit_code) == (WorkerPhase.EXITED, 127)
     assert "/nowhere/python" in (tmp_path / "rollout-0.log").read_text()
@@ -212,7 +212,9 @@ async def test_workers_inherit_no_secrets(
 ) -> None:
     monkeypatch.setenv("SOME_API_TOKEN", "secret")
     code = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
-    await processes.start(Worker("rollout-0", Role.ROLLOUT, (sys.executable, "-c", code), {"OMP_NUM_THREADS": "1"}))
+    await processes.start(
+        Worker("rollout-0", Role.ROLLOUT, argv=(sys.executable, "-c", code), env={"OMP_NUM_THREADS": "1"})
+    )
     printed = await log_line((tmp_path / "rollout-0.log").read_text, processes)
     assert "SOME_API_TOKEN" not in printed
     assert '"OMP_NUM_THREADS": "1"' in printed
@@ -226,6 +228,6 @@ async def test_workers_inherit_where_sglang_is_and_what_is_set_for_it(
     for name, value in meant.items():
         monkeypatch.setenv(name, value)
     code = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
-    await processes.start(Worker("rollout-0", Role.ROLLOUT, (sys.executable, "-c", code)))
+    await processes.start(Worker("rollout-0", Role.ROLLOUT, argv=(sys.executable, "-c", code)))
     printed = await log_line((tmp_path / "rollout-0.log").read_text, processes)
     assert meant.items() <= json.loads(printed).items()

@@ -55,7 +55,7 @@ SMALL = {
     "spec.rollout.maxReplicas": 1,
     "spec.faultInjection": "[]",
 }
-SETTINGS = Settings("manager", "trainer", "rollout")
+SETTINGS = Settings("manager", "trainer", rollout_image="rollout")
 HOST = "127.0.0.1"
 
 

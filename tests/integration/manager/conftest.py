@@ -92,7 +92,16 @@ class Site:
                 await asyncio.sleep(LOOK_S)
 
     def group(self, number: int, n: int = 4, tokens: int = 40) -> Group:
-        return Group(number, 0, Purpose.TRAIN, pack_ids([1, 2, 3]), n, SamplingParams(tokens), 0, 0)
+        return Group(
+            number,
+            0,
+            purpose=Purpose.TRAIN,
+            prompt_ids=pack_ids([1, 2, 3]),
+            n=n,
+            sampling=SamplingParams(tokens),
+            min_version=0,
+            max_version=0,
+        )
 
     async def judge_all(self, client: RolloutClient) -> None:
         async for turn in client.turns():

@@ -50,7 +50,20 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
         async with RolloutClient.connect(manager.endpoints.trainer, keys / "trainer.key", EPOCH) as client:
             published = await asyncio.to_thread(publisher.publish, 0, [("w", torch.zeros(9))], {"config.json": b"{}"})
             await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
-            await client.submit([Group(0, 0, Purpose.TRAIN, pack_ids([1, 2]), 1, SamplingParams(4), 0, 0)])
+            await client.submit(
+                [
+                    Group(
+                        0,
+                        0,
+                        purpose=Purpose.TRAIN,
+                        prompt_ids=pack_ids([1, 2]),
+                        n=1,
+                        sampling=SamplingParams(4),
+                        min_version=0,
+                        max_version=0,
+                    )
+                ]
+            )
             async with asyncio.timeout(DEADLINE_S):
                 turn = await anext(client.turns())
             assert turn.response.sample == "0.0"
@@ -63,7 +76,7 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
 
 async def generate(endpoint: str, keys: Path, folder: Path) -> int:
     own, engine = read_keys(AgentKeys, keys / "agent.key"), FakeEngine()
-    settings = AgentSettings(lambda: endpoint, own, EPOCH, "engine", Pool.SPOT, 1.0)
+    settings = AgentSettings(lambda: endpoint, own, run_epoch=EPOCH, engine="engine", pool=Pool.SPOT, drain_s=1.0)
     staging = Staging("ipv6", "engine", folder)
     try:
         return await Agent(settings, engine, engine.capacity, staging).run()

@@ -151,7 +151,16 @@ async def opened(root: Path, disk: Path) -> AsyncIterator[Site]:
 
 
 def group(number: int, prompt: bytes = PROMPT, n: int = 1) -> Group:
-    return Group(number, 0, Purpose.TRAIN, prompt, n, SamplingParams(40), 0, 0)
+    return Group(
+        number,
+        0,
+        purpose=Purpose.TRAIN,
+        prompt_ids=prompt,
+        n=n,
+        sampling=SamplingParams(40),
+        min_version=0,
+        max_version=0,
+    )
 
 
 def test_after_a_commit_that_failed_there_is_none(tmp_path: Path) -> None:
@@ -256,7 +265,14 @@ async def _train(site: Site, client: RolloutClient, samples: int) -> int:
     context = zmq.asyncio.Context()
     keys = read_keys(AgentKeys, site.root / "keys/agent.key")
     address = parse_endpoints(site.endpoints.read_bytes(), "").agents
-    agent = FakeAgent(context, address, keys, Hello(EPOCH, "engine", Pool.SPOT, 16, 1 << 20, 1 << 16, -1))
+    agent = FakeAgent(
+        context,
+        address,
+        keys,
+        Hello(
+            EPOCH, "engine", pool=Pool.SPOT, max_running=16, kv_tokens=1 << 20, max_context=1 << 16, weight_version=-1
+        ),
+    )
     tasks = [asyncio.create_task(agent.run()), asyncio.create_task(_judge(client))]
     taken = 0
     try:

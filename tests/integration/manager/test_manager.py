@@ -20,7 +20,7 @@ LONG = 2000
 
 
 def hello(name: str, run_epoch: int = EPOCH) -> Hello:
-    return Hello(run_epoch, name, Pool.SPOT, 4, 1000, 1000, -1)
+    return Hello(run_epoch, name, pool=Pool.SPOT, max_running=4, kv_tokens=1000, max_context=1000, weight_version=-1)
 
 
 async def test_work_goes_through_whole_and_the_end_is_orderly(site: Any) -> None:
@@ -84,7 +84,7 @@ async def test_a_peer_without_the_right_key_gets_nothing(site: Any) -> None:
         (b"engine-1", b"", "undecodable"),
         (b"engine-1", encode(hello("engine-2")), "identity"),
         (b"bad name", encode(hello("bad name")), "identity"),
-        (b"\xff\xfe", encode(Heartbeat(0, 0, 0)), "identity"),
+        (b"\xff\xfe", encode(Heartbeat(0, 0, kv_free_tokens=0)), "identity"),
     ],
 )
 async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, frame: bytes, kind: str) -> None:
@@ -99,7 +99,7 @@ async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, f
 
 async def test_who_has_not_greeted_is_fenced(site: Any) -> None:
     socket = site.agent_socket(b"engine-1")
-    await socket.send(encode(Heartbeat(0, 0, 0)))
+    await socket.send(encode(Heartbeat(0, 0, kv_free_tokens=0)))
     await socket.send(encode(hello("engine-1", run_epoch=EPOCH + 1)))
     await socket.send(encode(hello("engine-1")))
     async with asyncio.timeout(DEADLINE_S):

@@ -38,15 +38,38 @@ WRONG_KEYS = 100
 """Handshakes with a proper key that is on no list."""
 
 SEEDS = [
-    wire.Hello(EPOCH, "fuzzer", Pool.SPOT, 4, 4096, 512, -1, (wire.HeldAssignment(7, "4.1", 2, 30),)),
-    wire.Deltas(5, 0, np.zeros(2, dtype=wire.ROW_DTYPE).tobytes(), b"", b""),
-    wire.Heartbeat(3, 1, 1000),
-    wire.WeightsLoaded(9, 0.5, 0.25, 1 << 20),
-    wire.HandBack(7, "draining", "soon"),
+    wire.Hello(
+        EPOCH,
+        "fuzzer",
+        pool=Pool.SPOT,
+        max_running=4,
+        kv_tokens=4096,
+        max_context=512,
+        weight_version=-1,
+        held=(wire.HeldAssignment(7, "4.1", attempt=2, length=30),),
+    ),
+    wire.Deltas(5, 0, rows=np.zeros(2, dtype=wire.ROW_DTYPE).tobytes(), ids=b"", logprobs=b""),
+    wire.Heartbeat(3, 1, kv_free_tokens=1000),
+    wire.WeightsLoaded(9, 0.5, load_seconds=0.25, bytes_pulled=1 << 20),
+    wire.HandBack(7, "draining", detail="soon"),
     wire.Leaving(20.0, "SIGTERM"),
-    wire.Score(2, "0.1", 0, 1.0, {"exact": 1.0}),
-    wire.Submit(1, (Group(4, 2, Purpose.TRAIN, b"1234", 8, SamplingParams(64), 9, 9),)),
-    wire.BatchRequest(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
+    wire.Score(2, "0.1", turn=0, reward=1.0, metrics={"exact": 1.0}),
+    wire.Submit(
+        1,
+        (
+            Group(
+                4,
+                2,
+                purpose=Purpose.TRAIN,
+                prompt_ids=b"1234",
+                n=8,
+                sampling=SamplingParams(64),
+                min_version=9,
+                max_version=9,
+            ),
+        ),
+    ),
+    wire.BatchRequest(5, 2, purpose=Purpose.TRAIN, min_samples=16, max_samples=32, max_tokens=4096, deadline_s=60.0),
 ]
 
 
@@ -116,7 +139,19 @@ async def judge(client: RolloutClient) -> None:
 async def work(client: RolloutClient, rounds: range) -> None:
     """One round: four groups there and back, every token known."""
     for number in rounds:
-        groups = [Group(number * 4 + i, number, Purpose.TRAIN, b"abcd", 4, SamplingParams(100), 0, 0) for i in range(4)]
+        groups = [
+            Group(
+                number * 4 + i,
+                number,
+                purpose=Purpose.TRAIN,
+                prompt_ids=b"abcd",
+                n=4,
+                sampling=SamplingParams(100),
+                min_version=0,
+                max_version=0,
+            )
+            for i in range(4)
+        ]
         await client.submit(groups)
         batch = await client.next(
             number, purpose=Purpose.TRAIN, min_samples=16, max_samples=16, max_tokens=10**6, deadline_s=DEADLINE_S
@@ -162,7 +197,12 @@ async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_wo
         read_keys(TrainerKeys, folder / "keys/trainer.key"),
     )
     context = zmq.asyncio.Context()
-    greetings = [wire.Hello(EPOCH, f"engine-{i}", Pool.SPOT, 16, 10**5, 10**4, -1) for i in range(2)]
+    greetings = [
+        wire.Hello(
+            EPOCH, f"engine-{i}", pool=Pool.SPOT, max_running=16, kv_tokens=10**5, max_context=10**4, weight_version=-1
+        )
+        for i in range(2)
+    ]
     agents = [asyncio.create_task(FakeAgent(context, ends.agents, agent, hello).run()) for hello in greetings]
     memory = psutil.Process(ends.pid).memory_info
     async with RolloutClient.connect(ends.trainer, folder / "keys/trainer.key", EPOCH) as client:

@@ -96,7 +96,7 @@ class CalculatingEngine(CountingEngine):
         text = f"<calc>{last}+1</calc>" if len(results) < CALLS else "7"
         new = [*TOKENIZER.encode_text(text), EOS_ID]
         self.made += len(new)
-        yield TokenChunk(new, [LOGPROB] * len(new), self.version, Finish.STOP)
+        yield TokenChunk(new, [LOGPROB] * len(new), version=self.version, finish=Finish.STOP)
 
 
 class World:
@@ -107,7 +107,7 @@ class World:
         write_run_keys(root / "keys")
         (root / "job.json").write_text(json.dumps(JOB))
         self.file = root / "manager.json"
-        self.engines = [engine(EngineCapacity(16, 1 << 16, 4096), SPEED) for _ in range(2)]
+        self.engines = [engine(EngineCapacity(16, 1 << 16, max_context=4096), SPEED) for _ in range(2)]
         self.status = ManagerStatus(seq=-1, run_epoch=EPOCH)
         self._manager: asyncio.subprocess.Process | None = None
 
@@ -141,7 +141,9 @@ class World:
     async def run_agent(self, number: int) -> int:
         keys = read_keys(AgentKeys, self.root / "keys/agent.key")
         name, engine = f"engine-{number}", self.engines[number]
-        settings = AgentSettings(lambda: read_endpoint(self.file, EPOCH), keys, EPOCH, name, Pool.SPOT, 2.0)
+        settings = AgentSettings(
+            lambda: read_endpoint(self.file, EPOCH), keys, run_epoch=EPOCH, engine=name, pool=Pool.SPOT, drain_s=2.0
+        )
         staging = Staging("manager-restarts", name)
         try:
             return await Agent(settings, engine, engine.capacity, staging).run()
@@ -200,7 +202,16 @@ def prompt(number: int) -> list[int]:
 def group(number: int, of: int | None = None) -> Group:
     """`of`: whose prompt it has; by default its own."""
     ids = pack_ids(prompt(number if of is None else of))
-    return Group(number, 0, Purpose.TRAIN, ids, N, SamplingParams(TOKENS), 0, 0)
+    return Group(
+        number,
+        0,
+        purpose=Purpose.TRAIN,
+        prompt_ids=ids,
+        n=N,
+        sampling=SamplingParams(TOKENS),
+        min_version=0,
+        max_version=0,
+    )
 
 
 async def judge(client: RolloutClient) -> None:
@@ -237,7 +248,12 @@ def test_the_endpoints_of_another_epochs_manager_are_no_address(tmp_path: Path, 
     write_run_keys(tmp_path / "keys")
     keys = read_keys(AgentKeys, tmp_path / "keys/agent.key")
     ends = Endpoints(
-        "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "http://127.0.0.1:3", 1, run_epoch, keys.manager_public_key
+        "tcp://127.0.0.1:1",
+        "tcp://127.0.0.1:2",
+        http="http://127.0.0.1:3",
+        pid=1,
+        run_epoch=run_epoch,
+        public_key=keys.manager_public_key,
     )
     write_endpoints(ends, tmp_path / "manager.json")
     assert (read_endpoint(tmp_path / "manager.json", EPOCH) is not None) is found
@@ -357,10 +373,10 @@ class OneForAll:
 @asynccontextmanager
 async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIterator[None]:
     """Plays with `calculator` for as long as the context lasts; ends without a word to anyone."""
-    episodes = Episodes(calculator, EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2), TOKENIZER)
-    host = UserCodeRunner(client, TOKENIZER, OneForAll(), episodes)  # type: ignore[arg-type]
+    episodes = Episodes(calculator, EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2), tokenizer=TOKENIZER)
+    host = UserCodeRunner(client, TOKENIZER, reward=OneForAll(), episodes=episodes)  # type: ignore[arg-type]
     for number in range(GROUPS):
-        host.register(number, Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {}))
+        host.register(number, Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={}))
     running = asyncio.create_task(host.run())
     try:
         yield
@@ -372,7 +388,16 @@ async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIte
 
 def calculation(number: int) -> Group:
     sampling = SamplingParams(TOKENS, stop_token_ids=(EOS_ID,))
-    return Group(number, 0, Purpose.TRAIN, pack_ids(TOKENIZER.encode_prompt("1=")), N, sampling, 0, 0)
+    return Group(
+        number,
+        0,
+        purpose=Purpose.TRAIN,
+        prompt_ids=pack_ids(TOKENIZER.encode_prompt("1=")),
+        n=N,
+        sampling=sampling,
+        min_version=0,
+        max_version=0,
+    )
 
 
 EPISODE = "<calc>1+1</calc><result>2</result><calc>2+1</calc><result>3</result><calc>3+1</calc><result>4</result>7"

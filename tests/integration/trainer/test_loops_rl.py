@@ -153,11 +153,15 @@ class Run:
         prompts = prepare_prompts(rows, TOKENIZER, 100)
         calls = UserCalls(8)
         failures = Failures(state.results.user_code_failures, state.results.first_failures)
-        scoring = RewardFunction(reward, calls, timeout_s, failures)
-        episodes = Episodes(CalculatorEnvironment(), environment, TOKENIZER) if environment else None
-        group_gate = CustomGroupFilter(gate, calls, timeout_s, spec.sampling.samples_per_prompt) if gate else None
-        host = UserCodeRunner(rollouts, TOKENIZER, scoring, episodes, group_gate)
-        supply = GroupSupply(rollouts, host, session)
+        scoring = RewardFunction(reward, calls, timeout_s=timeout_s, failures=failures)
+        episodes = Episodes(CalculatorEnvironment(), environment, tokenizer=TOKENIZER) if environment else None
+        group_gate = (
+            CustomGroupFilter(gate, calls, timeout_s=timeout_s, samples_per_group=spec.sampling.samples_per_prompt)
+            if gate
+            else None
+        )
+        host = UserCodeRunner(rollouts, TOKENIZER, reward=scoring, episodes=episodes, group_filter=group_gate)
+        supply = GroupSupply(rollouts, host, session=session)
         parts = RlParts(
             backend=backend,
             prompts=DataBuffer([prompts], [1.0], seed=7),
@@ -165,8 +169,10 @@ class Run:
             rollouts=rollouts,
             runner=host,
             supply=supply,
-            versions=PolicyVersions(MemoryPublisher(), rollouts, session),
-            evaluator=Evaluator(prompts[:5], greedy_sampling(spec, EOS_ID), rollouts, supply, session),
+            versions=PolicyVersions(MemoryPublisher(), rollouts, session=session),
+            evaluator=Evaluator(
+                prompts[:5], greedy_sampling(spec, EOS_ID), rollouts=rollouts, supply=supply, session=session
+            ),
         )
         return cls(session, rollouts, backend, parts, host)
 

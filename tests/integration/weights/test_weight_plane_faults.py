@@ -44,7 +44,7 @@ def keys(tmp_path: Path) -> Keys:
     file = tmp_path / "trainer.key"
     file.touch(mode=0o600)
     file.write_text(format_keys(trainer))
-    return Keys(agent, trainer, file)
+    return Keys(agent, trainer, trainer_file=file)
 
 
 @pytest.fixture
@@ -165,17 +165,19 @@ async def test_false_chunks_are_never_served(
 async def test_a_false_tensor_checksum_and_a_false_manifest_are_never_served(keys: Keys, staging: Staging) -> None:
     entry = tensor_entry("t", "U8", (4,), 0, b"true")
     cut = list(cut_chunks([b"liar"]))
-    manifest = VersionManifest(0, None, "full", (entry,), (cut[0][0],), ())
+    manifest = VersionManifest(0, None, kind="full", tensors=(entry,), chunks=(cut[0][0],), files=())
     body = encode_manifest(manifest)
     with Liar(keys.trainer, body, lambda hash_: b"liar") as liar:
         with pytest.raises(PullFailed, match="tensor t of version 0 fails its checksum"):
             await Puller(keys.agent, staging).pull(liar.announce(0), None)
         with pytest.raises(PullFailed, match="not the announced one"):
             await Puller(keys.agent, staging).pull(
-                Announce(0, liar.endpoint, keys.trainer.public_key, b"another hash"), None
+                Announce(0, liar.endpoint, public_key=keys.trainer.public_key, manifest_hash=b"another hash"), None
             )
         with pytest.raises(PullFailed, match="not the trainer's"):
-            await Puller(keys.agent, staging).pull(Announce(0, liar.endpoint, "x" * 40, manifest_hash(body)), None)
+            await Puller(keys.agent, staging).pull(
+                Announce(0, liar.endpoint, public_key="x" * 40, manifest_hash=manifest_hash(body)), None
+            )
     assert not list(staging.root.glob("v*"))
 
 
@@ -184,7 +186,12 @@ async def test_a_stranger_gets_nothing(
 ) -> None:
     published = publishers().publish(0, weights(0).items(), FILES)
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    stranger = AgentKeys(public, secret, keys.agent.manager_public_key, keys.agent.trainer_public_key)
+    stranger = AgentKeys(
+        public,
+        secret,
+        manager_public_key=keys.agent.manager_public_key,
+        trainer_public_key=keys.agent.trainer_public_key,
+    )
     with pytest.raises(PullFailed, match="gave nothing"):
         await Puller(stranger, staging, chunk_s=0.1, progress_s=0.5).pull(Announce.of(published), None)
 
@@ -297,7 +304,7 @@ class Liar:
         self._thread = threading.Thread(target=self._serve)
 
     def announce(self, version: int) -> Announce:
-        return Announce(version, self.endpoint, self._public_key, manifest_hash(self._body))
+        return Announce(version, self.endpoint, public_key=self._public_key, manifest_hash=manifest_hash(self._body))
 
     def __enter__(self) -> Liar:
         self._thread.start()

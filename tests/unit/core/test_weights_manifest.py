@@ -41,8 +41,10 @@ def make(tensors: list[bytes], chunk_bytes: int = 16, version: int = 3) -> Made:
         offset += len(data)
     cut = list(cut_chunks(tensors, chunk_bytes))
     files = (file_entry("config.json", b"{}"),)
-    manifest = VersionManifest(version, None, "full", tuple(entries), tuple(chunk for chunk, _ in cut), files)
-    return Made(manifest, {chunk.hash: data for chunk, data in cut}, b"".join(tensors))
+    manifest = VersionManifest(
+        version, None, kind="full", tensors=tuple(entries), chunks=tuple(chunk for chunk, _ in cut), files=files
+    )
+    return Made(manifest, {chunk.hash: data for chunk, data in cut}, stream=b"".join(tensors))
 
 
 tensor_lists = st.lists(st.binary(max_size=70), max_size=8)
@@ -104,11 +106,17 @@ def replaced(**changes: object) -> VersionManifest:
         (replaced(chunks=()), "tensors end at byte 49, chunks at byte 0"),
         (replaced(chunks=(ChunkEntry(b"x" * 16, 0),)), "impossible size"),
         (replaced(chunks=(ChunkEntry(b"x", 49),)), "impossible size"),
-        (replaced(tensors=(TensorEntry("t", "U8", (4,), 4, 4, b""),)), "impossible place"),
-        (replaced(tensors=(TensorEntry("t", "F32", (4,), 0, 4, b""),)), "impossible place or size"),
-        (replaced(tensors=(TensorEntry("t", "F3", (4,), 0, 4, b""),)), "dtype F3"),
-        (replaced(tensors=(TensorEntry("t", "U8", (-1, -4), 0, 4, b""),)), "shape"),
-        (replaced(tensors=(TensorEntry("t", "U8", (0,), 0, 0, b""),) * 2), "two tensors have one name"),
+        (replaced(tensors=(TensorEntry("t", "U8", shape=(4,), offset=4, size=4, checksum=b""),)), "impossible place"),
+        (
+            replaced(tensors=(TensorEntry("t", "F32", shape=(4,), offset=0, size=4, checksum=b""),)),
+            "impossible place or size",
+        ),
+        (replaced(tensors=(TensorEntry("t", "F3", shape=(4,), offset=0, size=4, checksum=b""),)), "dtype F3"),
+        (replaced(tensors=(TensorEntry("t", "U8", shape=(-1, -4), offset=0, size=4, checksum=b""),)), "shape"),
+        (
+            replaced(tensors=(TensorEntry("t", "U8", shape=(0,), offset=0, size=0, checksum=b""),) * 2),
+            "two tensors have one name",
+        ),
         (replaced(files=(file_entry("../evil", b""),)), "may not be called"),
         (replaced(files=(file_entry(".hidden", b""),)), "may not be called"),
         (replaced(files=(file_entry("model.safetensors", b""),)), "may not be called"),

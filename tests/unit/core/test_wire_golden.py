@@ -21,9 +21,19 @@ from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, Response,
 
 _ROWS = np.array([(7, 3, 2, 0), (8, 0, 1, 2)], dtype=wire.ROW_DTYPE).tobytes()
 _IDS, _LOGPROBS = wire.pack_ids([5, 6, 7]), np.array([-0.5, -1.0, -2.0], dtype="<f4").tobytes()
-_SAMPLING = SamplingParams(64, 0.5, 0.9, 20, (2, 3), 11)
-_RESPONSE = Response("4.1", _IDS, _LOGPROBS, b"\1\1\0", (Span(0, 2, 9, "e", 1),), 0, Finish.STOP)
-_GROUP = Group(4, 2, Purpose.TRAIN, _IDS, 8, _SAMPLING, 9, 9, 1)
+_SAMPLING = SamplingParams(64, 0.5, top_p=0.9, top_k=20, stop_token_ids=(2, 3), seed=11)
+_RESPONSE = Response(
+    "4.1",
+    _IDS,
+    logprobs=_LOGPROBS,
+    loss_mask=b"\1\1\0",
+    spans=(Span(0, 2, version=9, engine="e", attempt=1),),
+    turn=0,
+    finish=Finish.STOP,
+)
+_GROUP = Group(
+    4, 2, purpose=Purpose.TRAIN, prompt_ids=_IDS, n=8, sampling=_SAMPLING, min_version=9, max_version=9, priority=1
+)
 
 AGENT, TO_AGENT = wire.decode_from_agent, wire.decode_to_agent
 TRAINER, TO_TRAINER = wire.decode_from_trainer, wire.decode_to_trainer
@@ -32,12 +42,21 @@ PULLER, TO_PULLER = wire.decode_from_puller, wire.decode_to_puller
 GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         AGENT,
-        wire.Hello(1, "e", Pool.SPOT, 16, 4096, 512, 9, (wire.HeldAssignment(7, "4.1", 2, 30),)),
+        wire.Hello(
+            1,
+            "e",
+            pool=Pool.SPOT,
+            max_running=16,
+            kv_tokens=4096,
+            max_context=512,
+            weight_version=9,
+            held=(wire.HeldAssignment(7, "4.1", attempt=2, length=30),),
+        ),
         "0199a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e",
     ),
     (
         AGENT,
-        wire.Deltas(5, 9, _ROWS, _IDS, _LOGPROBS),
+        wire.Deltas(5, 9, rows=_ROWS, ids=_IDS, logprobs=_LOGPROBS),
         (
             "0196a3746f6b0509c41607000000030000000200000800000000000000010002c40c050000000600000007000000c40c"
             "000000bf000080bf000000c0"
@@ -45,22 +64,22 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.Heartbeat(3, 1, 1000),
+        wire.Heartbeat(3, 1, kv_free_tokens=1000),
         "0194a4626561740301cd03e8",
     ),
     (
         AGENT,
-        wire.WeightsLoaded(9, 0.5, 0.25, 1 << 20),
+        wire.WeightsLoaded(9, 0.5, load_seconds=0.25, bytes_pulled=1 << 20),
         "0195a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000",
     ),
     (
         AGENT,
-        wire.WeightsFailed(9, 8, "checksum"),
+        wire.WeightsFailed(9, 8, reason="checksum"),
         "0194a5776661696c0908a8636865636b73756d",
     ),
     (
         AGENT,
-        wire.HandBack(7, "draining", "soon"),
+        wire.HandBack(7, "draining", detail="soon"),
         "0194a872657475726e656407a8647261696e696e67a4736f6f6e",
     ),
     (
@@ -75,12 +94,22 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
-        wire.Welcome(1, 3.0, 1.0, 0.03),
+        wire.Welcome(1, 3.0, beat_s=1.0, delta_s=0.03),
         "0195a777656c636f6d6501cb4008000000000000cb3ff0000000000000cb3f9eb851eb851eb8",
     ),
     (
         TO_AGENT,
-        wire.Assign(7, "4.1", 2, _IDS, 0, 64, _SAMPLING, 9, 9),
+        wire.Assign(
+            7,
+            "4.1",
+            attempt=2,
+            input_ids=_IDS,
+            offset=0,
+            max_new_tokens=64,
+            sampling=_SAMPLING,
+            min_version=9,
+            max_version=9,
+        ),
         (
             "019aa661737369676e07a3342e3102c40c05000000060000000700000000409640cb3fe0000000000000cb3feccccccc"
             "cccccd149202030b0909"
@@ -108,7 +137,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
-        wire.Announce(9, "tcp://h:1", "k", b"hash"),
+        wire.Announce(9, "tcp://h:1", public_key="k", manifest_hash=b"hash"),
         "0195a8616e6e6f756e636509a97463703a2f2f683a31a16bc40468617368",
     ),
     (
@@ -123,7 +152,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.TrainerHello(1, 5, "t1", 9, 6, True),
+        wire.TrainerHello(1, 5, trainer="t1", next_group=9, next_batch=6, fresh=True),
         "0197a67468656c6c6f0105a274310906c3",
     ),
     (
@@ -136,22 +165,24 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.Score(2, "4.1", 0, 1.0, {"exact": 1.0}),
+        wire.Score(2, "4.1", turn=0, reward=1.0, metrics={"exact": 1.0}),
         "0196a573636f726502a3342e3100cb3ff000000000000081a56578616374cb3ff0000000000000",
     ),
     (
         TRAINER,
-        wire.Extend(3, "4.1", 0, _IDS),
+        wire.Extend(3, "4.1", turn=0, ids=_IDS),
         "0195a6657874656e6403a3342e3100c40c050000000600000007000000",
     ),
     (
         TRAINER,
-        wire.Reject(4, "4.1", DiscardReason.REWARD_RAISED, "ValueError"),
+        wire.Reject(4, "4.1", reason=DiscardReason.REWARD_RAISED, detail="ValueError"),
         "0195a672656a65637404a3342e31ac726577617264526169736564aa56616c75654572726f72",
     ),
     (
         TRAINER,
-        wire.BatchRequest(5, 2, Purpose.TRAIN, 16, 32, 4096, 60.0),
+        wire.BatchRequest(
+            5, 2, purpose=Purpose.TRAIN, min_samples=16, max_samples=32, max_tokens=4096, deadline_s=60.0
+        ),
         "0198a46e6578740502a5747261696e1020cd1000cb404e000000000000",
     ),
     (
@@ -161,12 +192,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.EndStep(7, 2, Purpose.EVAL),
+        wire.EndStep(7, 2, purpose=Purpose.EVAL),
         "0194a7656e64737465700702a46576616c",
     ),
     (
         TRAINER,
-        wire.PublishVersion(8, 9, "tcp://h:1", "k", b"hash"),
+        wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash"),
         "0196a77075626c6973680809a97463703a2f2f683a31a16bc40468617368",
     ),
     (
@@ -176,12 +207,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.TrainerReport(10, "rl", 2, {"reward": 0.5}),
+        wire.TrainerReport(10, "rl", step=2, values={"reward": 0.5}),
         "0195a67265706f72740aa2726c0281a6726577617264cb3fe0000000000000",
     ),
     (
         TRAINER,
-        wire.FinishRun(11, True, "done"),
+        wire.FinishRun(11, True, message="done"),
         "0194a666696e6973680bc3a4646f6e65",
     ),
     (
@@ -192,7 +223,18 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TO_TRAINER,
         wire.TrainerWelcome(
-            1, 3.0, 1.0, "j1", 9, 4, b"hash", (wire.HeldGroup(7, 2, Purpose.TRAIN, b"digest", 3, 4, 1, 0),)
+            1,
+            3.0,
+            beat_s=1.0,
+            journal="j1",
+            next_group=9,
+            version=4,
+            manifest_hash=b"hash",
+            held=(
+                wire.HeldGroup(
+                    7, 2, purpose=Purpose.TRAIN, digest=b"digest", min_version=3, max_version=4, scored=1, turn=0
+                ),
+            ),
         ),
         (
             "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c4046861736891980702a574726169"
@@ -211,7 +253,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.TurnDone(4, 1, Purpose.TRAIN, 2, _RESPONSE),
+        wire.TurnDone(4, 1, purpose=Purpose.TRAIN, step=2, response=_RESPONSE),
         (
             "0196a47475726e0401a5747261696e0297a3342e31c40c050000000600000007000000c40c000000bf000080bf000000"
             "c0c4030101009195000209a1650100a473746f70"
@@ -219,7 +261,9 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.Batch(5, 3, 2, (Scored(4, 1, _RESPONSE, 1.0, {"exact": 1.0}),), True),
+        wire.Batch(
+            5, 3, step=2, samples=(Scored(4, 1, response=_RESPONSE, reward=1.0, metrics={"exact": 1.0}),), last=True
+        ),
         (
             "0196a562617463680503029195040197a3342e31c40c050000000600000007000000c40c000000bf000080bf000000c0"
             "c4030101009195000209a1650100a473746f70cb3ff000000000000081a56578616374cb3ff0000000000000c3"
@@ -232,7 +276,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.GroupDropped(4, 2, Purpose.TRAIN, DiscardReason.FILTERED, "no spread"),
+        wire.GroupDropped(4, 2, purpose=Purpose.TRAIN, reason=DiscardReason.FILTERED, detail="no spread"),
         "0196a764726f707065640402a5747261696ea866696c7465726564a96e6f20737072656164",
     ),
     (
@@ -402,6 +446,6 @@ def test_a_newer_peer_with_an_appended_field_is_understood() -> None:
     ],
 )
 def test_deltas_whose_columns_disagree_are_refused(changes: dict[str, bytes], fault: str) -> None:
-    deltas = msgspec.structs.replace(wire.Deltas(5, 9, _ROWS, _IDS, _LOGPROBS), **changes)
+    deltas = msgspec.structs.replace(wire.Deltas(5, 9, rows=_ROWS, ids=_IDS, logprobs=_LOGPROBS), **changes)
     with pytest.raises(ProtocolError, match=fault):
         wire.decode_from_agent(wire.encode(deltas))

@@ -105,12 +105,12 @@ def test_aws_answers(body: bytes, seconds: float | None) -> None:
 
 def test_google_is_asked_to_wait_for_a_change_of_what_we_know() -> None:
     cloud = Gcp()
-    (first,), result = polled(cloud, MetadataResponse(200, b"FALSE\n", "e1"))
+    (first,), result = polled(cloud, MetadataResponse(200, b"FALSE\n", etag="e1"))
     assert first.headers == {"Metadata-Flavor": "Google"}
     assert first.wait_s > 0
     assert "last_etag=0" in first.path, "what nobody has as its tag is answered at once"
     assert result == PollResult()
-    (second,), result = polled(cloud, MetadataResponse(200, b"TRUE", "e2"))
+    (second,), result = polled(cloud, MetadataResponse(200, b"TRUE", etag="e2"))
     assert "wait_for_change=true" in second.path
     assert "last_etag=e1" in second.path, "a change between two questions is not missed"
     assert result.notice is not None

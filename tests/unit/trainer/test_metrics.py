@@ -33,24 +33,24 @@ def rows(words: str) -> list[bytes]:
     ],
 )
 def test_what_stays(stage: TrainingStage, step: int, done: bool, kept: str) -> None:
-    state = TrainerState(1, stage, step, done)
+    state = TrainerState(1, stage, step=step, stage_done=done)
     assert list(kept_rows(rows(WHOLE), state)) == rows(kept)
 
 
 def test_a_run_of_one_stage() -> None:
     lines = rows("eval0 rl1 rl2 rl3")
-    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, 2))) == lines[:3]
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, step=2))) == lines[:3]
     assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL))) == []
-    assert list(kept_rows(rows("offline-rl1 offline-rl2"), TrainerState(1, TrainingStage.OFFLINE_RL, 1))) == rows(
+    assert list(kept_rows(rows("offline-rl1 offline-rl2"), TrainerState(1, TrainingStage.OFFLINE_RL, step=1))) == rows(
         "offline-rl1"
     )
 
 
 def test_what_was_repeated_before_is_cut_at_its_first_row() -> None:
     lines = rows("rl1 rl2 rl3 rl2 rl3")
-    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, 2))) == rows("rl1 rl2")
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, step=2))) == rows("rl1 rl2")
 
 
 def test_lines_that_are_no_rows_are_dropped() -> None:
     lines = [b"", b"{", b"[1]", b'{"phase": "rl"}', row("rl1")]
-    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, 1))) == [row("rl1")]
+    assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, step=1))) == [row("rl1")]

@@ -54,7 +54,7 @@ def write_checkpoint(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     checksums = {name: checksum(folder / name) for name in [*tensors, *files]}
-    state = TrainingState(FORMAT_VERSION, step, checksums)
+    state = TrainingState(FORMAT_VERSION, step, checksums=checksums)
     (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     if fsync:
         for path in (*(folder / name for name in checksums), folder / STATE_FILE, folder):

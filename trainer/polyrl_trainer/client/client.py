@@ -116,7 +116,9 @@ class RolloutClient(Rollouts):
 
     async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
         await self._request(
-            lambda n: self._announce(wire.PublishVersion(n, version, endpoint, public_key, manifest_hash)),
+            lambda n: self._announce(
+                wire.PublishVersion(n, version, endpoint=endpoint, public_key=public_key, manifest_hash=manifest_hash)
+            ),
             f"version {version}",
         )
 
@@ -131,16 +133,21 @@ class RolloutClient(Rollouts):
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float] | None = None) -> None:
         await self._request(
-            lambda n: wire.Score(n, sample, turn, reward, dict(metrics or {})), f"the score of {sample}"
+            lambda n: wire.Score(n, sample, turn=turn, reward=reward, metrics=dict(metrics or {})),
+            f"the score of {sample}",
         )
         self._turns.forget(lambda key: key == (sample, turn))
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
-        await self._request(lambda n: wire.Extend(n, sample, turn, pack_ids(ids)), f"the extension of {sample}")
+        await self._request(
+            lambda n: wire.Extend(n, sample, turn=turn, ids=pack_ids(ids)), f"the extension of {sample}"
+        )
         self._turns.forget(lambda key: key == (sample, turn))
 
     async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
-        await self._request(lambda n: wire.Reject(n, sample, reason, detail), f"the rejection of {sample}")
+        await self._request(
+            lambda n: wire.Reject(n, sample, reason=reason, detail=detail), f"the rejection of {sample}"
+        )
         self._turns.forget(lambda key: key[0] == sample)
 
     async def next(
@@ -148,7 +155,15 @@ class RolloutClient(Rollouts):
     ) -> Batch:
         what = f"a batch of step {step} ({purpose})"
         answer = await self._requests.request(
-            lambda n: wire.BatchRequest(n, step, purpose, min_samples, max_samples, max_tokens, deadline_s),
+            lambda n: wire.BatchRequest(
+                n,
+                step,
+                purpose=purpose,
+                min_samples=min_samples,
+                max_samples=max_samples,
+                max_tokens=max_tokens,
+                deadline_s=deadline_s,
+            ),
             what,
             deadline_s + self._max_manager_outage_s + ANSWER_S,
         )
@@ -163,7 +178,7 @@ class RolloutClient(Rollouts):
         self._cursor.acknowledged = max(self._cursor.acknowledged, batch)
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
-        await self._request(lambda n: wire.EndStep(n, step, purpose), f"the end of step {step}")
+        await self._request(lambda n: wire.EndStep(n, step, purpose=purpose), f"the end of step {step}")
         self._cursor.end_step(step, purpose)
 
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
@@ -181,11 +196,11 @@ class RolloutClient(Rollouts):
         return self._dropped.take_all()
 
     async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        await self._request(lambda n: wire.TrainerReport(n, phase, step, dict(values)), "a report")
+        await self._request(lambda n: wire.TrainerReport(n, phase, step=step, values=dict(values)), "a report")
 
     async def finish(self, ok: bool, message: str) -> None:
         """The job is over: what is left is cancelled, agents are drained, the manager ends. Streams end, too."""
-        await self._request(lambda n: wire.FinishRun(n, ok, message), "the end of the run")
+        await self._request(lambda n: wire.FinishRun(n, ok, message=message), "the end of the run")
         self._turns.end()
         self._dropped.end()
 
@@ -233,7 +248,12 @@ class RolloutClient(Rollouts):
     def _hello(self) -> wire.TrainerHello:
         cursor, fresh = self._cursor, not self._first_welcome.done()
         return wire.TrainerHello(
-            self._run_epoch, cursor.acknowledged, self._name, cursor.next_group, cursor.next_batch, fresh
+            self._run_epoch,
+            cursor.acknowledged,
+            trainer=self._name,
+            next_group=cursor.next_group,
+            next_batch=cursor.next_batch,
+            fresh=fresh,
         )
 
     async def _locate(self) -> str:

@@ -175,7 +175,9 @@ class Cursor:
         for number, _ in lost:
             del self._open[number]
         drops = [
-            GroupDropped(number, step, purpose, DiscardReason.JOURNAL_LOST, "the manager lost its journal")
+            GroupDropped(
+                number, step, purpose=purpose, reason=DiscardReason.JOURNAL_LOST, detail="the manager lost its journal"
+            )
             for number, (step, purpose) in lost
         ]
         return drops, list(self._announced.values())

@@ -85,7 +85,7 @@ class DataBuffer(Generic[Item]):
 
     def _next(self) -> DrawnItem[Item]:
         source, index = self._returned.popleft() if self._returned else self._advance()
-        return DrawnItem(source, index, self._sources[source][index])
+        return DrawnItem(source, index, item=self._sources[source][index])
 
     def _advance(self) -> tuple[int, int]:
         source = self._furthest_behind()

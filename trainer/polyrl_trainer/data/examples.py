@@ -55,7 +55,7 @@ def _prompt(row: DataRow, tokenizer: Tokenizer, max_prompt_tokens: int) -> Promp
             "recipe.sampling.maxNewTokens in rollout.engine.maxContext"
         )
     metadata = {name: value for name, value in row.fields.items() if name not in ("prompt", "messages")}
-    return Prompt(row.place, text, tuple(ids), metadata)
+    return Prompt(row.place, text, ids=tuple(ids), metadata=metadata)
 
 
 def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:

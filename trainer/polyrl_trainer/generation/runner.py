@@ -102,7 +102,7 @@ class UserCodeRunner:
         if isinstance(verdict, Unscored):
             await self.rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:
-            await self._pass_on(ScoredTurn(sample, turn.response.turn, verdict), turn.purpose)
+            await self._pass_on(ScoredTurn(sample, turn.response.turn, reward=verdict), turn.purpose)
 
     async def _pass_on(self, scored: ScoredTurn, purpose: Purpose) -> None:
         """The score, or with a custom group filter the whole group's scores once they are there."""

@@ -188,7 +188,7 @@ class GroupSupply:
 
     def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:
         """A step begins."""
-        groups = StepGroups(plan, replace, self)
+        groups = StepGroups(plan, replace, supply=self)
         self._open[plan.purpose, plan.step] = groups
         return groups
 

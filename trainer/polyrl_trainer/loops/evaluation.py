@@ -66,7 +66,7 @@ class Evaluator:
         state.next_evaluation += 1
         await self.rollouts.reserved_window(True)
         groups = self.supply.open(plan, _repeat_infrastructure_losses)
-        await groups.submit([DrawnItem(0, index, prompt) for index, prompt in enumerate(self.prompts)])
+        await groups.submit([DrawnItem(0, index, item=prompt) for index, prompt in enumerate(self.prompts)])
         scored = await self.session.unless_stopped(self._collect(groups))
         await self.supply.close(groups)
         if scored is None:

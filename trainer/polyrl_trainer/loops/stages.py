@@ -144,8 +144,8 @@ class Stages:
 
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self.prepared.tokenizer
-        special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
-        return ModelConfig(source, self.recipe.seed, self.recipe.model.dtype, special)
+        special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, eos=tokenizer.eos_id)
+        return ModelConfig(source, self.recipe.seed, dtype=self.recipe.model.dtype, special_tokens=special)
 
 
 def greedy_sampling(recipe: RecipeSpec, eos_id: int) -> SamplingParams:

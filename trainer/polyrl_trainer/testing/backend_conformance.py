@@ -84,7 +84,9 @@ def draw_samples(seed: int, count: int) -> list[Sample]:
         mask = (np.arange(length) >= prompt_length) & (draw.random(length) < 0.8)
         mask[-1] = True
         tokens = draw.integers(0, VOCABULARY, length)
-        samples.append(Sample(tokens, mask.astype(np.float32), prompt_length, id=f"{index}.0", group=index))
+        samples.append(
+            Sample(tokens, mask.astype(np.float32), prompt_length=prompt_length, id=f"{index}.0", group=index)
+        )
     return samples
 
 

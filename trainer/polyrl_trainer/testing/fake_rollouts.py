@@ -93,7 +93,9 @@ class FakeRollouts:
         entry = self._open.get(number)
         if entry is None or index in entry.scored:
             return
-        entry.scored[index] = Scored(number, index, self._response(entry, index), reward, dict(metrics))
+        entry.scored[index] = Scored(
+            number, index, response=self._response(entry, index), reward=reward, metrics=dict(metrics)
+        )
         if len(entry.scored) == entry.group.n:
             self._complete.append(number)
             self._changed.set()
@@ -121,7 +123,7 @@ class FakeRollouts:
         self._batches[number] = tuple(picked)
         samples = [scored for group in picked for scored in self._open.pop(group).scored.values()]
         self._complete = [group for group in self._complete if group not in picked]
-        return Batch(0, number, step, tuple(samples), not self._of(step, purpose))
+        return Batch(0, number, step=step, samples=tuple(samples), last=not self._of(step, purpose))
 
     async def acknowledge(self, batch: int) -> None:
         self.acknowledged += self._batches[batch]
@@ -166,7 +168,9 @@ class FakeRollouts:
             return
         self._complete = [group for group in self._complete if group != number]
         self.discarded[number] = reason
-        self._drops.put_nowait(GroupDropped(number, entry.group.step, entry.group.purpose, reason, detail))
+        self._drops.put_nowait(
+            GroupDropped(number, entry.group.step, purpose=entry.group.purpose, reason=reason, detail=detail)
+        )
         self._changed.set()
 
     def _end_turn(self, group: Group, index: int) -> None:
@@ -182,7 +186,7 @@ class FakeRollouts:
 
     def _ask(self, entry: _Open, index: int) -> None:
         group, done = entry.group, self._response(entry, index)
-        self._turns.put_nowait(TurnDone(group.id, index, group.purpose, group.step, done))
+        self._turns.put_nowait(TurnDone(group.id, index, purpose=group.purpose, step=group.step, response=done))
 
     def _response(self, entry: _Open, index: int) -> Response:
         ids, mask = entry.responses[index], np.asarray(entry.masks[index], dtype=np.uint8)
@@ -191,7 +195,15 @@ class FakeRollouts:
         name = sample_id(entry.group.id, index)
         stop = ids[-1:] == list(entry.group.sampling.stop_token_ids)[:1]
         finish = Finish.STOP if stop else Finish.LENGTH
-        return Response(name, pack_ids(ids), log_probs, mask.tobytes(), spans, entry.turns[index], finish)
+        return Response(
+            name,
+            pack_ids(ids),
+            logprobs=log_probs,
+            loss_mask=mask.tobytes(),
+            spans=spans,
+            turn=entry.turns[index],
+            finish=finish,
+        )
 
 
 def _spans(mask: list[int], version: int) -> tuple[Span, ...]:
@@ -199,6 +211,10 @@ def _spans(mask: list[int], version: int) -> tuple[Span, ...]:
     spans, start = [], 0
     for generated, positions in itertools.groupby(mask):
         end = start + len(list(positions))
-        spans.append(Span(start, end, version, "fake", 0) if generated else Span(start, end, -1, "", 0))
+        spans.append(
+            Span(start, end, version=version, engine="fake", attempt=0)
+            if generated
+            else Span(start, end, version=-1, engine="", attempt=0)
+        )
         start = end
     return tuple(spans)

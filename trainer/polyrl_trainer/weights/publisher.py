@@ -97,7 +97,9 @@ class WeightPublisher:
         cut = list(weights.cut_chunks(cutting.stream(), self._chunk_bytes))
         extras = tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
         chunks = tuple(chunk for chunk, _ in cut)
-        manifest = VersionManifest(version, None, "full", tuple(cutting.entries), chunks, extras)
+        manifest = VersionManifest(
+            version, None, kind="full", tensors=tuple(cutting.entries), chunks=chunks, files=extras
+        )
         body = weights.encode_manifest(manifest)
         self._hold(manifest, body, cut)
         seconds = round(time.monotonic() - begun, 3)

@@ -82,7 +82,15 @@ def capacity_split(
     over_max = spot.placed + on_demand.placed - spec.max_replicas
     back = min(stand_ins, max(stand_ins - wanted, over_max if surge else 0, 0))
     standing_in = max(0, make_on_demand - max(0, fixed - on_demand.all))
-    return CapacitySplit(make_spot, make_on_demand, standing_in, spot_to_release, back, max(0, -free - back), due)
+    return CapacitySplit(
+        make_spot,
+        make_on_demand,
+        standing_in=standing_in,
+        spot_to_release=spot_to_release,
+        stand_ins_to_release=back,
+        excess=max(0, -free - back),
+        due=due,
+    )
 
 
 def _count(fleet: Sequence[RolloutPod], pool: Pool, view: PoolView) -> _PoolCount:
@@ -91,7 +99,7 @@ def _count(fleet: Sequence[RolloutPod], pool: Pool, view: PoolView) -> _PoolCoun
     live = [one for one in fleet if one.pool is pool and one.live and one.pod.uid not in leaving]
     waiting = sum(one.state is PodState.PENDING for one in live)
     serving = sum(one.state is PodState.SERVING for one in live)
-    return _PoolCount(len(live) + len(failed), len(live) + len(failed) - waiting, serving)
+    return _PoolCount(len(live) + len(failed), len(live) + len(failed) - waiting, serving=serving)
 
 
 def _undecided(one: RolloutPod) -> bool:

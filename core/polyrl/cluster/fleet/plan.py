@@ -114,7 +114,11 @@ def release_rollouts(ctx: ReconcileContext, leaving: Sequence[tuple[RolloutPod, 
     """Annotates each pod with the reason, has its work moved, and deletes it with its own grace. All annotations come
     first, then all drains, because actions of one kind in a row are sent side by side."""
     releases = [action for one, why in leaving for action in release(one.pod, why)]
-    drains = [DrainEngine(one.pod.name, one.pod.uid, ctx.drain_s, why) for one, why in leaving if _works(ctx, one)]
+    drains = [
+        DrainEngine(one.pod.name, one.pod.uid, deadline_s=ctx.drain_s, why=why)
+        for one, why in leaving
+        if _works(ctx, one)
+    ]
     annotations = [action for action in releases if isinstance(action, Annotate)]
     return [*annotations, *drains, *(action for action in releases if isinstance(action, Delete))]
 
@@ -216,7 +220,7 @@ def _deletions(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> tuple[list
         if one.state is PodState.PREEMPTED and not one.pod.ended and ctx.now < overstays:
             dues.append(overstays)
         else:
-            actions.append(Delete("Pod", one.pod.name, one.pod.uid, _deletion_reason(one)))
+            actions.append(Delete("Pod", one.pod.name, uid=one.pod.uid, why=_deletion_reason(one)))
     return actions, min(dues, default=None)
 
 

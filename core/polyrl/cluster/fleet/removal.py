@@ -35,7 +35,7 @@ def forced_deletions(ctx: ReconcileContext) -> ForcedDeletions:
         due = _force_due(pod, ctx)
         if due is not None and ctx.now >= due:
             why = f"node {pod.node} does not answer for it"
-            actions.append(Delete("Pod", pod.name, pod.uid, why, grace_s=0))
+            actions.append(Delete("Pod", pod.name, uid=pod.uid, why=why, grace_s=0))
         elif due is not None:
             dues.append(due)
     return ForcedDeletions(tuple(actions), min(dues, default=None))
@@ -44,9 +44,9 @@ def forced_deletions(ctx: ReconcileContext) -> ForcedDeletions:
 def release(pod: PodFacts, why: str) -> Iterator[Action]:
     """The reason, annotated on the pod, and the deletion with the pod's own grace; neither of them twice."""
     if names.ANNOTATION_RELEASED not in pod.annotations:
-        yield Annotate(pod.name, pod.uid, {names.ANNOTATION_RELEASED: why}, f"it is released: {why}")
+        yield Annotate(pod.name, pod.uid, annotations={names.ANNOTATION_RELEASED: why}, why=f"it is released: {why}")
     if pod.deletion_at is None:
-        yield Delete("Pod", pod.name, pod.uid, why)
+        yield Delete("Pod", pod.name, uid=pod.uid, why=why)
 
 
 def _force_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:

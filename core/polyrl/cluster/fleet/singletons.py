@@ -47,7 +47,7 @@ def children(ctx: ReconcileContext) -> Iterator[Action]:
         yield from _mended(ctx, present)
     for (kind, name), child in present.items():
         if kind in OPTIONAL and (kind, name) not in wanted and not child.deleting:
-            yield Delete(kind, name, child.uid, "the job no longer asks for it")
+            yield Delete(kind, name, uid=child.uid, why="the job no longer asks for it")
 
 
 def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
@@ -56,7 +56,7 @@ def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
     ended = [pod for pod in pods if pod.ended]
     there = [pod for pod in pods if not pod.ended]
     lost = [pod for pod in there if pod.deletion_at is None and _is_lost(pod, ctx)]
-    actions: list[Action] = [Delete("Pod", pod.name, pod.uid, "its node does not answer") for pod in lost]
+    actions: list[Action] = [Delete("Pod", pod.name, uid=pod.uid, why="its node does not answer") for pod in lost]
     alive = [pod for pod in there if pod.deletion_at is None and pod not in lost]
     for twin in alive[1:]:
         actions += release(twin, "there is one manager at a time")
@@ -65,7 +65,7 @@ def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
     due = max((pod.created_at + MANAGER_PACE_S for pod in ended), default=ctx.now)
     if ctx.now < due:
         return actions, due
-    actions += [Delete("Pod", pod.name, pod.uid, "it ended") for pod in ended if pod.deletion_at is None]
+    actions += [Delete("Pod", pod.name, uid=pod.uid, why="it ended") for pod in ended if pod.deletion_at is None]
     why = "the one before ended or is gone" if ctx.status.manager.created else "the job begins"
     return [*actions, Create(manager_pod(ctx.owner, managers_made(ctx) + 1), why)], None
 
@@ -87,12 +87,12 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
         return
     if now.stage is not LifecycleStage.RUNS and not job.suspended:
         why = "the job failed" if now.ended else "spec.suspend"
-        yield SuspendTrainer(name, True, why)
+        yield SuspendTrainer(name, True, why=why)
     elif now.stage is LifecycleStage.RUNS and job.suspended:
         if job.template_hash == ctx.hashes.templates[Role.TRAINER]:
-            yield SuspendTrainer(name, False, "the job goes on")
+            yield SuspendTrainer(name, False, why="the job goes on")
         elif job.active == 0:
-            yield Delete("Job", name, job.uid, "it is suspended and its template was changed; another is made")
+            yield Delete("Job", name, uid=job.uid, why="it is suspended and its template was changed; another is made")
 
 
 def disrupted(ctx: ReconcileContext) -> list[tuple[PodFacts, DisruptionNotice]]:
@@ -111,7 +111,9 @@ def trainer_numbers(ctx: ReconcileContext, vanished: Sequence[LastSeenPod]) -> I
     new = {pod.uid: (pod, notice) for pod, notice in disrupted(ctx) if loss_number_of(pod) is None}
     for uid, number in assign_numbers(new, LossCounter.DISRUPTION, reached, ctx.state.last_seen).items():
         pod, notice = new[uid]
-        yield Annotate(pod.name, uid, {names.ANNOTATION_COUNTED: str(number)}, f"it is taken away ({notice.why})")
+        yield Annotate(
+            pod.name, uid, annotations={names.ANNOTATION_COUNTED: str(number)}, why=f"it is taken away ({notice.why})"
+        )
 
 
 def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:

@@ -47,7 +47,7 @@ class ReconcileContext:
     @cached_property
     def owner(self) -> Owner:
         facts = self.facts
-        return Owner(facts.name, facts.namespace, facts.uid, job=self.job, settings=self.settings)
+        return Owner(facts.name, facts.namespace, uid=facts.uid, job=self.job, settings=self.settings)
 
     @cached_property
     def hashes(self) -> DesiredHashes:
@@ -60,7 +60,7 @@ class ReconcileContext:
             (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["annotations"][names.ANNOTATION_CONTENT]
             for obj in fixed_children(self.owner)
         }
-        return DesiredHashes(self.facts.generation, templates, fixed)
+        return DesiredHashes(self.facts.generation, templates, fixed=fixed)
 
     @property
     def wants_manager(self) -> bool:

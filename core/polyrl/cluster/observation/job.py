@@ -147,7 +147,9 @@ def _exits(pod: Raw) -> tuple[Exit, ...]:
         PodPhase.FAILED,
     ):
         return ()
-    return tuple(Exit(name, raw.count(end, "exitCode"), raw.text(end, "reason")) for name, end in _terminated(pod))
+    return tuple(
+        Exit(name, raw.count(end, "exitCode"), reason=raw.text(end, "reason")) for name, end in _terminated(pod)
+    )
 
 
 def _ended_at(pod: Raw) -> float | None:

@@ -78,84 +78,84 @@ def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
     word = "Suspended" if suspended else "NotSuspended"
     yield "Suspended", _draft(suspended, word, f"spec.suspend is {str(suspended).lower()}")
     if stage is LifecycleStage.COMPLETE:
-        yield "Complete", ConditionDraft("True", "TrainerComplete", "the trainer is done")
+        yield "Complete", ConditionDraft("True", "TrainerComplete", message="the trainer is done")
     if stage is LifecycleStage.FAILED:
         failure = assessment.lifecycle.failure or Failure(reason="TrainerFailed", message="it failed")
-        yield "Failed", ConditionDraft("True", failure.reason, failure.message)
+        yield "Failed", ConditionDraft("True", failure.reason, message=failure.message)
 
 
 def _draft(holds: bool | None, reason: str, message: str) -> ConditionDraft:
-    return ConditionDraft("Unknown" if holds is None else "True" if holds else "False", reason, message)
+    return ConditionDraft("Unknown" if holds is None else "True" if holds else "False", reason, message=message)
 
 
 def _idle(assessment: Assessment) -> ConditionDraft | None:
     """Why nothing is expected to run; None when it is."""
     if assessment.lifecycle.ended:
-        return ConditionDraft("False", "Finished", "the job has ended")
+        return ConditionDraft("False", "Finished", message="the job has ended")
     if assessment.lifecycle.stage is LifecycleStage.SUSPENDED:
-        return ConditionDraft("False", "Suspended", "the job is suspended")
+        return ConditionDraft("False", "Suspended", message="the job is suspended")
     return None
 
 
 def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     job = assessment.ctx.facts.trainer
     if assessment.trainer_ready:
-        return ConditionDraft("True", "Ready", "the trainer is ready")
+        return ConditionDraft("True", "Ready", message="the trainer is ready")
     newest = assessment.ctx.facts.of_role(Role.TRAINER)[-1:]
     for pod, notice in assessment.trainers_disrupted:
         if pod in newest:
-            return ConditionDraft("False", "Disrupted", f"{pod.name} is taken away: {notice.why}")
+            return ConditionDraft("False", "Disrupted", message=f"{pod.name} is taken away: {notice.why}")
     if assessment.unreachable:
-        return ConditionDraft("False", "ManagerUnreachable", "the manager does not answer")
+        return ConditionDraft("False", "ManagerUnreachable", message="the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
-        return ConditionDraft("False", "CrashLoop", f"the trainer failed {job.failed} times and starts again")
-    return ConditionDraft("False", "Starting", "the trainer starts")
+        return ConditionDraft("False", "CrashLoop", message=f"the trainer failed {job.failed} times and starts again")
+    return ConditionDraft("False", "Starting", message="the trainer starts")
 
 
 def _rollout_available(assessment: Assessment) -> ConditionDraft:
     serving = assessment.serving
     if assessment.scale.desired_replicas == 0 and serving == 0:
-        return ConditionDraft("False", "NotWanted", "no rollouts are desired")
+        return ConditionDraft("False", "NotWanted", message="no rollouts are desired")
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
-        return ConditionDraft("True", "Registered", f"at least {need} rollouts serve")
+        return ConditionDraft("True", "Registered", message=f"at least {need} rollouts serve")
     failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS_LIMIT]
     if failing:
         message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
-        return ConditionDraft("False", "FailedStarts", f"{message}; another is tried now and then")
+        return ConditionDraft("False", "FailedStarts", message=f"{message}; another is tried now and then")
     if any(view.held for view in assessment.views):
         message = "no capacity in any pool; training continues on the reserved engines"
-        return ConditionDraft("False", "NoCapacity", message)
+        return ConditionDraft("False", "NoCapacity", message=message)
     if assessment.in_state(PodState.PREEMPTED) and not assessment.live:
-        return ConditionDraft("False", "AllPreempted", "every rollout was taken away")
-    return ConditionDraft("False", "BelowMinimum", f"fewer than {need} rollouts serve")
+        return ConditionDraft("False", "AllPreempted", message="every rollout was taken away")
+    return ConditionDraft("False", "BelowMinimum", message=f"fewer than {need} rollouts serve")
 
 
 def _progressing(assessment: Assessment) -> ConditionDraft:
     reported, due = assessment.ctx.manager_status, stall_due(assessment)
     if reported is None or due is None or not reported.phase:
-        return ConditionDraft("Unknown", "NotStarted", "no step is under way yet")
+        return ConditionDraft("Unknown", "NotStarted", message="no step is under way yet")
     if reported.step == assessment.ctx.status.manager.step and assessment.ctx.now >= due:
         message = f"step {reported.step} takes more than {STALL_STEPS:.0f} times as long"
-        return ConditionDraft("False", "Stalled", message)
-    return ConditionDraft("True", "StepAdvanced", f"step {reported.step} is under way")
+        return ConditionDraft("False", "Stalled", message=message)
+    return ConditionDraft("True", "StepAdvanced", message=f"step {reported.step} is under way")
 
 
 def _capacity_limited(assessment: Assessment) -> ConditionDraft:
     refusal = assessment.ctx.state.refusal
     if refusal is not None and len(assessment.live) < assessment.scale.desired_replicas:
         word = "QuotaExceeded" if "exceeded quota" in refusal.message else "Refused"
-        return ConditionDraft("True", word, refusal.message[:REASON_LENGTH])
+        return ConditionDraft("True", word, message=refusal.message[:REASON_LENGTH])
     held = [view.status for view in assessment.views if view.held]
     if held:
         spot = held[0].name == "spot" and held[0].backoff_until is not None
         message = f"{held[0].name}: {held[0].last_reason or 'rollouts failed'}"
-        return ConditionDraft("True", "SpotUnavailable" if spot else "BackingOff", message)
+        return ConditionDraft("True", "SpotUnavailable" if spot else "BackingOff", message=message)
     waiting = [one for one in assessment.in_state(PodState.PENDING) if one.pod.unschedulable]
     if waiting:
         message = f"{len(waiting)} rollouts wait for a node: {waiting[0].pod.unschedulable[:REASON_LENGTH]}"
-        return ConditionDraft("True", "Unschedulable", message)
-    return ConditionDraft("False", "Enough", "all requested capacity is available")
+        return ConditionDraft("True", "Unschedulable", message=message)
+    return ConditionDraft("False", "Enough", message="all requested capacity is available")
 
 
 def _scaling_active(assessment: Assessment) -> ConditionDraft:
@@ -182,14 +182,14 @@ def _scaling_limited(assessment: Assessment) -> ConditionDraft:
             ("minReplicas", spec.rollout.min_replicas, "TooFewReplicas", requested < spec.rollout.min_replicas),
         ):
             if beyond:
-                return ConditionDraft("True", word, f"{requested} are asked for, {field} is {bound}")
-    return ConditionDraft("False", "WithinBounds", "the number is within minReplicas and maxReplicas")
+                return ConditionDraft("True", word, message=f"{requested} are asked for, {field} is {bound}")
+    return ConditionDraft("False", "WithinBounds", message="the number is within minReplicas and maxReplicas")
 
 
 def _disrupting(assessment: Assessment) -> ConditionDraft:
     leaving = [one for one in assessment.in_state(PodState.PREEMPTED) if not one.pod.ended]
     if not leaving:
-        return ConditionDraft("False", "Undisturbed", "no rollout is under a notice")
+        return ConditionDraft("False", "Undisturbed", message="no rollout is under a notice")
     notice = leaving[-1].notice
     word = notice.kind.value if notice is not None else "Unknown"
-    return ConditionDraft("True", word, f"{len(leaving)} rollouts are being taken away")
+    return ConditionDraft("True", word, message=f"{len(leaving)} rollouts are being taken away")

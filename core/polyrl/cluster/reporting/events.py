@@ -22,14 +22,14 @@ NAMED: Final = 3
 
 _FLIP_EVENTS: Final = {
     ("Accepted", "True"): RecordEvent("Accepted", ""),
-    ("Accepted", "False"): RecordEvent("Refused", "", "Warning"),
+    ("Accepted", "False"): RecordEvent("Refused", "", type="Warning"),
     ("TrainerReady", "True"): RecordEvent("TrainerReady", ""),
-    ("Progressing", "False"): RecordEvent("Stalled", "", "Warning"),
-    ("CapacityLimited", "True"): RecordEvent("CapacityUnavailable", "", "Warning"),
-    ("ScalingActive", "False"): RecordEvent("MetricsStale", "", "Warning"),
+    ("Progressing", "False"): RecordEvent("Stalled", "", type="Warning"),
+    ("CapacityLimited", "True"): RecordEvent("CapacityUnavailable", "", type="Warning"),
+    ("ScalingActive", "False"): RecordEvent("MetricsStale", "", type="Warning"),
     ("Suspended", "True"): RecordEvent("Suspended", ""),
     ("Complete", "True"): RecordEvent("Completed", ""),
-    ("Failed", "True"): RecordEvent("Failed", "", "Warning"),
+    ("Failed", "True"): RecordEvent("Failed", "", type="Warning"),
 }
 """By type and status of a condition that flips: the event, whose message is the condition's."""
 
@@ -79,11 +79,11 @@ def _losses(assessment: Assessment) -> Iterator[RecordEvent]:
         kinds["PodDeleted"] += len(vanished)
         names = [one.pod.name for one in preempted] + vanished
         message = f"{len(names)} rollouts are taken away: {_sum_of(+kinds)} ({_named(names)})"
-        yield RecordEvent("RolloutPreempted", message, "Warning")
+        yield RecordEvent("RolloutPreempted", message, type="Warning")
     failed = [one for one in assessment.in_state(PodState.FAILED) if one.loss_number is None]
     if failed:
         message = f"{len(failed)} rollouts failed: {failed[0].why} ({_named([one.pod.name for one in failed])})"
-        yield RecordEvent("RolloutFailed", message, "Warning")
+        yield RecordEvent("RolloutFailed", message, type="Warning")
 
 
 def _ignored(assessment: Assessment) -> Iterator[RecordEvent]:
@@ -93,7 +93,7 @@ def _ignored(assessment: Assessment) -> Iterator[RecordEvent]:
     replicas = ctx.spec.rollout.replicas
     if ctx.spec.scaling.mode is ScalingMode.GAP and edited and replicas not in (None, desired):
         message = f"rollout.replicas ({replicas}) is only the start value in scaling mode Gap; {desired} are desired"
-        yield RecordEvent("ReplicasIgnored", message, "Warning")
+        yield RecordEvent("ReplicasIgnored", message, type="Warning")
 
 
 def _sum_of(counts: dict[str, int] | Counter[str]) -> str:

@@ -135,31 +135,31 @@ def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) ->
 def job_volume(owner: Owner) -> Mounted:
     """The run's ConfigMap."""
     name: str = config_map(owner)["metadata"]["name"]
-    return Mounted("polyrl-job", names.JOB_DIR, {"configMap": {"name": name}}, read_only=True)
+    return Mounted("polyrl-job", names.JOB_DIR, source={"configMap": {"name": name}}, read_only=True)
 
 
 def keys_volume(owner: Owner, *files: str, name: str = "polyrl-keys") -> Mounted:
     """These files of the run's Secret, and no other."""
     items = [{"key": file, "path": file} for file in files]
     secret = {"secretName": names.keys_secret(owner.name), "defaultMode": KEY_MODE, "items": items}
-    return Mounted(name, names.KEYS_DIR, {"secret": secret}, read_only=True)
+    return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
 
 
 def tmp_volume() -> Mounted:
-    return Mounted("polyrl-tmp", TMP, {"emptyDir": {}})
+    return Mounted("polyrl-tmp", TMP, source={"emptyDir": {}})
 
 
 def memory_volume() -> Mounted:
-    return Mounted("polyrl-shm", MEMORY, {"emptyDir": {"medium": "Memory"}})
+    return Mounted("polyrl-shm", MEMORY, source={"emptyDir": {"medium": "Memory"}})
 
 
 def kept_volume(name: str, path: str, storage: StorageSpec, owner: Owner, claim: str) -> Mounted:
     """What outlives its pod, or as the manifest says, does not; `claim` is the one that the operator makes. In a claim
     of the user's each job has a folder of its own, so that none goes on where another one ended."""
     if storage.ephemeral:
-        return Mounted(name, path, {"emptyDir": {}})
+        return Mounted(name, path, source={"emptyDir": {}})
     source = {"persistentVolumeClaim": {"claimName": storage.claim_name or claim}}
-    return Mounted(name, path, source, sub_path="" if storage.claim_name is None else owner.uid)
+    return Mounted(name, path, source=source, sub_path="" if storage.claim_name is None else owner.uid)
 
 
 def bare_pod(owner: Owner, name: str, parts: PodParts, template: PodTemplate | None) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def code_volume(code: CodeSpec) -> Mounted | None:
     if code.config_map is None:
         source = {"persistentVolumeClaim": {"claimName": code.volume_claim, "readOnly": True}}
     path = posixpath.normpath(posixpath.join(names.MANIFEST_DIR, code.path))
-    return Mounted("polyrl-code", path, source, read_only=True)
+    return Mounted("polyrl-code", path, source=source, read_only=True)
 
 
 ADVERTISE_ENV: Final = "POLYRL_ADVERTISE_HOST"
@@ -202,7 +202,7 @@ def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
         weights_port=names.PUBLISHER_PORT,
         advertise=f"$({ADVERTISE_ENV})",
     )
-    place = RunLocation(names.RUN_DIR, names.MANIFEST_DIR, PYTHON, names.EPOCH, cpus, pods=pods)
+    place = RunLocation(names.RUN_DIR, names.MANIFEST_DIR, python=PYTHON, run_epoch=names.EPOCH, cpus=cpus, pods=pods)
     return workers_of(owner.job.spec, place, pool)
 
 

@@ -67,7 +67,7 @@ def run_finished(state: LedgerState, event: events.RunFinished) -> None:
 def engine_greeted(state: LedgerState, event: events.EngineGreeted) -> None:
     engine = state.engines.get(event.engine)
     if engine is None:
-        engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, event.capacity)
+        engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
     engine.heard_at = engine.greeted_at = event.at
     for number in engine.running:

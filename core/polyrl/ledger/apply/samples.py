@@ -89,7 +89,7 @@ def group_submitted(state: LedgerState, event: events.GroupSubmitted) -> None:
     state.groups[group.id] = GroupState(group, list(range(group.n)))
     insort(state.queue, state.groups[group.id].key)
     for index in range(group.n):
-        state.samples[sample_id(group.id, index)] = SampleState(group.id, index, event.at)
+        state.samples[sample_id(group.id, index)] = SampleState(group.id, index, since=event.at)
 
 
 def _mark_seen(state: LedgerState, number: int) -> None:
@@ -184,7 +184,9 @@ def tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
         if last is not None and last.attempt == sample.attempt and last.version == version:
             last.end = position + size
         else:
-            sample.spans.append(OpenSpan(position, position + size, version, event.engine, sample.attempt))
+            sample.spans.append(
+                OpenSpan(position, position + size, version=version, engine=event.engine, attempt=sample.attempt)
+            )
             if assignment.reading:
                 speed.end_reading(state.engines[event.engine], assignment.reading, at)
                 assignment.reading = 0
@@ -271,7 +273,7 @@ def turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     start = sample.length
     sample.ids += event.ids
     sample.logprobs += bytes(len(event.ids))
-    sample.spans.append(OpenSpan(start, sample.length, ENVIRONMENT_VERSION, "", sample.attempt))
+    sample.spans.append(OpenSpan(start, sample.length, version=ENVIRONMENT_VERSION, engine="", attempt=sample.attempt))
     sample.turn += 1
     sample.turn_start = sample.length
     sample.finish = None
@@ -315,7 +317,9 @@ def group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
     step = _step_of(state, group)
     step.dropped += 1
     if event.notify:
-        step.notices.append(GroupDropped(group.id, group.step, group.purpose, event.reason, event.detail))
+        step.notices.append(
+            GroupDropped(group.id, group.step, purpose=group.purpose, reason=event.reason, detail=event.detail)
+        )
     _forget_group(state, group)
 
 
@@ -335,7 +339,7 @@ def _leave_step(state: LedgerState, entry: GroupState) -> None:
 
 def batch_requested(state: LedgerState, event: events.BatchRequested) -> None:
     due = event.at + event.request.deadline_s
-    state.pending[event.request.request] = PendingRequest(event.request, event.at, due)
+    state.pending[event.request.request] = PendingRequest(event.request, event.at, due=due)
     wake(state, due)
 
 
@@ -348,7 +352,7 @@ def batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
     state.next_batch = event.batch + 1
     if not event.groups:
         return
-    state.batches[event.batch] = BatchState(event.request, list(event.groups), event.last)
+    state.batches[event.batch] = BatchState(event.request, list(event.groups), last=event.last)
     for number in event.groups:
         entry = state.groups[number]
         entry.batch = event.batch

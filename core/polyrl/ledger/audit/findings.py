@@ -61,4 +61,4 @@ class Findings:
     def _verdict(self, invariant: str) -> Verdict:
         looked = dict(self._looked[invariant])
         first = self._first.get(invariant, "" if looked else "nothing of it happened")
-        return Verdict(invariant, TITLES[invariant], looked, self._broken[invariant], first)
+        return Verdict(invariant, TITLES[invariant], looked=looked, broken=self._broken[invariant], first=first)

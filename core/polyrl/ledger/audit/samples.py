@@ -80,7 +80,7 @@ class SampleAudit:
             self._findings.broke("I1", at, f"group {group.id} is submitted twice")
             return
         self.totals.submitted += group.n
-        self.live[group.id] = AuditedGroup(group, prompt_tokens, [AuditedSample() for _ in range(group.n)])
+        self.live[group.id] = AuditedGroup(group, prompt_tokens, samples=[AuditedSample() for _ in range(group.n)])
 
     def assigned(self, event: f.Assigned, at: float) -> None:
         self._findings.saw("I4", "assignments")

@@ -98,7 +98,7 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
 
 def _serve(transition: Transition, engine: LeasedEngine, version: int, *, retry_at: float) -> None:
     """The engine serves `version`; samples that may not use it go elsewhere."""
-    transition.record(events.EngineServing(engine.name, version, transition.now))
+    transition.record(events.EngineServing(engine.name, version, at=transition.now))
     transition.record(events.WeightsAwaited(engine.name, retry_at))
     for number in tuple(engine.running):
         assignment = transition.state.assignments[number]
@@ -119,7 +119,7 @@ def _handed_back(transition: Transition, engine: LeasedEngine, given: wire.HandB
     if cause is MoveCause.VERSION_CHANGED:
         if assignment.low <= engine.version <= assignment.high:
             # It is about to load another version: WeightsLoaded or WeightsFailed will say which.
-            transition.record(events.EngineServing(engine.name, -1, transition.now))
+            transition.record(events.EngineServing(engine.name, -1, at=transition.now))
     elif cause is not MoveCause.REJECTED and not engine.draining:
         # Whatever it was, handing the same sample straight back would only repeat it.
         quarantine(transition, engine.name, cause)

@@ -226,7 +226,7 @@ def _extend(transition: Transition, message: wire.Extend) -> None:
     if not message.ids or len(message.ids) % 4:
         raise _Refusal(f"the extension of sample {message.sample[:64]} must be one or more whole uint32 tokens")
     sample = _awaiting(transition, message)
-    transition.record(events.TurnExtended(message.sample, message.ids, transition.now))
+    transition.record(events.TurnExtended(message.sample, message.ids, at=transition.now))
     finish = already_over(transition, sample)
     if finish is not None:
         end_turn(transition, message.sample, finish)
@@ -280,7 +280,7 @@ def _end_step(transition: Transition, message: wire.EndStep) -> None:
         group = entry.group
         if (group.step, group.purpose) == (message.step, message.purpose) and entry.batch < 0:
             discard_group(transition, number, DiscardReason.SURPLUS, notify=False)
-    transition.record(events.StepEnded(message.step, message.purpose, transition.now))
+    transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
 
 
 def _publish(transition: Transition, message: wire.PublishVersion) -> None:
@@ -309,7 +309,7 @@ def _finish(transition: Transition, message: wire.FinishRun) -> None:
         return
     for number in tuple(transition.state.groups):
         discard_group(transition, number, DiscardReason.CANCELLED, notify=False)
-    transition.record(events.RunFinished(message.ok, message.message, transition.now))
+    transition.record(events.RunFinished(message.ok, message.message, at=transition.now))
     for name in transition.state.engines:
         drain_engine(transition, name, deadline_s=0.0, reason="the run is over")
 

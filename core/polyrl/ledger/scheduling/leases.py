@@ -46,7 +46,7 @@ def lose_engine(transition: Transition, name: str, cause: GoneCause) -> None:
     """An engine is gone: its samples move, its name is forgotten."""
     for number in tuple(transition.state.engines[name].running):
         move(transition, number, MoveCause.LOST, cancel=False)
-    transition.record(events.EngineGone(name, cause, transition.now))
+    transition.record(events.EngineGone(name, cause, at=transition.now))
 
 
 def drain_engine(transition: Transition, name: str, *, deadline_s: float, reason: str) -> None:

@@ -20,7 +20,7 @@ def move(transition: Transition, number: int, cause: MoveCause, *, cancel: bool 
     assignment = transition.state.assignments[number]
     if cancel:
         transition.send(assignment.engine, Cancel(number))
-    transition.record(Moved(number, cause, transition.now))
+    transition.record(Moved(number, cause, at=transition.now))
     sample = transition.state.samples[assignment.sample]
     transition.requeued.append(sample.group)
     if sample.rejections >= transition.config.max_rejections:

@@ -95,7 +95,7 @@ def _movable(transition: Transition, fleet: float, limit: float) -> list[_Movabl
     steps = ((_step(engine, fleet), engine) for engine in running)
     slow = [(step, e.name) for step, e in steps if step > limit and not _is_unmeasured(state, e, transition.now)]
     found = [
-        _Movable(_expected(state, number) * step, number, step, name)
+        _Movable(_expected(state, number) * step, number, step=step, engine=name)
         for step, name in nlargest(VICTIMS, slow)
         for number in state.engines[name].running
         if not _rests(transition, number)

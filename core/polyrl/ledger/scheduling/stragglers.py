@@ -83,11 +83,11 @@ def _is_fit(transition: Transition, engine: LeasedEngine) -> bool:
 
 def _review(transition: Transition, engine: LeasedEngine, peers: list[LeasedEngine]) -> None:
     if len(peers) < PEERS:
-        transition.record(EngineRestored(engine.name, RestoreCause.NEEDED, transition.now))
+        transition.record(EngineRestored(engine.name, RestoreCause.NEEDED, at=transition.now))
     elif engine.windows:
         running, step, _ = engine.windows[-1]
         if not _is_slow(running, step, peers, speed.fleet_step(transition.state)):
-            transition.record(EngineRestored(engine.name, RestoreCause.PROVEN, transition.now))
+            transition.record(EngineRestored(engine.name, RestoreCause.PROVEN, at=transition.now))
 
 
 def _drain(transition: Transition, engine: LeasedEngine, peers: list[LeasedEngine]) -> None:

@@ -36,9 +36,9 @@ def _one_source(role: str) -> Rule:
     return Rule(
         f"{role}-storage-kept",
         f"{storage}.claimName",
-        "names a claim, and ephemeral wants none; leave one of the two away",
-        lambda s: not (getattr(s, role).storage.ephemeral and getattr(s, role).storage.claim_name is not None),
-        f"!(self.{storage}.ephemeral && has(self.{storage}.claimName))",
+        message="names a claim, and ephemeral wants none; leave one of the two away",
+        holds=lambda s: not (getattr(s, role).storage.ephemeral and getattr(s, role).storage.claim_name is not None),
+        cel=f"!(self.{storage}.ephemeral && has(self.{storage}.claimName))",
     )
 
 
@@ -47,12 +47,12 @@ def _class_used(role: str) -> Rule:
     return Rule(
         f"{role}-storage-class-used",
         f"{storage}.storageClassName",
-        "is of a claim that the operator makes; with claimName or ephemeral it makes none",
-        lambda s: (
+        message="is of a claim that the operator makes; with claimName or ephemeral it makes none",
+        holds=lambda s: (
             getattr(s, role).storage.storage_class_name is None
             or not (getattr(s, role).storage.ephemeral or getattr(s, role).storage.claim_name is not None)
         ),
-        f"!has(self.{storage}.storageClassName) || !(self.{storage}.ephemeral || has(self.{storage}.claimName))",
+        cel=f"!has(self.{storage}.storageClassName) || !(self.{storage}.ephemeral || has(self.{storage}.claimName))",
     )
 
 
@@ -60,131 +60,138 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "model-given",
         "recipe.model",
-        "needs path (a Hugging Face folder) or config (a fresh model)",
-        lambda s: s.recipe.model.path is not None or s.recipe.model.config is not None,
-        "has(self.recipe.model.path) || has(self.recipe.model.config)",
+        message="needs path (a Hugging Face folder) or config (a fresh model)",
+        holds=lambda s: s.recipe.model.path is not None or s.recipe.model.config is not None,
+        cel="has(self.recipe.model.path) || has(self.recipe.model.config)",
     ),
     Rule(
         "model-once",
         "recipe.model.config",
-        "a model comes from path or from config, not from both",
-        lambda s: s.recipe.model.path is None or s.recipe.model.config is None,
-        "!has(self.recipe.model.path) || !has(self.recipe.model.config)",
+        message="a model comes from path or from config, not from both",
+        holds=lambda s: s.recipe.model.path is None or s.recipe.model.config is None,
+        cel="!has(self.recipe.model.path) || !has(self.recipe.model.config)",
     ),
     Rule(
         "sft-data",
         "recipe.data.sft",
-        "mode {recipe.mode} needs at least one file of rows here",
-        lambda s: not _supervises(s) or bool(s.recipe.data.sft),
-        f"!({_SUPERVISES}) || size(self.recipe.data.sft) > 0",
+        message="mode {recipe.mode} needs at least one file of rows here",
+        holds=lambda s: not _supervises(s) or bool(s.recipe.data.sft),
+        cel=f"!({_SUPERVISES}) || size(self.recipe.data.sft) > 0",
     ),
     Rule(
         "sft-steps",
         "recipe.sft.steps",
-        "mode {recipe.mode} needs at least 1 step",
-        lambda s: not _supervises(s) or s.recipe.sft.steps > 0,
-        f"!({_SUPERVISES}) || self.recipe.sft.steps > 0",
+        message="mode {recipe.mode} needs at least 1 step",
+        holds=lambda s: not _supervises(s) or s.recipe.sft.steps > 0,
+        cel=f"!({_SUPERVISES}) || self.recipe.sft.steps > 0",
     ),
     Rule(
         "rl-data",
         "recipe.data.rl",
-        "mode {recipe.mode} needs at least one file of rows here",
-        lambda s: not _reinforces(s) or bool(s.recipe.data.rl),
-        f"!({_REINFORCES}) || size(self.recipe.data.rl) > 0",
+        message="mode {recipe.mode} needs at least one file of rows here",
+        holds=lambda s: not _reinforces(s) or bool(s.recipe.data.rl),
+        cel=f"!({_REINFORCES}) || size(self.recipe.data.rl) > 0",
     ),
     Rule(
         "rl-steps",
         "recipe.algorithm.steps",
-        "mode {recipe.mode} needs at least 1 step",
-        lambda s: not _reinforces(s) or s.recipe.algorithm.steps > 0,
-        f"!({_REINFORCES}) || self.recipe.algorithm.steps > 0",
+        message="mode {recipe.mode} needs at least 1 step",
+        holds=lambda s: not _reinforces(s) or s.recipe.algorithm.steps > 0,
+        cel=f"!({_REINFORCES}) || self.recipe.algorithm.steps > 0",
     ),
     Rule(
         "reward-given",
         "recipe.reward",
-        "mode {recipe.mode} needs a reward function (reward: with function: module:function)",
-        lambda s: not samples(s) or s.recipe.reward is not None,
-        f"!({SAMPLES}) || has(self.recipe.reward)",
+        message="mode {recipe.mode} needs a reward function (reward: with function: module:function)",
+        holds=lambda s: not samples(s) or s.recipe.reward is not None,
+        cel=f"!({SAMPLES}) || has(self.recipe.reward)",
     ),
     Rule(
         "eval-data",
         "recipe.evaluation.everySteps",
-        "evaluating every {recipe.evaluation.everySteps} steps needs data.eval, which is empty",
-        lambda s: s.recipe.evaluation.every_steps == 0 or bool(s.recipe.data.eval),
-        "self.recipe.evaluation.everySteps == 0 || size(self.recipe.data.eval) > 0",
+        message="evaluating every {recipe.evaluation.everySteps} steps needs data.eval, which is empty",
+        holds=lambda s: s.recipe.evaluation.every_steps == 0 or bool(s.recipe.data.eval),
+        cel="self.recipe.evaluation.everySteps == 0 || size(self.recipe.data.eval) > 0",
     ),
     Rule(
         "alphabet-given",
         "recipe.model.tokenizer.alphabet",
-        "a tokenizer of type characters needs its alphabet",
-        lambda s: s.recipe.model.tokenizer.type != "characters" or s.recipe.model.tokenizer.alphabet != "",
-        f"!({_CHARACTERS}) || {_ALPHABET} != ''",
+        message="a tokenizer of type characters needs its alphabet",
+        holds=lambda s: s.recipe.model.tokenizer.type != "characters" or s.recipe.model.tokenizer.alphabet != "",
+        cel=f"!({_CHARACTERS}) || {_ALPHABET} != ''",
     ),
     Rule(
         "alphabet-distinct",
         "recipe.model.tokenizer.alphabet",
-        "each character may stand in it only once",
-        lambda s: len(set(s.recipe.model.tokenizer.alphabet)) == len(s.recipe.model.tokenizer.alphabet),
-        f"{_ALPHABET}.split('').all(c, {_ALPHABET}.indexOf(c) == {_ALPHABET}.lastIndexOf(c))",
+        message="each character may stand in it only once",
+        holds=lambda s: len(set(s.recipe.model.tokenizer.alphabet)) == len(s.recipe.model.tokenizer.alphabet),
+        cel=f"{_ALPHABET}.split('').all(c, {_ALPHABET}.indexOf(c) == {_ALPHABET}.lastIndexOf(c))",
     ),
     Rule(
         "alphabet-used",
         "recipe.model.tokenizer.alphabet",
-        "only a tokenizer of type characters has an alphabet; this one is of type {recipe.model.tokenizer.type}",
-        lambda s: s.recipe.model.tokenizer.type == "characters" or s.recipe.model.tokenizer.alphabet == "",
-        f"{_CHARACTERS} || {_ALPHABET} == ''",
+        message="only a tokenizer of type characters has an alphabet;"
+        " this one is of type {recipe.model.tokenizer.type}",
+        holds=lambda s: s.recipe.model.tokenizer.type == "characters" or s.recipe.model.tokenizer.alphabet == "",
+        cel=f"{_CHARACTERS} || {_ALPHABET} == ''",
     ),
     Rule(
         "tokenizer-found",
         "recipe.model.tokenizer",
-        "a model made from config has no tokenizer of its own: set tokenizer.path, or type characters with an alphabet",
-        lambda s: (
+        message="a model made from config has no tokenizer of its own:"
+        " set tokenizer.path, or type characters with an alphabet",
+        holds=lambda s: (
             s.recipe.model.tokenizer.type == "characters"
             or s.recipe.model.config is None
             or s.recipe.model.tokenizer.path is not None
         ),
-        f"{_CHARACTERS} || !has(self.recipe.model.config) || has(self.recipe.model.tokenizer.path)",
+        cel=f"{_CHARACTERS} || !has(self.recipe.model.config) || has(self.recipe.model.tokenizer.path)",
     ),
     Rule(
         "mini-batches-fit",
         "recipe.algorithm.miniBatchPrompts",
-        "{recipe.algorithm.miniBatchPrompts} does not divide promptsPerStep ({recipe.algorithm.promptsPerStep})",
-        lambda s: (
+        message="{recipe.algorithm.miniBatchPrompts} does not divide promptsPerStep"
+        " ({recipe.algorithm.promptsPerStep})",
+        holds=lambda s: (
             s.recipe.algorithm.mini_batch_prompts is None
             or s.recipe.algorithm.prompts_per_step % s.recipe.algorithm.mini_batch_prompts == 0
         ),
-        "!has(self.recipe.algorithm.miniBatchPrompts)"
+        cel="!has(self.recipe.algorithm.miniBatchPrompts)"
         " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
     ),
     Rule(
         "group-has-spread",
         "recipe.sampling.samplesPerPrompt",
-        "grpo compares the samples of a group: {recipe.sampling.samplesPerPrompt} is too few, 2 is the least",
-        lambda s: not samples(s) or s.recipe.algorithm.name != "grpo" or s.recipe.sampling.samples_per_prompt >= 2,
-        f"!({SAMPLES}) || self.recipe.algorithm.name != 'grpo' || self.recipe.sampling.samplesPerPrompt >= 2",
+        message="grpo compares the samples of a group: {recipe.sampling.samplesPerPrompt} is too few, 2 is the least",
+        holds=lambda s: (
+            not samples(s) or s.recipe.algorithm.name != "grpo" or s.recipe.sampling.samples_per_prompt >= 2
+        ),
+        cel=f"!({SAMPLES}) || self.recipe.algorithm.name != 'grpo' || self.recipe.sampling.samplesPerPrompt >= 2",
     ),
     Rule(
         "sampling-explores",
         "recipe.sampling.temperature",
-        "at temperature 0 all samples of a group are equal, and mode {recipe.mode} learns nothing; raise it",
-        lambda s: not samples(s) or s.recipe.sampling.temperature > 0,
-        f"!({SAMPLES}) || self.recipe.sampling.temperature > 0.0",
+        message="at temperature 0 all samples of a group are equal, and mode {recipe.mode} learns nothing; raise it",
+        holds=lambda s: not samples(s) or s.recipe.sampling.temperature > 0,
+        cel=f"!({SAMPLES}) || self.recipe.sampling.temperature > 0.0",
     ),
     Rule(
         "filter-given",
         "recipe.algorithm.filterFunction",
-        "groupFilter custom needs a filterFunction (module:function)",
-        lambda s: (
+        message="groupFilter custom needs a filterFunction (module:function)",
+        holds=lambda s: (
             s.recipe.algorithm.group_filter is not GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is not None
         ),
-        "self.recipe.algorithm.groupFilter != 'custom' || has(self.recipe.algorithm.filterFunction)",
+        cel="self.recipe.algorithm.groupFilter != 'custom' || has(self.recipe.algorithm.filterFunction)",
     ),
     Rule(
         "filter-used",
         "recipe.algorithm.filterFunction",
-        "is only called with groupFilter custom; groupFilter is {recipe.algorithm.groupFilter}",
-        lambda s: s.recipe.algorithm.group_filter is GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is None,
-        "self.recipe.algorithm.groupFilter == 'custom' || !has(self.recipe.algorithm.filterFunction)",
+        message="is only called with groupFilter custom; groupFilter is {recipe.algorithm.groupFilter}",
+        holds=lambda s: (
+            s.recipe.algorithm.group_filter is GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is None
+        ),
+        cel="self.recipe.algorithm.groupFilter == 'custom' || !has(self.recipe.algorithm.filterFunction)",
     ),
 )
 
@@ -192,119 +199,127 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "engine-model",
         "rollout.engine.type",
-        "SGLang loads a folder (recipe.model.path); a model made from config needs type embedded",
-        lambda s: not samples(s) or s.rollout.engine.type is not EngineType.SGLANG or s.recipe.model.config is None,
-        f"!({SAMPLES}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
+        message="SGLang loads a folder (recipe.model.path); a model made from config needs type embedded",
+        holds=lambda s: (
+            not samples(s) or s.rollout.engine.type is not EngineType.SGLANG or s.recipe.model.config is None
+        ),
+        cel=f"!({SAMPLES}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
     ),
     Rule(
         "response-fits",
         "recipe.sampling.maxNewTokens",
-        "{recipe.sampling.maxNewTokens} leaves no room for a prompt in rollout.engine.maxContext"
+        message="{recipe.sampling.maxNewTokens} leaves no room for a prompt in rollout.engine.maxContext"
         " ({rollout.engine.maxContext})",
-        lambda s: not samples(s) or s.recipe.sampling.max_new_tokens < s.rollout.engine.max_context,
-        f"!({SAMPLES}) || self.recipe.sampling.maxNewTokens < self.rollout.engine.maxContext",
+        holds=lambda s: not samples(s) or s.recipe.sampling.max_new_tokens < s.rollout.engine.max_context,
+        cel=f"!({SAMPLES}) || self.recipe.sampling.maxNewTokens < self.rollout.engine.maxContext",
     ),
     Rule(
         "cache-fits",
         "rollout.engine.kvTokens",
-        "{rollout.engine.kvTokens} cannot hold one sequence of maxContext ({rollout.engine.maxContext}) tokens",
-        lambda s: (
+        message="{rollout.engine.kvTokens} cannot hold one sequence of maxContext ({rollout.engine.maxContext}) tokens",
+        holds=lambda s: (
             s.rollout.engine.type is not EngineType.EMBEDDED
             or s.rollout.engine.kv_tokens >= s.rollout.engine.max_context
         ),
-        "self.rollout.engine.type != 'embedded' || self.rollout.engine.kvTokens >= self.rollout.engine.maxContext",
+        cel="self.rollout.engine.type != 'embedded' || self.rollout.engine.kvTokens >= self.rollout.engine.maxContext",
     ),
     Rule(
         "replicas-ordered",
         "rollout.maxReplicas",
-        "{rollout.maxReplicas} is less than minReplicas ({rollout.minReplicas})",
-        lambda s: s.rollout.min_replicas <= s.rollout.max_replicas,
-        "self.rollout.minReplicas <= self.rollout.maxReplicas",
+        message="{rollout.maxReplicas} is less than minReplicas ({rollout.minReplicas})",
+        holds=lambda s: s.rollout.min_replicas <= s.rollout.max_replicas,
+        cel="self.rollout.minReplicas <= self.rollout.maxReplicas",
     ),
     Rule(
         "someone-generates",
         "rollout.maxReplicas",
-        "0 rollouts and no trainer.reservedEngine: nothing would generate",
-        lambda s: not samples(s) or s.trainer.reserved_engine or s.rollout.max_replicas > 0,
-        f"!({SAMPLES}) || self.trainer.reservedEngine || self.rollout.maxReplicas > 0",
+        message="0 rollouts and no trainer.reservedEngine: nothing would generate",
+        holds=lambda s: not samples(s) or s.trainer.reserved_engine or s.rollout.max_replicas > 0,
+        cel=f"!({SAMPLES}) || self.trainer.reservedEngine || self.rollout.maxReplicas > 0",
     ),
     Rule(
         "base-fits",
         "rollout.capacity.baseOnDemand",
-        "{rollout.capacity.baseOnDemand} is more than maxReplicas ({rollout.maxReplicas})",
-        lambda s: s.rollout.capacity.base_on_demand <= s.rollout.max_replicas,
-        "self.rollout.capacity.baseOnDemand <= self.rollout.maxReplicas",
+        message="{rollout.capacity.baseOnDemand} is more than maxReplicas ({rollout.maxReplicas})",
+        holds=lambda s: s.rollout.capacity.base_on_demand <= s.rollout.max_replicas,
+        cel="self.rollout.capacity.baseOnDemand <= self.rollout.maxReplicas",
     ),
     Rule(
         "base-used",
         "rollout.capacity.baseOnDemand",
-        "means nothing with policy OnDemand, where every rollout is on-demand",
-        lambda s: s.rollout.capacity.policy is not CapacityPolicy.ON_DEMAND or s.rollout.capacity.base_on_demand == 0,
-        "self.rollout.capacity.policy != 'OnDemand' || self.rollout.capacity.baseOnDemand == 0",
+        message="means nothing with policy OnDemand, where every rollout is on-demand",
+        holds=lambda s: (
+            s.rollout.capacity.policy is not CapacityPolicy.ON_DEMAND or s.rollout.capacity.base_on_demand == 0
+        ),
+        cel="self.rollout.capacity.policy != 'OnDemand' || self.rollout.capacity.baseOnDemand == 0",
     ),
     Rule(
         "fallback-used",
         "rollout.capacity.fallback.enabled",
-        "needs policy SpotPreferred; policy is {rollout.capacity.policy}",
-        lambda s: not s.rollout.capacity.fallback.enabled or s.rollout.capacity.policy is CapacityPolicy.SPOT_PREFERRED,
-        "!self.rollout.capacity.fallback.enabled || self.rollout.capacity.policy == 'SpotPreferred'",
+        message="needs policy SpotPreferred; policy is {rollout.capacity.policy}",
+        holds=lambda s: (
+            not s.rollout.capacity.fallback.enabled or s.rollout.capacity.policy is CapacityPolicy.SPOT_PREFERRED
+        ),
+        cel="!self.rollout.capacity.fallback.enabled || self.rollout.capacity.policy == 'SpotPreferred'",
     ),
     Rule(
         "manager-known",
         "manager.url",
-        "trainer.backend External needs the URL of its manager",
-        lambda s: s.trainer.backend is not TrainerBackend.EXTERNAL or s.manager.url is not None,
-        "self.trainer.backend != 'External' || has(self.manager.url)",
+        message="trainer.backend External needs the URL of its manager",
+        holds=lambda s: s.trainer.backend is not TrainerBackend.EXTERNAL or s.manager.url is not None,
+        cel="self.trainer.backend != 'External' || has(self.manager.url)",
     ),
     Rule(
         "manager-derived",
         "manager.url",
-        "is only for trainer.backend External; with {trainer.backend} the operator derives it",
-        lambda s: s.trainer.backend is TrainerBackend.EXTERNAL or s.manager.url is None,
-        "self.trainer.backend == 'External' || !has(self.manager.url)",
+        message="is only for trainer.backend External; with {trainer.backend} the operator derives it",
+        holds=lambda s: s.trainer.backend is TrainerBackend.EXTERNAL or s.manager.url is None,
+        cel="self.trainer.backend == 'External' || !has(self.manager.url)",
     ),
     Rule(
         "budget-given",
         "scaling.budgetPerHour",
-        "objective ThroughputUnderBudget needs a budget",
-        lambda s: s.scaling.objective is not Objective.THROUGHPUT_UNDER_BUDGET or s.scaling.budget_per_hour is not None,
-        "self.scaling.objective != 'ThroughputUnderBudget' || has(self.scaling.budgetPerHour)",
+        message="objective ThroughputUnderBudget needs a budget",
+        holds=lambda s: (
+            s.scaling.objective is not Objective.THROUGHPUT_UNDER_BUDGET or s.scaling.budget_per_hour is not None
+        ),
+        cel="self.scaling.objective != 'ThroughputUnderBudget' || has(self.scaling.budgetPerHour)",
     ),
     Rule(
         "budget-used",
         "scaling.budgetPerHour",
-        "is only kept by objective ThroughputUnderBudget; objective is {scaling.objective}",
-        lambda s: s.scaling.objective is Objective.THROUGHPUT_UNDER_BUDGET or s.scaling.budget_per_hour is None,
-        "self.scaling.objective == 'ThroughputUnderBudget' || !has(self.scaling.budgetPerHour)",
+        message="is only kept by objective ThroughputUnderBudget; objective is {scaling.objective}",
+        holds=lambda s: s.scaling.objective is Objective.THROUGHPUT_UNDER_BUDGET or s.scaling.budget_per_hour is None,
+        cel="self.scaling.objective == 'ThroughputUnderBudget' || !has(self.scaling.budgetPerHour)",
     ),
     Rule(
         "prices-given",
         "scaling.objective",
-        "{scaling.objective} weighs money: it needs pricing.spotPerHour and pricing.onDemandPerHour",
-        lambda s: (
+        message="{scaling.objective} weighs money: it needs pricing.spotPerHour and pricing.onDemandPerHour",
+        holds=lambda s: (
             s.scaling.objective is Objective.THROUGHPUT
             or (s.pricing.spot_per_hour is not None and s.pricing.on_demand_per_hour is not None)
         ),
-        "self.scaling.objective == 'Throughput'"
+        cel="self.scaling.objective == 'Throughput'"
         " || (has(self.pricing.spotPerHour) && has(self.pricing.onDemandPerHour))",
     ),
     Rule(
         "failure-rule-matches",
         "failurePolicy.rules",
-        "each rule has exactly one of onExitCodes and onPodConditions",
-        lambda s: all((r.on_exit_codes is None) != (r.on_pod_conditions is None) for r in s.failure_policy.rules),
-        "self.failurePolicy.rules.all(r, has(r.onExitCodes) != has(r.onPodConditions))",
+        message="each rule has exactly one of onExitCodes and onPodConditions",
+        holds=lambda s: all((r.on_exit_codes is None) != (r.on_pod_conditions is None) for r in s.failure_policy.rules),
+        cel="self.failurePolicy.rules.all(r, has(r.onExitCodes) != has(r.onPodConditions))",
     ),
     Rule(
         "faults-happen",
         "faultInjection",
-        "a fault is only injected in modes rl and sft+rl, at an atStep of at most algorithm.steps"
+        message="a fault is only injected in modes rl and sft+rl, at an atStep of at most algorithm.steps"
         " ({recipe.algorithm.steps}), on a rollout below maxReplicas ({rollout.maxReplicas})",
-        lambda s: all(
+        holds=lambda s: all(
             samples(s) and f.at_step <= s.recipe.algorithm.steps and f.rollout < s.rollout.max_replicas
             for f in s.fault_injection
         ),
-        f"self.faultInjection.all(f, {SAMPLES}"
+        cel=f"self.faultInjection.all(f, {SAMPLES}"
         " && f.atStep <= self.recipe.algorithm.steps && f.rollout < self.rollout.maxReplicas)",
     ),
     _one_source("trainer"),
@@ -314,16 +329,16 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "port-free",
         "manager.port",
-        "{manager.port} is taken: 5001 is for agents, 5002 for the trainer, 5003 for weights",
-        lambda s: s.manager.port not in OWN_PORTS,
-        "!(self.manager.port in [5001, 5002, 5003])",
+        message="{manager.port} is taken: 5001 is for agents, 5002 for the trainer, 5003 for weights",
+        holds=lambda s: s.manager.port not in OWN_PORTS,
+        cel="!(self.manager.port in [5001, 5002, 5003])",
     ),
     Rule(
         "code-from-one-source",
         "recipe.code",
-        "comes from configMap or from volumeClaim, not from both",
-        lambda s: s.recipe.code.config_map is None or s.recipe.code.volume_claim is None,
-        "!(has(self.recipe.code.configMap) && has(self.recipe.code.volumeClaim))",
+        message="comes from configMap or from volumeClaim, not from both",
+        holds=lambda s: s.recipe.code.config_map is None or s.recipe.code.volume_claim is None,
+        cel="!(has(self.recipe.code.configMap) && has(self.recipe.code.volumeClaim))",
     ),
 )
 

@@ -12,7 +12,9 @@ from polyrl.manifest.rules.rule import TransitionRule
 
 def _immutable(path: str, name: str = "") -> TransitionRule:
     name = name or path.rpartition(".")[2]
-    return TransitionRule(f"{name}-fixed", path, "cannot be changed; make a new job", f"self.{path} == oldSelf.{path}")
+    return TransitionRule(
+        f"{name}-fixed", path, message="cannot be changed; make a new job", cel=f"self.{path} == oldSelf.{path}"
+    )
 
 
 def _fixed_while_running(path: str) -> TransitionRule:
@@ -20,8 +22,8 @@ def _fixed_while_running(path: str) -> TransitionRule:
     return TransitionRule(
         f"{leaf}-fixed-while-running",
         path,
-        "can only be changed while the job is suspended",
-        f"oldSelf.suspend || self.{path} == oldSelf.{path}",
+        message="can only be changed while the job is suspended",
+        cel=f"oldSelf.suspend || self.{path} == oldSelf.{path}",
     )
 
 
@@ -39,8 +41,8 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     TransitionRule(
         "deadline-only-shrinks",
         "activeDeadlineSeconds",
-        "may be set once or lowered, not raised or removed",
-        "!has(oldSelf.activeDeadlineSeconds)"
+        message="may be set once or lowered, not raised or removed",
+        cel="!has(oldSelf.activeDeadlineSeconds)"
         " || (has(self.activeDeadlineSeconds) && self.activeDeadlineSeconds <= oldSelf.activeDeadlineSeconds)",
     ),
 )

@@ -102,8 +102,17 @@ class SimulatedEngine:
 
     def _greet(self) -> None:
         pool = Pool.RESERVED if self.plan.reserved else Pool.SPOT
-        room = (self.plan.max_running, self.plan.kv_tokens, 10_000)
-        self._say(Hello(1, self.name, pool, *room, self.version, self._book.held()))
+        hello = Hello(
+            1,
+            self.name,
+            pool=pool,
+            max_running=self.plan.max_running,
+            kv_tokens=self.plan.kv_tokens,
+            max_context=10_000,
+            weight_version=self.version,
+            held=self._book.held(),
+        )
+        self._say(hello)
 
     def _say(self, message: Any) -> None:
         if self._link is not None:
@@ -147,7 +156,7 @@ class SimulatedEngine:
         if self._protocol.draining or not assign.min_version <= self.version <= assign.max_version:
             return None
         if self.world.watcher.poisoned(assign.sample) or self._lie("reject"):
-            return HandBack(assign.assignment, HandBackReason.REJECTED, "it cannot be tokenized")
+            return HandBack(assign.assignment, HandBackReason.REJECTED, detail="it cannot be tokenized")
         return HandBack(assign.assignment, HandBackReason.ENGINE_ERROR) if self._lie("engineError") else None
 
     def handle_recall(self, recall: Recall) -> None:
@@ -181,7 +190,7 @@ class SimulatedEngine:
         if not self.alive or self._asleep(lambda: self._load(version)):
             return
         if self._lie("failWeights"):
-            self._say(WeightsFailed(version, self.version, "a chunk did not match its hash"))
+            self._say(WeightsFailed(version, self.version, reason="a chunk did not match its hash"))
             return
         self._send_rows(flush=True)
         self.version = version
@@ -189,7 +198,7 @@ class SimulatedEngine:
         for stream in self._book.unfinished():
             if not stream.assign.min_version <= version <= stream.assign.max_version:
                 self._hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
-        self._say(WeightsLoaded(version, 0.1, 0.1, 1000))
+        self._say(WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=1000))
         newest = self.world.watcher.published
         if newest > version:
             self._loading = True
@@ -212,7 +221,7 @@ class SimulatedEngine:
 
     def _beat(self) -> None:
         if self.alive and not self._asleep(self._beat):
-            self._say(Heartbeat(len(self._book.streams), 0, 100))
+            self._say(Heartbeat(len(self._book.streams), 0, kv_free_tokens=100))
             self.world.after(1.0, self._beat)
 
     def _frame(self) -> None:
@@ -245,7 +254,9 @@ class SimulatedEngine:
         elif self._lie("lieLength"):
             finish = Finish.LENGTH
         ids, logprobs = text.tokens[begin:end].tolist(), np.frombuffer(text.logprobs, "<f4")[begin:end].tolist()
-        self._book.add(stream.assign.assignment, TokenChunk(ids, logprobs, self.version, finish), self.world.now)
+        self._book.add(
+            stream.assign.assignment, TokenChunk(ids, logprobs, version=self.version, finish=finish), self.world.now
+        )
 
     def _send_rows(self, *, flush: bool) -> None:
         if self._link is None or not self._protocol.welcome or (not flush and self.world.now < self.stalled_until):

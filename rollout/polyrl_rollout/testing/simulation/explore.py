@@ -119,7 +119,7 @@ def explore(bounds: Bounds, report: Callable[[int, int], None] = lambda seen, to
         if not free:
             ends += 1
             _come_to_an_end(_decoder.decode(origin))
-    return Explored(len(seen), steps, ends)
+    return Explored(len(seen), steps, ends=ends)
 
 
 def _first_scene(bounds: Bounds) -> Scene:
@@ -129,7 +129,15 @@ def _first_scene(bounds: Bounds) -> Scene:
     agents = [SmallAgent("e0"), SmallAgent("e1")]
     for agent in agents:
         agent.connect()
-    scene = Scene(LedgerState(CONFIG), LedgerState(CONFIG), agents, trainer, bounds.faults, bounds.ticks, processes=2)
+    scene = Scene(
+        LedgerState(CONFIG),
+        LedgerState(CONFIG),
+        agents=agents,
+        trainer=trainer,
+        faults=bounds.faults,
+        ticks=bounds.ticks,
+        processes=2,
+    )
     for which in range(len(agents)):
         _agent_speaks(scene, which)
         _agent_hears(scene, which)
@@ -241,7 +249,7 @@ def _tick(scene: Scene) -> None:
     for agent in scene.agents:
         if not agent.dialling and not agent.frozen and agent.name in scene.state.engines:
             scene.heard[agent.name] = scene.now
-            _settle(scene, ledger.from_agent(agent.name, Heartbeat(len(agent.runs), 0, 100), scene.now))
+            _settle(scene, ledger.from_agent(agent.name, Heartbeat(len(agent.runs), 0, kv_free_tokens=100), scene.now))
     _settle(scene, ledger.tick(scene.now))
 
 

@@ -61,7 +61,7 @@ class Model:
             tokens = rng.integers(100, 100_000, self._length).astype("<u4")
             tokens[rng.random(self._length) < 1 / self._mean_turn] = STOP_TOKEN
             stops = np.flatnonzero(tokens == STOP_TOKEN).tolist()
-            known = self._texts[sample] = Text(tokens, tokens.tobytes(), logprobs_of(tokens), stops)
+            known = self._texts[sample] = Text(tokens, tokens.tobytes(), logprobs=logprobs_of(tokens), stops=stops)
         return known
 
     def environment(self, sample: str, begin: int, count: int) -> bytes:

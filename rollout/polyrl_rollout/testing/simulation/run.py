@@ -124,7 +124,7 @@ def run_schedule(schedule: Schedule) -> Result:
     except (PolyRLError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise Violation(world.now, "total", f"the ledger raises {error!r}") from error
     shown = world.watcher.at_end(world.now)
-    return Result(world.manager.ledger.state.counters, world.now, world.events, shown)
+    return Result(world.manager.ledger.state.counters, world.now, events=world.events, shown=shown)
 
 
 def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: SimulatedFault) -> None:

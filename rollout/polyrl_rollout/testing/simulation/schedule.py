@@ -143,9 +143,10 @@ def _with_slow_engines(schedule: Schedule) -> Schedule:
     rng = Random(f"slow/{schedule.seed}")
     if rng.random() >= SLOW_SHARE:
         return schedule
-    alike = EnginePlan(False, rng.choice((2, 4)), 10_000, rng.choice((0.02, 0.05)), 0.2)
+    alike = EnginePlan(False, rng.choice((2, 4)), kv_tokens=10_000, step_s=rng.choice((0.02, 0.05)), load_s=0.2)
     slow = [
-        SimulatedFault(rng.uniform(0.5, 10.0), "slow", rng.randrange(8), rng.uniform(5.0, HORIZON_S)) for _ in range(2)
+        SimulatedFault(rng.uniform(0.5, 10.0), "slow", target=rng.randrange(8), seconds=rng.uniform(5.0, HORIZON_S))
+        for _ in range(2)
     ]
     return msgspec.structs.replace(
         schedule,
@@ -172,6 +173,6 @@ def _draw_fault(rng: Random) -> SimulatedFault:
     return SimulatedFault(
         rng.uniform(0.0, HORIZON_S) * rng.choice((0.05, 0.2, 1.0)),
         kind,
-        rng.randrange(8),
-        rng.uniform(0.1, 12.0) * rng.choice((0.1, 1.0)),
+        target=rng.randrange(8),
+        seconds=rng.uniform(0.1, 12.0) * rng.choice((0.1, 1.0)),
     )

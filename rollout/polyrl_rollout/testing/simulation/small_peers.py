@@ -95,8 +95,22 @@ class SmallAgent(msgspec.Struct):
     def greet(self) -> None:
         """Says what it holds."""
         self.dialling, self.welcomed, self.seq = True, False, 0
-        held = tuple(HeldAssignment(number, run.sample, run.attempt, run.position) for number, run in self.runs.items())
-        self.say(Hello(EPOCH, self.name, Pool.SPOT, 2, 1000, 100, 0, held))
+        held = tuple(
+            HeldAssignment(number, run.sample, attempt=run.attempt, length=run.position)
+            for number, run in self.runs.items()
+        )
+        self.say(
+            Hello(
+                EPOCH,
+                self.name,
+                pool=Pool.SPOT,
+                max_running=2,
+                kv_tokens=1000,
+                max_context=100,
+                weight_version=0,
+                held=held,
+            )
+        )
 
     def say(self, message: Any) -> None:
         """Queues a message."""
@@ -142,7 +156,9 @@ class SmallAgent(msgspec.Struct):
             rows.append((number, run.sent, len(tokens) // 4, finish))
             ids += tokens
             run.sent = run.position
-        self.say(Deltas(self.seq, 0, pack_rows(rows), ids, logprobs_of(np.frombuffer(ids, dtype="<u4"))))
+        self.say(
+            Deltas(self.seq, 0, rows=pack_rows(rows), ids=ids, logprobs=logprobs_of(np.frombuffer(ids, dtype="<u4")))
+        )
 
     def _begin_anew(self) -> None:
         # One Fenced for each message that was under way; the greeting is, after the first.
@@ -155,7 +171,7 @@ class SmallAgent(msgspec.Struct):
         if self.leaving:
             self.say(HandBack(number, HandBackReason.DRAINING))
         else:
-            self.runs[number] = Run(assign.sample, assign.attempt, offset, offset, offset)
+            self.runs[number] = Run(assign.sample, assign.attempt, offset=offset, position=offset, sent=offset)
 
     def _resend(self, resend: Resend) -> None:
         run = self.runs.get(resend.assignment)
@@ -199,8 +215,22 @@ class SmallTrainer(msgspec.Struct):
         """Everything it has to say unasked."""
         self.connect()
         sampling = SamplingParams(LENGTH, stop_token_ids=(STOP,))
-        groups = tuple(Group(g, 0, Purpose.TRAIN, PROMPT, self.n, sampling, 0, 0) for g in range(self.groups))
-        self.ask(PublishVersion(self.request + 1, 0, "tcp://publisher", "key", b"hash"))
+        groups = tuple(
+            Group(
+                g,
+                0,
+                purpose=Purpose.TRAIN,
+                prompt_ids=PROMPT,
+                n=self.n,
+                sampling=sampling,
+                min_version=0,
+                max_version=0,
+            )
+            for g in range(self.groups)
+        )
+        self.ask(
+            PublishVersion(self.request + 1, 0, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash")
+        )
         self.ask(Submit(self.request + 1, groups))
         self.ask_batch()
 
@@ -225,7 +255,17 @@ class SmallTrainer(msgspec.Struct):
     def ask_batch(self) -> None:
         """For one group at least."""
         most = self.groups * self.n - len(self.trained)
-        self.ask(BatchRequest(self.request + 1, 0, Purpose.TRAIN, 1, most, 1000, 6.0))
+        self.ask(
+            BatchRequest(
+                self.request + 1,
+                0,
+                purpose=Purpose.TRAIN,
+                min_samples=1,
+                max_samples=most,
+                max_tokens=1000,
+                deadline_s=6.0,
+            )
+        )
 
     def hear(self, message: Any) -> None:
         """One message of the manager."""
@@ -234,7 +274,7 @@ class SmallTrainer(msgspec.Struct):
         elif isinstance(message, TurnDone):
             if message.response.sample not in self.scored:
                 self.scored.append(message.response.sample)
-                self.ask(Score(self.request + 1, message.response.sample, 0, 1.0))
+                self.ask(Score(self.request + 1, message.response.sample, turn=0, reward=1.0))
         elif isinstance(message, Declined):
             raise Violation(0.0, "refused", message.reason)
         elif isinstance(message, Accepted | Batch | Late) and message.request in self.unanswered:

@@ -108,7 +108,7 @@ class SimulatedTrainer:
 
     def _connect(self) -> None:
         self._link = Link(self.world)
-        self._say(TrainerHello(1, self.acknowledged, f"trainer-{self._life}"))
+        self._say(TrainerHello(1, self.acknowledged, trainer=f"trainer-{self._life}"))
         for message in self._unanswered.values():
             self._say(message)
 
@@ -172,14 +172,14 @@ class SimulatedTrainer:
         length = len(response.ids) // 4
         stopped = length and int.from_bytes(response.ids[-4:], "little") == STOP_TOKEN
         if luck < self.schedule.reject_share:
-            self._ask(lambda r: Reject(r, sample, DiscardReason.REWARD_RAISED, "KeyError"))
+            self._ask(lambda r: Reject(r, sample, reason=DiscardReason.REWARD_RAISED, detail="KeyError"))
         elif stopped and number + 1 < self.schedule.max_turns and luck < 0.6:
             ids = model.environment(sample, length, 1 + int(luck * 5))
-            self._ask(lambda r: Extend(r, sample, number, ids))
+            self._ask(lambda r: Extend(r, sample, turn=number, ids=ids))
         elif self.schedule.group_filter == "custom" and luck > 0.97:
-            self._ask(lambda r: Reject(r, sample, DiscardReason.FILTERED, "by filterFunction"))
+            self._ask(lambda r: Reject(r, sample, reason=DiscardReason.FILTERED, detail="by filterFunction"))
         else:
-            self._ask(lambda r: Score(r, sample, number, float(luck > 0.5), {"luck": luck}))
+            self._ask(lambda r: Score(r, sample, turn=number, reward=float(luck > 0.5), metrics={"luck": luck}))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class SimulatedTrainer:
             self.world.after(0.05, self._next_step)
             return
         if not self._plan:
-            self._ask(lambda r: FinishRun(r, True, "trained"), self._end)
+            self._ask(lambda r: FinishRun(r, True, message="trained"), self._end)
             return
         step, self._purpose = self._plan.pop(0)
         groups = self.schedule.groups
@@ -210,7 +210,11 @@ class SimulatedTrainer:
         """A learner ahead of its rollouts publishes before the step has ended: what runs may become too old."""
         if version > self.world.watcher.published:
             self.world.watcher.published = version
-            self._ask(lambda r: PublishVersion(r, version, "tcp://publisher", "key", b"hash"))
+            self._ask(
+                lambda r: PublishVersion(
+                    r, version, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash"
+                )
+            )
 
     def _submit(self, count: int) -> None:
         groups = []
@@ -220,7 +224,19 @@ class SimulatedTrainer:
             low = max(0, high - self.schedule.staleness)
             priority, prompt = self.rng.choice((0, 0, 1)), self.world.model.prompt(number)
             n = self.schedule.n
-            groups.append(Group(number, self._step, self._purpose, prompt, n, sampling, low, high, priority))
+            groups.append(
+                Group(
+                    number,
+                    self._step,
+                    purpose=self._purpose,
+                    prompt_ids=prompt,
+                    n=n,
+                    sampling=sampling,
+                    min_version=low,
+                    max_version=high,
+                    priority=priority,
+                )
+            )
         self._next_group += count
         self._ask(lambda r: Submit(r, tuple(groups)))
 
@@ -238,7 +254,18 @@ class SimulatedTrainer:
         most = self._to_boundary
         least = min(most, self.rng.choice((1, self.schedule.n, 2 * self.schedule.n)))
         step, purpose, tokens = self._step, self._purpose, self.schedule.max_tokens
-        self._ask(lambda r: BatchRequest(r, step, purpose, least, most, tokens, NEXT_DEADLINE_S), self._take)
+        self._ask(
+            lambda r: BatchRequest(
+                r,
+                step,
+                purpose=purpose,
+                min_samples=least,
+                max_samples=most,
+                max_tokens=tokens,
+                deadline_s=NEXT_DEADLINE_S,
+            ),
+            self._take,
+        )
 
     def _take(self, answer: Batch | Late) -> None:
         if isinstance(answer, Batch):
@@ -255,7 +282,7 @@ class SimulatedTrainer:
             step, purpose = self._step, self._purpose
             if not self._gave_up:
                 self.world.watcher.step_ended(step, purpose, self._optimized, self.world.now)
-            self._ask(lambda r: EndStep(r, step, purpose), lambda _: self._next_step())
+            self._ask(lambda r: EndStep(r, step, purpose=purpose), lambda _: self._next_step())
 
     def _train(self, batch: Batch) -> None:
         self.world.watcher.trained(batch, self.world.now)

@@ -14,10 +14,16 @@ PREEMPT = {"atStep": 5, "action": "Preempt", "noticeSeconds": 3}
 
 
 def a_rollout(number: int, **facts: object) -> ObservedWorker:
-    return ObservedWorker(f"rollout-{number}", Role.ROLLOUT, str(number), WorkerPhase.RUNNING, float(number), **facts)  # type: ignore[arg-type]
+    return ObservedWorker(
+        f"rollout-{number}", Role.ROLLOUT, uid=str(number), phase=WorkerPhase.RUNNING, started_at=float(number), **facts
+    )  # type: ignore[arg-type]
 
 
-FLEET = [a_rollout(1), a_rollout(0), ObservedWorker("reserved", Role.RESERVED, "r", WorkerPhase.RUNNING, -1.0)]
+FLEET = [
+    a_rollout(1),
+    a_rollout(0),
+    ObservedWorker("reserved", Role.RESERVED, uid="r", phase=WorkerPhase.RUNNING, started_at=-1.0),
+]
 
 
 def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:

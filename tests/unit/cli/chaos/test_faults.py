@@ -15,7 +15,7 @@ from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 
 
 def seen(name: str, role: Role = Role.ROLLOUT, **facts: Any) -> ObservedWorker:
-    return ObservedWorker(name, role, name, **({"phase": WorkerPhase.RUNNING, "started_at": 0.0} | facts))
+    return ObservedWorker(name, role, uid=name, **({"phase": WorkerPhase.RUNNING, "started_at": 0.0} | facts))
 
 
 FLEET = [

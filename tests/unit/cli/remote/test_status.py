@@ -131,7 +131,10 @@ def test_containers_that_print_are_found_sidecars_too() -> None:
             ],
         },
     }  # fmt: skip
-    assert list(containers_with_log(pod)) == [ContainerLog("p", "reserved", 1), ContainerLog("p", "x", 0)]
+    assert list(containers_with_log(pod)) == [
+        ContainerLog("p", "reserved", restarts=1),
+        ContainerLog("p", "x", restarts=0),
+    ]
 
 
 @pytest.fixture

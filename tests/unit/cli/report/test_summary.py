@@ -17,7 +17,9 @@ SPEC = {"recipe": {"mode": "rl", "model": {"path": "m"}, "algorithm": {"steps": 
 
 
 def rl_step(time: float, seconds: float, step: int = 1) -> MetricsRow:
-    return MetricsRow(time, "rl", step, {"timing_s/step": seconds, "timing_s/gen": seconds / 2, "timing_s/train": 0.25})
+    return MetricsRow(
+        time, "rl", step=step, values={"timing_s/step": seconds, "timing_s/gen": seconds / 2, "timing_s/train": 0.25}
+    )
 
 
 def an_event(event: str, time: float, worker: str = "rollout-0") -> FleetEvent:
@@ -26,13 +28,13 @@ def an_event(event: str, time: float, worker: str = "rollout-0") -> FleetEvent:
 
 def test_lines_that_are_no_reports_are_left_out() -> None:
     text = b'{"time": 1.5, "phase": "rl", "step": 2, "reward/mean": 0.5}\nnot json\n{"phase": "rl"}\n[1]\n'
-    assert parse_metrics(text) == [MetricsRow(1.5, "rl", 2, {"reward/mean": 0.5})]
+    assert parse_metrics(text) == [MetricsRow(1.5, "rl", step=2, values={"reward/mean": 0.5})]
 
 
 def test_every_second_of_the_wall_has_its_place() -> None:
     reports = [
-        MetricsRow(110.0, "eval", 0, {}),
-        MetricsRow(112.0, "sft", 1, {"timing_s/step": 2.0}),
+        MetricsRow(110.0, "eval", step=0, values={}),
+        MetricsRow(112.0, "sft", step=1, values={"timing_s/step": 2.0}),
         rl_step(120.0, 4.0),
         rl_step(125.0, 5.0),
     ]
@@ -46,7 +48,9 @@ def test_a_run_that_never_reported_was_all_start() -> None:
 
 
 def test_step_parts_are_summed_over_rl_steps_only() -> None:
-    parts = step_parts([MetricsRow(1.0, "sft", 1, {"timing_s/train": 99.0}), rl_step(2.0, 4.0), rl_step(3.0, 2.0)])
+    parts = step_parts(
+        [MetricsRow(1.0, "sft", step=1, values={"timing_s/train": 99.0}), rl_step(2.0, 4.0), rl_step(3.0, 2.0)]
+    )
     assert parts["generate"] == 3.0
     assert parts["train"] == 0.5
     assert parts["other"] == 0.0

@@ -63,7 +63,7 @@ class Build:
         if state is PodState.PENDING:
             pod.setdefault("placed", None)
         engine = self.engine(name, running=running, version=version) if state is PodState.SERVING else None
-        return RolloutPod(self.pod(name, **pod), state, notice, engine)
+        return RolloutPod(self.pod(name, **pod), state, notice=notice, engine=engine)
 
     def engine(self, name: str, *, running: int = 1, version: int = 1) -> EngineStatus:
         return EngineStatus(
@@ -80,7 +80,7 @@ class Build:
         self, engines: Sequence[str] = (), *, ago: float = 0.0, failed_polls: int = 0, **more: Any
     ) -> ManagerFacts:
         status = ManagerStatus(seq=1, run_epoch=1, engines=tuple(self.engine(name) for name in engines), **more)
-        return ManagerFacts(status, NOW - ago, failed_polls)
+        return ManagerFacts(status, NOW - ago, failed_polls=failed_polls)
 
     def trainer(self, **more: Any) -> TrainerFacts:
         plain = {"uid": "t", "active": 1, "ready": 1, "failed": 0, "suspended": False}
@@ -112,7 +112,7 @@ class Build:
     ) -> ReconcileContext:
         seen = self.facts(job, status, **facts)
         assert seen.job is not None
-        return ReconcileContext(seen, seen.job, SETTINGS, state or ReconcileState(), now)
+        return ReconcileContext(seen, seen.job, settings=SETTINGS, state=state or ReconcileState(), now=now)
 
 
 @pytest.fixture

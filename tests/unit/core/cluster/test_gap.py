@@ -16,7 +16,9 @@ PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 10.0}
 
 def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float = 0.0, **more: Any) -> StepMeasurement:
     step_s = more.pop("step_s", max(rollout_s, train_s) + 1)
-    return StepMeasurement(7, engines, rollout_s, train_s, step_s, reserved_s, **more)
+    return StepMeasurement(
+        7, engines, rollout_s=rollout_s, train_s=train_s, step_s=step_s, reserved_s=reserved_s, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_any_measurement_gives_a_size_within_bounds(
         }
     ).spec
     rollout_s, train_s, step_s, reserved_s = times
-    step = StepMeasurement(1, engines, rollout_s, train_s, step_s, reserved_s)
+    step = StepMeasurement(1, engines, rollout_s=rollout_s, train_s=train_s, step_s=step_s, reserved_s=reserved_s)
     start = max(1, min(current, 8))
     sized = sizing(spec, step, start, (), True, 0)
     assert 1 <= sized.desired_replicas <= 8

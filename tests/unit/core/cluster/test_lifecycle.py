@@ -59,7 +59,7 @@ def test_deadline(build: Any, ran_s: float, resumed: bool, due: float | None, st
 
 
 def test_failure_names_the_pod_that_failed_by_itself(build: Any) -> None:
-    bad = {"phase": PodPhase.FAILED, "exits": (Exit("trainer", 1, "Error"),)}
+    bad = {"phase": PodPhase.FAILED, "exits": (Exit("trainer", 1, reason="Error"),)}
     own = build.pod("j-trainer-0-a", Role.TRAINER, **bad)
     evicted = build.pod("j-trainer-0-b", Role.TRAINER, **bad, disruption="EvictionByEvictionAPI")
     failed = build.trainer(failed_at=5.0, failed_reason="PodFailurePolicy", failed_message="exit code 1")

@@ -43,7 +43,7 @@ def test_step_that_was_watched_from_start_to_end(build: Any) -> None:
     assert (first.measurement, first.boundary) == (None, False)
     assert second.measurement is not None
     assert not second.measurement.steady, "its start was not seen"
-    assert third.measurement == StepMeasurement(6, 2, 30.0, 20.0, 31.0)
+    assert third.measurement == StepMeasurement(6, 2, rollout_s=30.0, train_s=20.0, step_s=31.0)
     assert third.boundary
 
 

@@ -161,7 +161,7 @@ SERVING = first(f.EngineServing, engine=ENGINE)
 
 
 def assigned(number: int, sample: str, engine: str) -> f.Assigned:
-    return f.Assigned(number, sample, engine, 1, 9.0)
+    return f.Assigned(number, sample, engine=engine, kv=1, at=9.0)
 
 
 def test_the_honest_run_holds_and_shows_every_invariant_but_the_windows() -> None:
@@ -189,7 +189,7 @@ def test_the_history_holds_no_token() -> None:
 
 
 def discarded(group: int) -> f.GroupDiscarded:
-    return f.GroupDiscarded(group, "", DiscardReason.STALE, "", notify=False, at=99.0)
+    return f.GroupDiscarded(group, "", reason=DiscardReason.STALE, detail="", notify=False, at=99.0)
 
 
 def endless() -> f.BatchRequested:
@@ -201,7 +201,7 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
     ("I1", "submitted twice", lambda: after(SUBMITTED, SUBMITTED)),
     ("I1", "was acknowledged before", lambda: after(ACKNOWLEDGED, discarded(0))),
     ("I1", "was discarded before", lambda: after(DISCARDED, DISCARDED)),
-    ("I1", "never submitted", lambda: after(SUBMITTED, f.SampleScored("77.0", 1.0, {}, 1.0))),
+    ("I1", "never submitted", lambda: after(SUBMITTED, f.SampleScored("77.0", 1.0, metrics={}, at=1.0))),
     ("I1", "have not, group 2 first", lambda: after(LAST, f.RunFinished(ok=True, message="", at=99.0))),
     ("I2", "without a verdict on its samples [1]", lambda: without(SCORED)),
     ("I2", "which is not complete", lambda: without(COMPLETED)),
@@ -218,7 +218,7 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
     ("I2", "holds group 0 of 0 (train)", lambda: asked(purpose=Purpose.EVAL)),
     ("I2", "is in the batches 0 and 1", lambda: after(BATCHED, changed(BATCHED, batch=1))),
     ("I2", "names two batches", lambda: after(ACKNOWLEDGED, changed(BATCHED, groups=[]))),
-    ("I2", "is scored while it is waiting", lambda: after(SUBMITTED, f.SampleScored("0.0", 1.0, {}, 1.0))),
+    ("I2", "is scored while it is waiting", lambda: after(SUBMITTED, f.SampleScored("0.0", 1.0, metrics={}, at=1.0))),
     ("I3", "acknowledged or cancelled before", lambda: after(ACKNOWLEDGED, ACKNOWLEDGED)),
     ("I3", "was never packed", lambda: after(SUBMITTED, f.BatchAcknowledged(5, 1.0))),
     ("I4", "has 2 tokens, and 1 to 4 come", lambda: tokens((1, 4, 0))),
@@ -238,11 +238,11 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
     ("I5", "has no deadline", lambda: after(LAST, endless(), f.BatchRequestClosed(7))),
     ("I5", "has no deadline", lambda: after(LAST, f.BatchRequestClosed(7))),
     ("I6", "it may use 0 to 0", lambda: tokens((2, 4, 1))),
-    ("I6", "which serves version 3", lambda: after(SERVING, f.EngineServing(ENGINE, 3, 9.0))),
+    ("I6", "which serves version 3", lambda: after(SERVING, f.EngineServing(ENGINE, 3, at=9.0))),
     ("I6", "which had not verified it", lambda: without(SERVING)),
     ("I7", "no lease of it runs", lambda: without(first(f.EngineGreeted, engine=ENGINE))),
     ("I7", "still running there", lambda: without(MOVED)),
-    ("I7", "drains and is given", lambda: after(SERVING, f.EngineDraining(ENGINE, 9.0, "told", SERVING.at))),
+    ("I7", "drains and is given", lambda: after(SERVING, f.EngineDraining(ENGINE, 9.0, reason="told", at=SERVING.at))),
     ("I7", "takes 1 at once and is given", lambda: after(AGAIN, assigned(90, "0.0", "b"))),
     ("I7", "its lease is 3 s", lambda: instead(HEARD, at=GONE.at - 1.0)),
     ("I7", "which is no cause", lambda: instead(GONE, cause="boredom")),
@@ -330,7 +330,7 @@ def handed_to_nobody() -> Entries:
     at = max(number for number, entry in enumerate(WINDOWED) if closes(entry)) + 1
     last = max(entry.event.assignment for entry in WINDOWED if isinstance(entry.event, f.Assigned))
     when = WINDOWED[at - 1].at
-    return [*WINDOWED[:at], HistoryEntry(when, f.Moved(last, "window", when), sample="1.0"), *WINDOWED[at:]]
+    return [*WINDOWED[:at], HistoryEntry(when, f.Moved(last, "window", at=when), sample="1.0"), *WINDOWED[at:]]
 
 
 def handed_over_too_early() -> Entries:

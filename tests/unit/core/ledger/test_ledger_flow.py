@@ -257,8 +257,8 @@ def test_pauses_of_one_that_flaps_double_until_it_stays() -> None:
             flow.step()
         pauses.append(round(flow.ledger.state.engines["b"].quarantined_until - flow.now))
         flow.now += 20.0
-        flow.agent("a", Heartbeat(0, 0, 0))
-        flow.agent("b", Heartbeat(0, 0, 0))
+        flow.agent("a", Heartbeat(0, 0, kv_free_tokens=0))
+        flow.agent("b", Heartbeat(0, 0, kv_free_tokens=0))
     assert pauses == [0, 1, 2, 4, 8]
 
 
@@ -359,8 +359,20 @@ def test_what_an_engine_was_asked_for_is_asked_again_when_it_greets_again() -> N
     assert flow.placed().get("b", []) == [], "it has not heard"
     flow.engines["a"].deaf = False
     (assign,) = [stream.assign for stream in flow.engines["a"].protocol.book.streams.values()]
-    held = (HeldAssignment(assign.assignment, assign.sample, assign.attempt, 0),)
-    flow.agent("a", Hello(1, "a", Pool.SPOT, 16, 1_000_000, 131_072, 0, held))
+    held = (HeldAssignment(assign.assignment, assign.sample, attempt=assign.attempt, length=0),)
+    flow.agent(
+        "a",
+        Hello(
+            1,
+            "a",
+            pool=Pool.SPOT,
+            max_running=16,
+            kv_tokens=1_000_000,
+            max_context=131_072,
+            weight_version=0,
+            held=held,
+        ),
+    )
     for _ in range(3):
         flow.step()
     assert flow.placed()["b"] == ["0.0"]

@@ -42,7 +42,7 @@ def test_next_due_is_a_lease_away_and_early_ticks_are_harmless() -> None:
 def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> None:
     stage = two_engines()
     stage.now = 2.0
-    stage.agent("b", Heartbeat(0, 0, 100))
+    stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.now = 3.0
     assert [assign.sample for assign in said(stage.pass_time(0.0), Assign)] == ["0.0"]
     assert list(stage.ledger.state.engines) == ["b"]
@@ -58,8 +58,8 @@ def test_bye_is_no_loss() -> None:
 
 def test_only_the_greeted_are_believed() -> None:
     stage = Stage()
-    assert said(stage.agent("ghost", Heartbeat(0, 0, 0)), Fenced)
-    assert said(stage.agent("ghost", Deltas(1, 0, b"", b"", b"")), Fenced)
+    assert said(stage.agent("ghost", Heartbeat(0, 0, kv_free_tokens=0)), Fenced)
+    assert said(stage.agent("ghost", Deltas(1, 0, rows=b"", ids=b"", logprobs=b"")), Fenced)
     pool = Stage().ledger.state.engines
     assert pool == {}
 
@@ -67,9 +67,9 @@ def test_only_the_greeted_are_believed() -> None:
 def test_greetings_that_cannot_be_are_fenced() -> None:
     stage = Stage()
     for hello in (
-        Hello(2, "a", "spot", 8, 8, 8, -1),  # type: ignore[arg-type]
-        Hello(1, "other", "spot", 8, 8, 8, -1),  # type: ignore[arg-type]
-        Hello(1, "a", "spot", 0, 8, 8, -1),  # type: ignore[arg-type]
+        Hello(2, "a", pool="spot", max_running=8, kv_tokens=8, max_context=8, weight_version=-1),  # type: ignore[arg-type]
+        Hello(1, "other", pool="spot", max_running=8, kv_tokens=8, max_context=8, weight_version=-1),  # type: ignore[arg-type]
+        Hello(1, "a", pool="spot", max_running=0, kv_tokens=8, max_context=8, weight_version=-1),  # type: ignore[arg-type]
     ):
         outcome = stage.agent("a", hello)
         assert said(outcome, Fenced)
@@ -105,8 +105,8 @@ def test_no_tokens_for_the_progress_deadline_moves_the_sample_and_suspects_the_e
     stage = two_engines()
     for _ in range(30):
         stage.now += 1.0
-        stage.agent("a", Heartbeat(1, 0, 0))
-        stage.agent("b", Heartbeat(0, 0, 0))
+        stage.agent("a", Heartbeat(1, 0, kv_free_tokens=0))
+        stage.agent("b", Heartbeat(0, 0, kv_free_tokens=0))
         stage.pass_time(0.0)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
     states = {engine.engine: engine.state for engine in stage.ledger.status(stage.now).engines}
@@ -141,23 +141,23 @@ def test_pauses_double_and_are_bounded() -> None:
 def test_failed_weights_are_announced_again() -> None:
     stage = Stage()
     stage.engine("a", version=-1)
-    stage.agent("a", WeightsFailed(0, -1, "no room"))
+    stage.agent("a", WeightsFailed(0, -1, reason="no room"))
     for _ in range(4):
         stage.now += 1.0
-        assert not said(stage.agent("a", Heartbeat(0, 0, 0)), Announce)
+        assert not said(stage.agent("a", Heartbeat(0, 0, kv_free_tokens=0)), Announce)
         assert not said(stage.pass_time(0.0), Announce)
     stage.now += 1.0
-    stage.agent("a", Heartbeat(0, 0, 0))
+    stage.agent("a", Heartbeat(0, 0, kv_free_tokens=0))
     assert said(stage.pass_time(0.0), Announce)
 
 
 def test_a_new_version_moves_what_may_not_use_it() -> None:
     stage = two_engines()
     stage.publish(1)
-    outcome = stage.agent("a", WeightsLoaded(1, 0.1, 0.1, 1))
+    outcome = stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
     assert said(outcome, Cancel)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
-    (dropped,) = said(stage.agent("b", WeightsLoaded(1, 0.1, 0.1, 1)), GroupDropped)
+    (dropped,) = said(stage.agent("b", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
 
 
@@ -186,7 +186,7 @@ def test_a_drained_sample_that_no_version_may_go_on_with_is_stale_at_once() -> N
     stage.engine("b", version=-1)
     stage.submit()
     stage.publish(1)
-    stage.agent("b", WeightsLoaded(1, 0.1, 0.1, 1))
+    stage.agent("b", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
     stage.drain("a", 1.0)
     (dropped,) = said(stage.agent("a", HandBack(1, "draining")), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
@@ -199,7 +199,7 @@ def test_an_engine_that_switches_versions_waits_for_its_word_and_is_not_suspect(
     stage.publish(1)
     stage.agent("a", HandBack(1, "versionChanged"))
     assert stage.placed() == {"a": []}
-    stage.agent("a", WeightsLoaded(1, 0.1, 0.1, 1))
+    stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
     assert stage.placed() == {"a": ["0.0"]}
     stage.submit(4, max_version=1)
     assert len(stage.placed()["a"]) == 5
@@ -212,6 +212,6 @@ def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
     stage.pass_time(0.0)
     stage.pass_time(stage.ledger.state.config.return_s - 0.1)
     assert sorted(stage.ledger.state.engines) == ["a", "b"]
-    stage.agent("b", Heartbeat(0, 0, 100))
+    stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.pass_time(0.1)
     assert sorted(stage.ledger.state.engines) == ["b"]

@@ -49,10 +49,15 @@ class Run:
         self.groups = iter(range(1, 10_000))
         self.now = 0.0
         self._trainer(TrainerHello(1, -1))
-        self._trainer(PublishVersion(next(self.requests), 0, "tcp://publisher", "key", b"hash"))
+        self._trainer(
+            PublishVersion(next(self.requests), 0, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash")
+        )
         for name in ENGINES:
-            self._agent(name, Hello(1, name, Pool.SPOT, 8, 10_000, 10_000, -1))
-            self._agent(name, WeightsLoaded(0, 1.0, 1.0, 1))
+            self._agent(
+                name,
+                Hello(1, name, pool=Pool.SPOT, max_running=8, kv_tokens=10_000, max_context=10_000, weight_version=-1),
+            )
+            self._agent(name, WeightsLoaded(0, 1.0, load_seconds=1.0, bytes_pulled=1))
 
     def step(self) -> None:
         """One random thing happens."""
@@ -64,7 +69,16 @@ class Run:
 
     def submit(self) -> None:
         number = next(self.groups)
-        group = Group(number, 0, Purpose.TRAIN, pack_ids([number, 2]), 2, SamplingParams(BUDGET), 0, 0)
+        group = Group(
+            number,
+            0,
+            purpose=Purpose.TRAIN,
+            prompt_ids=pack_ids([number, 2]),
+            n=2,
+            sampling=SamplingParams(BUDGET),
+            min_version=0,
+            max_version=0,
+        )
         self._trainer(Submit(next(self.requests), (group,)))
 
     def tokens(self) -> None:
@@ -77,21 +91,33 @@ class Run:
         count = sum(row[2] for row in rows)
         ids = pack_ids([self.random.randrange(1000) for _ in range(count)])
         if rows:
-            self._agent(engine.name, Deltas(1, 0, pack_rows(rows), ids, self.random.randbytes(4 * count)))
+            self._agent(
+                engine.name, Deltas(1, 0, rows=pack_rows(rows), ids=ids, logprobs=self.random.randbytes(4 * count))
+            )
 
     def score(self) -> None:
         for name in tuple(self.ledger.state.awaiting_verdict):
-            self._trainer(Score(next(self.requests), name, 0, self.random.random(), {}))
+            self._trainer(Score(next(self.requests), name, turn=0, reward=self.random.random(), metrics={}))
 
     def take(self) -> None:
-        outcome = self._trainer(BatchRequest(next(self.requests), 0, Purpose.TRAIN, 1, 4, 10_000, 0.0))
+        outcome = self._trainer(
+            BatchRequest(
+                next(self.requests),
+                0,
+                purpose=Purpose.TRAIN,
+                min_samples=1,
+                max_samples=4,
+                max_tokens=10_000,
+                deadline_s=0.0,
+            )
+        )
         for answer in outcome.to_trainer:
             if isinstance(answer, Batch) and self.random.random() < 0.7:
                 self._trainer(Acknowledge(next(self.requests), answer.number))
 
     def end_step(self) -> None:
         if self.random.random() < 0.1:
-            self._trainer(EndStep(next(self.requests), 0, Purpose.TRAIN))
+            self._trainer(EndStep(next(self.requests), 0, purpose=Purpose.TRAIN))
 
     def write_pages(self) -> None:
         """A few pages of the round; a snapshot when it is over."""

@@ -26,7 +26,7 @@ from polyrl_rollout.testing.stage import Stage, said
 
 
 def pace(step_s: float) -> speed.Pace:
-    return speed.Pace(step_s, speed.HALF_BATCH, step_s / speed.PREFILL_RATIO)
+    return speed.Pace(step_s, speed.HALF_BATCH, prefill_s=step_s / speed.PREFILL_RATIO)
 
 
 def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
@@ -142,7 +142,17 @@ def test_groups_of_several_version_ranges_share_an_engines_slots() -> None:
     stage.ledger.state.engines["fast"].step_scale = 0.01
     stage.ledger.state.engines["slow"].step_scale = 1.0
     groups = tuple(
-        Group(number, 0, Purpose.TRAIN, pack_ids([9]), 1, SamplingParams(100), 0, number % 2) for number in range(4)
+        Group(
+            number,
+            0,
+            purpose=Purpose.TRAIN,
+            prompt_ids=pack_ids([9]),
+            n=1,
+            sampling=SamplingParams(100),
+            min_version=0,
+            max_version=number % 2,
+        )
+        for number in range(4)
     )
     stage.trainer(Submit(stage.request(), groups))
     assert stage.placed() == {"fast": ["0.0", "1.0"], "slow": ["2.0", "3.0"]}
@@ -231,7 +241,7 @@ def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
     stage.submit(1, n=2)
     stage.publish(1)
     assert not said(stage.pass_time(0.1), GroupDropped)
-    dropped = said(stage.agent("a", WeightsLoaded(1, 0.1, 0.1, 1)), GroupDropped)
+    dropped = said(stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
 
@@ -274,7 +284,7 @@ def test_reserved_engines_wait_for_the_window_unless_they_are_alone() -> None:
     stage.engine("s", version=-1)
     stage.submit()
     assert stage.placed()["r"] == ["0.0", "1.0"], "an engine without weights is no help"
-    outcome = stage.agent("s", WeightsLoaded(0, 0.1, 0.1, 1))
+    outcome = stage.agent("s", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1))
     assert len(said(outcome, Cancel)) == 2
     assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
 

@@ -32,20 +32,20 @@ class Case:
 
 
 CASES = [
-    Case("slow for long", [SLOW] * 3, True),
-    Case("slower than others, but not far", [FINE] * 8, False),
-    Case("too few windows", [SLOW] * 2, False),
-    Case("too few tokens", [(1.0, 0.6, 2)] * 7, False),
-    Case("few tokens in many windows", [(1.0, 0.6, 1)] * 16, True),
-    Case("slow once more after it was not", [SLOW, FINE, SLOW, SLOW], False),
-    Case("slow since", [FINE, SLOW, SLOW, SLOW], True),
-    Case("with many samples everybody is slower", [(64.0, 0.8, 100)] * 3, False),
-    Case("two peers tell", [SLOW] * 3, True, peers=2),
-    Case("one peer does not", [SLOW] * 3, False, peers=1),
-    Case("alone", [SLOW] * 3, False, peers=0),
-    Case("others are as slow", [SLOW] * 3, False, peers_step_s=0.6),
-    Case("nobody else serves its version", [SLOW] * 3, False, version=1),
-    Case("nothing is measured", [], False),
+    Case("slow for long", [SLOW] * 3, found=True),
+    Case("slower than others, but not far", [FINE] * 8, found=False),
+    Case("too few windows", [SLOW] * 2, found=False),
+    Case("too few tokens", [(1.0, 0.6, 2)] * 7, found=False),
+    Case("few tokens in many windows", [(1.0, 0.6, 1)] * 16, found=True),
+    Case("slow once more after it was not", [SLOW, FINE, SLOW, SLOW], found=False),
+    Case("slow since", [FINE, SLOW, SLOW, SLOW], found=True),
+    Case("with many samples everybody is slower", [(64.0, 0.8, 100)] * 3, found=False),
+    Case("two peers tell", [SLOW] * 3, found=True, peers=2),
+    Case("one peer does not", [SLOW] * 3, found=False, peers=1),
+    Case("alone", [SLOW] * 3, found=False, peers=0),
+    Case("others are as slow", [SLOW] * 3, found=False, peers_step_s=0.6),
+    Case("nobody else serves its version", [SLOW] * 3, found=False, version=1),
+    Case("nothing is measured", [], found=False),
 ]
 
 
@@ -146,7 +146,7 @@ def test_it_is_needed_when_too_few_others_are_left(go: object) -> None:
 
 
 def test_reserved_engines_are_no_peers_outside_the_window() -> None:
-    stage = fleet(Case("", [SLOW] * 3, True, peers=1))
+    stage = fleet(Case("", [SLOW] * 3, found=True, peers=1))
     for name in ("r0", "r1"):
         stage.engine(name, Pool.RESERVED)
         measure(stage.ledger.state.engines[name], STEP_S)

@@ -116,7 +116,11 @@ def test_several_rows_of_one_assignment_in_one_frame() -> None:
 
     stage.tokens("a", 1, [5])
     frame = Deltas(
-        9, 0, pack_rows([(1, 1, 2, 0), (1, 3, 1, 1)]), bytes([6, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0]), bytes(12)
+        9,
+        0,
+        rows=pack_rows([(1, 1, 2, 0), (1, 3, 1, 1)]),
+        ids=bytes([6, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0]),
+        logprobs=bytes(12),
     )
     assert said(stage.agent("a", frame), TurnDone)
     assert ids(stage) == [5, 6, 7, 2]
@@ -157,7 +161,7 @@ def test_an_environments_stop_token_does_not_end_the_next_turn() -> None:
 def test_rejections_are_believed_at_last() -> None:
     stage = ready(n=2)
     for attempt in range(3):
-        outcome = stage.agent("a", HandBack(stage.number("0.0"), "rejected", "too long"))
+        outcome = stage.agent("a", HandBack(stage.number("0.0"), "rejected", detail="too long"))
         assert bool(said(outcome, GroupDropped)) is (attempt == 2)
     (dropped,) = said(outcome, GroupDropped)
     assert (dropped.reason, "too long" in dropped.detail) == (DiscardReason.ENGINE_REJECTED, True)
@@ -168,8 +172,24 @@ def test_greeting_again_goes_on_where_we_are() -> None:
     stage = ready(n=3)
     for number in (1, 2, 3):
         stage.tokens("a", number, [5, 6])
-    held = (HeldAssignment(1, "0.0", 1, 4), HeldAssignment(2, "0.1", 1, 1), HeldAssignment(77, "9.9", 1, 4))
-    outcome = stage.agent("a", Hello(1, "a", stage.ledger.state.engines["a"].pool, 8, 1000, 1000, 0, held))
+    held = (
+        HeldAssignment(1, "0.0", attempt=1, length=4),
+        HeldAssignment(2, "0.1", attempt=1, length=1),
+        HeldAssignment(77, "9.9", attempt=1, length=4),
+    )
+    outcome = stage.agent(
+        "a",
+        Hello(
+            1,
+            "a",
+            pool=stage.ledger.state.engines["a"].pool,
+            max_running=8,
+            kv_tokens=1000,
+            max_context=1000,
+            weight_version=0,
+            held=held,
+        ),
+    )
     assert said(outcome, Resend) == [Resend(1, 2)]
     assert {cancel.assignment for cancel in said(outcome, Cancel)} == {2, 77}
     assert {assign.sample for assign in said(outcome, Assign)} == {"0.1", "0.2"}
@@ -187,9 +207,9 @@ def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Deltas(1, 0, b"short", b"", b""),
-        Deltas(1, 0, bytes(11), b"1234", b"1234"),
-        Deltas(1, 0, bytes(10) + b"\x09", b"", b""),
+        Deltas(1, 0, rows=b"short", ids=b"", logprobs=b""),
+        Deltas(1, 0, rows=bytes(11), ids=b"1234", logprobs=b"1234"),
+        Deltas(1, 0, rows=bytes(10) + b"\x09", ids=b"", logprobs=b""),
     ],
 )
 def test_malformed_columns_are_counted(frame: Deltas) -> None:

@@ -234,7 +234,7 @@ def test_end_step_discards_the_rest_as_surplus_once() -> None:
     stage.tokens("a", 1, [2], "stop")
     stage.score("0.0")
     stage.ask()
-    end = EndStep(900, 0, Purpose.TRAIN)
+    end = EndStep(900, 0, purpose=Purpose.TRAIN)
     assert len(said(stage.trainer(end), Cancel)) == 2
     stage.submit()
     assert not said(stage.trainer(end), Cancel), "a repetition does not touch what came later"
@@ -278,7 +278,9 @@ def test_versions_reach_every_engine_and_joiners() -> None:
     stage.engine("b", version=-1)
     assert len(said(stage.publish(1), Announce)) == 2
     assert said(stage.publish(1), Accepted)
-    assert said(stage.trainer(PublishVersion(77, 1, "elsewhere", "key", b"other")), Declined)
+    assert said(
+        stage.trainer(PublishVersion(77, 1, endpoint="elsewhere", public_key="key", manifest_hash=b"other")), Declined
+    )
     assert [announce.version for announce in said(stage.engine("c", version=-1), Announce)] == [1]
 
 
@@ -287,7 +289,7 @@ def test_finish_ends_everything_and_drains_everyone() -> None:
     stage.finish_all()
     stage.submit()
     stage.ask(most=1)
-    outcome = stage.trainer(FinishRun(800, True, "done"))
+    outcome = stage.trainer(FinishRun(800, True, message="done"))
     assert said(outcome, StartDrain)
     status = stage.ledger.status(0.0)
     assert status.samples.discarded == {"cancelled": 3}
@@ -295,7 +297,7 @@ def test_finish_ends_everything_and_drains_everyone() -> None:
     assert status.finished
     assert said(stage.submit(), Declined)
     assert said(stage.engine("late", version=-1), StartDrain)
-    assert said(stage.trainer(FinishRun(801, True, "done")), Accepted)
+    assert said(stage.trainer(FinishRun(801, True, message="done")), Accepted)
 
 
 def test_a_stranger_of_another_epoch_is_fenced() -> None:
@@ -306,7 +308,7 @@ def test_a_stranger_of_another_epoch_is_fenced() -> None:
 
 def test_the_newest_report_is_shown() -> None:
     stage = Stage()
-    stage.trainer(TrainerReport(stage.request(), "rl", 3, {"reward": 0.5}))
+    stage.trainer(TrainerReport(stage.request(), "rl", step=3, values={"reward": 0.5}))
     status = stage.ledger.status(0.0)
     assert (status.phase, status.step, status.values) == ("rl", 3, {"reward": 0.5})
 

@@ -18,16 +18,16 @@ from polyrl.local.planner import (
 from polyrl.worker import NAME_SLOT, Role, Worker, Workers
 
 NOW = 100.0
-MANAGER = Worker("manager", Role.MANAGER, ("manager",), grace_s=3)
-TRAINER = Worker("trainer", Role.TRAINER, ("trainer",), grace_s=20)
-RESERVED = Worker("reserved", Role.RESERVED, ("agent",), grace_s=5)
-ROLLOUT = Worker("rollout", Role.ROLLOUT, ("agent", NAME_SLOT), grace_s=5)
-WANTED = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2)
-RESTARTING = Workers(TRAINER, MANAGER, RESERVED, ROLLOUT, rollouts=2, trainer_restarts=2)
+MANAGER = Worker("manager", Role.MANAGER, argv=("manager",), grace_s=3)
+TRAINER = Worker("trainer", Role.TRAINER, argv=("trainer",), grace_s=20)
+RESERVED = Worker("reserved", Role.RESERVED, argv=("agent",), grace_s=5)
+ROLLOUT = Worker("rollout", Role.ROLLOUT, argv=("agent", NAME_SLOT), grace_s=5)
+WANTED = Workers(TRAINER, MANAGER, reserved=RESERVED, rollout=ROLLOUT, rollouts=2)
+RESTARTING = Workers(TRAINER, MANAGER, reserved=RESERVED, rollout=ROLLOUT, rollouts=2, trainer_restarts=2)
 
 
 def seen(worker: Worker, phase: WorkerPhase = WorkerPhase.RUNNING, **facts: object) -> ObservedWorker:
-    return ObservedWorker(worker.name, worker.role, worker.name, phase, **{"started_at": NOW - 50, **facts})  # type: ignore[arg-type]
+    return ObservedWorker(worker.name, worker.role, uid=worker.name, phase=phase, **{"started_at": NOW - 50, **facts})  # type: ignore[arg-type]
 
 
 def exited(worker: Worker, exit_code: int = 1, ago: float = 10.0, **facts: object) -> ObservedWorker:
@@ -59,7 +59,7 @@ def without(*names: str) -> list[ObservedWorker]:
 
 def said(observed: list[ObservedWorker], wanted: Workers = WANTED, ready: bool = True, **facts: object) -> list[str]:
     served = facts.pop("served", frozenset({"rollout-0", "rollout-1"}))
-    return [str(action) for action in plan(wanted, RunObservation(observed, ready, served, **facts), NOW)]  # type: ignore[arg-type]
+    return [str(action) for action in plan(wanted, RunObservation(observed, ready, served=served, **facts), NOW)]  # type: ignore[arg-type]
 
 
 ROWS = [
@@ -257,7 +257,7 @@ def test_a_rollout_that_fails_at_start_again_and_again_is_given_up_and_the_run_g
 
 
 def test_one_that_served_in_between_starts_the_count_anew() -> None:
-    facts = RunObservation([*ALL[:3], *(failed(n) for n in range(4))], True, frozenset({"rollout-1"}))
+    facts = RunObservation([*ALL[:3], *(failed(n) for n in range(4))], True, served=frozenset({"rollout-1"}))
     assert [str(action) for action in plan(WANTED, facts, NOW)] == [
         "start rollout-4: another one is gone or going",
         "start rollout-5: another one is gone or going",
@@ -296,6 +296,6 @@ def test_a_wrong_input_is_told_apart() -> None:
 
 
 def test_a_run_without_manager_is_the_trainer_alone() -> None:
-    alone = Workers(TRAINER, None, None, None, 0)
+    alone = Workers(TRAINER, None, reserved=None, rollout=None, rollouts=0)
     assert said([], alone, ready=False) == ["start trainer: the run begins"]
     assert said([seen(TRAINER)], alone, ready=False) == []

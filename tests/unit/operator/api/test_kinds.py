@@ -23,17 +23,17 @@ def test_paths(path: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "watch", "expected"),
     [
-        ("GET", "/api/v1/namespaces/ns/pods", False, Permission("list", "", "pods")),
-        ("GET", "/api/v1/pods", True, Permission("watch", "", "pods")),
-        ("GET", "/api/v1/namespaces/ns/pods/p", False, Permission("get", "", "pods")),
-        ("POST", "/api/v1/namespaces/ns/pods", False, Permission("create", "", "pods")),
+        ("GET", "/api/v1/namespaces/ns/pods", False, Permission("list", "", resource="pods")),
+        ("GET", "/api/v1/pods", True, Permission("watch", "", resource="pods")),
+        ("GET", "/api/v1/namespaces/ns/pods/p", False, Permission("get", "", resource="pods")),
+        ("POST", "/api/v1/namespaces/ns/pods", False, Permission("create", "", resource="pods")),
         ("PATCH", "/apis/polyrl.dev/v1alpha1/namespaces/ns/polyrljobs/j/status", False,
-         Permission("patch", "polyrl.dev", "polyrljobs/status")),
-        ("DELETE", "/apis/batch/v1/namespaces/ns/jobs/j", False, Permission("delete", "batch", "jobs")),
+         Permission("patch", "polyrl.dev", resource="polyrljobs/status")),
+        ("DELETE", "/apis/batch/v1/namespaces/ns/jobs/j", False, Permission("delete", "batch", resource="jobs")),
         ("PUT", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", False,
-         Permission("update", "coordination.k8s.io", "leases")),
-        ("GET", "/api/v1/nodes/n", False, Permission("get", "", "nodes")),
-        ("GET", "/apis/karpenter.sh/v1", False, Permission("get", "", "/apis/karpenter.sh/v1")),
+         Permission("update", "coordination.k8s.io", resource="leases")),
+        ("GET", "/api/v1/nodes/n", False, Permission("get", "", resource="nodes")),
+        ("GET", "/apis/karpenter.sh/v1", False, Permission("get", "", resource="/apis/karpenter.sh/v1")),
     ],
 )  # fmt: skip
 def test_the_permission_that_a_request_needs(method: str, path: str, watch: bool, expected: Permission) -> None:

@@ -195,23 +195,23 @@ async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> Non
 async def test_what_comes_after_a_failure_is_not_begun() -> None:
     act, cache, transport, _ = actor(*[BROKEN] * ATTEMPTS)
     cache.observe(POD, pod("j-r-1"))
-    annotate = Annotate("j-r-1", "uid-j-r-1", {"polyrl.dev/counted": "preemption-1"}, "counted")
+    annotate = Annotate("j-r-1", "uid-j-r-1", annotations={"polyrl.dev/counted": "preemption-1"}, why="counted")
     with pytest.raises(ApiError):
-        await act.execute(OWNER, [annotate, Delete("Pod", "j-r-1", "uid-j-r-1", "it is counted")])
+        await act.execute(OWNER, [annotate, Delete("Pod", "j-r-1", uid="uid-j-r-1", why="it is counted")])
     assert {method for method, _ in transport.asked} == {"PATCH"}
 
 
 async def test_a_pod_that_was_deleted_is_leaving_until_the_watch_says_that_it_is_gone() -> None:
     act, cache, _, _ = actor(Answer(200, {"kind": "Status", "status": "Success"}))
     cache.observe(POD, pod("j-r-1"))
-    await act.execute(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
+    await act.execute(OWNER, [Delete("Pod", "j-r-1", uid="uid-j-r-1", why="why")])
     assert cache.pods(KEY, "job-uid")[0].deletion_at is not None
 
 
 async def test_a_pod_that_was_gone_already_is_gone() -> None:
     act, cache, _, _ = actor(Answer(404, {"message": "not found"}))
     cache.observe(POD, pod("j-r-1"))
-    await act.execute(OWNER, [Delete("Pod", "j-r-1", "uid-j-r-1", "why")])
+    await act.execute(OWNER, [Delete("Pod", "j-r-1", uid="uid-j-r-1", why="why")])
     assert cache.pods(KEY, "job-uid") == []
 
 

@@ -115,7 +115,7 @@ def operator(replicas: int = 3) -> tuple[Reconciler, Server, Cache]:
     api, cache = Client(server), Cache(queue.add)  # type: ignore[arg-type]
     cache.observe(JOB, server.job)
     actor = Executor(api, cache, mute, mute)  # type: ignore[arg-type]
-    settings, metrics = Settings("m", "t", "r"), Metrics(RequestCounter())
+    settings, metrics = Settings("m", "t", rollout_image="r"), Metrics(RequestCounter())
     reconciler = Reconciler(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
     return reconciler, server, cache
 

@@ -44,7 +44,7 @@ def holding() -> AgentProtocol:
     protocol = AgentProtocol()
     protocol.receive(WELCOME, 0.0)
     assert isinstance(protocol.accept(assign(), VERSION), Stream)
-    protocol.book.add(1, TokenChunk([5, 2], [0.0, 0.0], VERSION, Finish.STOP), 0.0)
+    protocol.book.add(1, TokenChunk([5, 2], [0.0, 0.0], version=VERSION, finish=Finish.STOP), 0.0)
     assert [frame.seq for frame in protocol.book.pack(0.0, 0.03)] == [1]
     return protocol
 
@@ -78,7 +78,7 @@ HELD_AFTER: list[tuple[ToAgent, list[int], bool]] = [
     (Cancel(1), [], False),
     (Fenced("a lease that ran out"), [], False),
     (WELCOME, [1], True),
-    (Announce(5, "tcp://publisher", "key", b"hash"), [1], False),
+    (Announce(5, "tcp://publisher", public_key="key", manifest_hash=b"hash"), [1], False),
 ]
 
 
@@ -116,7 +116,7 @@ def test_an_assignment_is_opened_once_and_handed_back_once() -> None:
     protocol = AgentProtocol()
     assert isinstance(protocol.accept(assign(), VERSION), Stream)
     assert protocol.accept(assign(), VERSION) is None
-    assert protocol.hand_back(1, HandBackReason.RECALLED) == HandBack(1, HandBackReason.RECALLED, "")
+    assert protocol.hand_back(1, HandBackReason.RECALLED) == HandBack(1, HandBackReason.RECALLED, detail="")
     assert protocol.hand_back(1, HandBackReason.RECALLED) is None
 
 

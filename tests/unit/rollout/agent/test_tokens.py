@@ -17,11 +17,21 @@ SAMPLING = SamplingParams(max_new_tokens=1 << 20)
 
 
 def assign(number: int, offset: int = 0, budget: int = 1 << 20) -> Assign:
-    return Assign(number, f"{number}.0", 0, pack_ids([1, 2, 3]), offset, budget, SAMPLING, 0, 9)
+    return Assign(
+        number,
+        f"{number}.0",
+        attempt=0,
+        input_ids=pack_ids([1, 2, 3]),
+        offset=offset,
+        max_new_tokens=budget,
+        sampling=SAMPLING,
+        min_version=0,
+        max_version=9,
+    )
 
 
 def chunk(ids: list[int], version: int = 0, finish: Finish | None = None) -> TokenChunk:
-    return TokenChunk(ids, [-0.25 * token for token in ids], version, finish)
+    return TokenChunk(ids, [-0.25 * token for token in ids], version=version, finish=finish)
 
 
 class Receiver:

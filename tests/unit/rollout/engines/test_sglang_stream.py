@@ -13,7 +13,7 @@ from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, RequestRe
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
 
 IDS = list(range(100, 112))
-REQUEST = GenerateRequest("00000001", [1, 2], len(IDS), SamplingParams(len(IDS)))
+REQUEST = GenerateRequest("00000001", [1, 2], max_new_tokens=len(IDS), sampling=SamplingParams(len(IDS)))
 
 
 def event(ids: list[int], total: int, reason: dict[str, Any] | None = None, version: str = "3") -> bytes:

@@ -14,7 +14,7 @@ DEADLINE_S = 0.05
 
 
 def chunk(token: int, finish: Finish | None = None) -> TokenChunk:
-    return TokenChunk([token], [-1.0], 1, finish)
+    return TokenChunk([token], [-1.0], version=1, finish=finish)
 
 
 def new_streams() -> Streams:

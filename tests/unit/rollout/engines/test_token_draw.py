@@ -19,13 +19,16 @@ def drawn(draw: Draw, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("draw", "expected"),
     [
-        (Draw(1.0, 1.0, -1, 7), [0.5, 0.3, 0.15, 0.05]),
-        (Draw(1.0, 1.0, 2, 7), [0.625, 0.375, 0, 0]),
-        (Draw(1.0, 0.9, -1, 7), [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
-        (Draw(1.0, 0.4, -1, 7), [1, 0, 0, 0]),
-        (Draw(1.0, 0.7, 3, 7), [0.625, 0.375, 0, 0]),
-        (Draw(0.5, 1.0, -1, 7), np.square([0.5, 0.3, 0.15, 0.05]) / np.square([0.5, 0.3, 0.15, 0.05]).sum()),
-        (Draw(0.0, 0.1, 3, 7), [1, 0, 0, 0]),
+        (Draw(1.0, 1.0, top_k=-1, stream=7), [0.5, 0.3, 0.15, 0.05]),
+        (Draw(1.0, 1.0, top_k=2, stream=7), [0.625, 0.375, 0, 0]),
+        (Draw(1.0, 0.9, top_k=-1, stream=7), [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+        (Draw(1.0, 0.4, top_k=-1, stream=7), [1, 0, 0, 0]),
+        (Draw(1.0, 0.7, top_k=3, stream=7), [0.625, 0.375, 0, 0]),
+        (
+            Draw(0.5, 1.0, top_k=-1, stream=7),
+            np.square([0.5, 0.3, 0.15, 0.05]) / np.square([0.5, 0.3, 0.15, 0.05]).sum(),
+        ),
+        (Draw(0.0, 0.1, top_k=3, stream=7), [1, 0, 0, 0]),
     ],
     ids=["plain", "top-k", "top-p", "top-p below the likeliest", "top-k and top-p", "temperature", "greedy"],
 )
@@ -37,18 +40,18 @@ def test_frequencies_are_those_asked_for(draw: Draw, expected: list[float]) -> N
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_logprobs_are_scaled_and_not_truncated(temperature: float) -> None:
-    tokens, logprobs = drawn(Draw(temperature, 0.6, 3, 1), 64)
+    tokens, logprobs = drawn(Draw(temperature, 0.6, top_k=3, stream=1), 64)
     scaled = ROW / temperature
     assert logprobs == pytest.approx((scaled - np.log(np.exp(scaled).sum()))[tokens], abs=1e-6)
 
 
 def test_greedy_logprobs_are_at_temperature_one() -> None:
-    _, logprobs = drawn(Draw(0.0, 1.0, -1, 1), 3)
+    _, logprobs = drawn(Draw(0.0, 1.0, top_k=-1, stream=1), 3)
     assert logprobs == pytest.approx([np.log(0.5)] * 3, abs=1e-6)
 
 
 def test_a_seeded_draw_depends_on_its_position_only_and_not_on_its_company() -> None:
-    one, other = Draw(1.0, 1.0, -1, 3), Draw(1.3, 0.8, 2, 4)
+    one, other = Draw(1.0, 1.0, top_k=-1, stream=3), Draw(1.3, 0.8, top_k=2, stream=4)
     alone = [draw_tokens(ROW[None], [one], [position])[0][0] for position in range(50)]
     logits = np.tile(ROW, (100, 1))
     together, _ = draw_tokens(logits, [one, other] * 50, [position for p in range(50) for position in (p, p + 9)])

@@ -38,7 +38,9 @@ def held(number: int, token: int = 5, versions: tuple[int, int] = (3, 3), scored
 def measured(number: int, token: int, version: int, step: int = 2) -> HeldGroup:
     """A held group of an evaluation."""
     digest = group_digest(group(number, token, step=step, purpose=Purpose.EVAL))
-    return HeldGroup(number, step, Purpose.EVAL, digest, version, version, 0, 0)
+    return HeldGroup(
+        number, step, purpose=Purpose.EVAL, digest=digest, min_version=version, max_version=version, scored=0, turn=0
+    )
 
 
 # --- adopted groups ---------------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class Session:
 
 
 def draw(token: int) -> DrawnItem[Prompt]:
-    return DrawnItem(0, token, Prompt("", "", (token,), {}))
+    return DrawnItem(0, token, item=Prompt("", "", ids=(token,), metadata={}))
 
 
 def step_of(supply: GroupSupply, **fields: Any) -> StepGroups:
@@ -152,14 +154,16 @@ def step_of(supply: GroupSupply, **fields: Any) -> StepGroups:
 
 def turn_of(number: int, index: int = 0) -> TurnDone:
     one = np.array([1], "<u4").tobytes()
-    response = Response(f"{number}.{index}", one, bytes(4), b"\1", (), 0, Finish.STOP)
-    return TurnDone(number, index, Purpose.TRAIN, 4, response)
+    response = Response(
+        f"{number}.{index}", one, logprobs=bytes(4), loss_mask=b"\1", spans=(), turn=0, finish=Finish.STOP
+    )
+    return TurnDone(number, index, purpose=Purpose.TRAIN, step=4, response=response)
 
 
 def site(*groups: HeldGroup) -> tuple[Recorder, UserCodeRunner, GroupSupply]:
     calls, left = Recorder(), AdoptedGroups(groups)
-    host = UserCodeRunner(calls, Tokenizer(), OneForAll(), adopted=left)  # type: ignore[arg-type]
-    return calls, host, GroupSupply(calls, host, Session(), left)  # type: ignore[arg-type]
+    host = UserCodeRunner(calls, Tokenizer(), reward=OneForAll(), adopted=left)  # type: ignore[arg-type]
+    return calls, host, GroupSupply(calls, host, session=Session(), adopted=left)  # type: ignore[arg-type]
 
 
 async def test_adopted_groups_take_the_place_of_new_ones_and_the_rest_is_stale() -> None:
@@ -191,7 +195,7 @@ async def test_a_group_lost_by_a_restart_is_submitted_again_however_many_there_a
     groups = step_of(supply)
     await groups.submit([draw(1), draw(2)])
     for number in (20, 21):
-        await groups.drop(GroupDropped(number, 4, Purpose.TRAIN, reason, ""))
+        await groups.drop(GroupDropped(number, 4, purpose=Purpose.TRAIN, reason=reason, detail=""))
     assert [one.id for one in calls.submitted] == [20, 21, 22, 23]
     assert [one.item.ids for one in groups.live.values()] == [(1,), (2,)]
     assert groups.dropped == {reason.value: 2}
@@ -244,7 +248,7 @@ class Backend:
 )
 async def test_a_number_names_one_content_for_ever(newest: tuple[int, bytes], expected: int) -> None:
     calls, session = Recorder(), Session()
-    versions = PolicyVersions(Publisher(), calls, session, newest)  # type: ignore[arg-type]
+    versions = PolicyVersions(Publisher(), calls, session=session, newest=newest)  # type: ignore[arg-type]
     await versions.ensure_published(Backend())  # type: ignore[arg-type]
     session.state.weights_changed = True
     await versions.ensure_published(Backend())  # type: ignore[arg-type]
@@ -255,7 +259,7 @@ async def test_a_number_names_one_content_for_ever(newest: tuple[int, bytes], ex
 
 
 def welcome(journal: str) -> TrainerWelcome:
-    return TrainerWelcome(1, 3.0, 1.0, journal)
+    return TrainerWelcome(1, 3.0, beat_s=1.0, journal=journal)
 
 
 def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
@@ -265,13 +269,16 @@ def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
     cursor.submit(groups)
     cursor.accept(groups)
     cursor.submit([group(5)])  # not accepted yet: it is sent again as it is
-    scored = Scored(1, 0, turn_of(1).response, 1.0, {})
-    cursor.receive(Batch(1, 6, 4, (scored,), False))
-    cursor.drop(GroupDropped(2, 4, Purpose.TRAIN, DiscardReason.REWARD_RAISED, ""))
+    scored = Scored(1, 0, response=turn_of(1).response, reward=1.0, metrics={})
+    cursor.receive(Batch(1, 6, step=4, samples=(scored,), last=False))
+    cursor.drop(GroupDropped(2, 4, purpose=Purpose.TRAIN, reason=DiscardReason.REWARD_RAISED, detail=""))
     cursor.submit([other := group(3, step=9)])
     cursor.accept([other])
     cursor.end_step(9, Purpose.TRAIN)
-    publish, window = PublishVersion(1, 3, "tcp://a", "k", b"h"), ReservedWindow(2, False)
+    publish, window = (
+        PublishVersion(1, 3, endpoint="tcp://a", public_key="k", manifest_hash=b"h"),
+        ReservedWindow(2, False),
+    )
     cursor.announce(ReservedWindow(1, True))
     cursor.announce(publish)
     cursor.announce(window)

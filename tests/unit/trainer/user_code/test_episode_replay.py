@@ -26,7 +26,7 @@ from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures, Reward
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
-PROMPT = Prompt("f:0", "1=", tuple(TOKENIZER.encode_prompt("1=")), {})
+PROMPT = Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={})
 CALLS, GROUPS, N = 3, 3, 4
 DEADLINE_S = 60.0
 
@@ -81,7 +81,9 @@ class Rewards:
 @asynccontextmanager
 async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Rewards):
     spec = EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2).model_copy(update={"timeout_seconds": DEADLINE_S})
-    host = UserCodeRunner(rollouts, TOKENIZER, rewards, Episodes(environment, spec, TOKENIZER))
+    host = UserCodeRunner(
+        rollouts, TOKENIZER, reward=rewards, episodes=Episodes(environment, spec, tokenizer=TOKENIZER)
+    )
     for number in range(GROUPS):
         host.register(number, PROMPT)
     running = asyncio.create_task(host.run())
@@ -97,7 +99,14 @@ async def submit(rollouts: FakeRollouts) -> None:
     sampling = SamplingParams(200, stop_token_ids=(EOS_ID,))
     ids = pack_ids(PROMPT.ids)
     await rollouts.publish(0, "", "", b"")
-    await rollouts.submit([Group(number, 0, Purpose.TRAIN, ids, N, sampling, 0, 0) for number in range(GROUPS)])
+    await rollouts.submit(
+        [
+            Group(
+                number, 0, purpose=Purpose.TRAIN, prompt_ids=ids, n=N, sampling=sampling, min_version=0, max_version=0
+            )
+            for number in range(GROUPS)
+        ]
+    )
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -218,12 +227,19 @@ async def test_a_replay_ends_at_the_environments_deadline(monkeypatch: pytest.Mo
 def response(turn: int, *spans: Span) -> Response:
     ids = TOKENIZER.encode_text("123456")
     mask = b"\1\1\0\0\0\1"
-    return Response("0.0", pack_ids(ids), bytes(24), mask, spans, turn, Finish.STOP)
+    return Response(
+        "0.0", pack_ids(ids), logprobs=bytes(24), loss_mask=mask, spans=spans, turn=turn, finish=Finish.STOP
+    )
 
 
 def test_texts_that_touch_are_told_apart() -> None:
     """Between them lies a turn without a token: the engine had ended it at once."""
-    parts = (Span(0, 2, 4, "e", 0), Span(2, 4, -1, "", 0), Span(4, 5, -1, "", 0), Span(5, 6, 5, "e", 1))
+    parts = (
+        Span(0, 2, version=4, engine="e", attempt=0),
+        Span(2, 4, version=-1, engine="", attempt=0),
+        Span(4, 5, version=-1, engine="", attempt=0),
+        Span(5, 6, version=5, engine="e", attempt=1),
+    )
     past = list(past_turns(0, 0, response(2, *parts), PROMPT, TOKENIZER))
     assert [one.sample.response for one in past] == ["12", "1234"]
     assert [TOKENIZER.decode(one.written) for one in past] == ["34", "5"]
@@ -233,4 +249,12 @@ def test_texts_that_touch_are_told_apart() -> None:
 
 def test_a_record_that_lacks_a_turn_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"sample 0\.0: in turn 2, with 1 texts of its environment"):
-        list(past_turns(0, 0, response(2, Span(0, 2, 4, "e", 0), Span(2, 5, -1, "", 0)), PROMPT, TOKENIZER))
+        list(
+            past_turns(
+                0,
+                0,
+                response(2, Span(0, 2, version=4, engine="e", attempt=0), Span(2, 5, version=-1, engine="", attempt=0)),
+                PROMPT,
+                TOKENIZER,
+            )
+        )

@@ -17,7 +17,9 @@ from polyrl_trainer.user_code import calls as calls_module
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.rewards import Reward, RewardFunction, Unscored, read_reward
 
-SAMPLE = Sample(np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), 1, id="4.0", prompt="a", response="bc")
+SAMPLE = Sample(
+    np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), prompt_length=1, id="4.0", prompt="a", response="bc"
+)
 TIMEOUT_S = 0.2
 """Of a call that is meant to miss it."""
 PATIENCE_S = 60.0
@@ -26,7 +28,7 @@ PATIENCE_S = 60.0
 
 async def score(function, calls=None, timeout_s=PATIENCE_S):
     own = calls or UserCalls(4)
-    reward = RewardFunction(function, own, timeout_s)
+    reward = RewardFunction(function, own, timeout_s=timeout_s)
     verdict = await reward.score(SAMPLE)
     if calls is None:
         own.close()

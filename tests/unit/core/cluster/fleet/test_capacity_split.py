@@ -31,7 +31,14 @@ def fleet(spot: str, on_demand: str) -> list[RolloutPod]:
 def rollout(number: int, pool: Pool, state: PodState) -> RolloutPod:
     placed = None if state is PodState.PENDING else NOW - 50
     pod = PodFacts(
-        f"r-{number}", f"u-{number}", Role.ROLLOUT, PodPhase.RUNNING, NOW - 60, pool, "node", scheduled_at=placed
+        f"r-{number}",
+        f"u-{number}",
+        role=Role.ROLLOUT,
+        phase=PodPhase.RUNNING,
+        created_at=NOW - 60,
+        pool=pool,
+        node="node",
+        scheduled_at=placed,
     )
     return RolloutPod(pod, state)
 

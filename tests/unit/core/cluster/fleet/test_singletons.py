@@ -76,13 +76,15 @@ def test_children_are_made_mended_and_removed(build: Any) -> None:
     first = list(children(ctx))
     assert isinstance(first[0], MakeKeys)
     assert {action.object["kind"] for action in first[1:]} >= {"ServiceAccount", "ConfigMap", "Service"}
-    there = [ChildFacts(kind, name, "uid", content) for (kind, name), content in ctx.hashes.fixed.items()]
-    there.append(ChildFacts("Secret", "j-keys", "uid", ""))
+    there = [
+        ChildFacts(kind, name, uid="uid", content_hash=content) for (kind, name), content in ctx.hashes.fixed.items()
+    ]
+    there.append(ChildFacts("Secret", "j-keys", uid="uid", content_hash=""))
     assert list(children(build.ctx(children=tuple(there)))) == []
     changed = [replace(one, content_hash="x") if one.kind in ("Service", "ConfigMap") else one for one in there]
     mended = list(children(build.ctx(children=tuple(changed))))
     assert {(type(one), one.object["kind"]) for one in mended} == {(Apply, "Service")}, "a ConfigMap is immutable"
-    unasked = (*there, ChildFacts("NetworkPolicy", "j-old", "uid", ""))
+    unasked = (*there, ChildFacts("NetworkPolicy", "j-old", uid="uid", content_hash=""))
     assert [one.name for one in children(build.ctx(children=unasked))] == ["j-old"]
 
 

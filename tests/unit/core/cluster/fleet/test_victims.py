@@ -11,7 +11,7 @@ from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNoti
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.sample import Pool
 
-AT_RISK = DisruptionNotice(DisruptionKind.DRAIN, 0.0, 0.0, False, "cordoned")
+AT_RISK = DisruptionNotice(DisruptionKind.DRAIN, 0.0, deadline=0.0, confirmed=False, why="cordoned")
 SERVING: dict[str, Any] = {}
 ORDER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("no node before at risk", {"state": PodState.PENDING}, {"notice": AT_RISK}),

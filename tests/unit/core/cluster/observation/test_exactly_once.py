@@ -23,7 +23,9 @@ from polyrl.worker import Role
 
 def marked(number: int | None, counter: str = "preemption") -> PodFacts:
     written = {} if number is None else {names.ANNOTATION_COUNTED: f"{counter}-{number}"}
-    return PodFacts(f"p-{number}", f"u-{number}", Role.ROLLOUT, PodPhase.FAILED, 0.0, annotations=written)
+    return PodFacts(
+        f"p-{number}", f"u-{number}", role=Role.ROLLOUT, phase=PodPhase.FAILED, created_at=0.0, annotations=written
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_of_the_other_tally_nothing_is_known() -> None:
 
 
 def gone(mark: str = "") -> LastSeenPod:
-    return LastSeenPod("p", Role.ROLLOUT, None, "n", False, 0.0, mark)
+    return LastSeenPod("p", Role.ROLLOUT, pool=None, node="n", settled=False, runs_since=0.0, loss_number=mark)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_pod() -> None:
     assert (seen.phase, seen.reason, seen.disruption) == (PodPhase.FAILED, "Evicted", "TerminationByKubelet")
     assert (seen.created_at, seen.scheduled_at, seen.deletion_at, seen.ended_at) == (AT, AT + 2, AT + 30, AT)
     assert (seen.deletion_grace_s, seen.ready, seen.template_hash) == (25.0, False, "abc")
-    assert seen.exits == (Exit("rollout", 137, "OOMKilled"),)
+    assert seen.exits == (Exit("rollout", 137, reason="OOMKilled"),)
     assert seen.annotations == {names.ANNOTATION_COUNTED: "failure-1"}
 
 
@@ -113,7 +113,7 @@ def test_container_that_starts_again_has_not_ended() -> None:
     evicted = pod_facts(raw | {"status": {"phase": "Failed", "containerStatuses": ended}})
     assert running is not None
     assert evicted is not None
-    assert (running.exits, evicted.exits) == ((), (Exit("manager", 1, ""),))
+    assert (running.exits, evicted.exits) == ((), (Exit("manager", 1, reason=""),))
 
 
 def test_nodes_and_their_claims() -> None:

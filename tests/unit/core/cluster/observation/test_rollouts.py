@@ -15,8 +15,8 @@ from polyrl.status import EngineState, ManagerStatus
 
 NAME, UID = "j-r-1", "uid-j-r-1"
 KNOWN = ReconcileState(registered=frozenset({UID}), began_at=0.0)
-ENDED = {"phase": PodPhase.SUCCEEDED, "exits": (Exit("rollout", 0, "Completed"),)}
-OOM = {"phase": PodPhase.FAILED, "exits": (Exit("rollout", 137, "OOMKilled"),)}
+ENDED = {"phase": PodPhase.SUCCEEDED, "exits": (Exit("rollout", 0, reason="Completed"),)}
+OOM = {"phase": PodPhase.FAILED, "exits": (Exit("rollout", 137, reason="OOMKilled"),)}
 
 
 def stands(build: Any, pod: dict[str, Any], *, state: ReconcileState = KNOWN, **facts: Any) -> Any:

@@ -106,7 +106,7 @@ def test_disruption_is_reported_counted_and_listed(build: Any) -> None:
     found = result(build, pods=(pod,))
     assert reasons(found)["Disrupting"] == ("True", "Eviction")
     assert events(found)["RolloutPreempted"] == "1 rollouts are taken away: 1 Eviction (j-r-1)"
-    gone = LastSeenPod("j-r-9", Role.ROLLOUT, None, "n", settled=False, runs_since=None)
+    gone = LastSeenPod("j-r-9", Role.ROLLOUT, pool=None, node="n", settled=False, runs_since=None)
     after = result(build, ReconcileState(last_seen={"u9": gone})).status
     assert [(one.pod_name, one.reason) for one in after.recent_disruptions] == [("j-r-9", "PodDeleted")]
     assert after.rollout.preemptions == 1

@@ -28,7 +28,7 @@ def test_thousand_pods_in_every_state(build: Any) -> None:
     pods = [
         build.pod(name, placed=None, age=3000.0, unschedulable=LONG)
         if number % 4 == 0
-        else build.pod(name, phase=PodPhase.FAILED, exits=(Exit("rollout", 137, "OOMKilled"),))
+        else build.pod(name, phase=PodPhase.FAILED, exits=(Exit("rollout", 137, reason="OOMKilled"),))
         if number % 4 == 1
         else build.pod(name, annotations={names.ANNOTATION_COUNTED: f"preemption-{number}"}, disruption="x")
         if number % 4 == 2

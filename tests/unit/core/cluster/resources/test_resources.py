@@ -18,7 +18,7 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.worker import Role, RunLocation, workers_of
 
-SETTINGS = Settings("registry/manager:1", "registry/trainer:1", "registry/rollout:1")
+SETTINGS = Settings("registry/manager:1", "registry/trainer:1", rollout_image="registry/rollout:1")
 NAME = "a" * 46
 """The longest that a job may have."""
 RECIPE = {
@@ -139,7 +139,7 @@ def test_whatever_a_user_writes_our_pods_stay_ours(drawn: dict[str, Any], preset
 def test_a_pods_process_is_the_one_description_of_what_runs() -> None:
     """The flags of a laptop's worker and of a pod's differ only in where things are."""
     one = owner(rollout={"engine": {"threads": 3}})
-    local = workers_of(one.job.spec, RunLocation("/run", "/manifest", "python", 1, 8))
+    local = workers_of(one.job.spec, RunLocation("/run", "/manifest", python="python", run_epoch=1, cpus=8))
     assert local.manager is not None
     assert local.rollout is not None
     for role, worker in (("manager", local.manager), ("trainer", local.trainer), ("spot", local.rollout)):
