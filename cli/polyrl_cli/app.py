@@ -64,15 +64,20 @@ class On(StrEnum):
     """Where a manifest runs."""
 
     HERE = "here"
+    """As processes of this machine."""
     KUBERNETES = "kubernetes"
+    """As pods of the cluster that the kubeconfig names."""
 
 
 class PodRole(StrEnum):
     """What a job's pod is for; the reserved engine is a container of the trainer's."""
 
     MANAGER = "manager"
+    """Holds the ledger of samples."""
     TRAINER = "trainer"
+    """Trains, and publishes weights."""
     ROLLOUT = "rollout"
+    """Runs one engine that generates."""
 
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a PolyRLJob on a cluster.")]

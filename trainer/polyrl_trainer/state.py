@@ -13,8 +13,11 @@ class TrainingStage(StrEnum):
     """What a checkpoint belongs to."""
 
     SFT = "sft"
+    """Supervised fine-tuning on conversations."""
     RL = "rl"
+    """Reinforcement learning on samples that engines generate."""
     OFFLINE_RL = "offline-rl"
+    """Reinforcement learning on a file of scored samples."""
 
 
 class Results(msgspec.Struct):

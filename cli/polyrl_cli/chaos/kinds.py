@@ -20,16 +20,22 @@ class ChaosAction(StrEnum):
     """What is done."""
 
     KILL = "kill"
+    """Ends it without notice."""
     PREEMPT = "preempt"
+    """Gives notice, and ends it later."""
     FREEZE = "freeze"
+    """Stops it for a while."""
     SLOW = "slow"
+    """Lets it run for a part of the time."""
     PARTITION = "partition"
+    """Loses messages between an agent and the manager."""
 
 
 class Direction(StrEnum):
     """Which messages a partition loses, as the agent sees it."""
 
     BOTH = "both"
+    """Those of either way."""
     IN = "in"
     """Those that the manager sends to it."""
     OUT = "out"
@@ -44,7 +50,9 @@ class Target(StrEnum):
     ENGINE = "engine"
     """That engine alone."""
     MANAGER = "manager"
+    """The process that holds the ledger."""
     TRAINER = "trainer"
+    """The process that trains."""
 
 
 class Part(StrEnum):
@@ -55,3 +63,4 @@ class Part(StrEnum):
     BELOW = "below"
     """Those that it has started, and theirs."""
     ALL = "all"
+    """The one that was started for it and those below."""

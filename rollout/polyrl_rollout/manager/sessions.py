@@ -63,8 +63,11 @@ class Sent(Enum):
     """What became of a frame handed to `send`."""
 
     QUEUED = "queued"
+    """ZeroMQ took it; the peer may still never read it."""
     FULL = "full"
+    """Dropped: the peer has SEND_HWM frames waiting."""
     GONE = "gone"
+    """Dropped: the peer is not connected."""
 
 
 @dataclass
