@@ -16,7 +16,9 @@ class Purpose(StrEnum):
     """Why a group is generated: it trains, or it measures."""
 
     TRAIN = "train"
+    """Its samples are trained on."""
     EVAL = "eval"
+    """Its samples are scored only."""
 
 
 class Pool(StrEnum):
@@ -27,6 +29,7 @@ class Pool(StrEnum):
     SPOT = "spot"
     """May vanish at any moment, with or without notice."""
     ON_DEMAND = "on-demand"
+    """A machine of its own that nobody takes back."""
 
 
 class Finish(StrEnum):
@@ -43,13 +46,17 @@ class DiscardReason(StrEnum):
 
     # The user's side: data and code.
     REWARD_RAISED = "rewardRaised"
+    """The reward function or the filter function raised an exception."""
     REWARD_TIMED_OUT = "rewardTimedOut"
+    """The reward function gave nothing in time, or the trainer no verdict."""
     REWARD_INVALID = "rewardInvalid"
     """The reward function gave something that is not a finite number."""
     ENVIRONMENT_FAILED = "environmentFailed"
+    """The environment raised an exception, took too long, or wrote something that cannot be used."""
     ENVIRONMENT_DIVERGED = "environmentDiverged"
     """Played again after a restart of the trainer, the environment wrote something else than before."""
     PROMPT_TOO_LONG = "promptTooLong"
+    """It needs more context than any engine that may serve it has."""
     # The algorithm's side: generated, but not wanted.
     FILTERED = "filtered"
     """Its group did not pass the group filter."""

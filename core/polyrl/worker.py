@@ -52,10 +52,13 @@ class Role(StrEnum):
     """What a worker is for."""
 
     MANAGER = "manager"
+    """Holds the ledger, and connects engines with the trainer."""
     TRAINER = "trainer"
+    """Trains the model."""
     RESERVED = "reserved"
     """The engine on the trainer's own devices."""
     ROLLOUT = "rollout"
+    """An engine on a machine of its own."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where a job is in its life: running, suspended, complete or failed; the last two are for ever.
+"""Where a job is in its life: running, suspended, complete or failed.
 
 the trainer's Job is Complete / Failed    -> Complete / Failed
 ran longer than activeDeadlineSeconds     -> Failed; time suspended is not counted
@@ -25,10 +25,16 @@ MESSAGE_LENGTH: Final = 1024
 
 
 class LifecycleStage(Enum):
+    """The last two are for ever."""
+
     RUNS = auto()
+    """It is to run, or runs."""
     SUSPENDED = auto()
+    """`spec.suspend` is set: its pods are to be gone until it no longer is."""
     COMPLETE = auto()
+    """The trainer ended with success."""
     FAILED = auto()
+    """The trainer's Job failed, or the job's deadline passed."""
 
 
 ENDED = (LifecycleStage.COMPLETE, LifecycleStage.FAILED)

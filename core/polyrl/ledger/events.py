@@ -36,9 +36,11 @@ class MoveCause(StrEnum):
     LOST = "lost"
     """Its engine vanished."""
     DRAINING = "draining"
+    """Its engine drains, and hands it back or has no time left."""
     STALLED = "stalled"
     """No token for too long."""
     ENGINE_ERROR = "engineError"
+    """Its engine failed at it, ended it too soon, or gave it back for a reason that this version does not know."""
     REJECTED = "rejected"
     """Its engine refused the sample itself."""
     VERSION_CHANGED = "versionChanged"
@@ -70,7 +72,9 @@ class GoneCause(StrEnum):
     """How an engine's lease ended."""
 
     DEREGISTERED = "bye"
+    """It said that it leaves."""
     SILENT = "silent"
+    """It gave no sign of life for the length of a lease."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -26,10 +26,15 @@ class SamplePhase(StrEnum):
     """Where a live sample is; the two ends (acknowledged, discarded) are not live."""
 
     WAITING = "waiting"
+    """It needs an engine."""
     ASSIGNED = "assigned"
+    """An engine generates its turn."""
     TURN_DONE = "turnDone"
+    """Its turn is over, and the trainer is asked for a verdict."""
     SCORED = "scored"
+    """It has its reward, and waits for a batch."""
     PACKED = "packed"
+    """It is in a batch that the trainer has not acknowledged."""
 
 
 class OpenSpan(msgspec.Struct, array_like=True):

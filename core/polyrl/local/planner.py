@@ -41,9 +41,11 @@ class WorkerPhase(StrEnum):
     STARTING = "Starting"
     """Requested, not there yet."""
     RUNNING = "Running"
+    """It is there."""
     STOPPING = "Stopping"
     """Asked to end; it has until its grace is over."""
     EXITED = "Exited"
+    """It has ended."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,11 @@ class Mode(StrEnum):
     """Which stages run, in order."""
 
     SFT = "sft"
+    """Supervised fine-tuning only; no engine runs."""
     RL = "rl"
+    """Reinforcement learning only."""
     SFT_RL = "sft+rl"
+    """Supervised fine-tuning, then reinforcement learning from its result."""
     OFFLINE_RL = "offline-rl"
     """RL on a file of finished, scored samples; no engine runs."""
 
@@ -153,6 +156,7 @@ class GroupFilter(StrEnum):
     """Which complete groups may train."""
 
     NONE = "none"
+    """Every complete group."""
     ANY_SUCCESS = "anySuccess"
     """At least one sample has reward > 0."""
     NONZERO_SPREAD = "nonzeroSpread"

@@ -83,9 +83,11 @@ class CapacityPolicy(StrEnum):
     """What machines rollouts run on."""
 
     SPOT = "Spot"
+    """Spot machines, beside the first `baseOnDemand`."""
     SPOT_PREFERRED = "SpotPreferred"
     """Spot first; `fallback` says when on-demand stands in."""
     ON_DEMAND = "OnDemand"
+    """On-demand machines only."""
 
 
 class CapacitySpec(ManifestModel):

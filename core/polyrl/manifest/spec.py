@@ -39,7 +39,9 @@ class TrainerCapacity(StrEnum):
     """What machines the trainer accepts."""
 
     ON_DEMAND = "OnDemand"
+    """On-demand machines only."""
     ANY = "Any"
+    """Spot machines as well."""
 
 
 class TrainerSpec(ManifestModel):

@@ -28,11 +28,17 @@ class RunState(StrEnum):
     """The conditions in one word, for people; machines read conditions."""
 
     PENDING = "Pending"
+    """The trainer has not been ready yet."""
     RUNNING = "Running"
+    """The trainer is ready; zero rollouts are no fault."""
     DEGRADED = "Degraded"
+    """The trainer was ready and is not now, or missing rollouts fail at every start."""
     SUSPENDED = "Suspended"
+    """`spec.suspend` is set."""
     COMPLETE = "Complete"
+    """The trainer ended with success."""
     FAILED = "Failed"
+    """It cannot go on; `failure` says why."""
 
 
 class Condition(StatusPart):

@@ -106,10 +106,13 @@ class HandBackReason(StrEnum):
     """Why an engine gives an assignment back."""
 
     DRAINING = "draining"
+    """The engine drains."""
     ENGINE_ERROR = "engineError"
+    """The engine failed while generating it."""
     REJECTED = "rejected"
     """The only one that speaks of the sample itself: too long, malformed. The others are the engine's own affairs."""
     VERSION_CHANGED = "versionChanged"
+    """The engine loads, or has loaded, a version that it may not use."""
     RECALLED = "asked"
     """The manager sent a Recall."""
 

@@ -43,6 +43,7 @@ class DisruptionKind(StrEnum):
     DELETED = "PodDeleted"
     """Somebody other than us deleted the pod."""
     UNKNOWN = "Unknown"
+    """It hands its work over or ended, and no signal says why."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,13 @@ class PodPhase(StrEnum):
     """status.phase."""
 
     PENDING = "Pending"
+    """Not on a node yet, or its containers do not run yet."""
     RUNNING = "Running"
+    """At least one container runs, or is started again."""
     SUCCEEDED = "Succeeded"
+    """All containers ended with status 0."""
     FAILED = "Failed"
+    """All containers ended, at least one of them badly, or the kubelet ended or refused the pod."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,4 @@
-"""How each rollout stands: the pod, its engine at the manager, and its notice, put together.
-
-PENDING -> STARTING -> SERVING      in the count of the fleet
-PREEMPTED                           the cluster takes it or took it; replaced at once
-FAILED                              ended, never registered or fell silent, by no sign of the cluster's
-EXITED                              ended with status 0 a moment ago: whether the run is over is about to be known
-DELETING                            we chose to delete it
-"""
+"""How each rollout stands: the pod, its engine at the manager, and its notice, put together."""
 
 from __future__ import annotations
 
@@ -32,15 +25,22 @@ LEASE_LOST_S: Final = 5.0
 
 
 class PodState(Enum):
+    """PENDING -> STARTING -> SERVING count in the fleet; each may end in one of the others."""
+
     PENDING = auto()
     """No node yet."""
     STARTING = auto()
     """On a node, not yet registered at the manager."""
     SERVING = auto()
+    """Registered at the manager; while that does not answer, as it was known before."""
     PREEMPTED = auto()
+    """The cluster takes it or took it; replaced at once."""
     FAILED = auto()
+    """It ended, never registered or fell silent, and the cluster did not take it."""
     EXITED = auto()
+    """It ended a moment ago, and whether the run is over is about to be known."""
     DELETING = auto()
+    """We chose to delete it, or it ended with the run."""
 
 
 LIVE: Final = (PodState.PENDING, PodState.STARTING, PodState.SERVING)
