@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from polyrl.cluster import names
+from polyrl.cluster.observation.disruption import DisruptionKind
+from polyrl.cluster.reasons import AcceptedReason, ConditionReason, FailureReason, ScalingReason
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import JobSpec
 
@@ -109,18 +111,12 @@ def missing(words: set[str]) -> set[str]:
 
 
 def test_the_reference_names_every_condition_and_reason() -> None:
-    files = [CORE / "acceptance.py", CORE / "reporting/conditions.py", CORE / "autoscaling.py"]
-    words = {text for text in strings(*files) if re.fullmatch(r"([A-Z][a-z]+)+", text)} - {
-        "True",
-        "False",
-        "Unknown",
-        "Valid",
-        "Pod",
-        "Exists",
-    }
-    ordinary = {"Ready", "Registered", "StepAdvanced", "Measured", "Idle", "TrainerComplete", "TrainerFailed"}
-    assert len(words) > 20
-    assert missing(words - ordinary) == set()
+    types = {text for text in strings(CORE / "reporting/conditions.py") if re.fullmatch(r"([A-Z][a-z]+)+", text)}
+    every = (AcceptedReason, ScalingReason, FailureReason, ConditionReason, DisruptionKind)
+    reasons = {reason.value for kind in every for reason in kind}
+    ordinary = {"Valid", "Ready", "Registered", "StepAdvanced", "Measured", "Idle", "TrainerComplete", "TrainerFailed"}
+    assert len(types) > 10
+    assert missing((types | reasons) - ordinary - {"True", "False"}) == set()
 
 
 def test_the_reference_names_every_event() -> None:

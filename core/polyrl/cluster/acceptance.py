@@ -13,6 +13,7 @@ from typing import Final
 from polyrl.cluster.actions import DryRun, Object
 from polyrl.cluster.fleet.pools import POOLS
 from polyrl.cluster.observation.context import ReconcileContext
+from polyrl.cluster.reasons import AcceptedReason
 from polyrl.cluster.resources.owner import hash_of
 from polyrl.cluster.resources.template import Fields, template_fields
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
@@ -40,6 +41,7 @@ class Acceptance:
     accepted: bool | None
     """None: not known yet."""
     reason: str
+    """An AcceptedReason; of a job that has ended, what was stored."""
     message: str
     makes_pods: bool
     """True when new pods may be asked for."""
@@ -53,12 +55,12 @@ def acceptance(ctx: ReconcileContext) -> Acceptance:
     """Whether the job, as it is written now, can be run."""
     refused = unsupported(ctx.job)
     if refused:
-        return Acceptance(False, "Unsupported", message=refused, makes_pods=False)
+        return Acceptance(False, AcceptedReason.UNSUPPORTED, message=refused, makes_pods=False)
     trainer = ctx.facts.trainer
     if trainer is not None and not trainer.suspended and trainer.template_hash != ctx.hashes.templates[Role.TRAINER]:
         message = "spec.trainer and spec.recipe: the trainer runs on as it began; suspend the job to change them"
         if trainer.complete_at is None and trainer.failed_at is None:
-            return Acceptance(False, "ImmutableFieldChanged", message=message, makes_pods=True)
+            return Acceptance(False, AcceptedReason.IMMUTABLE_FIELD_CHANGED, message=message, makes_pods=True)
     return _admitted(ctx)
 
 
@@ -71,10 +73,10 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
         return _yes(ctx, written, "")
     if answer is not None and (not answer or QUOTA in answer):
         return _yes(ctx, written, answer)
-    reason, message = "InvalidPodTemplate", answer or ""
+    reason, message = AcceptedReason.INVALID_POD_TEMPLATE, answer or ""
     asked_at = ctx.now if ctx.state.dry_run_at is None else ctx.state.dry_run_at
     if answer is None:
-        reason, message = "Checking", "the API server is asked whether it takes these pods"
+        reason, message = AcceptedReason.CHECKING, "the API server is asked whether it takes these pods"
     elif ctx.now < asked_at + DRY_RUN_RETRY_S:
         state = replace(ctx.state, dry_run_at=asked_at)
         return Acceptance(False, reason, message=message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
@@ -92,7 +94,7 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
 def _yes(ctx: ReconcileContext, written: str, warning: str) -> Acceptance:
     message = f"the job is understood, but for now: {warning}" if warning else "the job is understood and its pods fit"
     state = replace(ctx.state, accepted=written, dry_run_at=None)
-    return Acceptance(True, "Valid", message=message, makes_pods=True, state=state)
+    return Acceptance(True, AcceptedReason.VALID, message=message, makes_pods=True, state=state)
 
 
 def _probes(ctx: ReconcileContext) -> tuple[Object, ...]:

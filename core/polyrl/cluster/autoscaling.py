@@ -28,6 +28,7 @@ from typing import Final
 
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.rollouts import RolloutPod, of_pool
+from polyrl.cluster.reasons import ScalingReason
 from polyrl.cluster.state import Recommendation, StepWatch
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.rollout import CapacityPolicy
@@ -188,8 +189,7 @@ class ScaleDecision:
     scaling: ScalingStatus
     active: bool
     """True while measurements move the number."""
-    reason: str
-    """Reason of the condition ScalingActive."""
+    reason: ScalingReason
     message: str
     window: tuple[Recommendation, ...] = ()
     """To be remembered."""
@@ -201,25 +201,31 @@ def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: Ste
     """How many rollouts a running job should have, and why."""
     stored, window, mode = ctx.status.scaling, ctx.state.recommendations, ctx.spec.scaling.mode
     if not ctx.wants_rollouts:
-        return _not_measured(ctx, 0, "NotWanted", "this mode samples nothing to train on")
+        return _not_measured(ctx, 0, ScalingReason.NOT_WANTED, "this mode samples nothing to train on")
     if mode is not ScalingMode.GAP:
         who = "an autoscaler" if mode is ScalingMode.EXTERNAL else "the user"
-        return _not_measured(ctx, num_rollouts(ctx.spec), mode.value, f"{who} decides on the number of rollouts")
+        return _not_measured(
+            ctx, num_rollouts(ctx.spec), ScalingReason(mode.value), f"{who} decides on the number of rollouts"
+        )
     begun = ctx.status.start_time is not None
     current = clamp(ctx.spec, ctx.status.rollout.desired_replicas) if begun else num_rollouts(ctx.spec)
     if step.measurement is not None:
         return _measured(ctx, fleet, step.measurement, current)
     last = unix(stored.last_step_time)
     if last is None:
-        return replace(_not_measured(ctx, current, "WarmUp", "no step has been measured yet"), window=window)
+        return replace(
+            _not_measured(ctx, current, ScalingReason.WARM_UP, "no step has been measured yet"), window=window
+        )
     limit = ctx.spec.scaling.gap.stale_after_seconds
     if ctx.now - last > limit:
         message = f"no step has been measured for more than {limit} s, so the number stays"
-        return _not_measured(ctx, current, "MetricsStale", message)
-    return ScaleDecision(current, stored, active=True, reason="Measured", message=FOLLOWS_GAP, window=window)
+        return _not_measured(ctx, current, ScalingReason.METRICS_STALE, message)
+    return ScaleDecision(
+        current, stored, active=True, reason=ScalingReason.MEASURED, message=FOLLOWS_GAP, window=window
+    )
 
 
-def _not_measured(ctx: ReconcileContext, desired: int, reason: str, message: str) -> ScaleDecision:
+def _not_measured(ctx: ReconcileContext, desired: int, reason: ScalingReason, message: str) -> ScaleDecision:
     return ScaleDecision(desired, ctx.status.scaling, active=False, reason=reason, message=message)
 
 
@@ -249,7 +255,9 @@ def _measured(
         "last_reason": sized.why[:TEXT],
     }
     scaling = stored.model_copy(update=update)
-    decision = ScaleDecision(sized.desired_replicas, scaling, active=True, reason="Measured", message=FOLLOWS_GAP)
+    decision = ScaleDecision(
+        sized.desired_replicas, scaling, active=True, reason=ScalingReason.MEASURED, message=FOLLOWS_GAP
+    )
     return replace(decision, window=sized.window, changed=sized.why if sized.changed else "")
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from polyrl.cluster.actions import Delete
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import PodFacts, PodPhase, TrainerFacts
+from polyrl.cluster.reasons import FailureReason
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import KIND
 from polyrl.manifest.status import Failure
@@ -71,7 +72,9 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     if due is not None and ctx.now >= due:
         limit = ctx.spec.active_deadline_seconds
         message = f"the job ran longer than its activeDeadlineSeconds ({limit})"
-        return Lifecycle(LifecycleStage.FAILED, ctx.now, failure=Failure(reason="DeadlineExceeded", message=message))
+        return Lifecycle(
+            LifecycleStage.FAILED, ctx.now, failure=Failure(reason=FailureReason.DEADLINE_EXCEEDED, message=message)
+        )
     if ctx.spec.suspend:
         return Lifecycle(LifecycleStage.SUSPENDED)
     return Lifecycle(LifecycleStage.RUNS, due=due)
@@ -108,7 +111,7 @@ def _failure(ctx: ReconcileContext, trainer: TrainerFacts) -> Failure:
     code = next((end.code for end in pod.exits if end.code != 0), None) if pod is not None else None
     message = trainer.failed_message or "the trainer's Job failed"
     return Failure(
-        reason=trainer.failed_reason or "TrainerFailed",
+        reason=trainer.failed_reason or FailureReason.TRAINER_FAILED,
         message=(message if code is None else f"the trainer ended with status {code}: {message}")[:MESSAGE_LENGTH],
         exit_code=code if code is None or 0 <= code <= 255 else None,
         pod_name=pod.name if pod is not None else "",

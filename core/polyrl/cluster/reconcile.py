@@ -28,6 +28,7 @@ from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, loss_number_of, newly_counted
 from polyrl.cluster.observation.facts import JobFacts, PodFacts
 from polyrl.cluster.observation.rollouts import PodState, rollouts
+from polyrl.cluster.reasons import AcceptedReason, ScalingReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import stall_due
 from polyrl.cluster.reporting.events import condition_events, fleet_events
@@ -88,7 +89,7 @@ def _accepted_before(ctx: ReconcileContext) -> Acceptance:
     """The stored verdict of a job that has ended: it is not checked again."""
     before = ctx.status.condition("Accepted")
     if before is None:
-        return Acceptance(True, "Valid", message="the job is understood", makes_pods=False)
+        return Acceptance(True, AcceptedReason.VALID, message="the job is understood", makes_pods=False)
     accepted = {"True": True, "False": False}.get(before.status)
     return Acceptance(accepted, before.reason, message=before.message, makes_pods=False)
 
@@ -96,7 +97,9 @@ def _accepted_before(ctx: ReconcileContext) -> Acceptance:
 def _unchanged(ctx: ReconcileContext) -> ScaleDecision:
     """A job that does not run keeps the number that it last had, so that it goes on from there."""
     desired = ctx.status.rollout.desired_replicas
-    return ScaleDecision(desired, ctx.status.scaling, active=False, reason="Idle", message="the job does not run")
+    return ScaleDecision(
+        desired, ctx.status.scaling, active=False, reason=ScalingReason.IDLE, message="the job does not run"
+    )
 
 
 def _act(assessment: Assessment) -> tuple[list[Action], list[float | None]]:

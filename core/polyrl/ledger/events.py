@@ -59,6 +59,25 @@ class MoveCause(StrEnum):
     """Its engine is far slower than all others."""
 
 
+class QuarantineCause(StrEnum):
+    """Why an engine gets no work for a while; all but the last as in MoveCause."""
+
+    DRAINING = MoveCause.DRAINING
+    """It gave a sample back as if it drained, and did not say that it drains."""
+    STALLED = MoveCause.STALLED
+    """It gave no token for too long."""
+    ENGINE_ERROR = MoveCause.ENGINE_ERROR
+    """It failed at a sample."""
+    WRONG_VERSION = MoveCause.WRONG_VERSION
+    """It sent tokens of a version that may not generate."""
+    WRONG_TOKENS = MoveCause.WRONG_TOKENS
+    """It sent other tokens than before."""
+    STRAGGLER = MoveCause.STRAGGLER
+    """It is far slower than all others; after this one tokens alone prove nothing."""
+    RETURNED = "returned"
+    """It had gone silent, and is back."""
+
+
 class RestoreCause(StrEnum):
     """Why a straggler gets work like any other again."""
 
@@ -384,8 +403,7 @@ class EngineQuarantined(Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.FIT
     engine: str
     quarantined_until: float
-    cause: str
-    """A MoveCause (after STRAGGLER tokens alone prove nothing), or `returned`: it had gone silent."""
+    cause: QuarantineCause
     at: float
 
 

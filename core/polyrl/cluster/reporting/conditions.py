@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
+from polyrl.cluster.acceptance import QUOTA
 from polyrl.cluster.fleet.pools import REASON_LENGTH
 from polyrl.cluster.lifecycle import LifecycleStage
+from polyrl.cluster.observation.disruption import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState
+from polyrl.cluster.reasons import ConditionReason, FailureReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.scaling import ScalingMode
@@ -75,13 +78,13 @@ def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
     yield "ScalingLimited", _scaling_limited(assessment)
     yield "Disrupting", _disrupting(assessment)
     suspended = stage is LifecycleStage.SUSPENDED
-    word = "Suspended" if suspended else "NotSuspended"
+    word = ConditionReason.SUSPENDED if suspended else ConditionReason.NOT_SUSPENDED
     yield "Suspended", _draft(suspended, word, f"spec.suspend is {str(suspended).lower()}")
     if stage is LifecycleStage.COMPLETE:
-        yield "Complete", ConditionDraft("True", "TrainerComplete", message="the trainer is done")
+        yield "Complete", _draft(True, ConditionReason.TRAINER_COMPLETE, "the trainer is done")
     if stage is LifecycleStage.FAILED:
-        failure = assessment.lifecycle.failure or Failure(reason="TrainerFailed", message="it failed")
-        yield "Failed", ConditionDraft("True", failure.reason, message=failure.message)
+        failure = assessment.lifecycle.failure or Failure(reason=FailureReason.TRAINER_FAILED, message="it failed")
+        yield "Failed", _draft(True, failure.reason, failure.message)
 
 
 def _draft(holds: bool | None, reason: str, message: str) -> ConditionDraft:
@@ -91,71 +94,71 @@ def _draft(holds: bool | None, reason: str, message: str) -> ConditionDraft:
 def _idle(assessment: Assessment) -> ConditionDraft | None:
     """Why nothing is expected to run; None when it is."""
     if assessment.lifecycle.ended:
-        return ConditionDraft("False", "Finished", message="the job has ended")
+        return _draft(False, ConditionReason.FINISHED, "the job has ended")
     if assessment.lifecycle.stage is LifecycleStage.SUSPENDED:
-        return ConditionDraft("False", "Suspended", message="the job is suspended")
+        return _draft(False, ConditionReason.SUSPENDED, "the job is suspended")
     return None
 
 
 def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     job = assessment.ctx.facts.trainer
     if assessment.trainer_ready:
-        return ConditionDraft("True", "Ready", message="the trainer is ready")
+        return _draft(True, ConditionReason.READY, "the trainer is ready")
     newest = assessment.ctx.facts.of_role(Role.TRAINER)[-1:]
     for pod, notice in assessment.trainers_disrupted:
         if pod in newest:
-            return ConditionDraft("False", "Disrupted", message=f"{pod.name} is taken away: {notice.why}")
+            return _draft(False, ConditionReason.DISRUPTED, f"{pod.name} is taken away: {notice.why}")
     if assessment.unreachable:
-        return ConditionDraft("False", "ManagerUnreachable", message="the manager does not answer")
+        return _draft(False, ConditionReason.MANAGER_UNREACHABLE, "the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
-        return ConditionDraft("False", "CrashLoop", message=f"the trainer failed {job.failed} times and starts again")
-    return ConditionDraft("False", "Starting", message="the trainer starts")
+        return _draft(False, ConditionReason.CRASH_LOOP, f"the trainer failed {job.failed} times and starts again")
+    return _draft(False, ConditionReason.STARTING, "the trainer starts")
 
 
 def _rollout_available(assessment: Assessment) -> ConditionDraft:
     serving = assessment.serving
     if assessment.scale.desired_replicas == 0 and serving == 0:
-        return ConditionDraft("False", "NotWanted", message="no rollouts are desired")
+        return _draft(False, ConditionReason.NOT_WANTED, "no rollouts are desired")
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
-        return ConditionDraft("True", "Registered", message=f"at least {need} rollouts serve")
+        return _draft(True, ConditionReason.REGISTERED, f"at least {need} rollouts serve")
     failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS_LIMIT]
     if failing:
         message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"
-        return ConditionDraft("False", "FailedStarts", message=f"{message}; another is tried now and then")
+        return _draft(False, ConditionReason.FAILED_STARTS, f"{message}; another is tried now and then")
     if any(view.held for view in assessment.views):
         message = "no capacity in any pool; training continues on the reserved engines"
-        return ConditionDraft("False", "NoCapacity", message=message)
+        return _draft(False, ConditionReason.NO_CAPACITY, message)
     if assessment.in_state(PodState.PREEMPTED) and not assessment.live:
-        return ConditionDraft("False", "AllPreempted", message="every rollout was taken away")
-    return ConditionDraft("False", "BelowMinimum", message=f"fewer than {need} rollouts serve")
+        return _draft(False, ConditionReason.ALL_PREEMPTED, "every rollout was taken away")
+    return _draft(False, ConditionReason.BELOW_MINIMUM, f"fewer than {need} rollouts serve")
 
 
 def _progressing(assessment: Assessment) -> ConditionDraft:
     reported, due = assessment.ctx.manager_status, stall_due(assessment)
     if reported is None or due is None or not reported.phase:
-        return ConditionDraft("Unknown", "NotStarted", message="no step is under way yet")
+        return _draft(None, ConditionReason.NOT_STARTED, "no step is under way yet")
     if reported.step == assessment.ctx.status.manager.step and assessment.ctx.now >= due:
         message = f"step {reported.step} takes more than {STALL_STEPS:.0f} times as long"
-        return ConditionDraft("False", "Stalled", message=message)
-    return ConditionDraft("True", "StepAdvanced", message=f"step {reported.step} is under way")
+        return _draft(False, ConditionReason.STALLED, message)
+    return _draft(True, ConditionReason.STEP_ADVANCED, f"step {reported.step} is under way")
 
 
 def _capacity_limited(assessment: Assessment) -> ConditionDraft:
     refusal = assessment.ctx.state.refusal
     if refusal is not None and len(assessment.live) < assessment.scale.desired_replicas:
-        word = "QuotaExceeded" if "exceeded quota" in refusal.message else "Refused"
-        return ConditionDraft("True", word, message=refusal.message[:REASON_LENGTH])
+        word = ConditionReason.QUOTA_EXCEEDED if QUOTA in refusal.message else ConditionReason.REFUSED
+        return _draft(True, word, refusal.message[:REASON_LENGTH])
     held = [view.status for view in assessment.views if view.held]
     if held:
         spot = held[0].name == "spot" and held[0].backoff_until is not None
         message = f"{held[0].name}: {held[0].last_reason or 'rollouts failed'}"
-        return ConditionDraft("True", "SpotUnavailable" if spot else "BackingOff", message=message)
+        return _draft(True, ConditionReason.SPOT_UNAVAILABLE if spot else ConditionReason.BACKING_OFF, message)
     waiting = [one for one in assessment.in_state(PodState.PENDING) if one.pod.unschedulable]
     if waiting:
         message = f"{len(waiting)} rollouts wait for a node: {waiting[0].pod.unschedulable[:REASON_LENGTH]}"
-        return ConditionDraft("True", "Unschedulable", message=message)
-    return ConditionDraft("False", "Enough", message="all requested capacity is available")
+        return _draft(True, ConditionReason.UNSCHEDULABLE, message)
+    return _draft(False, ConditionReason.ENOUGH, "all requested capacity is available")
 
 
 def _scaling_active(assessment: Assessment) -> ConditionDraft:
@@ -174,22 +177,22 @@ _OF_A_RUNNING_JOB: Final[dict[str, Callable[[Assessment], ConditionDraft]]] = {
 
 def _scaling_limited(assessment: Assessment) -> ConditionDraft:
     spec, scaling = assessment.ctx.spec, assessment.scale.scaling
-    by_gap = spec.scaling.mode is ScalingMode.GAP
+    by_gap, least, most = spec.scaling.mode is ScalingMode.GAP, spec.rollout.min_replicas, spec.rollout.max_replicas
     requested = scaling.recommended_replicas if by_gap else spec.rollout.replicas
     if requested is not None and not (by_gap and scaling.last_step_time is None):
-        for field, bound, word, beyond in (
-            ("maxReplicas", spec.rollout.max_replicas, "TooManyReplicas", requested > spec.rollout.max_replicas),
-            ("minReplicas", spec.rollout.min_replicas, "TooFewReplicas", requested < spec.rollout.min_replicas),
-        ):
-            if beyond:
-                return ConditionDraft("True", word, message=f"{requested} are asked for, {field} is {bound}")
-    return ConditionDraft("False", "WithinBounds", message="the number is within minReplicas and maxReplicas")
+        if requested > most:
+            message = f"{requested} are asked for, maxReplicas is {most}"
+            return _draft(True, ConditionReason.TOO_MANY_REPLICAS, message)
+        if requested < least:
+            message = f"{requested} are asked for, minReplicas is {least}"
+            return _draft(True, ConditionReason.TOO_FEW_REPLICAS, message)
+    return _draft(False, ConditionReason.WITHIN_BOUNDS, "the number is within minReplicas and maxReplicas")
 
 
 def _disrupting(assessment: Assessment) -> ConditionDraft:
     leaving = [one for one in assessment.in_state(PodState.PREEMPTED) if not one.pod.ended]
     if not leaving:
-        return ConditionDraft("False", "Undisturbed", message="no rollout is under a notice")
+        return _draft(False, ConditionReason.UNDISTURBED, "no rollout is under a notice")
     notice = leaving[-1].notice
-    word = notice.kind.value if notice is not None else "Unknown"
-    return ConditionDraft("True", word, message=f"{len(leaving)} rollouts are being taken away")
+    word = notice.kind if notice is not None else DisruptionKind.UNKNOWN
+    return _draft(True, word, f"{len(leaving)} rollouts are being taken away")

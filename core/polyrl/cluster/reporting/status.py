@@ -14,6 +14,7 @@ from polyrl.cluster.observation.disruption import DisruptionKind, disruption_kin
 from polyrl.cluster.observation.exactly_once import LossCounter, parse_loss_number, total
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState, of_pool
+from polyrl.cluster.reasons import AcceptedReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import conditions
 from polyrl.cluster.state import LastSeenPod
@@ -73,7 +74,7 @@ def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> Jo
     accepted = Condition(
         type="Accepted",
         status="False",
-        reason="Invalid",
+        reason=AcceptedReason.INVALID,
         message=sentence,
         last_transition_time=before.last_transition_time if before is not None and stands else second(now),
         observed_generation=generation,

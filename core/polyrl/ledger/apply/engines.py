@@ -109,7 +109,7 @@ def engine_quarantined(state: LedgerState, event: events.EngineQuarantined) -> N
     engine = state.engines[event.engine]
     engine.failures += 1
     engine.quarantined_until = event.quarantined_until
-    if event.cause == events.MoveCause.STRAGGLER:
+    if event.cause is events.QuarantineCause.STRAGGLER:
         engine.straggler, engine.windows = True, []
     wake(state, event.quarantined_until)
 

@@ -88,7 +88,7 @@ class Audit:
 
     def _discarded(self, event: f.GroupDiscarded, entry: history.HistoryEntry) -> None:
         for number in self.samples.running_of(event.group):
-            self._end_assignment(number, "", entry.at)
+            self._end_assignment(number, None, entry.at)
         self.batches.discarded(event)
         group = self.samples.end(event.group, "discarded", entry.at)
         if group is not None:
@@ -105,10 +105,10 @@ class Audit:
     def _turn_ended(self, event: f.TurnEnded, entry: history.HistoryEntry) -> None:
         number = self.samples.assignment_of(event.sample)
         if number:
-            self._end_assignment(number, "", entry.at)
+            self._end_assignment(number, None, entry.at)
         self.samples.turn_ended(event, entry.at)
 
-    def _end_assignment(self, number: int, cause: str, at: float) -> None:
+    def _end_assignment(self, number: int, cause: f.MoveCause | None, at: float) -> None:
         self.window.ended(number, cause, at)
         assigned = self.samples.end_assignment(number, at)
         if assigned is not None:

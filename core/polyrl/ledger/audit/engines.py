@@ -11,8 +11,6 @@ from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import Pool
 
-GONE_CAUSES: Final = ("bye", "silent")
-
 TICK_S: Final = 0.2
 """What a tick may come later than its deadline: the ledger looks at deadlines 0.1 s apart, and a busy loop is late."""
 
@@ -94,9 +92,9 @@ class EngineAudit:
         if engine.running:
             text = f"{event.engine} leaves with {len(engine.running)} assignments still running there"
             self._findings.broke("I7", at, text)
-        if event.cause not in GONE_CAUSES:
+        if event.cause not in set(f.GoneCause):
             self._findings.broke("I7", at, f"{event.engine} leaves for {event.cause!r}, which is no cause")
-        if event.cause == "silent":
+        if event.cause == f.GoneCause.SILENT:
             self._silent(event.engine, at - engine.heard_at, at)
 
     def _silent(self, name: str, silence: float, at: float) -> None:

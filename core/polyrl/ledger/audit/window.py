@@ -25,7 +25,7 @@ from polyrl.sample import Pool
 PACE_SLACK: Final = 2.0
 """What a token may take more than was measured: the measurement is a mean over the last seconds."""
 
-KEPT_CAUSES: Final = ("window", "rebalanced", "draining")
+KEPT_CAUSES: Final = (f.MoveCause.WINDOW, f.MoveCause.REBALANCED, f.MoveCause.DRAINING)
 """Causes of moves from an engine that worked as it should; all others may cost it tokens and time."""
 
 
@@ -81,13 +81,13 @@ class WindowAudit:
         self._busy_from.setdefault(event.engine, at)
         self._read += self._tokens(event.sample)[0]
 
-    def ended(self, assignment: int, cause: str, at: float) -> None:
-        """`cause`: of a move; empty for other ends."""
+    def ended(self, assignment: int, cause: f.MoveCause | None, at: float) -> None:
+        """`cause`: of a move; None for other ends."""
         stay = self._stays.pop(assignment, None)
         if stay is None:
             return
         self._check_stay(stay, at)
-        if cause:
+        if cause is not None:
             self._moved(stay, cause, at)
         if all(other.engine != stay.engine for other in self._stays.values()):
             self._pause(stay.engine, at)
@@ -148,11 +148,11 @@ class WindowAudit:
         began = self._busy_from.pop(name, at)
         self._busy[name] = self._busy.get(name, 0.0) + max(0.0, at - began)
 
-    def _moved(self, stay: _Stay, cause: str, at: float) -> None:
+    def _moved(self, stay: _Stay, cause: f.MoveCause, at: float) -> None:
         if cause not in KEPT_CAUSES:
             self._busy[stay.engine], self._busy_from[stay.engine] = 0.0, at
             self._left += self._tokens(stay.sample)[1]  # what it lost is generated again
-        if cause != "window":
+        if cause is not f.MoveCause.WINDOW:
             return
         self._findings.saw("I9", "handed over")
         if self._open or not self._others_can(stay.sample, at):

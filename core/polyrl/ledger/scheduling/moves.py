@@ -8,7 +8,7 @@ with the engine), the turn ends here: an engine that is fed an end-of-sequence t
 from __future__ import annotations
 
 from polyrl.ledger.batching import discard_group
-from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, TurnEnded
+from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, QuarantineCause, TurnEnded
 from polyrl.ledger.state import SampleState, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish
@@ -53,16 +53,22 @@ def end_turn(transition: Transition, name: str, finish: Finish) -> None:
 def quarantine(transition: Transition, name: str, cause: MoveCause, first_pause_s: float | None = None) -> None:
     """An engine failed: no work for a pause that doubles with each failure until it gives tokens again."""
     failures = transition.state.engines[name].failures
-    _pause(transition, name, cause, (first_pause_s or transition.config.suspect_s) * 2.0 ** min(failures, 16))
+    _pause(
+        transition,
+        name,
+        QuarantineCause(cause),
+        (first_pause_s or transition.config.suspect_s) * 2.0 ** min(failures, 16),
+    )
 
 
 def half_open(transition: Transition, name: str) -> None:
     """An engine that had gone silent is back: one sample until it gives tokens, and from the second time on a pause
     that doubles, so one that flaps costs ever fewer moves."""
     times, _ = transition.state.vanished[name]
-    _pause(transition, name, "returned", transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0)
+    pause_s = transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
+    _pause(transition, name, QuarantineCause.RETURNED, pause_s)
 
 
-def _pause(transition: Transition, name: str, cause: str, seconds: float) -> None:
+def _pause(transition: Transition, name: str, cause: QuarantineCause, seconds: float) -> None:
     until = transition.now + min(seconds, transition.config.suspect_max_s)
     transition.record(EngineQuarantined(name, until, cause=cause, at=transition.now))
