@@ -19,6 +19,7 @@ class EngineState(StrEnum):
     JOINING = "joining"
     """Greeted, but serves no verified weight version yet."""
     SERVING = "serving"
+    """Generates with a verified weight version."""
     SUSPECT = "suspect"
     """Failed lately: pauses, or proves itself with one sample."""
     DRAINING = "draining"

@@ -28,8 +28,9 @@ MAX_FILE_LINES: Final = 500
 MAX_FUNCTION_LINES: Final = 60
 P90_FUNCTION_LINES: Final = 35
 MAX_MODULES_IN_A_FOLDER: Final = 12
-MAX_LINES: Final = 32_900
+MAX_LINES: Final = 33_100
 """Of production code in all."""
+ENUMS: Final = {"Enum", "StrEnum", "IntEnum", "IntFlag"}
 VAGUE: Final = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -138,7 +139,7 @@ def test_values_are_made_with_keywords_from_the_third_argument_on() -> None:
 
 
 def is_enum(node: ast.AST) -> TypeGuard[ast.ClassDef]:
-    return isinstance(node, ast.ClassDef) and bool({"Enum", "StrEnum", "IntEnum"} & set(map(called, node.bases)))
+    return isinstance(node, ast.ClassDef) and bool(ENUMS & set(map(called, node.bases)))
 
 
 def test_every_member_of_an_enum_says_what_it_means() -> None:

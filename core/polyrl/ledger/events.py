@@ -22,6 +22,7 @@ class FollowUp(IntFlag):
     """What must be decided anew after an event."""
 
     NONE = 0
+    """Nothing."""
     PLACE = 1
     """Work or room appeared."""
     PACK = 2
