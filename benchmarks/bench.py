@@ -1,4 +1,4 @@
-"""The benchmarks one after the other, small, as one table: `make bench`. Run by itself, each tells more.
+"""The benchmarks one after the other, small, as one table: `make bench`. Run by itself, each prints more.
 
 Figures of a machine that does nothing else are in README.md beside this file. Ends with 1 when a benchmark fails, ends
 late, or finds a promise broken.
@@ -22,7 +22,7 @@ from rich.table import Table
 ROOT: Final = Path(__file__).parents[1]
 
 LAST_LINES: Final = 15
-"""Of what a failed benchmark said."""
+"""Of what a failed benchmark printed."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ def measure(benchmark: Benchmark) -> dict[str, Any]:
     argv = [sys.executable, *benchmark.command.split()]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=benchmark.limit_s, check=False)
     if ended.returncode:
-        said = "\n".join((ended.stdout + ended.stderr).splitlines()[-LAST_LINES:])
-        raise RuntimeError(f"{benchmark.command} ended with exit code {ended.returncode}\n{said}")
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
+        last_lines = "\n".join((ended.stdout + ended.stderr).splitlines()[-LAST_LINES:])
+        raise RuntimeError(f"{benchmark.command} ended with exit code {ended.returncode}\n{last_lines}")
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
 
 
-def figure(told: Any, path: str) -> str:
+def figure(result: Any, path: str) -> str:
     """What is at `path`; of a list its length."""
     for step in path.split("."):
-        told = told[int(step)] if isinstance(told, list) else told[step]
-    return f"{len(told) if isinstance(told, list) else told:.4g}"
+        result = result[int(step)] if isinstance(result, list) else result[step]
+    return f"{len(result) if isinstance(result, list) else result:.4g}"
 
 
 def main() -> int:
@@ -95,13 +95,13 @@ def main() -> int:
     for benchmark in SUITE:
         errors.print(f"{benchmark.command} (at most {benchmark.limit_s:g} s)")
         try:
-            told = measure(benchmark)
+            result = measure(benchmark)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             errors.print(str(error), markup=False)
             failed += 1
             continue
         for number, (name, path) in enumerate(benchmark.figures.items()):
-            table.add_row(name, figure(told, path), benchmark.command if number == 0 else "")
+            table.add_row(name, figure(result, path), benchmark.command if number == 0 else "")
         table.add_section()
     console.print(table)
     return 1 if failed else 0

@@ -2,7 +2,7 @@
 
     python benchmarks/ledger_rows.py [--tokens 1000000] [--engines 8] [--samples 1024] [--row 10]
 
-The rows are decoded, judged, folded and answered; sockets and journal are not in it (see `benchmarks/manager`).
+The messages are decoded, checked, applied and answered; sockets and journal are not in it (see `benchmarks/manager`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def place(ledger: Ledger, samples: int, budget: int) -> tuple[list[Effects], lis
 def feed(ledger: Ledger, placed: list[Effects], tokens: int, row: int) -> float:
     """Streams at least `tokens` tokens in frames of one row per running sample; CPU seconds of the ledger alone."""
     numbers: dict[str, list[int]] = {}
-    for engine, message in (said for outcome in placed for said in outcome.to_agents):
+    for engine, message in (sent for outcome in placed for sent in outcome.to_agents):
         if isinstance(message, Assign):
             numbers.setdefault(engine, []).append(message.assignment)
     column, done, position, cpu = bytes(4 * row), 0, 0, 0.0

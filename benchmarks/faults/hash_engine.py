@@ -63,7 +63,7 @@ class HashEngine:
         self._work = asyncio.Event()
 
     def take(self, message: ToProcess) -> ToParent | None:
-        """Obeys; the answer, where the message wants one."""
+        """Carries a message out; returns the answer, where it wants one."""
         match message:
             case StartEngine():
                 return Started(message.capacity)

@@ -56,7 +56,7 @@ def version_of(version: int) -> tuple[VersionManifest, bytes]:
 
 
 def hash_of(version: int) -> bytes:
-    """What the manager is told."""
+    """What is sent to the manager."""
     return manifest_hash(encode_manifest(version_of(version)[0]))
 
 

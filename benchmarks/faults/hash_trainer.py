@@ -33,7 +33,7 @@ MIN_SAMPLES: Final = 4
 MAX_TOKENS: Final = 10**6
 NEXT_DEADLINE_S: Final = 90.0
 REPLACED_S: Final = 0.05
-"""Between looks for the news of a dropped group, once the manager has said that nothing more will come."""
+"""Between two checks for the news of a dropped group, once the manager has announced that nothing more will come."""
 DROPPED: Final = "dropped.jsonl"
 
 
@@ -127,11 +127,11 @@ class HashTrainer:
                 await self._submit([self._live.pop(notice.group)], step, version)
 
     def _learn(self, batch: Batch) -> None:
-        samples = [self._told(scored, batch.step) for scored in batch.samples]
+        samples = [self._trained(scored, batch.step) for scored in batch.samples]
         with (self._run / TRAINED).open("ab") as file:
             file.write(msgspec.json.encode(samples) + b"\n")
 
-    def _told(self, scored: Scored, step: int) -> TrainedSample:
+    def _trained(self, scored: Scored, step: int) -> TrainedSample:
         ids = tuple(unpack_ids(scored.response.ids).tolist())
         versions = tuple(sorted({span.version for span in scored.response.spans}))
         return TrainedSample(

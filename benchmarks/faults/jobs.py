@@ -52,7 +52,7 @@ class JobKind:
 
     name: str
     deadline_s: float
-    """From the first process to the last one's end, whatever is inflicted; beyond it the run counts as hanging. On an
+    """From the first process to the last one's end, whatever is injected; beyond it the run counts as hanging. On an
     idle machine the tenth part is enough."""
     spec: Callable[[], dict[str, Any]]
     trainer: str

@@ -1,10 +1,10 @@
 """One job over real processes, with faults, from its first process to its judgement.
 
 The manager with its journal, two agents each with an engine's process, the trainer, and the runner's own loop
-(`LocalRun`), which starts again what dies. Judged: how the run ended and within which time, what it trained against
+(`LocalRun`), which starts again what dies. Checked: how the run ended and within which time, what it trained against
 the undisturbed run, groups that were dropped without need, processes that outlived it, and the journal's own audit.
 
-Refuses to hold: figures over many runs (see `run`). Read next: `outcome`, `striker`.
+Refuses to hold: figures over many runs (see `run`). Read next: `outcome`, `injector`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Final
 import msgspec
 import psutil
 from hash_trainer import DROPPED
+from injector import FaultInjector
 from jobs import MARK, JobKind, write_inputs
 from outcome import Outcome, differences, read_outcome
-from plan import Strike
-from striker import Striker
+from plan import PlannedFault
 
 from polyrl.ledger.events import Moved
 from polyrl.sample import DiscardReason
@@ -41,11 +41,11 @@ GONE_S: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Judged:
+class RunResult:
     """A run that is over."""
 
-    strikes: Sequence[Strike]
-    """Those that were inflicted."""
+    faults: Sequence[PlannedFault]
+    """Those that were injected."""
     seconds: float
     moved: int
     """Samples' moves from one engine to another."""
@@ -53,28 +53,28 @@ class Judged:
     violations: Sequence[str]
 
 
-def run_job(root: Path, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None) -> Judged:
+def run_job(root: Path, kind: JobKind, faults: Sequence[PlannedFault], undisturbed: Outcome | None) -> RunResult:
     """Runs in the empty folder `root`. `undisturbed`: what must come out; None when nobody knows it yet."""
     write_inputs(root)
     folder = RunFolder(root)
     began = time.monotonic()
     with locked(folder):
         run_epoch = prepare(folder, kind.manifest())
-        struck, violations = asyncio.run(_run(folder, run_epoch, kind, strikes, undisturbed))
+        injected, violations = asyncio.run(_run(folder, run_epoch, kind, faults, undisturbed))
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, undisturbed)
     violations += [*broken, *orphans(str(root)), *_broken_invariants(root), *_dropped(root)]
-    return Judged(struck, seconds, moved=_moves(root), outcome=outcome, violations=violations)
+    return RunResult(injected, seconds, moved=_moves(root), outcome=outcome, violations=violations)
 
 
 async def _run(
-    folder: RunFolder, run_epoch: int, kind: JobKind, strikes: Sequence[Strike], undisturbed: Outcome | None
-) -> tuple[Sequence[Strike], list[str]]:
+    folder: RunFolder, run_epoch: int, kind: JobKind, faults: Sequence[PlannedFault], undisturbed: Outcome | None
+) -> tuple[Sequence[PlannedFault], list[str]]:
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
     local = LocalRun(kind.workers(folder, run_epoch), ProcessFleet(folder.logs), client, timeline)
-    striker = Striker(local, strikes, 0 if undisturbed is None else undisturbed.tokens)
-    striking = asyncio.create_task(striker.strike())
+    injector = FaultInjector(local, faults, 0 if undisturbed is None else undisturbed.tokens)
+    injecting = asyncio.create_task(injector.inject_all())
     violations: list[str] = []
     try:
         async with asyncio.timeout(kind.deadline_s):
@@ -84,10 +84,10 @@ async def _run(
     except TimeoutError:
         violations.append(f"the run was not over after {kind.deadline_s:g} s")
     finally:
-        striking.cancel()
-        await asyncio.gather(striking, return_exceptions=True)
+        injecting.cancel()
+        await asyncio.gather(injecting, return_exceptions=True)
         timeline.close()
-    return striker.struck, violations
+    return injector.injected, violations
 
 
 def _outcome(root: Path, undisturbed: Outcome | None) -> tuple[Outcome, list[str]]:

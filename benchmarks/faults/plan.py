@@ -3,7 +3,7 @@
 An instant is a share of the job's tokens and a moment after it, so that it means the same on a fast machine and on a
 busy one; share 0 falls into the start of the processes.
 
-Refuses to hold: processes (see `striker`), jobs (see `jobs`). Read next: `striker`.
+Refuses to hold: processes (see `injector`), jobs (see `jobs`). Read next: `injector`.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ MOST_KILLS: Final = 2
 
 
 @dataclass(frozen=True)
-class Strike:
+class PlannedFault:
     """One fault to come."""
 
-    wish: FaultRequest
+    request: FaultRequest
     share: float
-    """Of the tokens that the undisturbed job generates; reached before it strikes."""
+    """Of the tokens that the undisturbed job generates; reached before it is injected."""
     then_s: float
     """Seconds after that."""
 
     def __str__(self) -> str:
-        frozen = f" {self.wish.seconds:.1f} s" if self.wish.action is ChaosAction.FREEZE else ""
-        return f"{self.wish.action} {self.wish.target}{frozen} at {self.share:.2f}"
+        frozen = f" {self.request.seconds:.1f} s" if self.request.action is ChaosAction.FREEZE else ""
+        return f"{self.request.action} {self.request.target}{frozen} at {self.share:.2f}"
 
 
-def draw(seed: int) -> list[Strike]:
+def draw(seed: int) -> list[PlannedFault]:
     """The faults of the run with this seed, in the order of their instants."""
     dice = random.Random(seed)
-    strikes: list[Strike] = []
+    faults: list[PlannedFault] = []
     kills: Counter[Target] = Counter()
     for _ in range(dice.randint(1, MOST_FAULTS)):
-        strike = _draw_one(dice)
-        kills[strike.wish.target] += strike.wish.action is ChaosAction.KILL
-        if kills[strike.wish.target] <= MOST_KILLS:
-            strikes.append(strike)
-    return sorted(strikes, key=lambda strike: strike.share)
+        fault = _draw_one(dice)
+        kills[fault.request.target] += fault.request.action is ChaosAction.KILL
+        if kills[fault.request.target] <= MOST_KILLS:
+            faults.append(fault)
+    return sorted(faults, key=lambda fault: fault.share)
 
 
-def _draw_one(dice: random.Random) -> Strike:
+def _draw_one(dice: random.Random) -> PlannedFault:
     action, target = dice.choice((ChaosAction.KILL, ChaosAction.FREEZE)), dice.choice(tuple(Target))
-    wish = FaultRequest(action=action, target=target, seed=dice.getrandbits(32), seconds=dice.uniform(*FROZEN_S))
+    request = FaultRequest(action=action, target=target, seed=dice.getrandbits(32), seconds=dice.uniform(*FROZEN_S))
     if dice.random() < AT_START:
-        return Strike(wish, 0.0, then_s=dice.uniform(0.0, START_S))
-    return Strike(wish, dice.random(), then_s=dice.uniform(0.0, JITTER_S))
+        return PlannedFault(request, 0.0, then_s=dice.uniform(0.0, START_S))
+    return PlannedFault(request, dice.random(), then_s=dice.uniform(0.0, JITTER_S))
 
 
-def stated(text: str) -> Strike:
+def stated(text: str) -> PlannedFault:
     """`kill:manager:0.5`, or `freeze:engine:0.2:4.5` with its seconds. Raises ValueError."""
     action, target, share, *seconds = text.split(":")
     frozen = float(seconds[0]) if seconds else FROZEN_S[1]
-    return Strike(
+    return PlannedFault(
         FaultRequest(action=ChaosAction(action), target=Target(target), seconds=frozen), float(share), then_s=0.0
     )

@@ -21,7 +21,7 @@ from polyrl_trainer.loops.rl_loop import RlStep
 from polyrl_trainer.sample import Sample
 
 
-def told(sample: Sample, step: int) -> TrainedSample:
+def trained_sample(sample: Sample, step: int) -> TrainedSample:
     """What is compared between two runs."""
     _, index = split_sample_id(sample.id)
     ids = tuple(sample.tokens[sample.prompt_length :].tolist())
@@ -35,7 +35,7 @@ def main(run: Path) -> None:
     def recorded(self: RlStep, groups: StepGroups, batch: Batch) -> list[Sample]:
         samples = receive(self, groups, batch)
         with (run / TRAINED).open("ab") as file:
-            file.write(msgspec.json.encode([told(sample, self._step) for sample in samples]) + b"\n")
+            file.write(msgspec.json.encode([trained_sample(sample, self._step) for sample in samples]) + b"\n")
         return samples
 
     with patch.object(RlStep, "_receive", recorded):

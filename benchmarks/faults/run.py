@@ -5,7 +5,7 @@ next one. What it trained must be what the undisturbed run of the same job train
 what is computed without any process. Prints a line a run and a table at the end; ends with 1, naming the seeds, when a
 run was not equal, hung, left a process, or broke an invariant.
 
-Refuses to hold: what is judged (see `one_run`). Read next: `plan`, `jobs`, `one_run`.
+Refuses to hold: what is checked (see `one_run`). Read next: `plan`, `jobs`, `one_run`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 
 from computed import hashed_outcome
 from jobs import HASHED, REAL, JobKind
-from one_run import Judged, run_job
+from one_run import RunResult, run_job
 from outcome import Outcome
-from plan import Strike, draw, stated
+from plan import PlannedFault, draw, stated
 
 from polyrl_cli.chaos.kinds import ChaosAction, Target
 
@@ -32,8 +32,8 @@ ACTIONS: Final = (ChaosAction.KILL, ChaosAction.FREEZE)
 class Series:
     """All runs of one command."""
 
-    def __init__(self, out: Path, stated_faults: list[Strike]) -> None:
-        self.judged: dict[str, Judged] = {}
+    def __init__(self, out: Path, stated_faults: list[PlannedFault]) -> None:
+        self.results: dict[str, RunResult] = {}
         """By name, faulty ones too."""
         self.failed: list[int] = []
         self._out, self._stated = out, stated_faults
@@ -42,55 +42,55 @@ class Series:
     def run(self, seed: int, kind: JobKind) -> None:
         """One run; its folder stays when it is not as it must be."""
         undisturbed = self._undisturbed_of(kind)
-        judged = self._judge(f"{kind.name}-{seed}", kind, self._stated or draw(seed), undisturbed)
-        if judged.violations:
+        result = self._run_one(f"{kind.name}-{seed}", kind, self._stated or draw(seed), undisturbed)
+        if result.violations:
             self.failed.append(seed)
 
     def _undisturbed_of(self, kind: JobKind) -> Outcome:
         """Raises SystemExit when the job does not even run undisturbed."""
         if kind.name not in self._undisturbed:
             known = hashed_outcome() if kind is HASHED else None
-            judged = self._judge(f"{kind.name}-undisturbed", kind, [], known)
-            if judged.violations:
+            result = self._run_one(f"{kind.name}-undisturbed", kind, [], known)
+            if result.violations:
                 sys.exit(f"the undisturbed {kind.name} run failed; see {self._out}")
-            self._undisturbed[kind.name] = judged.outcome
+            self._undisturbed[kind.name] = result.outcome
         return self._undisturbed[kind.name]
 
-    def _judge(self, name: str, kind: JobKind, strikes: list[Strike], undisturbed: Outcome | None) -> Judged:
+    def _run_one(self, name: str, kind: JobKind, faults: list[PlannedFault], undisturbed: Outcome | None) -> RunResult:
         root = self._out / name
         root.mkdir(parents=True)
-        judged = self.judged[name] = run_job(root, kind, strikes, undisturbed)
-        faults = "; ".join(map(str, judged.strikes)) or "none"
-        verdict = "NOT EQUAL" if judged.violations else "equal"
-        print(f"{name:<20} {judged.seconds:6.1f} s  {judged.moved:3} moves  {verdict}  {faults}", flush=True)
-        for violation in judged.violations:
+        result = self.results[name] = run_job(root, kind, faults, undisturbed)
+        planned = "; ".join(map(str, faults)) or "none"
+        verdict = "NOT EQUAL" if result.violations else "equal"
+        print(f"{name:<20} {result.seconds:6.1f} s  {result.moved:3} moves  {verdict}  {planned}", flush=True)
+        for violation in result.violations:
             print(f"    {violation}", flush=True)
-        if judged.violations:
+        if result.violations:
             print(f"    its folder: {root}", flush=True)
         else:
             shutil.rmtree(root)
-        return judged
+        return result
 
     def table(self) -> str:
-        """What was inflicted, and what came of it."""
-        runs = {name: judged for name, judged in self.judged.items() if not name.endswith("undisturbed")}
-        struck = Counter((s.wish.action, s.wish.target) for judged in runs.values() for s in judged.strikes)
+        """What was injected, and what came of it."""
+        runs = {name: result for name, result in self.results.items() if not name.endswith("undisturbed")}
+        injected = Counter((s.request.action, s.request.target) for result in runs.values() for s in result.faults)
         lines = [f"{'':<8}" + "".join(f"{action:>8}" for action in ACTIONS)]
-        lines += [f"{target:<8}" + "".join(f"{struck[a, target]:>8}" for a in ACTIONS) for target in Target]
+        lines += [f"{target:<8}" + "".join(f"{injected[a, target]:>8}" for a in ACTIONS) for target in Target]
         lines += [_kind_line(kind, [j for n, j in runs.items() if n.startswith(kind.name)]) for kind in (HASHED, REAL)]
         return "\n".join(lines)
 
 
-def _kind_line(kind: JobKind, runs: list[Judged]) -> str:
+def _kind_line(kind: JobKind, runs: list[RunResult]) -> str:
     if not runs:
         return f"{kind.name}: no run"
-    seconds = sorted(judged.seconds for judged in runs)
-    equal = sum(not judged.violations for judged in runs)
-    hit = sum(bool(judged.strikes) for judged in runs)
-    samples = sum(judged.outcome.samples for judged in runs)
+    seconds = sorted(result.seconds for result in runs)
+    equal = sum(not result.violations for result in runs)
+    hit = sum(bool(result.faults) for result in runs)
+    samples = sum(result.outcome.samples for result in runs)
     return (
         f"{kind.name}: {equal} of {len(runs)} runs equal, {samples} samples compared, {hit} runs hit by "
-        f"{sum(len(judged.strikes) for judged in runs)} faults, {sum(judged.moved for judged in runs)} moves, "
+        f"{sum(len(result.faults) for result in runs)} faults, {sum(result.moved for result in runs)} moves, "
         f"median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s, deadline {kind.deadline_s:g} s"
     )
 

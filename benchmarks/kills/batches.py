@@ -1,4 +1,4 @@
-"""A finished run as its trainer's stand-in tells it. Refuses to hold: judgement. Read next: `promises`."""
+"""A finished run as its trainer's stand-in recorded it. Refuses to hold: judgement. Read next: `promises`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Client:
-    """The trainer's own account: every batch it was given and every group it was told is dropped."""
+    """The trainer's own account: every batch it was given and every group of which it learnt that it is dropped."""
 
     def __init__(self, run: Path) -> None:
         lines = (run / "batches.jsonl").read_bytes().splitlines()

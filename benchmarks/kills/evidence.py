@@ -35,8 +35,8 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
 
     seed: int
     engine: str
-    told: bool
-    """The runner tells the manager that a process has ended; else only the lease does."""
+    exits_reported: bool
+    """The runner informs the manager that a process has ended; else only the lease does."""
     kills: int
     response_tokens: int
     wall_seconds: float
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
     tokens: dict[str, int]
     kept_share: float
     bytes_per_token: float
-    """All frames from agents to the manager, greetings and beats too, over the generated tokens."""
+    """All frames from agents to the manager, greetings and heartbeats too, over the generated tokens."""
     moved: dict[str, int]
     """Samples by the cause of the move."""
     moved_by_kill: dict[str, float]
@@ -71,7 +71,7 @@ def judge(run: Path, kills: list[Kill], reference: Reference, plan: Plan, wall_s
     report = Report(
         seed=plan.seed,
         engine=plan.engine,
-        told=plan.told,
+        exits_reported=plan.exits_reported,
         kills=len(kills),
         response_tokens=plan.tokens,
         wall_seconds=round(wall_seconds, 1),

@@ -1,4 +1,4 @@
-"""A finished run as its manager's journal tells it: what became of each sample, and what each kill did, to the token.
+"""A finished run as its manager's journal has it: what became of each sample, and what each kill did, to the token.
 
 The journal says when each token was accepted, of which assignment, and when and why an assignment was moved: the times
 are the manager's own.

@@ -22,8 +22,8 @@ from polyrl_cli.local.runner import LocalRun
 JITTER_S: Final = 0.5
 """Upper end of a further random pause: the status comes five times a second, a kill at any moment."""
 
-LOOK_S: Final = 0.05
-"""Between two looks at the status; `LocalRun` keeps the newest one and announces it to nobody."""
+POLL_S: Final = 0.05
+"""Between two reads of the status; `LocalRun` keeps the newest one and announces it to nobody."""
 
 BETWEEN_S: Final = 60.0
 """Longest time from one kill to the next when no engine has to start."""
@@ -35,7 +35,7 @@ def longest_s(plan: Plan) -> float:
 
 
 class LeaseOnly(LocalManager):
-    """A runner that does not tell the manager whose process has ended: what a machine that vanishes looks like."""
+    """A runner that does not report to the manager whose process has ended: as with a machine that vanishes."""
 
     async def drain(self, engine: str, deadline_s: float, reason: str) -> bool:
         """Says nothing."""
@@ -63,7 +63,7 @@ class Killer:
     async def _generated(self, tokens: int) -> None:
         goal = self._run.status.tokens.generated + tokens
         while self._run.status.tokens.generated < goal:  # noqa: ASYNC110 - the status has no event of its own
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _at_work(self) -> list[str]:
         """Rollouts that generate; waits until there is one, and another that serves, so that one is left."""
@@ -74,4 +74,4 @@ class Killer:
             busy = [engine.engine for engine in left if engine.running]
             if busy and len(left) > 1:
                 return busy
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)

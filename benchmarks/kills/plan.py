@@ -51,8 +51,8 @@ class Plan:
     """Accepted tokens from one kill to the next: bounds of an even draw."""
     rollouts: int = 3
     engine: str = "embedded"
-    told: bool = True
-    """The runner tells the manager that a process has ended; else the manager learns it from silence alone."""
+    exits_reported: bool = True
+    """The runner reports to the manager that a process has ended; else the manager learns it from silence alone."""
 
     @property
     def start_s(self) -> float:

@@ -75,7 +75,7 @@ def started_by(worker: Worker, *script: str) -> Worker:
 
 async def run(folder: RunFolder, run_epoch: int, plan: Plan) -> list[Kill]:
     """The whole run. Raises RuntimeError when it does not end well, TimeoutError when it does not end."""
-    client_class = LocalManager if plan.told else LeaseOnly
+    client_class = LocalManager if plan.exits_reported else LeaseOnly
     client = client_class(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
     fleet = ProcessFleet(folder.logs)
@@ -133,7 +133,7 @@ def main() -> int:
         tokens_between=(least, most),
         rollouts=options.rollouts,
         engine=options.engine,
-        told=not options.lease_only,
+        exits_reported=not options.lease_only,
     )
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.out or Path(scratch)).resolve()

@@ -59,7 +59,7 @@ class Workload:
                     max_tokens=MAX_BATCH,
                     deadline_s=self._plan["nextDeadlineSeconds"],
                 )
-                log.write(msgspec.json.encode(told(batch, time.monotonic() - asked)) + b"\n")
+                log.write(msgspec.json.encode(batch_record(batch, time.monotonic() - asked)) + b"\n")
                 await self._client.acknowledge(batch.number)
                 self._settle(batch)
                 await self._top_up()
@@ -103,7 +103,7 @@ class Workload:
         )
 
 
-def told(batch: Batch, waited_s: float) -> dict[str, Any]:
+def batch_record(batch: Batch, waited_s: float) -> dict[str, Any]:
     """A batch as `evidence` reads it."""
     samples = [
         {

@@ -55,8 +55,8 @@ class Form:
     pace: float = 200.0
 
     def arguments(self) -> list[str]:
-        told = ["--stream-interval", str(self.interval), "--pace", str(self.pace)]
-        return [*told, "--cumulative"] if self.cumulative else told
+        flags = ["--stream-interval", str(self.interval), "--pace", str(self.pace)]
+        return [*flags, "--cumulative"] if self.cumulative else flags
 
 
 async def cost(form: Form) -> float:
@@ -98,7 +98,7 @@ async def _agent(stand: Stand) -> AsyncIterator[psutil.Process]:
 
 
 async def _step(client: RolloutClient, step: int, samples: int, tokens: int) -> None:
-    """Submits, judges and takes that many samples, and looks at each."""
+    """Submits, scores and takes that many samples, and checks each."""
     prompt = pack_ids(np.arange(PROMPT_TOKENS) + 1)
     numbers = range(step * 1000, step * 1000 + samples // N)
     sampling = SamplingParams(tokens)
@@ -152,10 +152,10 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     for form in (Form(False, 10), Form(True, 10), Form(False, 1)):
         seconds = [asyncio.run(cost(form)) for _ in range(repeats)]
-        told = {"cumulative": form.cumulative, "tokensPerEvent": form.interval, "streams": form.streams}
-        told |= {"tokens": form.tokens, "repeats": repeats}
+        record = {"cumulative": form.cumulative, "tokensPerEvent": form.interval, "streams": form.streams}
+        record |= {"tokens": form.tokens, "repeats": repeats}
         figures = [round(min(seconds), 2), round(statistics.median(seconds), 2)]
-        print(json.dumps({**told, "agentCpuSecondsPerMillionTokens": figures}), flush=True)
+        print(json.dumps({**record, "agentCpuSecondsPerMillionTokens": figures}), flush=True)
 
 
 if __name__ == "__main__":

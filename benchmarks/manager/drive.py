@@ -1,4 +1,4 @@
-"""Offers a load: fake engines that speak the real agent protocol, the real trainer client, and a look at every answer.
+"""Offers a load: fake engines that speak the real agent protocol, the real trainer client, and a check of every answer.
 
 Engines and trainer live in this process; none of their CPU is counted. Each response is compared token by token with
 what the fakes must have made, so a manager that loses or doubles one measures nothing: it fails.
@@ -16,7 +16,7 @@ from typing import Final
 
 import zmq.asyncio
 from loads import Load
-from stand import EPOCH, LOOK_S, Stand
+from stand import EPOCH, POLL_S, Stand
 
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
@@ -59,7 +59,7 @@ class Drive:
         await self._client.submit([next(self._groups) for _ in range(self._load.groups)])
         while sum(len(agent.assigned) for agent in self.agents) < self._load.samples:
             self.stand.check()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return time.monotonic() - began
 
     async def take(self) -> None:

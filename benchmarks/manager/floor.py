@@ -37,7 +37,7 @@ BATCH: Final = 256
 
 
 def serve(pipe: Connection, server: tuple[bytes, bytes], journal: Path | None) -> None:
-    """Answers frames until told how many it were; tells its CPU seconds."""
+    """Answers frames until asked how many they were; returns its CPU seconds."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.curve_server, (socket.curve_publickey, socket.curve_secretkey) = True, server
@@ -109,8 +109,8 @@ def main() -> None:
         for name in ("sockets", "sockets and journal"):
             files = [None if name == "sockets" else Path(folder) / f"{n}.sqlite" for n in range(repeats)]
             seconds = sorted(measure(file) for file in files)
-            told = [round(seconds[0], 3), round(seconds[repeats // 2], 3)]
-            print(json.dumps({"row": name, "repeats": repeats, "cpuSecondsPerMillionTokens": told}), flush=True)
+            figures = [round(seconds[0], 3), round(seconds[repeats // 2], 3)]
+            print(json.dumps({"row": name, "repeats": repeats, "cpuSecondsPerMillionTokens": figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from typing import Any, Final
 import psutil
 import torch
 from drive import PROMPT_TOKENS
-from stand import EPOCH, JOB, LOOK_S, START_S
+from stand import EPOCH, JOB, POLL_S, START_S
 
 from polyrl.control import parse_endpoints
 from polyrl.parent_death_signal import PARENT_PID
@@ -83,7 +83,7 @@ class Bench:
         assert self.process is not None
         async with asyncio.timeout(START_S):
             while not self.file.exists() or _pid_in(self.file) != self.process.pid:  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def watch(self) -> None:
         async with LocalManager(self.file, self.folder / "keys/operator.key", EPOCH) as client:
@@ -94,7 +94,7 @@ class Bench:
     async def until_live(self, samples: int) -> None:
         async with asyncio.timeout(FLOW_S):
             while sum(engine.running for engine in self.status.engines) < samples:  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def cpu_s(self) -> float:
         """Of the manager of the moment: user and system, all threads."""
@@ -128,7 +128,7 @@ async def kill_once(bench: Bench) -> tuple[float, float, float, float]:
     listens, cpu = time.monotonic() - killed, bench.cpu_s()
     async with asyncio.timeout(FLOW_S):
         while bench.status.tokens.generated < at_kill + CAUGHT_UP * rate * (time.monotonic() - killed):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     flows = time.monotonic() - killed
     lost = bench.status.engines_lost - lost
     if bench.status.tokens.regenerated or lost:
@@ -150,7 +150,7 @@ async def working(bench: Bench, engines: int, streams: int, pace: float, head: i
             await bench.until_live(engines * streams)
             async with asyncio.timeout(FLOW_S):
                 while bench.status.tokens.generated < engines * streams * head:  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
             await asyncio.sleep(SETTLE_S)
             yield
     finally:

@@ -2,7 +2,7 @@
 
 The manager is its real process, journal and CURVE on. CPU seconds are user + system of all its threads, from submit to
 the last acknowledgement (or to the load's limit); each repeat has a fresh manager, and of the repeats the least and the
-median are told. The rows are in `loads`; without --row all run.
+median are printed. The rows are in `loads`; without --row all run.
 
 Refuses to hold: judgement (see README.md). Read next: `loads`, `drive`.
 """
@@ -26,7 +26,7 @@ from drive import Drive, connected
 from loads import ROWS, Load
 from stand import Stand, standing
 
-RSS_LOOK_S: Final = 0.1
+RSS_POLL_S: Final = 0.1
 TENTHS: Final = 10
 WARMUP_S: Final = 5.0
 """Of a paced load: latencies of the first seconds, in which everything is placed, are left out."""
@@ -34,17 +34,17 @@ WARMUP_S: Final = 5.0
 
 @dataclass
 class Watch:
-    """Looks at the manager's memory from outside while a load is on."""
+    """Reads the manager's memory from outside while a load is on."""
 
     stand: Stand
     drive: Drive
     seen: list[tuple[int, int]] = field(default_factory=list)
     """(tokens so far, RSS in bytes)"""
 
-    async def look(self) -> None:
+    async def sample(self) -> None:
         while True:
             self.seen.append((self.drive.tokens, self.stand.rss()))
-            await asyncio.sleep(RSS_LOOK_S)
+            await asyncio.sleep(RSS_POLL_S)
 
     @property
     def peak(self) -> int:
@@ -76,7 +76,7 @@ async def run_load(load: Load, core: int | None) -> dict[str, float]:
 async def _measure(load: Load, drive: Drive, stand: Stand) -> dict[str, Any]:
     cpu, written, rss, began = stand.cpu_s(), stand.written(), stand.rss(), time.monotonic()
     watch = Watch(stand, drive)
-    watching = asyncio.create_task(watch.look())
+    watching = asyncio.create_task(watch.sample())
     placed = await drive.submit()
     await _until_over(load, drive)
     watching.cancel()
@@ -104,7 +104,7 @@ async def _until_over(load: Load, drive: Drive) -> None:
     deadline = time.monotonic() + load.limit_s
     while not taking.done() and time.monotonic() < deadline and drive.tokens < load.limit_tokens:
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(taking), RSS_LOOK_S)
+            await asyncio.wait_for(asyncio.shield(taking), RSS_POLL_S)
         drive.stand.check()
     if not taking.done():
         taking.cancel()
@@ -122,11 +122,11 @@ def _latencies(load: Load, drive: Drive) -> dict[str, float]:
 
 def _summary(repeats: list[dict[str, Any]]) -> dict[str, Any]:
     """Least and median of each figure."""
-    told: dict[str, Any] = {"rssMbByTenth": repeats[-1].pop("rssMbByTenth")}
+    figures: dict[str, Any] = {"rssMbByTenth": repeats[-1].pop("rssMbByTenth")}
     for name in repeats[-1]:
         values = [one[name] for one in repeats]
-        told[name] = [round(min(values), 3), round(statistics.median(values), 3)]
-    return told
+        figures[name] = [round(min(values), 3), round(statistics.median(values), 3)]
+    return figures
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from polyrl_operator.secret import write_run_keys
 
 EPOCH: Final = 1
 START_S: Final = 30.0
-LOOK_S: Final = 0.02
+POLL_S: Final = 0.02
 
 JOB: Final[Mapping[str, Any]] = {
     "apiVersion": "polyrl.dev/v1alpha1",
@@ -88,7 +88,7 @@ async def standing(folder: Path, core: int | None, job: Mapping[str, Any] = JOB)
     try:
         async with asyncio.timeout(START_S):
             while not file.exists():  # noqa: ASYNC110 - nothing announces a file
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         yield Stand(psutil.Process(process.pid), parse_endpoints(file.read_bytes(), str(file)), folder=folder)
     finally:
         if process.returncode is None:

@@ -1,8 +1,8 @@
 """A control plane of processes for the benchmark: etcd, API server, scheduler, job controller, and kwok's fake nodes.
 
-All from the folder KUBEBUILDER_ASSETS. Each is its own process, so that its CPU seconds are told from the operator's.
+All from the folder KUBEBUILDER_ASSETS. Each is its own process, so that its CPU seconds are not the operator's.
 Refuses to hold: other controllers (nothing here needs Endpoints or garbage collection), volumes (claims stay pending,
-and the scheduler is told not to mind), kubelets. Read next: `run`.
+and the scheduler is configured not to mind), kubelets. Read next: `run`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ControlPlane(BareApiServer):  # type: ignore[misc]  # tests are no package
     def add_nodes(self) -> None:
         """Fake nodes that run what is bound to them, and who binds it. Raises SystemExit when one is refused."""
         # A node is new with a taint that the node controller, which does not run, would take off.
-        trusted = {"spec": {"taints": None}}
+        untainted = {"spec": {"taints": None}}
         for number in range(NODES):
             name = f"fake-{number}"
             made = self.request("POST", "/api/v1/nodes", _node(name))
-            done = self.request("PATCH", f"/api/v1/nodes/{name}", trusted, content="application/merge-patch+json")
+            done = self.request("PATCH", f"/api/v1/nodes/{name}", untainted, content="application/merge-patch+json")
             if (made[0], done[0]) != (201, 200):
                 raise SystemExit(f"no fake node: {made[1]} {done[1]}")
         access = f"--kubeconfig={self.kubeconfig()}"

@@ -85,8 +85,8 @@ async def deployed(kubeconfig: Path, namespace: str) -> AsyncIterator[Deployed]:
 
 async def _read(log: asyncio.StreamReader, listens: asyncio.Future[int]) -> None:
     async for line in log:
-        said = json.loads(line)
-        if said["event"] == "listens" and "/metrics" in said["paths"]:
-            listens.set_result(said["port"])
-        elif said.get("level") in ("warning", "error"):
+        entry = json.loads(line)
+        if entry["event"] == "listens" and "/metrics" in entry["paths"]:
+            listens.set_result(entry["port"])
+        elif entry.get("level") in ("warning", "error"):
             print(line.decode().strip()[:300], file=sys.stderr)

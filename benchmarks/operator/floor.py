@@ -28,7 +28,7 @@ from polyrl_operator.secret import keys_secret
 SETTINGS: Final = Settings("m", "t", rollout_image="r")
 SIDE_BY_SIDE: Final = 32
 """As many as the operator sends."""
-LOOK_S: Final = 0.2
+POLL_S: Final = 0.2
 DEADLINE_S: Final = 120.0
 
 
@@ -59,7 +59,7 @@ async def floor(session: aiohttp.ClientSession, host: str, manifests: list[Objec
         pods = host + POD.path(manifests[0]["metadata"]["namespace"])
         wanted = len(manifests) * (2 + manifests[0]["spec"]["rollout"]["replicas"])
         while not await _all_run(session, pods, wanted):  # noqa: ASYNC110 - a watch would be the operator's cost
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     run = time.monotonic() - began
     return {"jobs": len(manifests), "objects": len(made), "createSeconds": round(created, 1), "seconds": round(run, 1)}
 

@@ -50,7 +50,7 @@ ROLLOUTS: Final = 3
 """Per job; with its manager and its trainer five pods."""
 ASSETS: Final = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
 START_S: Final = 60.0
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 IDLE_S: Final = 30.0
 """Over which the rest is measured, after a pause of a third of it."""
 SIDE_BY_SIDE: Final = 16
@@ -94,7 +94,7 @@ class Bench:
                 with suppress(ApiError):
                     await self.client.get(JOB, NAMESPACE, "none")
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def submit(self, wanted: list[dict[str, Any]]) -> None:
         async def one(item: dict[str, Any]) -> None:

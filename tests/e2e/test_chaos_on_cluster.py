@@ -94,11 +94,11 @@ def chaos(bed: Cluster, kubectl: Kubectl, operator: None) -> Chaos:
 def test_every_action_on_every_role_that_takes_it(chaos: Chaos) -> None:
     run = chaos.run
     engines_stop_and_go(chaos)
-    agents_are_cut_off_and_let_back(chaos)
-    what_cannot_be_done_is_said(chaos)
+    agents_are_partitioned_and_let_back(chaos)
+    what_cannot_be_done_is_reported(chaos)
     rollouts_are_taken(chaos)
     for role in ("manager", "trainer"):
-        singles_are_replaced(chaos, role)
+        singletons_are_replaced(chaos, role)
     run.await_complete()
     report = read_report(run.kubectl, run.name)
     print(report["samples"])
@@ -107,8 +107,8 @@ def test_every_action_on_every_role_that_takes_it(chaos: Chaos) -> None:
 
 def engines_stop_and_go(chaos: Chaos) -> None:
     run, name = chaos.run, chaos.victim()
-    said = chaos.does("freeze", "--role", "engine", "--worker", name, "--for", f"{FROST_S}")
-    assert f"the engine of {name} frozen for {FROST_S:g} s" in said
+    output = chaos.does("freeze", "--role", "engine", "--worker", name, "--for", f"{FROST_S}")
+    assert f"the engine of {name} frozen for {FROST_S:g} s" in output
     assert "stopped" in engine_states(run, name)
     eventually("it thaws", lambda: "stopped" not in engine_states(run, name), FROST_S + 30)
     chaos.does("slow", "--role", "engine", "--worker", name, "--for", "3", "--speed", "0.5")
@@ -118,13 +118,13 @@ def engines_stop_and_go(chaos: Chaos) -> None:
     assert name in {pod["metadata"]["name"] for pod in run.live("rollout")}, "a pause is no end"
 
 
-def agents_are_cut_off_and_let_back(chaos: Chaos) -> None:
+def agents_are_partitioned_and_let_back(chaos: Chaos) -> None:
     for direction in ("both", "in", "out"):
-        said = chaos.does("partition", "--worker", chaos.victim(), "--for", "2", "--direction", direction)
-        assert "cut off from" in said
+        output = chaos.does("partition", "--worker", chaos.victim(), "--for", "2", "--direction", direction)
+        assert "cut off from" in output
 
 
-def what_cannot_be_done_is_said(chaos: Chaos) -> None:
+def what_cannot_be_done_is_reported(chaos: Chaos) -> None:
     for role in ("agent", "manager", "trainer"):
         assert "is process 1 of its container" in chaos.refuses("freeze", "--role", role)
     assert "only an agent gets a notice" in chaos.refuses("preempt", "--role", "engine")
@@ -140,10 +140,10 @@ def rollouts_are_taken(chaos: Chaos) -> None:
         chaos.run.await_whole(without={name})
 
 
-def singles_are_replaced(chaos: Chaos, role: str) -> None:
+def singletons_are_replaced(chaos: Chaos, role: str) -> None:
     run, before = chaos.run, uids(chaos.run, role)
-    said = chaos.does("kill", "--role", role)
-    assert "its pod is deleted with a grace of 1 s" in said
+    output = chaos.does("kill", "--role", role)
+    assert "its pod is deleted with a grace of 1 s" in output
 
     def replaced() -> Any:
         assert not run.twins()

@@ -44,8 +44,8 @@ def installed(bed: Cluster) -> Iterator[Kubectl]:
 
 
 def test_helm_test_passes_in_a_restricted_namespace(bed: Cluster, installed: Kubectl) -> None:
-    said = helm(bed, "test", RELEASE, "--timeout", "120s")
-    assert re.search(r"Phase:\s+Succeeded", said), said
+    output = helm(bed, "test", RELEASE, "--timeout", "120s")
+    assert re.search(r"Phase:\s+Succeeded", output), output
     assert not installed.items("pods", "-l", "app.kubernetes.io/component=test"), "the test pod is gone when it passed"
 
 
@@ -101,8 +101,8 @@ def test_uninstall_leaves_the_crd_and_says_so(bed: Cluster, installed: Kubectl, 
     job = short_job("kept")
     job["spec"]["suspend"] = True
     kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(job))
-    said = helm(bed, "uninstall", RELEASE, "--wait", "--timeout", "120s")
-    assert f"[CustomResourceDefinition] {CRD}" in said
+    output = helm(bed, "uninstall", RELEASE, "--wait", "--timeout", "120s")
+    assert f"[CustomResourceDefinition] {CRD}" in output
     crd = f"customresourcedefinition.apiextensions.k8s.io/{CRD}"
     eventually("nothing but the CRD is left", lambda: left_over(installed) == [crd], GONE_S)
     assert kubectl.json("prl", "kept")["metadata"].get("finalizers") is None

@@ -21,7 +21,7 @@ LACKS = {
     "trainer": (),
     "rollout": ("pyarrow",),
 }
-LOOK = """
+IMPORTS = """
 import importlib.util, json, os, pathlib, shutil, sys
 {loads}
 def writable(path):
@@ -62,7 +62,7 @@ def pod(name: str, role: str, command: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_holds_what_its_component_needs_and_runs_as_nobody(role: str, kubectl: Kubectl) -> None:
-    script = LOOK.format(loads=LOADS[role], lacks=LACKS[role])
+    script = IMPORTS.format(loads=LOADS[role], lacks=LACKS[role])
     kubectl("apply", "-f", "-", stdin=json.dumps(pod(role, role, ["python", "-c", script])))
     kubectl("wait", f"pod/{role}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s", timeout_s=120)
     seen = json.loads(kubectl("logs", role).strip().splitlines()[-1])

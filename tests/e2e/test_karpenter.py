@@ -164,8 +164,10 @@ def test_a_consolidation_empties_nodes_by_drain_and_spares_the_trainers(karpente
     clock.mark("from the wish to consolidate to both rollouts on one cheaper machine")
     generates(run)
     assert trainers_node(run) == home, "do-not-disrupt"
-    told = {event["reason"] for event in kubectl.items("events", "--field-selector", f"involvedObject.name={run.name}")}
-    assert "RolloutPreempted" in told
+    recorded = {
+        event["reason"] for event in kubectl.items("events", "--field-selector", f"involvedObject.name={run.name}")
+    }
+    assert "RolloutPreempted" in recorded
     node_pools.apply(karpenter)
     finish(run)
 

@@ -17,7 +17,7 @@ DRAWN = sorted(FAULTS.keys() - {"out_of_memory", "freeze_node", "api_away"})
 """All but those that last a minute each or need a memory limit."""
 STEPS = 700
 """More than thirty faults last."""
-PATIENCE = 30
+BACKOFF_LIMIT = 30
 """backoffLimit: a trainer that is killed counts, and may be drawn every time."""
 STEPS_S = 1800.0
 """For what is left of them after the last fault."""
@@ -27,7 +27,7 @@ STEPS_S = 1800.0
 def test_a_job_survives_thirty_faults_in_a_row(whole_bed: Cluster, kubectl: Kubectl, operator: None, seed: int) -> None:
     draw = random.Random(seed)
     job = short_job("mix", STEPS)
-    job["spec"]["backoffLimit"] = PATIENCE
+    job["spec"]["backoffLimit"] = BACKOFF_LIMIT
     run = Run(kubectl, job)
     run.apply()
     run.await_step(1)

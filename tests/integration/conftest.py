@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 START_DEADLINE_S: Final = 60.0
 """etcd and the API server take 3 s on idle cores."""
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 """Between looks at /readyz: nothing announces it."""
 
 ADMIN: Final = "admin"
@@ -138,9 +138,9 @@ class BareApiServer:
 
     def _spawn(self, program: str, *args: str | Path) -> None:
         # Not outliving even a killed pytest.
-        leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with_parent_death_signal = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with (self.folder / f"{program}.log").open("wb") as log:
-            command = [*leash, self.assets / program, *args]
+            command = [*with_parent_death_signal, self.assets / program, *args]
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
 
     def _service_account_key(self) -> Path:
@@ -163,7 +163,7 @@ class BareApiServer:
             except (OSError, ssl.SSLError):
                 pass
             assert time.monotonic() < until, f"not ready within {START_DEADLINE_S} s, see the logs in {self.folder}"
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _decoded(raw: bytes) -> Any:

@@ -15,7 +15,7 @@ from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 FLEET = 3 * MAX_CREATIONS
-LOOKS = 3
+RECONCILES = 3
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def large() -> Large:
     return Large(raw_job({"replicas": 1, "maxReplicas": FLEET + 1}, scaling=manual))
 
 
-def test_a_notice_amid_many_creations_is_told_in_the_next_look(large: Large) -> None:
+def test_a_notice_amid_many_creations_is_reported_in_the_next_reconcile(large: Large) -> None:
     (serving,) = large.rollouts()
     large.scale(FLEET + 1)
     sizes = []
-    for number in range(LOOKS):
+    for number in range(RECONCILES):
         decision = large.ctx()
         sizes.append(sum(isinstance(action, Create) for action in decision.actions))
         if number == 1:
@@ -84,7 +84,7 @@ def test_a_notice_amid_many_creations_is_told_in_the_next_look(large: Large) -> 
             first = next(action for action in decision.actions if isinstance(action, Create | DrainEngine))
             assert isinstance(first, DrainEngine)
             assert first.pod == serving
-        if number < LOOKS - 1:
+        if number < RECONCILES - 1:
             assert decision.wake_at is not None
             assert decision.wake_at <= large.operator.now + CONTINUE_AFTER_S
     assert max(sizes) == MAX_CREATIONS
@@ -93,9 +93,9 @@ def test_a_notice_amid_many_creations_is_told_in_the_next_look(large: Large) -> 
     assert not [action for action in large.ctx().actions if isinstance(action, Create)]
 
 
-def test_many_are_let_go_in_several_looks_and_each_once(large: Large) -> None:
+def test_many_are_released_in_several_reconciles_and_each_once(large: Large) -> None:
     large.scale(FLEET)
-    for _ in range(2 * LOOKS):
+    for _ in range(2 * RECONCILES):
         large.ctx()
         large.cluster.pass_time(1)
     large.cluster.pass_time(10)

@@ -110,7 +110,7 @@ events = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events, max_size=60), st.booleans())
-def test_nothing_that_is_said_breaks_the_ledger(script: list[tuple[str, str, object]], finish: bool) -> None:
+def test_no_message_breaks_the_ledger(script: list[tuple[str, str, object]], finish: bool) -> None:
     ledger, now, events = Ledger(LedgerConfig(run_epoch=1, group_filter="nonzeroSpread")), 0.0, []
     opening = [
         ("trainer", "", TrainerHello(1, -1)),

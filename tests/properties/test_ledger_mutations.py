@@ -139,7 +139,7 @@ def acknowledged_twice(patch: Patch) -> None:
     patch.setitem(trainer._HANDLERS, Acknowledge, acknowledge)
 
 
-def last_is_said_too_early(patch: Patch) -> None:
+def last_is_announced_too_early(patch: Patch) -> None:
     honest = batching.pack
 
     def pack(state: Any, request: Any) -> Any:
@@ -310,7 +310,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (incomplete_groups_packed, "I2"),
     (packed_twice, "I2"),
     (acknowledged_twice, "I1"),
-    (last_is_said_too_early, "I2"),
+    (last_is_announced_too_early, "I2"),
     (optimizer_step_overfilled, "I3"),
     (repeated_next_packs_anew, "I5"),
     (silence_unnoticed, "I8"),

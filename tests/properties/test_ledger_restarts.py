@@ -118,7 +118,7 @@ def test_the_same_trainer_that_comes_back_finds_all_as_it_was() -> None:
     assert len(stage.ledger.state.pending) == 1
 
 
-def test_a_newcomer_is_told_what_is_held_and_is_asked_for_every_open_verdict() -> None:
+def test_a_new_trainer_gets_what_is_held_and_a_request_for_every_open_verdict() -> None:
     stage = at_work(2, n=2)
     stage.tokens("a", stage.number("0.0"), [5, 2], "stop")
     complete(stage, "1.0")

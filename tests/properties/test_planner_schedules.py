@@ -52,7 +52,7 @@ class World:
         else:
             await self.fleet.stop(action.name, action.grace_s)
 
-    async def strike(self, rng: random.Random) -> None:
+    async def inject_fault(self, rng: random.Random) -> None:
         """One loss of one living rollout, in one of the ways it can be lost."""
         living = [one.name for one in await self.fleet.list() if one.role is Role.ROLLOUT and one.lives]
         if not living:
@@ -72,7 +72,7 @@ def test_the_fleet_always_comes_back_to_its_size(seed: int, rollouts: int) -> No
         rng, world = random.Random(seed), World(rollouts)
         await world.settle()
         for _ in range(EVENTS):
-            await world.strike(rng)
+            await world.inject_fault(rng)
             await world.fleet.changed(rng.uniform(0, 0.5))
             if rng.random() < 0.5:
                 await world.settle()

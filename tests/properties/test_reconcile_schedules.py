@@ -110,7 +110,7 @@ class World:
             if ("Node", pod["spec"].get("nodeName")) in self.cluster.objects or not pod["spec"].get("nodeName")
         ]
 
-    def strike(self) -> None:
+    def inject_fault(self) -> None:
         """One thing that happens to the cluster or the job."""
         rng, cluster = self.rng, self.cluster
         pods = [pod for pod in cluster.pods() if not is_ended(pod)]
@@ -154,7 +154,7 @@ class World:
     def live(self) -> None:
         """Faults and turns, in any order."""
         for _ in range(EVENTS):
-            self.strike()
+            self.inject_fault()
             self.cluster.pass_time(self.rng.choice((0.0, 1.0, 7.0)))
             self.operator.catch_up(self.rng.choice((0, 1, 5, None)))
             self.turn()
@@ -238,7 +238,7 @@ def test_two_operators_at_once(seed: int) -> None:
         other = FakeOperator(world.cluster)
         other.catch_up()
         for _ in range(EVENTS):
-            world.strike()
+            world.inject_fault()
             world.cluster.pass_time(rng.choice((0.0, 1.0, 7.0)))
             if rng.random() < 0.5:
                 world.operator, other = other, world.operator

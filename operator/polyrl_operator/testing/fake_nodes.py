@@ -52,14 +52,14 @@ class FakeNodes:
 
     async def finish_trainer(self, namespace: str, job: str) -> None:
         """The trainer ends well: its pod has succeeded, and its Job is complete."""
-        stamp = _now()
+        timestamp = _now()
         kinds = ("SuccessCriteriaMet", "Complete")
-        ended = [{"type": kind, "status": "True", "lastTransitionTime": stamp} for kind in kinds]
+        ended = [{"type": kind, "status": "True", "lastTransitionTime": timestamp} for kind in kinds]
         pods = [pod async for pod in self._pods_of(namespace, names.trainer_name(job))]
         for pod in pods:
             done: Object = {"phase": "Succeeded", "conditions": []}
             await self._status(POD, namespace, pod["metadata"]["name"], done)
-        status = {"active": 0, "ready": 0, "succeeded": 1, "completedIndexes": "0", "completionTime": stamp}
+        status = {"active": 0, "ready": 0, "succeeded": 1, "completedIndexes": "0", "completionTime": timestamp}
         await self._status(TRAINER, namespace, names.trainer_name(job), status | {"conditions": ended})
 
     async def _follow(self, kind: ResourceKind, seen: Callable[[str, Object], Any]) -> None:
@@ -99,13 +99,13 @@ class FakeNodes:
 
     def _running(self, metadata: Object) -> Object:
         """A manager without a container behind it never answers, so it never becomes ready."""
-        stamp, role = _now(), metadata["labels"].get(names.LABEL_ROLE)
+        timestamp, role = _now(), metadata["labels"].get(names.LABEL_ROLE)
         ready = () if role == Role.MANAGER.value else ("ContainersReady", "Ready")
         true = [
-            {"type": kind, "status": "True", "lastTransitionTime": stamp}
+            {"type": kind, "status": "True", "lastTransitionTime": timestamp}
             for kind in ("PodScheduled", "Initialized", *ready)
         ]
-        place = {"podIP": self._address, "podIPs": [{"ip": self._address}], "startTime": stamp}
+        place = {"podIP": self._address, "podIPs": [{"ip": self._address}], "startTime": timestamp}
         return {"phase": "Running", "conditions": true} | place
 
     async def _trainer(self, event: str, job: Object) -> None:

@@ -137,7 +137,7 @@ class FakeAgent:
     async def _step(self) -> None:
         busy = bool(self._running) and self._seq - self._kept < IN_FLIGHT
         if await self._socket.poll(math.ceil(self._pause(busy) * 1000)):
-            await self._hear(decode_to_agent(await self._socket.recv()))
+            await self._receive(decode_to_agent(await self._socket.recv()))
         elif not self._running:
             await self.send(Heartbeat(0, 0, kv_free_tokens=self._hello.kv_tokens))
         if busy and self._running and time.monotonic() >= self._due:
@@ -148,7 +148,7 @@ class FakeAgent:
             return IDLE_S
         return max(0.0, self._due - time.monotonic())
 
-    async def _hear(self, message: ToAgent) -> None:
+    async def _receive(self, message: ToAgent) -> None:
         if isinstance(message, Welcome):
             self._welcome = message
         elif isinstance(message, Assign):

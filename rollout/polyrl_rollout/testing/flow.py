@@ -35,7 +35,7 @@ from polyrl_rollout.testing.stage import Stage
 STEP_S: Final = 0.1
 """Virtual time goes on by this much: a few frames of a real agent."""
 
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 
 TOKEN: Final = 5
 STOP: Final = 2
@@ -135,7 +135,7 @@ class Flow(Stage):
         """When each sample got its verdict."""
         self._length, self._turns, self._environment, self._verdict_s = length, turns, environment, verdict_s
         self._mail: list[tuple[str, Any]] = []
-        self._judged: set[tuple[str, int]] = set()
+        self._scored: set[tuple[str, int]] = set()
         self._verdicts: list[tuple[float, TurnDone]] = []
         for name, speed in engines.items():
             self.join(name, speed)
@@ -195,7 +195,7 @@ class Flow(Stage):
         frames = engine.protocol.book.pack(self.now, STEP_S, flush=True)
         if engine.mute:
             return
-        if self.now % BEAT_S < STEP_S:
+        if self.now % HEARTBEAT_S < STEP_S:
             self.agent(engine.name, Heartbeat(len(engine.decoding), 0, kv_free_tokens=engine.speed.kv_tokens))
         for frame in frames:
             self.agent(engine.name, frame)
@@ -205,9 +205,9 @@ class Flow(Stage):
         self._verdicts = [(at, turn) for at, turn in self._verdicts if at > self.now]
         for turn in due:
             sample, number = turn.response.sample, turn.response.turn
-            if (sample, number) in self._judged:
+            if (sample, number) in self._scored:
                 continue
-            self._judged.add((sample, number))
+            self._scored.add((sample, number))
             if number + 1 < self._turns:
                 self.extend(sample, [TOKEN] * self._environment, number)
             else:

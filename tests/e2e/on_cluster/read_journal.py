@@ -69,15 +69,15 @@ def in_unix_seconds(history: list[HistoryEntry]) -> Iterator[tuple[HistoryEntry,
 def engine_times(history: list[HistoryEntry]) -> list[dict[str, Any]]:
     """What befell engines, in Unix seconds."""
     rows: list[dict[str, Any]] = []
-    heard: dict[str, float] = {}
+    last_seen: dict[str, float] = {}
     for entry, zero in in_unix_seconds(history):
         event = entry.event
         if isinstance(event, f.EngineHeard | f.EngineGreeted):
-            heard[event.engine] = event.at + zero
+            last_seen[event.engine] = event.at + zero
         if isinstance(event, f.EngineGreeted | f.EngineDraining | f.EngineGone):
             cause = getattr(event, "reason", getattr(event, "cause", ""))
             rows.append({"what": type(event).__name__, "engine": event.engine, "at": entry.at + zero, "cause": cause})
-            rows[-1] |= {"heardAt": heard[event.engine]} if isinstance(event, f.EngineGone) else {}
+            rows[-1] |= {"heardAt": last_seen[event.engine]} if isinstance(event, f.EngineGone) else {}
     return rows
 
 

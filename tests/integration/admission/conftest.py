@@ -11,7 +11,7 @@ from polyrl.manifest.schema.crd import custom_resource_definition
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEADLINE_S = 60.0
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 @pytest.fixture(scope="session")
@@ -28,5 +28,5 @@ def server(api_server: Any) -> Any:
     until = time.monotonic() + DEADLINE_S
     while api_server.request("GET", "/apis/polyrl.dev/v1alpha1/polyrljobs")[0] != 200:
         assert time.monotonic() < until, "the CRD is not served"
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return api_server

@@ -27,14 +27,14 @@ from polyrl_operator.secret import make_certificate
 
 EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits"
 STEP_S = 120.0
-LOOK_S = 0.02
+POLL_S = 0.02
 FREEZE_S = 15
 """Long enough to be seen when the command that began it has ended."""
 ALL_TEST_S = 600
 """A fault that lasts longer than a test."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PROTOCOL = "v4.channel.k8s.io"
-LOOK_AT_PODS = {"polyrl.dev": ("polyrljobs", ["get"]), "": ("pods", ["list"])}
+READ_PODS = {"polyrl.dev": ("polyrljobs", ["get"]), "": ("pods", ["list"])}
 
 WORKER = f"""
 import signal, subprocess, sys
@@ -52,7 +52,7 @@ class Kubelet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[tuple[str, str]] = []
-        self.drills: list[asyncio.subprocess.Process] = []
+        self.commands: list[asyncio.subprocess.Process] = []
         self.port = 0
 
     async def start(self) -> None:
@@ -69,14 +69,14 @@ class Kubelet:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        for drill in self.drills:
-            if drill.returncode is None:
+        for command in self.commands:
+            if command.returncode is None:
                 # Else its keeper would go on by itself until the fault is over.
                 with suppress(psutil.NoSuchProcess):
-                    for keeper in psutil.Process(drill.pid).children():
+                    for keeper in psutil.Process(command.pid).children():
                         keeper.kill()
-                drill.kill()
-            await drill.wait()
+                command.kill()
+            await command.wait()
         await self._runner.cleanup()
 
     async def _exec(self, request: web.Request) -> web.WebSocketResponse:
@@ -89,7 +89,7 @@ class Kubelet:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        self.drills.append(process)
+        self.commands.append(process)
         assert process.stdout is not None
         assert process.stderr is not None
         if line := await process.stdout.readline():
@@ -145,10 +145,10 @@ class Bed:
         self._patch(self.path(name, "status"), {"status": {"phase": "Running", "containerStatuses": containers}})
         if alive:
             process = self.workers[name] = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-            self.engines[name] = psutil.Process(int(await self.said(name)))
+            self.engines[name] = psutil.Process(int(await self.output(name)))
             assert process.returncode is None
 
-    async def said(self, name: str) -> str:
+    async def output(self, name: str) -> str:
         stdout = self.workers[name].stdout
         assert stdout is not None
         return (await asyncio.wait_for(stdout.readline(), STEP_S)).decode().strip()
@@ -164,27 +164,27 @@ class Bed:
         process = await asyncio.create_subprocess_exec(
             *command, kubeconfig, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        said, _ = await asyncio.wait_for(process.communicate(), STEP_S)
+        output, _ = await asyncio.wait_for(process.communicate(), STEP_S)
         assert process.returncode is not None
-        return process.returncode, said.decode()
+        return process.returncode, output.decode()
 
     async def refused(self, *args: str, user: str = "admin") -> str:
-        code, said = await self.chaos(*args, user=user)
-        assert code == 2, said
-        assert said.count("\n") == 1, f"one sentence: {said}"
-        return said
+        code, output = await self.chaos(*args, user=user)
+        assert code == 2, output
+        assert output.count("\n") == 1, f"one sentence: {output}"
+        return output
 
     async def until_status(self, name: str, wanted: str) -> None:
         async with asyncio.timeout(STEP_S):
             # The kernel tells nobody.
             while self.engines[name].status() != wanted:  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def allow(self, **rights: tuple[str, list[str]]) -> None:
         """Gives the user `operator` these and what it takes to look."""
         rules = [
             {"apiGroups": [group], "resources": [what], "verbs": verbs}
-            for group, (what, verbs) in (*LOOK_AT_PODS.items(), *(("", right) for right in rights.values()))
+            for group, (what, verbs) in (*READ_PODS.items(), *(("", right) for right in rights.values()))
         ]
         place = f"{RBAC}/namespaces/{self.namespace}"
         role = {"metadata": {"name": "chaos"}, "rules": rules}
@@ -231,60 +231,60 @@ async def bed(server: Any, tmp_path: Path) -> AsyncIterator[Bed]:
 
 
 async def test_an_engine_is_frozen_from_inside_and_thaws_alone(bed: Bed) -> None:
-    code, said = await bed.chaos("freeze", "job", "--role", "engine", "--for", f"{FREEZE_S}", "--seed", "7")
-    assert code == 0, said
-    assert said == f"job in namespace {bed.namespace}: the engine of job-r-1 frozen for {FREEZE_S} s (seed 7)\n"
+    code, output = await bed.chaos("freeze", "job", "--role", "engine", "--for", f"{FREEZE_S}", "--seed", "7")
+    assert code == 0, output
+    assert output == f"job in namespace {bed.namespace}: the engine of job-r-1 frozen for {FREEZE_S} s (seed 7)\n"
     assert bed.kubelet.asked == [("job-r-1", "rollout")]
     await bed.until_status("job-r-1", psutil.STATUS_STOPPED)
     await bed.until_status("job-r-1", psutil.STATUS_SLEEPING)
 
 
 async def test_while_a_fault_lasts_there_is_no_other_one(bed: Bed) -> None:
-    code, said = await bed.chaos("freeze", "job", "--role", "engine", "--for", f"{ALL_TEST_S}")
-    assert code == 0, said
+    code, output = await bed.chaos("freeze", "job", "--role", "engine", "--for", f"{ALL_TEST_S}")
+    assert code == 0, output
     assert "another fault lasts there; wait for its end" in await bed.refused("slow", "job", "--role", "engine")
     assert bed.engines["job-r-1"].status() == psutil.STATUS_STOPPED
 
 
 async def test_an_engine_is_killed_and_its_agent_lives(bed: Bed) -> None:
-    code, said = await bed.chaos("kill", "job", "--role", "engine")
-    assert code == 0, said
+    code, output = await bed.chaos("kill", "job", "--role", "engine")
+    assert code == 0, output
     await bed.until_status("job-r-1", psutil.STATUS_ZOMBIE)
     assert bed.workers["job-r-1"].returncode is None
     assert "no engine process lives there" in await bed.refused("kill", "job", "--role", "engine")
 
 
 async def test_an_agent_is_cut_off_and_let_back(bed: Bed) -> None:
-    code, said = await bed.chaos("partition", "job", "--for", "0.5")
-    assert code == 0, said
-    assert [await bed.said("job-r-1"), await bed.said("job-r-1")] == [f"got {PARTITION:d}", f"got {HEAL:d}"]
-    heard = await bed.refused("partition", "job", "--direction", "in")
-    assert "has not greeted the manager yet" in heard, "its stand-in has no handler for that signal"
+    code, output = await bed.chaos("partition", "job", "--for", "0.5")
+    assert code == 0, output
+    assert [await bed.output("job-r-1"), await bed.output("job-r-1")] == [f"got {PARTITION:d}", f"got {HEAL:d}"]
+    output = await bed.refused("partition", "job", "--direction", "in")
+    assert "has not greeted the manager yet" in output, "its stand-in has no handler for that signal"
 
 
 @pytest.mark.parametrize(
-    ("flags", "victim", "grace", "cut"),
+    ("flags", "victim", "grace", "partitioned"),
     [
         (("preempt", "job", "--for", "20.5"), "job-r-1", 21, False),
         (("kill", "job"), "job-r-1", 1, True),
         (("kill", "job", "--role", "manager"), "job-manager-1", 1, False),
     ],
 )
-async def test_a_pod_is_deleted(bed: Bed, flags: tuple[str, ...], victim: str, grace: int, cut: bool) -> None:
-    code, said = await bed.chaos(*flags)
-    assert code == 0, said
-    assert f"its pod is deleted with a grace of {grace} s" in said
+async def test_a_pod_is_deleted(bed: Bed, flags: tuple[str, ...], victim: str, grace: int, partitioned: bool) -> None:
+    code, output = await bed.chaos(*flags)
+    assert code == 0, output
+    assert f"its pod is deleted with a grace of {grace} s" in output
     pod = bed.pod(victim)
     assert pod is not None, "the kubelet has not said yet that it is gone"
     assert pod["metadata"]["deletionGracePeriodSeconds"] == grace
-    assert bed.kubelet.asked == ([(victim, "rollout")] if cut else [])
-    if cut:
-        assert await bed.said(victim) == f"got {PARTITION:d}"
+    assert bed.kubelet.asked == ([(victim, "rollout")] if partitioned else [])
+    if partitioned:
+        assert await bed.output(victim) == f"got {PARTITION:d}"
     role = flags[-1] if "--role" in flags else "rollout"
     assert f"does not have a live {role} now" in await bed.refused(*flags)
 
 
-async def test_what_pods_do_not_take_is_said(bed: Bed) -> None:
+async def test_what_pods_do_not_take_is_an_error(bed: Bed) -> None:
     for role in ("agent", "manager", "trainer"):
         assert "is process 1 of its container, which nothing inside can stop" in await bed.refused(
             "freeze", "job", "--role", role
@@ -299,8 +299,8 @@ async def test_a_missing_right_is_named(bed: Bed) -> None:
     assert 'cannot get resource "polyrljobs"' in await bed.refused("kill", "job", user="operator")
     bed.allow()
     assert 'cannot delete resource "pods"' in await bed.refused("preempt", "job", user="operator")
-    heard = await bed.refused("freeze", "job", "--role", "engine", user="operator")
-    assert "it takes get and create of pods/exec" in heard
+    output = await bed.refused("freeze", "job", "--role", "engine", user="operator")
+    assert "it takes get and create of pods/exec" in output
     assert "pods/exec" in await bed.refused("kill", "job", user="operator")
     pod = bed.pod("job-r-1")
     assert pod is not None
@@ -309,8 +309,8 @@ async def test_a_missing_right_is_named(bed: Bed) -> None:
 
 async def test_its_rights_are_enough(bed: Bed) -> None:
     bed.allow(exec=("pods/exec", ["get", "create"]), delete=("pods", ["delete"]))
-    code, said = await bed.chaos("kill", "job", user="operator")
-    assert code == 0, said
+    code, output = await bed.chaos("kill", "job", user="operator")
+    assert code == 0, output
 
 
 async def test_a_container_without_a_python_is_a_sentence(bed: Bed) -> None:
@@ -318,7 +318,7 @@ async def test_a_container_without_a_python_is_a_sentence(bed: Bed) -> None:
     await bed.workers["job-r-1"].wait()
     assert "no engine process lives there" in await bed.refused("freeze", "job", "--role", "engine")
     await bed.kubelet.stop()
-    code, said = await bed.chaos("freeze", "job", "--role", "engine")
+    code, output = await bed.chaos("freeze", "job", "--role", "engine")
     assert code != 0
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     await bed.kubelet.start()

@@ -74,7 +74,7 @@ class Running:
         return self.process.returncode
 
 
-def hear_interrupts() -> None:
+def handle_interrupts() -> None:
     """A shell has its background jobs ignore interrupts, and all that they start with them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -83,7 +83,7 @@ def hear_interrupts() -> None:
 def running(server: Any, *args: str | Path) -> Iterator[Running]:
     command = [sys.executable, "-u", "-m", "polyrl_cli.app", *args, "--kubeconfig", server.kubeconfig()]
     output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, preexec_fn=hear_interrupts, **output) as process:
+    with subprocess.Popen(command, preexec_fn=handle_interrupts, **output) as process:
         try:
             yield Running(process)
         finally:
@@ -101,12 +101,12 @@ def report(server: Any, name: str, **status: Any) -> None:
 
 
 def condition(kind: str, status: str = "True", message: str = "") -> dict[str, Any]:
-    stamp = "2026-01-01T00:00:00Z"
-    return {"type": kind, "status": status, "reason": kind, "message": message, "lastTransitionTime": stamp,
+    timestamp = "2026-01-01T00:00:00Z"
+    return {"type": kind, "status": status, "reason": kind, "message": message, "lastTransitionTime": timestamp,
             "observedGeneration": 1}  # fmt: skip
 
 
-def tell(server: Any, name: str, uid: str, note: str) -> None:
+def record_event(server: Any, name: str, uid: str, note: str) -> None:
     regarding = {
         "apiVersion": "polyrl.dev/v1alpha1",
         "kind": "PolyRLJob",
@@ -141,7 +141,7 @@ def test_a_run_is_applied_followed_and_ends_as_the_job_does(server: Any, folder:
         assert files["data"].keys() == {"reward.py", "make_data.py", "rl.jsonl", "eval.jsonl"}
         assert files["binaryData"].keys() == {"sft.jsonl.gz"}
         assert {one["manager"] for one in job["metadata"]["managedFields"]} == {"polyrl"}
-        tell(server, name, job["metadata"]["uid"], "created 2 pods")
+        record_event(server, name, job["metadata"]["uid"], "created 2 pods")
         command.await_line("RolloutCreated: created 2 pods")
         report(server, name, state="Running", manager={"step": 3})
         command.await_line("Running, RL step 3 of 120")
@@ -193,7 +193,7 @@ def test_a_job_that_is_over_is_not_run_again(server: Any, folder: Path) -> None:
     assert "is Complete already; delete it" in answer.stderr
 
 
-def test_status_tells_the_story(server: Any, folder: Path) -> None:
+def test_status_shows_the_whole_job(server: Any, folder: Path) -> None:
     name = name_of(folder)
     server.kubectl("apply", "-f", folder / "job.yaml")
     assert "no operator has handled it yet" in polyrl(server, "status", name).stdout
@@ -230,7 +230,7 @@ def test_the_admission_of_the_server_reaches_the_user(server: Any, folder: Path)
     assert name in answer.stderr
 
 
-def test_no_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_no_cluster_is_reported_in_one_sentence(tmp_path: Path) -> None:
     config = {"clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}], "current-context": "c",
               "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
               "users": [{"name": "u", "user": {}}], "apiVersion": "v1", "kind": "Config"}  # fmt: skip

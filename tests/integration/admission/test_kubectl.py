@@ -53,7 +53,7 @@ def test_a_bad_manifest_is_refused_at_dry_run(server: Any) -> None:
     assert "spec.rollout.maxReplicas" in refused.stderr
 
 
-def test_get_tells_the_story_in_one_line(stored: Any) -> None:
+def test_get_shows_the_job_in_one_line(stored: Any) -> None:
     narrow = stored.kubectl("get", "prl", "sort-digits").stdout.splitlines()
     assert " ".join(narrow[0].split()) == "NAME STATE TRAINER ROLLOUT DESIRED MAX SPOT PREEMPTED STEP AGE"
     assert " ".join(narrow[1].split()[:-1]) == "sort-digits Running 1 2 3 2 2 7 41"

@@ -52,7 +52,7 @@ from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 ENGINE = "engine-1"
-PATIENCE_S = 30.0
+DEADLINE_S = 30.0
 DRAIN_S = 8.0
 """From here on the whole reserve of 2 s lies between the last token and the deadline; 900 tokens take 9 s."""
 PROMPT = [5, 6, 7]
@@ -76,7 +76,7 @@ class PlayedManager:
         self._socket.linger = 0
         self._socket.bind(endpoint)
         self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
-        self.heard: list[FromAgent] = []
+        self.received: list[FromAgent] = []
         self.tokens: dict[int, list[int]] = {}
         self.versions: dict[int, list[int]] = {}
         self.finish: dict[int, str | None] = {}
@@ -87,23 +87,23 @@ class PlayedManager:
         self._news = asyncio.Condition()
         self._task = asyncio.create_task(self._read())
 
-    async def say(self, message: ToAgent) -> None:
+    async def send(self, message: ToAgent) -> None:
         await self._socket.send_multipart([ENGINE.encode(), encode(message)])
 
-    async def hear(self, kind: type[M], count: int = 1) -> M:
+    async def receive(self, kind: type[M], count: int = 1) -> M:
         """The `count`-th message of its kind, waited for."""
         await self.until(lambda: len(self.all_of(kind)) >= count, kind.__name__)
         return self.all_of(kind)[count - 1]
 
     def all_of(self, kind: type[M]) -> list[M]:
-        return [message for message in self.heard if isinstance(message, kind)]
+        return [message for message in self.received if isinstance(message, kind)]
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
         try:
-            async with asyncio.timeout(PATIENCE_S), self._news:
+            async with asyncio.timeout(DEADLINE_S), self._news:
                 await self._news.wait_for(holds)
         except TimeoutError:
-            raise AssertionError(f"no {what}; heard {[type(message).__name__ for message in self.heard]}") from None
+            raise AssertionError(f"no {what}; heard {[type(message).__name__ for message in self.received]}") from None
 
     async def close(self) -> None:
         self._task.cancel()
@@ -121,15 +121,15 @@ class PlayedManager:
                 self.delta_bytes += len(frame)
                 await self._take(message)
             async with self._news:
-                self.heard.append(message)
+                self.received.append(message)
                 self._news.notify_all()
 
     async def _welcome(self, hello: Hello) -> None:
         for held in hello.held:
             number = held.assignment
             over = number in self.finish
-            await self.say(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
-        await self.say(Welcome(1, 3.0, beat_s=0.1, delta_s=0.02))
+            await self.send(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
+        await self.send(Welcome(1, 3.0, beat_s=0.1, delta_s=0.02))
 
     async def _take(self, deltas: Deltas) -> None:
         check_deltas(deltas)
@@ -139,7 +139,7 @@ class PlayedManager:
             new, at = ids[at : at + count], at + count
             have = self.tokens.setdefault(number, [])
             if offset > len(have):
-                await self.say(Resend(number, len(have)))
+                await self.send(Resend(number, len(have)))
                 continue
             fresh = new[len(have) - offset :]
             self.repeated += count - len(fresh)
@@ -148,7 +148,7 @@ class PlayedManager:
             if row["finish"]:
                 self.finish[number] = FINISH_CODES[row["finish"]]
         if self.keeps:
-            await self.say(TokensKept(deltas.seq))
+            await self.send(TokensKept(deltas.seq))
 
 
 class Rig:
@@ -179,16 +179,16 @@ class Rig:
         )
 
     async def serve(self, version: int = 0) -> None:
-        await self.manager.hear(Hello)
+        await self.manager.receive(Hello)
         before = len(self.manager.all_of(WeightsLoaded))
-        await self.manager.say(self.announcement(version))
-        assert (await self.manager.hear(WeightsLoaded, before + 1)).version == version
+        await self.manager.send(self.announcement(version))
+        assert (await self.manager.receive(WeightsLoaded, before + 1)).version == version
 
     async def assign(self, number: int, budget: int = 40, offset: int = 0, newest: int = 0) -> None:
         prompt = [*PROMPT, number]
         ids = prompt + continuation(prompt, offset)
         sampling = SamplingParams(max_new_tokens=offset + budget)
-        await self.manager.say(
+        await self.manager.send(
             Assign(
                 number,
                 f"{number}.0",
@@ -206,7 +206,7 @@ class Rig:
         await self.manager.until(lambda: all(n in self.manager.finish for n in numbers), f"end of {numbers}")
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             return await self.task
 
     async def close(self) -> None:
@@ -229,7 +229,7 @@ def undisturbed(number: int, budget: int) -> list[int]:
 
 
 async def test_greets_serves_and_generates_exactly(rig: Rig) -> None:
-    first = await rig.manager.hear(Hello)
+    first = await rig.manager.receive(Hello)
     assert (first.weight_version, first.max_running, first.max_context) == (-1, 32, 512)
     await rig.serve(0)
     assert rig.manager.all_of(Hello)[-1].max_running == 16, "the engine, once started, is asked what it is"
@@ -239,7 +239,7 @@ async def test_greets_serves_and_generates_exactly(rig: Rig) -> None:
     assert rig.manager.tokens == {number: undisturbed(number, 40) for number in range(12)}
     assert set(rig.manager.finish.values()) == {Finish.LENGTH.value}
     assert {version for versions in rig.manager.versions.values() for version in versions} == {0}
-    await rig.manager.hear(Heartbeat)
+    await rig.manager.receive(Heartbeat)
     assert rig.manager.delta_bytes <= 16 * 12 * 40
     print("bytes per token:", rig.manager.delta_bytes / (12 * 40))
 
@@ -287,7 +287,7 @@ async def test_a_manager_that_dies_mid_stream_gets_everything_when_it_is_back(ri
     rig.manager = PlayedManager(rig.manager_keys)
     for number, tokens in old.tokens.items():
         rig.manager.tokens[number] = tokens[: len(tokens) // 2]
-    hello = await rig.manager.hear(Hello)
+    hello = await rig.manager.receive(Hello)
     assert {held.assignment: held.length for held in hello.held}.keys() == set(range(8))
     await rig.finished(range(8))
     assert rig.manager.tokens == {number: undisturbed(number, 200) for number in range(8)}
@@ -312,8 +312,8 @@ async def test_cancel_ends_a_stream_without_a_word(rig: Rig) -> None:
     rig.engine.tokens_per_second = 100
     await rig.serve(0)
     await rig.assign(1, budget=500)
-    await rig.manager.hear(Deltas)
-    await rig.manager.say(Cancel(1))
+    await rig.manager.receive(Deltas)
+    await rig.manager.send(Cancel(1))
     await rig.assign(2, budget=8)
     await rig.finished(range(2, 3))
     assert 1 not in rig.agent.book.streams
@@ -326,13 +326,13 @@ async def test_what_is_to_be_returned_comes_with_all_its_tokens(rig: Rig) -> Non
     await rig.serve(0)
     await rig.assign(1, budget=500)
     await rig.assign(2, budget=500)
-    await rig.manager.hear(Deltas)
+    await rig.manager.receive(Deltas)
     stream = rig.agent.book.streams[1]
-    await rig.manager.say(Recall(1))
-    assert await rig.manager.hear(HandBack) == HandBack(1, "asked")
+    await rig.manager.send(Recall(1))
+    assert await rig.manager.receive(HandBack) == HandBack(1, "asked")
     assert rig.manager.tokens[1] == undisturbed(1, 500)[: stream.length], "all that the engine made"
     assert len(rig.engine.aborted) == 1
-    await rig.manager.hear(Deltas)
+    await rig.manager.receive(Deltas)
     assert 1 not in rig.agent.book.streams, "the other one goes on"
     assert 2 in rig.agent.book.streams
 
@@ -341,15 +341,15 @@ async def test_a_request_that_cannot_be_is_rejected_and_the_others_go_on(rig: Ri
     await rig.serve(0)
     await rig.assign(1, budget=5000)
     await rig.assign(2)
-    returned = await rig.manager.hear(HandBack)
+    returned = await rig.manager.receive(HandBack)
     assert (returned.assignment, returned.reason) == (1, "rejected")
     await rig.finished(range(2, 3))
 
 
 async def test_work_for_another_version_is_returned(rig: Rig) -> None:
-    await rig.manager.hear(Hello)
+    await rig.manager.receive(Hello)
     await rig.assign(1)
-    returned = await rig.manager.hear(HandBack)
+    returned = await rig.manager.receive(HandBack)
     assert (returned.assignment, returned.reason) == (1, "versionChanged")
 
 
@@ -362,7 +362,7 @@ async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_
     await rig.serve(1)
     rig.engine.tokens_per_second = 200
     assert rig.engine.version == 1
-    returned = await rig.manager.hear(HandBack)
+    returned = await rig.manager.receive(HandBack)
     assert (returned.assignment, returned.reason) == (2, "versionChanged")
     assert rig.manager.tokens[2] == undisturbed(2, 100)[: len(rig.manager.tokens[2])]
     await rig.finished(range(1, 2))
@@ -374,8 +374,8 @@ async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_
 async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) -> None:
     await rig.serve(0)
     rig.engine.refuse_weights = True
-    await rig.manager.say(rig.announcement(1))
-    failed = await rig.manager.hear(WeightsFailed)
+    await rig.manager.send(rig.announcement(1))
+    failed = await rig.manager.receive(WeightsFailed)
     assert (failed.version, failed.serving) == (1, 0)
     await rig.assign(1)
     await rig.finished(range(1, 2))
@@ -385,11 +385,11 @@ async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) 
 
 
 async def test_a_newer_announcement_supersedes_a_pull_that_hangs(rig: Rig) -> None:
-    await rig.manager.hear(Hello)
+    await rig.manager.receive(Hello)
     good = rig.announcement(1)
-    await rig.manager.say(Announce(0, "tcp://127.0.0.1:1", public_key=good.public_key, manifest_hash=b"x" * 16))
-    await rig.manager.say(good)
-    assert (await rig.manager.hear(WeightsLoaded)).version == 1
+    await rig.manager.send(Announce(0, "tcp://127.0.0.1:1", public_key=good.public_key, manifest_hash=b"x" * 16))
+    await rig.manager.send(good)
+    assert (await rig.manager.receive(WeightsLoaded)).version == 1
     assert not rig.manager.all_of(WeightsFailed)
 
 
@@ -400,10 +400,10 @@ async def test_a_drain_finishes_the_short_returns_the_long_and_says_goodbye(rig:
     await rig.assign(2, budget=900)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(2, [])) > 20, "tokens")
     begun = asyncio.get_running_loop().time()
-    await rig.manager.say(StartDrain(DRAIN_S, "test"))
+    await rig.manager.send(StartDrain(DRAIN_S, "test"))
     await rig.assign(3)
     assert await rig.exit_code() == EXIT_DONE
-    await rig.manager.hear(Deregister)
+    await rig.manager.receive(Deregister)
     assert asyncio.get_running_loop().time() - begun < DRAIN_S
     assert rig.manager.finish == {1: "length"}
     assert {(r.assignment, r.reason) for r in rig.manager.all_of(HandBack)} == {(2, "draining"), (3, "draining")}
@@ -411,15 +411,15 @@ async def test_a_drain_finishes_the_short_returns_the_long_and_says_goodbye(rig:
     assert rig.manager.tokens[2] == undisturbed(2, 900)[: len(rig.manager.tokens[2])]
 
 
-async def test_a_notice_is_told_and_leads_to_a_drain_even_when_the_manager_says_nothing(rig: Rig) -> None:
+async def test_a_notice_is_reported_and_leads_to_a_drain_even_when_the_manager_stays_silent(rig: Rig) -> None:
     rig.engine.tokens_per_second = 50
     await rig.serve(0)
     await rig.assign(1, budget=900)
-    await rig.manager.hear(Deltas)
+    await rig.manager.receive(Deltas)
     rig.agent.notice()
-    assert (await rig.manager.hear(Leaving)).deadline_s == 4.0
+    assert (await rig.manager.receive(Leaving)).deadline_s == 4.0
     assert await rig.exit_code() == EXIT_DONE
-    await rig.manager.hear(Deregister)
+    await rig.manager.receive(Deregister)
     assert [r.reason for r in rig.manager.all_of(HandBack)] == ["draining"]
 
 
@@ -427,19 +427,19 @@ async def test_fenced_forgets_everything_and_greets_anew_then_gives_up(rig: Rig)
     rig.engine.tokens_per_second = 50
     await rig.serve(0)
     await rig.assign(1, budget=900)
-    await rig.manager.hear(Deltas)
+    await rig.manager.receive(Deltas)
     count = len(rig.manager.all_of(Hello))
-    await rig.manager.say(Fenced("the lease is over"))
-    again = await rig.manager.hear(Hello, count + 1)
+    await rig.manager.send(Fenced("the lease is over"))
+    again = await rig.manager.receive(Hello, count + 1)
     assert again.held == ()
     assert again.weight_version == 0
     rig.manager.welcomes = False
     for _ in range(3):
         count = len(rig.manager.all_of(Hello))
-        await rig.manager.say(Fenced("another epoch"))
+        await rig.manager.send(Fenced("another epoch"))
         if rig.task.done():
             break
-        await asyncio.wait({rig.task, asyncio.create_task(rig.manager.hear(Hello, count + 1))}, timeout=PATIENCE_S,
+        await asyncio.wait({rig.task, asyncio.create_task(rig.manager.receive(Hello, count + 1))}, timeout=DEADLINE_S,
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
     assert await rig.exit_code() == EXIT_FAILED
 
@@ -452,17 +452,17 @@ async def test_a_broken_engine_returns_everything_and_ends_the_agent(rig: Rig) -
     await rig.manager.until(lambda: len(rig.manager.tokens) == 3, "tokens")
     rig.engine.broken = True
     assert await rig.exit_code() == EXIT_FAILED
-    await rig.manager.hear(Deregister)
+    await rig.manager.receive(Deregister)
     assert {(r.assignment, r.reason) for r in rig.manager.all_of(HandBack)} == {(n, "engineError") for n in range(3)}
 
 
 async def test_an_engine_that_died_idle_is_noticed_at_the_next_version(rig: Rig) -> None:
     await rig.serve(0)
     rig.engine.broken = True
-    await rig.manager.say(rig.announcement(1))
+    await rig.manager.send(rig.announcement(1))
     assert await rig.exit_code() == EXIT_FAILED
-    assert (await rig.manager.hear(WeightsFailed)).version == 1
-    await rig.manager.hear(Deregister)
+    assert (await rig.manager.receive(WeightsFailed)).version == 1
+    await rig.manager.receive(Deregister)
 
 
 async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig) -> None:
@@ -475,9 +475,9 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     left = rig.agent.book._seq
     await rig.assign(2)
     await rig.manager.until(lambda: rig.manager.all_of(Deltas)[-1].seq >= left, "tokens that had left before")
-    heard = len(rig.manager.heard)
+    received = len(rig.manager.received)
     await asyncio.sleep(0.5)
-    assert len(rig.manager.heard) == heard
+    assert len(rig.manager.received) == received
     assert 2 not in rig.agent.book.streams
     rig.agent.manager.heal()
     await rig.finished(range(1, 3))
@@ -508,11 +508,11 @@ async def test_one_that_is_cut_off_in_one_direction_goes_on_in_the_other(rig: Ri
     await rig.finished(range(1, 3))
     rig.agent.manager.partition(inward=False, outward=True)
     await asyncio.sleep(0.1)  # what had left before arrives
-    heard = len(rig.manager.heard)
+    received = len(rig.manager.received)
     await rig.assign(3)
     await asyncio.sleep(0.5)
     assert 3 in rig.agent.book.streams, "it hears, and generates"
-    assert len(rig.manager.heard) == heard
+    assert len(rig.manager.received) == received
     rig.agent.manager.heal()
     await rig.finished(range(3, 4))
     assert rig.manager.tokens[1] == undisturbed(1, 200)
@@ -529,7 +529,7 @@ async def test_a_link_needs_both_directions_for_longer(
     await asyncio.sleep(0.6)
     assert len(rig.manager.all_of(Hello)) == greetings, "it cannot dial"
     rig.agent.manager.heal()
-    await rig.manager.hear(Hello, greetings + 1)
+    await rig.manager.receive(Hello, greetings + 1)
 
 
 async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
@@ -546,7 +546,7 @@ async def test_cut_off_for_longer_than_heartbeats_wait_it_greets_anew(
     await asyncio.sleep(0.6)
     assert len(rig.manager.all_of(Hello)) == greetings
     rig.agent.manager.heal()
-    await rig.manager.hear(Hello, greetings + 1)
+    await rig.manager.receive(Hello, greetings + 1)
     await rig.finished(range(1, 2))
     assert rig.manager.tokens == {1: undisturbed(1, 300)}
     assert 2 not in rig.agent.book.streams

@@ -23,7 +23,7 @@ subprocess.run(child, env={{**os.environ, "{PARENT_PID}": str(os.getpid())}})
 """
 
 
-async def test_a_program_on_the_leash_ends_when_its_parent_is_killed() -> None:
+async def test_a_program_with_a_parent_death_signal_ends_when_its_parent_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     child = int(await asyncio.wait_for(parent.stdout.readline(), DEADLINE_S))
@@ -50,10 +50,10 @@ def test_a_program_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "says"),
+    ("job", "words"),
     [(None, "job.json: cannot read the job: No such file"), ("{}", "job.json: apiVersion: Field required")],
 )
-def test_wrong_files_end_the_agent_with_one_sentence(tmp_path: Path, job: str | None, says: str) -> None:
+def test_wrong_files_end_the_agent_with_one_sentence(tmp_path: Path, job: str | None, words: str) -> None:
     write_run_keys(tmp_path / "keys")
     if job is not None:
         (tmp_path / "job.json").write_text(job)
@@ -61,5 +61,5 @@ def test_wrong_files_end_the_agent_with_one_sentence(tmp_path: Path, job: str | 
     argv += ["--keys", str(tmp_path / "keys/agent.key"), "--engine-name", "e", "--pool", "spot"]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 2
-    assert says in ended.stderr
+    assert words in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

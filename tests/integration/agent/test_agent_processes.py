@@ -178,14 +178,14 @@ async def test_agents_killed_and_preempted_mid_stream_cost_no_token(site: Site) 
     await site.until_only("stays")
 
 
-@pytest.mark.parametrize("cut", [PARTITION, PARTITION_IN, PARTITION_OUT], ids=["both", "in", "out"])
-async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(site: Site, cut: int) -> None:
+@pytest.mark.parametrize("partition", [PARTITION, PARTITION_IN, PARTITION_OUT], ids=["both", "in", "out"])
+async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(site: Site, partition: int) -> None:
     """Whatever is lost, its lease ends; work that it never heard of, or whose tokens never came, goes on elsewhere."""
     await site.publish(0)
     for name in ("cut", "stays"):
         await site.start_agent(name)
     await site.until_serving(2)
-    site.agents["cut"].send_signal(cut)
+    site.agents["cut"].send_signal(partition)
     check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
     await site.until_only("stays")
     assert site.manager.status().engines_lost == 1
@@ -193,12 +193,12 @@ async def test_an_agent_cut_off_in_any_direction_is_found_and_costs_no_token(sit
     await site.until_serving(2)
 
 
-@pytest.mark.parametrize("cut", [PARTITION, PARTITION_IN, PARTITION_OUT], ids=["both", "in", "out"])
-async def test_a_cut_that_an_agent_slept_through_is_over_when_it_wakes(site: Site, cut: int) -> None:
+@pytest.mark.parametrize("partition", [PARTITION, PARTITION_IN, PARTITION_OUT], ids=["both", "in", "out"])
+async def test_a_cut_that_an_agent_slept_through_is_over_when_it_wakes(site: Site, partition: int) -> None:
     await site.publish(0)
     await site.start_agent("alone")
     await site.until_serving(1)
-    for number in (signal.SIGSTOP, cut, HEAL, signal.SIGCONT):
+    for number in (signal.SIGSTOP, partition, HEAL, signal.SIGCONT):
         site.agents["alone"].send_signal(number)
     check_exact(await asyncio.wait_for(site.train(), DEADLINE_S))
 

@@ -24,7 +24,7 @@ from polyrl_cli.local.chaos import FaultInjector, ask_runner, listening
 from polyrl_cli.local.process_fleet import ProcessFleet
 
 DEADLINE_S = 60.0
-LOOK_S = 0.01
+POLL_S = 0.01
 FAULT_S = 3.0
 """Of a fault that ends by itself: a victim that is starved for a moment still obeys its beginning before its end."""
 LONG_S = 600.0
@@ -72,7 +72,7 @@ class Rig:
         end = self.fleet.now() + DEADLINE_S
         while not holds():
             assert self.fleet.now() < end, f"no {what}"
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def may(self, action: ChaosAction) -> bool:
         try:
@@ -108,14 +108,14 @@ async def test_frozen_and_awake_again(rig: Rig, target: Target, stopped: tuple[b
 
 async def test_slow_is_stopped_for_its_share_of_the_time(rig: Rig) -> None:
     await rig.inject(ChaosAction.SLOW, seconds=LONG_S, speed=0.3)
-    looks: list[bool] = []
+    observed: list[bool] = []
 
     def has_turned() -> bool:
-        looks.append(rig.stopped()[0])
-        return sum(first != second for first, second in itertools.pairwise(looks)) >= TURNS
+        observed.append(rig.stopped()[0])
+        return sum(first != second for first, second in itertools.pairwise(observed)) >= TURNS
 
     await rig.until(has_turned, "stopping and continuing in turn")
-    assert 0.3 < sum(looks) / len(looks) < 0.95
+    assert 0.3 < sum(observed) / len(observed) < 0.95
     await rig.injector.close()
     await rig.until(lambda: rig.stopped() == (False, False), "the end")
 
@@ -149,7 +149,7 @@ async def test_a_preempted_agent_gets_its_notice(rig: Rig) -> None:
         (Direction.OUT, PARTITION_OUT),
     ],
 )
-async def test_a_partition_tells_the_agent_and_nobody_below(rig: Rig, direction: Direction, number: int) -> None:
+async def test_a_partition_signals_the_agent_and_nobody_below(rig: Rig, direction: Direction, number: int) -> None:
     await rig.inject(ChaosAction.PARTITION, direction=direction)
     await rig.until(lambda: rig.may(ChaosAction.PARTITION), "its end")
     await rig.until(lambda: rig.log.read_text().count("\n") >= 3, "both signals")

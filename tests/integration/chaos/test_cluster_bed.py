@@ -60,8 +60,8 @@ def test_an_external_driver_gets_the_ports_verbs(driver: Path, tmp_path: Path) -
     cluster.kill_node("n1")
     cluster.load_image(["a:1", "b:2"])
     assert cluster.kill_process("n1", "uid", "python -m x") == 2
-    said = (tmp_path / "log").read_text().splitlines()
-    assert said == ["kubeconfig", "kill-node n1", "load-image a:1 b:2", "kill-process n1 uid python -m x"]
+    output = (tmp_path / "log").read_text().splitlines()
+    assert output == ["kubeconfig", "kill-node n1", "load-image a:1 b:2", "kill-process n1 uid python -m x"]
 
 
 def test_its_exit_codes_tell_cannot_from_failed(driver: Path) -> None:

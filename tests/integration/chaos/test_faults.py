@@ -32,16 +32,16 @@ def inflict(out: Path, *options: str) -> str:
 
 
 def test_four_jobs_with_random_faults_train_what_the_undisturbed_one_does(tmp_path: Path, seed: int) -> None:
-    said = inflict(tmp_path, "--runs", "4", "--seed", str(seed))
-    assert "hashed: 4 of 4 runs equal, 192 samples compared" in said
+    output = inflict(tmp_path, "--runs", "4", "--seed", str(seed))
+    assert "hashed: 4 of 4 runs equal, 192 samples compared" in output
 
 
 @pytest.mark.slow
 def test_training_with_faults_equals_training_without(tmp_path: Path) -> None:
     """The trainer itself on embedded engines: agent, manager and trainer killed in the midst of it."""
     faults = ("kill:agent:0.1", "kill:manager:0.25", "kill:trainer:0.4")
-    said = inflict(tmp_path, "--runs", "1", "--real-every", "1", *(f"--fault={fault}" for fault in faults))
-    assert "real: 1 of 1 runs equal, 96 samples compared, 1 runs hit by " in said, (
+    output = inflict(tmp_path, "--runs", "1", "--real-every", "1", *(f"--fault={fault}" for fault in faults))
+    assert "real: 1 of 1 runs equal, 96 samples compared, 1 runs hit by " in output, (
         "a quick job may be over before the last"
     )
 

@@ -25,7 +25,7 @@ from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
 from polyrl_cli.remote.chaos import PodWorker, injection_command
 
 DEADLINE_S = 60.0
-LOOK_S = 0.01
+POLL_S = 0.01
 FAULT_S = 3.0
 """Of a fault that ends by itself: it is seen even when those who begin it, obey it or look are starved for a moment."""
 LONG_S = 600.0
@@ -51,7 +51,7 @@ class Rig:
     process: asyncio.subprocess.Process
     engine: psutil.Process
     folder: Path
-    drills: list[asyncio.subprocess.Process] = field(default_factory=list)
+    commands: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     def fault(self, action: ChaosAction, target: Target = Target.ENGINE, **more: Any) -> Fault:
         numbers: dict[str, Any] = {"seconds": FAULT_S, "speed": 0.2} | more
@@ -63,12 +63,12 @@ class Rig:
         worker = PodWorker(seen, "job-r-1", uid="uid", container="rollout", argv=self.argv)
         command = injection_command(worker, self.fault(action, target, **more))
         environment = os.environ | {"TMPDIR": str(self.folder)}
-        drill = await asyncio.create_subprocess_exec(
+        command = await asyncio.create_subprocess_exec(
             *command, env=environment, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        self.drills.append(drill)
-        assert drill.stdout is not None
-        return (await asyncio.wait_for(drill.stdout.readline(), DEADLINE_S)).decode().strip()
+        self.commands.append(command)
+        assert command.stdout is not None
+        return (await asyncio.wait_for(command.stdout.readline(), DEADLINE_S)).decode().strip()
 
     def stopped(self) -> bool:
         return self.engine.status() == psutil.STATUS_STOPPED
@@ -79,7 +79,7 @@ class Rig:
         end = loop.time() + DEADLINE_S
         while not holds():
             assert loop.time() < end, f"no {what}"
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def line(self) -> str:
         assert self.process.stdout is not None
@@ -87,7 +87,7 @@ class Rig:
 
     def keepers(self) -> list[psutil.Process]:
         """Processes of drills, below them or left to the worker."""
-        parents = [self.process.pid, *(drill.pid for drill in self.drills)]
+        parents = [self.process.pid, *(command.pid for command in self.commands)]
         below = [child for child in psutil.process_iter() if _parent(child) in parents]
         return [one for one in below if in_container.LOCK in "".join(in_container.command_line(one))]
 
@@ -112,7 +112,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
         for one in (*rig.keepers(), rig.engine):
             with suppress(psutil.NoSuchProcess):
                 one.kill()
-        for child in (*rig.drills, process):
+        for child in (*rig.commands, process):
             if child.returncode is None:
                 child.kill()
             await child.wait()
@@ -129,29 +129,29 @@ async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
     await rig.until(rig.stopped, "frost")
     assert psutil.Process(rig.process.pid).status() != psutil.STATUS_STOPPED
     await rig.until(lambda: not rig.stopped(), "thaw")
-    assert await asyncio.wait_for(rig.drills[0].wait(), DEADLINE_S) == 0
+    assert await asyncio.wait_for(rig.commands[0].wait(), DEADLINE_S) == 0
     assert not rig.keepers(), "and leaves nobody"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-async def test_the_thaw_comes_whoever_ends_the_drill(rig: Rig, how: signal.Signals) -> None:
+async def test_the_thaw_comes_whoever_ends_the_command(rig: Rig, how: signal.Signals) -> None:
     """As a runtime may, when the connection through which it was asked is gone."""
     assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
-    rig.drills[0].send_signal(how)
-    await asyncio.wait_for(rig.drills[0].wait(), DEADLINE_S)
+    rig.commands[0].send_signal(how)
+    await asyncio.wait_for(rig.commands[0].wait(), DEADLINE_S)
     await rig.until(rig.stopped, "frost")
     await rig.until(lambda: not rig.stopped(), "thaw")
 
 
-async def test_the_thaw_comes_when_nobody_hears_any_more(rig: Rig) -> None:
+async def test_the_thaw_comes_when_nobody_listens_any_more(rig: Rig) -> None:
     assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
-    drill = rig.drills[0]
-    assert drill.stdin is not None
-    drill.stdin.close()
-    drill._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+    command = rig.commands[0]
+    assert command.stdin is not None
+    command.stdin.close()
+    command._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
     await rig.until(rig.stopped, "frost")
     await rig.until(lambda: not rig.stopped(), "thaw")
-    assert await asyncio.wait_for(drill.wait(), DEADLINE_S) == 0
+    assert await asyncio.wait_for(command.wait(), DEADLINE_S) == 0
 
 
 async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
@@ -165,7 +165,7 @@ async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
 
 async def test_slow_stops_and_continues_in_turn_and_not_its_own_keeper(rig: Rig) -> None:
     assert await rig.begin(ChaosAction.SLOW, seconds=16 * SLOW_PERIOD_S) == in_container.DONE
-    rig.drills[0].kill()
+    rig.commands[0].kill()
     for _ in range(3):
         await rig.until(rig.stopped, "stop")
         await rig.until(lambda: not rig.stopped(), "go")
@@ -183,7 +183,7 @@ async def test_one_fault_lasts_at_a_time_and_a_frozen_engine_can_be_killed(rig: 
     assert await rig.begin(ChaosAction.KILL) == in_container.GONE
 
 
-async def test_a_partition_tells_the_worker_and_nobody_below(rig: Rig) -> None:
+async def test_a_partition_signals_the_worker_and_nobody_below(rig: Rig) -> None:
     assert await rig.begin(ChaosAction.PARTITION, Target.AGENT) == in_container.DONE
     assert [await rig.line(), await rig.line()] == [f"got {PARTITION:d}", f"got {HEAL:d}"]
     assert rig.engine.is_running()

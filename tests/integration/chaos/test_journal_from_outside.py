@@ -74,8 +74,8 @@ def run(tmp_path: Path) -> Path:
 def test_a_samples_whole_life(run: Path) -> None:
     lines = polyrl("explain", run, "0.0").stdout.splitlines()
     assert lines[0].startswith("sample 0.0, submitted ")
-    told = [line.strip().split("  ", 1)[-1] for line in lines[1:]]
-    assert told == [
+    printed = [line.strip().split("  ", 1)[-1] for line in lines[1:]]
+    assert printed == [
         "submitted for step 0 (train) in group 0 of 2: prompt of 10 tokens, at most 4 to generate by version 0",
         "assigned to a, which serves version 0 (assignment 1)",
         "leaves a unfinished (lost) with 2 tokens of version 0 (0..1); waits again",
@@ -124,9 +124,9 @@ def test_check_finds_what_is_broken_and_says_the_first(run: Path) -> None:
 
 
 def test_why_without_a_manager_says_how_things_stood(run: Path) -> None:
-    said = polyrl("why", run).stdout.splitlines()
-    assert "the manager does not answer (it never announced where it listens); its journal, as of " in said[0]
-    assert any("manager waits for tokens of 1 samples from b, for " in line for line in said)
+    output = polyrl("why", run).stdout.splitlines()
+    assert "the manager does not answer (it never announced where it listens); its journal, as of " in output[0]
+    assert any("manager waits for tokens of 1 samples from b, for " in line for line in output)
 
 
 # --- files that are refused -------------------------------------------------------------------------------------------

@@ -150,15 +150,15 @@ def rights_are_narrow(obj: Object) -> Iterator[str]:
     if obj["kind"] not in ("Role", "ClusterRole"):
         return
     for rule in obj["rules"]:
-        said = f"{rule['apiGroups']} {rule['resources']} {rule['verbs']}"
+        rule_text = f"{rule['apiGroups']} {rule['resources']} {rule['verbs']}"
         if "*" in rule["verbs"] + rule["resources"] + rule["apiGroups"]:
-            yield f"a star in {said}"
+            yield f"a star in {rule_text}"
         if {"escalate", "bind", "impersonate"} & set(rule["verbs"]):
-            yield f"may make itself greater: {said}"
+            yield f"may make itself greater: {rule_text}"
         if "secrets" in rule["resources"] and {"list", "watch"} & set(rule["verbs"]):
             yield "may read Secrets that it cannot name"
         if {"pods/exec", "pods/attach", "pods/portforward", "nodes/proxy"} & set(rule["resources"]):
-            yield f"may enter pods: {said}"
+            yield f"may enter pods: {rule_text}"
 
 
 def services_stay_inside(obj: Object) -> Iterator[str]:

@@ -42,7 +42,7 @@ from polyrl_operator.testing.fake_nodes import FakeNodes
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 150.0
 """For what takes seconds: on crowded cores a process alone takes one of its own to start."""
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def manifest(name: str = "job", **spec: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Place:
                 job = await self.client.get(JOB, self.namespace, "job")
                 status = json.dumps((job or {}).get("status"), indent=1)
                 pytest.fail(f"not within {deadline_s} s: {what}; {await self.children()}; status {status}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def rollouts(self, count: int, name: str = "job") -> list[dict[str, Any]]:
         """Waits until the job has `count` rollout pods that run."""
@@ -171,11 +171,11 @@ class Process:
         until = time.monotonic() + DEADLINE_S
         while True:
             for line in self.lines:
-                if line.get("event") == "listens" and any(path in said for said in line["paths"]):
+                if line.get("event") == "listens" and any(path in listed for listed in line["paths"]):
                     return int(line["port"])
             assert self.process.returncode is None, self.lines
             assert time.monotonic() < until, self.lines
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def get(self, path: str) -> tuple[int, str]:
         """Asks one of its ports."""
@@ -190,7 +190,7 @@ class Process:
         await self.reading
         return status
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if line.get("event") == event]
 
 
@@ -275,7 +275,7 @@ class Manager:
     async def stop(self) -> None:
         await self._runner.cleanup()
 
-    async def say(self, **changed: Any) -> None:
+    async def report(self, **changed: Any) -> None:
         async with self._changed:
             self.status = msgspec.structs.replace(self.status, seq=self.status.seq + 1, **changed)
             self._changed.notify_all()
@@ -334,7 +334,7 @@ def crd(api_server: Any) -> Any:
     until = time.monotonic() + DEADLINE_S
     while api_server.request("GET", "/apis/polyrl.dev/v1alpha1/polyrljobs")[0] != 200:
         assert time.monotonic() < until, "the CRD is not served"
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return api_server
 
 
@@ -393,18 +393,18 @@ class Running:
 
 
 @asynccontextmanager
-async def running(place: Place, look_s: float = 0.2, **changed: Any) -> AsyncIterator[Running]:
+async def running(place: Place, poll_s: float = 0.2, **changed: Any) -> AsyncIterator[Running]:
     """The operator without kopf: it lists every `look_s`."""
     configuration = await load_configuration(place.server.kubeconfig())
     async with operator(place.options(**changed), configuration) as one:
         held = Running(one)
 
-        async def look() -> None:
+        async def poll() -> None:
             while True:
                 one.resync.request()
-                await asyncio.sleep(look_s)
+                await asyncio.sleep(poll_s)
 
-        held.tasks = [asyncio.create_task(work) for work in (*one.tasks(), look())]
+        held.tasks = [asyncio.create_task(work) for work in (*one.tasks(), poll())]
         yield held
         await held.stop()
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from polyrl_operator.api.connect import stream_session
 from polyrl_operator.api.kinds import JOB, POD
 
-BEAT_S = 0.5
+POLL_S = 0.5
 HOLD_S = 120.0
 
 
@@ -132,10 +132,10 @@ class FaultProxy:
         try:
             while not self.deaf.is_set():
                 if self.frozen:
-                    await asyncio.sleep(BEAT_S)
+                    await asyncio.sleep(POLL_S)
                     continue
                 reading = reading or asyncio.create_task(upstream.content.readany())
-                done, _ = await asyncio.wait({reading}, timeout=BEAT_S)
+                done, _ = await asyncio.wait({reading}, timeout=POLL_S)
                 data = reading.result() if done else b"\n" if last.endswith(b"\n") else b""
                 if done:
                     reading = None
@@ -237,9 +237,9 @@ async def test_a_watch_that_stands_open_and_is_silent_makes_it_unhealthy(
             assert await operator.get("/healthz") == (200, "ok\n")
             await asyncio.sleep(1)
         proxy.frozen = True
-        _, said = await place.until("it is unhealthy", lambda: unhealthy(operator))
-        assert "the watch on" in said
-        assert "gave nothing for" in said
+        _, message = await place.until("it is unhealthy", lambda: unhealthy(operator))
+        assert "the watch on" in message
+        assert "gave nothing for" in message
         proxy.frozen = False
         await place.until("it is healthy again", lambda: healthy(operator))
 
@@ -252,7 +252,7 @@ async def test_while_watches_are_silent_lists_keep_it_right(
         await place.submit()
         kept, lost = (pod["metadata"] for pod in await place.rollouts(2))
         proxy.frozen = True
-        await asyncio.sleep(2 * BEAT_S)
+        await asyncio.sleep(2 * POLL_S)
         await place.client.delete(POD, place.namespace, lost["name"], lost["uid"], 0)
         await place.until("the lost one is replaced", lambda: replaced(place, lost["uid"]))
         await place.submit("two")
@@ -262,7 +262,7 @@ async def test_while_watches_are_silent_lists_keep_it_right(
         live = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await place.pods("rollout")}
         assert live[kept["name"]] == kept["uid"], "who was well was left alone"
         assert len(live) == 4, "and nothing was made twice"
-        assert [line["action"] for line in operator.said("action") if line["action"].startswith("delete")] == []
+        assert [line["action"] for line in operator.logged("action") if line["action"].startswith("delete")] == []
 
 
 async def test_a_watch_that_gives_no_events_ends_it_to_be_started_anew(

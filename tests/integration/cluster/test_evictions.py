@@ -25,8 +25,8 @@ async def test_the_budget_spares_the_trainer_and_nobody_else(place: Any, nodes: 
         change = {"status": counted | {"disruptionsAllowed": 0}}
         answer = place.server.request("PATCH", f"{budget}/status", change, content="application/merge-patch+json")
         assert answer[0] == 200, answer
-        status, said = await evicted(place, trainer["metadata"]["name"])
-        assert (status, "disruption budget" in said) == (429, True), said
+        status, message = await evicted(place, trainer["metadata"]["name"])
+        assert (status, "disruption budget" in message) == (429, True), message
         assert (await evicted(place, rollout["metadata"]["name"]))[0] == 201
         await place.until("another takes its place", lambda: replaced(place, rollout["metadata"]["uid"]))
         assert [pod["metadata"]["uid"] for pod in await place.pods("trainer")] == [trainer["metadata"]["uid"]]

@@ -17,32 +17,32 @@ TERMS = Terms(duration_s=3.0, renew_s=2.0, retry_s=0.2)
 """Of replicas whose network comes and goes: they lose the Lease often."""
 CALM = Terms(duration_s=9.0, renew_s=6.0, retry_s=0.2)
 """Of a holder that is to keep the Lease while it lives: it renews in time even if the machine pauses for seconds."""
-PATIENT = Terms(duration_s=600.0, renew_s=400.0, retry_s=0.2)
+SLOW_TERMS = Terms(duration_s=600.0, renew_s=400.0, retry_s=0.2)
 """Of a Lease that does not run out while a test lasts."""
 DEADLINE_S = 30.0
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
 class Candidate:
     """A replica that does nothing but hold the Lease; `cut` it off as a broken network does."""
 
     def __init__(self, place: Any, name: str, terms: Terms) -> None:
-        self.cut = False
+        self.partitioned = False
         self._request = place.client._request
         client = Client(place.client._api)
         inner = client._request
 
         async def ask(*args: Any, **kwargs: Any) -> Any:
-            if self.cut:
+            if self.partitioned:
                 await asyncio.sleep(DEADLINE_S)
             return await inner(*args, **kwargs)
 
         client._request = ask  # type: ignore[method-assign]
         self.client = client
         self.leader = Leader(client, place.namespace, "lease", name, terms)
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.task = asyncio.create_task(
-            self.leader.run(lambda: self.told.append("began"), lambda: self.told.append("ended"))
+            self.leader.run(lambda: self.calls.append("began"), lambda: self.calls.append("ended"))
         )
 
     async def stop(self) -> None:
@@ -54,7 +54,7 @@ async def until(holds: Callable[[], bool]) -> None:
     until = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < until
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 @pytest.fixture
@@ -78,17 +78,17 @@ async def test_one_leads_and_its_silence_lets_the_other_lead(candidate: Any, pla
     until_then = time.monotonic() + CALM.duration_s
     while time.monotonic() < until_then:
         led_at_once += second.leader.leads()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     assert not led_at_once, "the holder renews"
-    first.cut = True
+    first.partitioned = True
     await until(second.leader.leads)
     assert not first.leader.leads(), "the first stopped before the second began"
     lease = await place.client.get(LEASE, place.namespace, "lease")
     assert lease["spec"]["holderIdentity"] == "second"
     assert lease["spec"]["leaseTransitions"] == 1
-    await until(lambda: first.told == ["began", "ended"])
-    assert second.told == ["began"]
-    first.cut = False
+    await until(lambda: first.calls == ["began", "ended"])
+    assert second.calls == ["began"]
+    first.partitioned = False
     await asyncio.sleep(2 * CALM.retry_s)
     assert not first.leader.leads(), "who comes back stands by"
 
@@ -105,18 +105,18 @@ async def test_both_never_lead_at_once_whatever_the_network_does(candidate: Any,
         assert leads.count(True) <= 1
         if draw.random() < 0.02:
             one = draw.choice(pair)
-            one.cut = not one.cut
-        await asyncio.sleep(LOOK_S)
+            one.partitioned = not one.partitioned
+        await asyncio.sleep(POLL_S)
     for one in pair:
-        one.cut = False
+        one.partitioned = False
     await until(lambda: sum(one.leader.leads() for one in pair) == 1)
 
 
 async def test_a_lease_that_is_given_back_is_taken_at_once(candidate: Any) -> None:
-    first = candidate("first", PATIENT)
+    first = candidate("first", SLOW_TERMS)
     await until(first.leader.leads)
-    second = candidate("second", PATIENT)
-    await asyncio.sleep(2 * PATIENT.retry_s)
+    second = candidate("second", SLOW_TERMS)
+    await asyncio.sleep(2 * SLOW_TERMS.retry_s)
     await first.stop()
     await first.leader.release()
     await until(second.leader.leads)

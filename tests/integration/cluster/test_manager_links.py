@@ -22,25 +22,25 @@ from polyrl_operator.secret import ManagerCredentials, make_certificate
 
 KEY = JobKey("ns", "job")
 DEADLINE_S = 20.0
-LOOK_S = 0.01
+POLL_S = 0.01
 AGE_S = 100.0
 """Of a fact that was seen long before it is told."""
 
 
-class Heard:
+class Callbacks:
     """What the links tell."""
 
     def __init__(self) -> None:
         self.woken = 0
-        self.told: list[str] = []
+        self.requested: list[str] = []
         self.drained_in: list[tuple[float, bool]] = []
         self.failed = 0
 
     def wake(self, key: JobKey) -> None:
         self.woken += 1
 
-    def tell(self, key: JobKey, uid: str) -> None:
-        self.told.append(uid)
+    def record_drain(self, key: JobKey, uid: str) -> None:
+        self.requested.append(uid)
 
     def drained(self, seconds: float, known: bool) -> None:
         self.drained_in.append((seconds, known))
@@ -50,24 +50,26 @@ class Heard:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked again, or taken for silent, because this process had to wait for a core: who is away refuses."""
     for limit in ("ANSWER_S", "DRAIN_S", "CONNECT_S"):
         monkeypatch.setattr(client_module, limit, DEADLINE_S)
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def callbacks() -> Callbacks:
+    return Callbacks()
 
 
 @pytest.fixture
-async def links(manager: Any, heard: Heard) -> AsyncIterator[ManagerPoller]:
+async def links(manager: Any, callbacks: Callbacks) -> AsyncIterator[ManagerPoller]:
     async def access(key: JobKey) -> ManagerCredentials:
         return manager.access
 
     async with manager_session() as session:
-        made = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
+        made = ManagerPoller(
+            ManagerClient(session), access, callbacks.wake, callbacks.record_drain, callbacks, time.time
+        )
         yield made
         await made.close()
 
@@ -76,7 +78,7 @@ async def until(holds: Callable[[], Any]) -> None:
     end = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < end
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 def engine(name: str, state: EngineState = EngineState.SERVING, tokens: int = 0) -> EngineStatus:
@@ -85,22 +87,22 @@ def engine(name: str, state: EngineState = EngineState.SERVING, tokens: int = 0)
     )
 
 
-def said(links: ManagerPoller) -> ManagerStatus:
+def last_status(links: ManagerPoller) -> ManagerStatus:
     facts = links.facts(KEY)
     assert facts is not None
     return facts.status
 
 
-async def test_news_wake_and_token_counts_do_not(manager: Any, links: ManagerPoller, heard: Heard) -> None:
+async def test_news_wake_and_token_counts_do_not(manager: Any, links: ManagerPoller, callbacks: Callbacks) -> None:
     links.follow(KEY, manager.address)
-    await until(lambda: heard.woken == 1)
-    await manager.say(engines=(engine("job-r-1"),))
-    await until(lambda: heard.woken == 2)
-    await manager.say(engines=(engine("job-r-1", tokens=500),))
-    await until(lambda: said(links).engines[0].tokens == 500)
-    assert heard.woken == 2
-    await manager.say(step=3)
-    await until(lambda: heard.woken == 3)
+    await until(lambda: callbacks.woken == 1)
+    await manager.report(engines=(engine("job-r-1"),))
+    await until(lambda: callbacks.woken == 2)
+    await manager.report(engines=(engine("job-r-1", tokens=500),))
+    await until(lambda: last_status(links).engines[0].tokens == 500)
+    assert callbacks.woken == 2
+    await manager.report(step=3)
+    await until(lambda: callbacks.woken == 3)
 
 
 async def test_polls_are_as_far_apart_as_the_job_says(manager: Any, links: ManagerPoller) -> None:
@@ -108,74 +110,80 @@ async def test_polls_are_as_far_apart_as_the_job_says(manager: Any, links: Manag
     await until(lambda: manager.polls)
     before, end = manager.polls, time.monotonic() + 1.5
     while time.monotonic() < end:
-        await manager.say(samples=manager.status.samples)
-        await asyncio.sleep(LOOK_S)
+        await manager.report(samples=manager.status.samples)
+        await asyncio.sleep(POLL_S)
     assert manager.polls - before <= 1.5 / manager.address.poll_s + 2
 
 
-async def test_silence_is_counted_and_told_until_it_is_no_news(
-    manager: Any, links: ManagerPoller, heard: Heard
+async def test_silence_is_counted_and_wakes_until_it_is_no_news(
+    manager: Any, links: ManagerPoller, callbacks: Callbacks
 ) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
     await until(lambda: links.facts(KEY).failed_polls == poller.WAKING_FAILURES + 2)  # type: ignore[union-attr]
-    assert heard.woken == 1 + poller.WAKING_FAILURES
+    assert callbacks.woken == 1 + poller.WAKING_FAILURES
     await manager.start()
     await until(lambda: links.facts(KEY).failed_polls == 0)  # type: ignore[union-attr]
-    assert heard.woken == 2 + poller.WAKING_FAILURES
+    assert callbacks.woken == 2 + poller.WAKING_FAILURES
 
 
-async def test_a_drain_is_told_and_recorded_from_the_fact_on(manager: Any, links: ManagerPoller, heard: Heard) -> None:
-    await manager.say(engines=(engine("job-r-1"),))
+async def test_a_drain_is_sent_and_recorded_with_the_time_of_its_cause(
+    manager: Any, links: ManagerPoller, callbacks: Callbacks
+) -> None:
+    await manager.report(engines=(engine("job-r-1"),))
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     began = time.monotonic()
     fact_at = began - AGE_S
     for _ in range(3):
         links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=30.0, why="spot interruption"), fact_at)
-    await until(lambda: heard.told)
+    await until(lambda: callbacks.requested)
     took_s = time.monotonic() - began
-    assert heard.told == ["uid-1"]
+    assert callbacks.requested == ["uid-1"]
     assert len(manager.drains) == 1, "saying it again while it is told changes nothing"
-    (seconds, known) = heard.drained_in[0]
+    (seconds, known) = callbacks.drained_in[0]
     assert known
     assert AGE_S <= seconds <= AGE_S + took_s
     assert 30 - took_s <= manager.drains[0].deadline_seconds <= 30
 
 
-async def test_a_drain_waits_for_a_manager_that_is_away(manager: Any, links: ManagerPoller, heard: Heard) -> None:
+async def test_a_drain_waits_for_a_manager_that_is_away(
+    manager: Any, links: ManagerPoller, callbacks: Callbacks
+) -> None:
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     await manager.stop()
     links.drain(KEY, DrainEngine("job-r-9", "uid-9", deadline_s=30.0, why="drain"), None)
     await asyncio.sleep(0.5)
-    assert not heard.told
+    assert not callbacks.requested
     await manager.start()
-    await until(lambda: heard.told == ["uid-9"])
-    assert heard.drained_in[0][1] is False, "it knew no such engine, and said so"
+    await until(lambda: callbacks.requested == ["uid-9"])
+    assert callbacks.drained_in[0][1] is False, "it knew no such engine, and said so"
 
 
-async def test_a_drain_that_nobody_hears_is_given_up(
-    manager: Any, links: ManagerPoller, heard: Heard, monkeypatch: pytest.MonkeyPatch
+async def test_a_drain_that_nobody_receives_is_given_up(
+    manager: Any, links: ManagerPoller, callbacks: Callbacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "MIN_DRAIN_S", 0.3)
     links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=0.1, why="drain"), None)
-    await until(lambda: heard.failed == 1)
-    assert heard.told == []
-    await asyncio.sleep(LOOK_S)
+    await until(lambda: callbacks.failed == 1)
+    assert callbacks.requested == []
+    await asyncio.sleep(POLL_S)
     links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=0.1, why="drain"), None)
-    await until(lambda: heard.failed == 2)
+    await until(lambda: callbacks.failed == 2)
 
 
-async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, heard: Heard) -> None:
+async def test_a_stranger_at_the_managers_address_gets_nothing(manager: Any, callbacks: Callbacks) -> None:
     other = ManagerCredentials(manager.token, make_certificate([manager.name]).authority.decode())
 
     async def access(key: JobKey) -> ManagerCredentials:
         return other
 
     async with manager_session() as session:
-        links = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
+        links = ManagerPoller(
+            ManagerClient(session), access, callbacks.wake, callbacks.record_drain, callbacks, time.time
+        )
         links.follow(KEY, manager.address)
         links.drain(KEY, DrainEngine("job-r-1", "uid-1", deadline_s=1.0, why="drain"), None)
         await asyncio.sleep(1.5)
@@ -198,7 +206,7 @@ async def test_a_manager_elsewhere_is_followed_and_one_that_is_gone_is_not(manag
 
 
 async def test_another_pod_at_the_same_address_is_another_manager(manager: Any, links: ManagerPoller) -> None:
-    await manager.say(step=9)
+    await manager.report(step=9)
     links.follow(KEY, manager.address)
     await until(lambda: links.facts(KEY))
     links.follow(KEY, replace(manager.address, pod_uid="another"))
@@ -206,7 +214,7 @@ async def test_another_pod_at_the_same_address_is_another_manager(manager: Any, 
     await until(lambda: links.facts(KEY))
 
 
-async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, heard: Heard) -> None:
+async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, callbacks: Callbacks) -> None:
     asked = 0
 
     async def access(key: JobKey) -> ManagerCredentials:
@@ -217,7 +225,9 @@ async def test_a_secret_that_is_not_there_yet_is_asked_for_again(manager: Any, h
         return manager.access
 
     async with manager_session() as session:
-        links = ManagerPoller(ManagerClient(session), access, heard.wake, heard.tell, heard, time.time)
+        links = ManagerPoller(
+            ManagerClient(session), access, callbacks.wake, callbacks.record_drain, callbacks, time.time
+        )
         links.follow(KEY, manager.address)
         await until(lambda: links.facts(KEY))
         assert asked == 3

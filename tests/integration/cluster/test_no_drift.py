@@ -36,10 +36,10 @@ async def run_step(place: Any, manager: Any, step: int, rollout_s: float) -> Non
         EngineStatus(engine=name, pool=Pool.SPOT, state=EngineState.SERVING, weight_version=1, running=1,
                      max_running=4, tokens=0) for name in names
     )  # fmt: skip
-    await manager.say(engines=engines)
+    await manager.report(engines=engines)
     await place.until(f"{len(engines)} are registered", lambda: registered(place, len(engines)))
     values = {StepValue.ROLLOUT_SECONDS: rollout_s, StepValue.TRAIN_SECONDS: TRAIN_S, StepValue.STEP_SECONDS: 80.0}
-    await manager.say(step=step, values={str(name): value for name, value in values.items()})
+    await manager.report(step=step, values={str(name): value for name, value in values.items()})
     await place.until(f"step {step} is seen", lambda: seen(place, step))
 
 
@@ -76,7 +76,7 @@ async def test_autoscaling_leaves_no_drift(
         await place.rollouts(2)
         manager = await serve_manager(unused_tcp_port)
         try:
-            await manager.say(trainer_connected=True)
+            await manager.report(trainer_connected=True)
             ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
             await place.client.patch(POD, place.namespace, "job-manager-1", ready, "status")
             sizes = [2]

@@ -72,7 +72,7 @@ async def test_a_fact_becomes_a_drain(
         pods = [pod["metadata"] for pod in await place.rollouts(2)]
         manager = await serve_manager(port)
         try:
-            await manager.say(engines=tuple(engine(pod["name"]) for pod in pods))
+            await manager.report(engines=tuple(engine(pod["name"]) for pod in pods))
             ready = {"type": "Ready", "status": "True"}
             await place.client.patch(
                 POD, place.namespace, "job-manager-1", {"status": {"conditions": [ready]}}, "status"
@@ -81,7 +81,7 @@ async def test_a_fact_becomes_a_drain(
             nodes.held |= {pod["name"] for pod in pods}
             began = time.monotonic()
             await fact(place, pods[0], node)
-            await place.until("the manager is told", lambda: told(manager, pods[0]["name"]))
+            await place.until("the manager is told", lambda: is_drained(manager, pods[0]["name"]))
             print(f"{fact.__name__}: drained {time.monotonic() - began:.2f} s after the fact, promised {PROMISED_S} s")
             expected = {pod["name"] for pod in pods} if fact is tainted else {pods[0]["name"]}
             counted = f"polyrl_drain_seconds_count {float(len(expected))}"
@@ -108,5 +108,5 @@ async def shown(operator: Any, line: str) -> bool:
     return line in (await operator.get("/metrics"))[1]
 
 
-async def told(manager: Any, engine: str) -> bool:
+async def is_drained(manager: Any, engine: str) -> bool:
     return any(drain.engine == engine for drain in manager.drains)

@@ -59,12 +59,12 @@ async def alive(place: Any, fuse: Fuse | None = None) -> AsyncIterator[Operator]
         if fuse is not None:
             fuse.fit(one)
 
-        async def look() -> None:
+        async def poll() -> None:
             while True:
                 one.resync.request()
                 await asyncio.sleep(0.05)
 
-        tasks = [asyncio.create_task(work) for work in (*one.tasks(), look())]
+        tasks = [asyncio.create_task(work) for work in (*one.tasks(), poll())]
         try:
             yield one
         finally:

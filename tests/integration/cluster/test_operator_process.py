@@ -49,7 +49,7 @@ async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start_
         assert "polyrl_reconcile_seconds_bucket" in text
         assert 'polyrl_api_requests_total{code="2xx",resource="pods",verb="create"}' in text
         assert "job-r-1" not in text, "no pod is a label"
-        await place.until("events are told", lambda: told(place, {"Accepted", "RolloutCreated"}))
+        await place.until("events are told", lambda: events_recorded(place, {"Accepted", "RolloutCreated"}))
 
 
 async def shown(operator: Any, line: str) -> str:
@@ -59,7 +59,7 @@ async def shown(operator: Any, line: str) -> str:
     return text if line in text else ""
 
 
-async def told(place: Any, reasons: set[str]) -> bool:
+async def events_recorded(place: Any, reasons: set[str]) -> bool:
     path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
     return reasons <= {event["reason"] for event in place.server.request("GET", path)[1]["items"]}
 
@@ -69,10 +69,10 @@ async def test_flags_are_checked_with_a_sentence(place: Any) -> None:
     command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r"]
     for flags, words in (([], "--all-namespaces"), (["--all-namespaces", "--log-level=loud"], "loud")):
         process = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.PIPE)
-        _, said = await process.communicate()
+        _, stderr = await process.communicate()
         assert process.returncode == 2
-        assert words in said.decode()
-        assert "Traceback" not in said.decode()
+        assert words in stderr.decode()
+        assert "Traceback" not in stderr.decode()
 
 
 async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any, start_operator: Any) -> None:
@@ -82,7 +82,7 @@ async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any,
         async with start_operator(name="second") as second:
             await second.port_of("/readyz")
             await place.until("the standby is ready", lambda: ready(second))
-            assert not second.said("action")
+            assert not second.logged("action")
             await first.end(signal.SIGKILL)
             killed_at = time.monotonic()
             pod = (await place.rollouts(2))[0]["metadata"]
@@ -90,7 +90,7 @@ async def test_a_second_replica_stands_by_and_takes_over(place: Any, nodes: Any,
             pods = await place.until("the lost rollout is replaced", lambda: replaced(place, pod["name"]))
             print(f"replaced {time.monotonic() - killed_at:.1f} s after the leader was killed")
             assert {one["metadata"]["name"] for one in pods} == {"job-r-2", "job-r-3"} or pod["name"] == "job-r-2"
-            created = [line["action"] for line in second.said("action") if "create Pod" in line["action"]]
+            created = [line["action"] for line in second.logged("action") if "create Pod" in line["action"]]
             assert len(created) == 1, created
 
 

@@ -136,7 +136,7 @@ async def test_it_lives_with_the_charts_rights_and_uses_them(
         # The job may be gone before the operator has read that it is.
         await place.until("its deletion is counted", lambda: has_asked(second, ("delete", JOB.plural)))
         used |= await asked(second)
-    said = [json.dumps(line) for line in (*first.lines, *second.lines)]
-    assert not [line for line in said if "forbidden" in line.lower()]
+    logged = [json.dumps(line) for line in (*first.lines, *second.lines)]
+    assert not [line for line in logged if "forbidden" in line.lower()]
     assert used <= granted
     assert sorted(granted - used - SELDOM_ASKED) == [], "granted, and never used"

@@ -18,7 +18,7 @@ import yaml
 CHART = Path(__file__).parents[3] / "charts/polyrl"
 AUTHORIZATION = "/apis/authorization.k8s.io/v1"
 DEADLINE_S = 60.0
-LOOK_S = 0.05
+POLL_S = 0.05
 
 IN_A_NAMESPACE = {
     "polyrl.dev/polyrljobs": "get list watch delete",
@@ -148,7 +148,7 @@ def in_force(account: Account, granted: Rights, where: str) -> Rights:
     """All its rights there, once these are among them: the API server judges by its watch of what it stored."""
     until = time.monotonic() + DEADLINE_S
     while not granted <= (found := account.all_rights(where)) and time.monotonic() < until:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return found
 
 

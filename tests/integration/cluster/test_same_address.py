@@ -34,7 +34,7 @@ async def test_a_rollout_with_a_dead_ones_address_is_another(
         dead, other = (pod["metadata"] for pod in await place.rollouts(2))
         manager = await serve_manager(unused_tcp_port)
         try:
-            await manager.say(engines=(engine(dead["name"]), engine(other["name"])))
+            await manager.report(engines=(engine(dead["name"]), engine(other["name"])))
             ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
             await place.client.patch(POD, place.namespace, "job-manager-1", ready, "status")
             await place.until("both are registered", lambda: registered(place, 2))
@@ -44,9 +44,9 @@ async def test_a_rollout_with_a_dead_ones_address_is_another(
             assert {pod["status"]["podIP"] for pod in await place.pods()} == {"127.0.0.1"}
             await place.until("one is left", lambda: registered(place, 1))
             # The lease of the dead one has not run out yet, and the new one has greeted.
-            await manager.say(engines=tuple(engine(name) for name in (dead["name"], other["name"], "job-r-3")))
+            await manager.report(engines=tuple(engine(name) for name in (dead["name"], other["name"], "job-r-3")))
             await place.until("the new one counts, the dead one does not", lambda: registered(place, 2))
-            await manager.say(engines=(engine(other["name"]), engine("job-r-3")))
+            await manager.report(engines=(engine(other["name"]), engine("job-r-3")))
             await asyncio.sleep(1)
             status = await rollout_status(place)
             assert (status["preemptions"], status["registeredReplicas"], status["replicas"]) == (1, 2, 2)

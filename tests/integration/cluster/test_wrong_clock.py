@@ -31,11 +31,11 @@ async def test_its_times_are_the_clusters(
         status = (await place.state("Running", "Degraded", "Pending"))["status"]
         assert created is not None
         assert created - NEAR_S <= unix(status["startTime"]) <= real() + NEAR_S
-        stamps = [unix(one["lastTransitionTime"]) for one in status["conditions"]]
-        assert all(created - NEAR_S <= stamp <= real() + NEAR_S for stamp in stamps)
+        timestamps = [unix(one["lastTransitionTime"]) for one in status["conditions"]]
+        assert all(created - NEAR_S <= timestamp <= real() + NEAR_S for timestamp in timestamps)
         path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
-        told = await place.until("events are told", lambda: items(place, path))
-        assert all(created - NEAR_S <= unix(one["eventTime"]) <= real() + NEAR_S for one in told)
+        recorded = await place.until("events are told", lambda: items(place, path))
+        assert all(created - NEAR_S <= unix(one["eventTime"]) <= real() + NEAR_S for one in recorded)
         ended = time.monotonic()
         await nodes.finish_trainer(place.namespace, "job")
         await place.until("the job goes, not minutes late", lambda: gone(place))

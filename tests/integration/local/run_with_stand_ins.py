@@ -34,7 +34,7 @@ MANIFEST = {
         "rollout": {"engine": {"type": "embedded"}, "replicas": 2, "maxReplicas": 2},
     },
 }
-LEASH = "from polyrl import parent_death_signal; parent_death_signal.hold()\n"
+END_WITH_PARENT = "from polyrl import parent_death_signal; parent_death_signal.hold()\n"
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def main() -> int:
 
 def stand_in(worker: Worker, code: str, root: Path) -> Worker:
     """The worker with other code; its run's folder stays in its command line, by which tests find it."""
-    argv = (sys.executable, "-c", LEASH + code, str(root), NAME_SLOT)
+    argv = (sys.executable, "-c", END_WITH_PARENT + code, str(root), NAME_SLOT)
     changed = dataclasses.replace(worker, argv=argv, grace_s=1.0)
     return changed if worker.role is Role.ROLLOUT else changed.named(worker.name)
 

@@ -176,13 +176,13 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("content", "words"), TEXTS, ids=[row[1][:40] for row in TEXTS])
-def test_what_is_no_manifest_is_said_in_one_line(job: Path, content: bytes, words: str) -> None:
+def test_what_is_no_manifest_is_reported_in_one_line(job: Path, content: bytes, words: str) -> None:
     job.write_bytes(content)
     (fault,) = refusal(job)
     assert fault.startswith(f"{job}{words}")
 
 
-def test_a_missing_file_and_a_folder_are_said(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.yaml") == [f"{tmp_path / 'none.yaml'}: no such file"]
     assert refusal(tmp_path) == [f"{tmp_path}: is a folder; name the file"]
 
@@ -233,7 +233,9 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("sets", "place", "words"), ELSEWHERE, ids=[row[2] for row in ELSEWHERE])
-def test_a_wrong_file_named_by_a_flag_is_said_at_the_flag(job: Path, sets: list[str], place: str, words: str) -> None:
+def test_a_wrong_file_named_by_a_flag_is_reported_at_the_flag(
+    job: Path, sets: list[str], place: str, words: str
+) -> None:
     (job.parent / "d.jsonl").mkdir()
     (job.parent / "model").mkdir()
     (job.parent / "model" / "config.json").write_text("{}")
@@ -256,7 +258,7 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize(("override", "words"), OVERRIDES, ids=[row[0] for row in OVERRIDES])
-def test_a_wrong_override_is_said_at_the_flag(job: Path, override: str, words: str) -> None:
+def test_a_wrong_override_is_reported_at_the_flag(job: Path, override: str, words: str) -> None:
     (fault,) = refusal(job, override)
     assert fault.startswith("--set ")
     assert words in fault
@@ -382,12 +384,12 @@ STATUSES = [
 ]
 
 
-@pytest.mark.parametrize(("raised", "status", "said"), STATUSES)
-def test_errors_become_exit_statuses(raised: str, status: int, said: str) -> None:
+@pytest.mark.parametrize(("raised", "status", "stderr"), STATUSES)
+def test_errors_become_exit_statuses(raised: str, status: int, stderr: str) -> None:
     program = (
         "import polyrl.errors\nfrom polyrl_cli.app import app\n"
         f"@app.command()\ndef fail() -> None:\n    raise {raised}\n"
         "app(['fail'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (status, said)
+    assert (done.returncode, done.stderr) == (status, stderr)

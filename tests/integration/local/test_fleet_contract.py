@@ -16,7 +16,7 @@ from polyrl_cli.local.process_fleet import ProcessFleet
 DEADLINE_S = 20.0
 GRACE_S = 5.0
 
-OBEYS = "import time; time.sleep(600)"
+ENDS_ON_SIGTERM = "import time; time.sleep(600)"
 IGNORES_TERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 )
@@ -30,7 +30,7 @@ STARTS_A_CHILD = (
 Fleet = FakeFleet | ProcessFleet
 
 
-def a_worker(name: str = "rollout-0", code: str = OBEYS) -> Worker:
+def a_worker(name: str = "rollout-0", code: str = ENDS_ON_SIGTERM) -> Worker:
     return Worker(name, Role.ROLLOUT, argv=(sys.executable, "-c", code))
 
 

@@ -39,7 +39,7 @@ from polyrl_operator.secret import keys_secret, manager_credentials
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
 DEADLINE_S = 240.0
-LOOK_S = 0.05
+POLL_S = 0.05
 STEPS = 24
 """A quarter of a second each on idle cores: the job lives on for seconds after the last thing that is done to it."""
 SMALL = {
@@ -104,7 +104,7 @@ class Kubelet:
         async with asyncio.timeout(DEADLINE_S):
             while not holds():
                 assert self.running[needs].poll() is None, f"{needs} ended before {what}:\n{self.log(needs)}"
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def log(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text()[-4000:]

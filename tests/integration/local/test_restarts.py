@@ -18,7 +18,7 @@ from polyrl_cli.report.timeline import read_metrics
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240.0
-LOOK_S = 0.02
+POLL_S = 0.02
 
 STEPS = 24
 """A quarter of a second each on idle cores: the job lives on for seconds after the last kill at step 5."""
@@ -52,7 +52,7 @@ class Run:
         while not holds():
             assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
             assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[0]}"
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def steps(self) -> list[int]:
         """RL steps, in the order in which they became whole."""

@@ -14,7 +14,7 @@ from polyrl_cli.report.timeline import read_metrics
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240
-LOOK_S = 0.2
+POLL_S = 0.2
 LONG_STEPS = 24
 """A quarter of a second each on idle cores: not over yet when it is interrupted after the second."""
 
@@ -73,7 +73,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     while len(steps_of(out, "rl")) < 2:
         assert time.monotonic() < deadline, "no RL step came"
         assert first.poll() is None
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 130

@@ -15,7 +15,7 @@ import pytest
 from polyrl.worker import FAILED_STARTS_LIMIT
 
 DEADLINE_S = 120.0
-LOOK_S = 0.05
+POLL_S = 0.05
 DRIVER = Path(__file__).parent / "run_with_stand_ins.py"
 
 SLEEPS = "import time; time.sleep(600)"
@@ -84,7 +84,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def is_up(root: Path, engines: int = 0) -> Callable[[], bool]:
@@ -181,8 +181,8 @@ def test_a_trainer_that_is_killed_after_its_last_words_has_ended_well(root: Path
     run = start(root, trainer=ALL_DONE)
     wait_until(lambda: (root / "logs" / "trainer.log").exists(), "the trainer's log")
     wait_until(lambda: "said" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
-    heard = '"text":"manager has ended"'  # without an exit code: who wrote it knows that the job is over
-    wait_until(lambda: heard in (root / "fleet.jsonl").read_text(), "the runner to hear them")
+    line = '"text":"manager has ended"'  # without an exit code: who wrote it knows that the job is over
+    wait_until(lambda: line in (root / "fleet.jsonl").read_text(), "the runner to hear them")
     the_worker(root, "trainer").kill()
     output = output_of(run)
     assert run.returncode == 0, output

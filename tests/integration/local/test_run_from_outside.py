@@ -17,7 +17,7 @@ from polyrl_cli.report.timeline import read_metrics
 
 JOB = Path(__file__).parents[3] / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240
-LOOK_S = 0.2
+POLL_S = 0.2
 STEPS = 80
 """Enough for three faults on idle cores, where a step takes a quarter of a second."""
 
@@ -72,7 +72,7 @@ class LiveRun:
         while not holds():
             assert time.monotonic() < deadline, f"no {what}: {self.events()}"
             assert self.process.poll() is None, self.process.communicate()[0]
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from polyrl_trainer.client import RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 60.0
-LOOK_S = 0.01
+POLL_S = 0.01
 LEASE_S = 5.0
 """Agents, trainer and manager share this process here: that it is starved for a moment may cost no engine."""
 JOB = {
@@ -89,7 +89,7 @@ class Site:
         """Returns once `condition` holds, fails after DEADLINE_S."""
         async with asyncio.timeout(DEADLINE_S):
             while not condition():  # noqa: ASYNC110 - any condition
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def group(self, number: int, n: int = 4, tokens: int = 40) -> Group:
         return Group(

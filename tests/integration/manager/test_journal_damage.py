@@ -83,7 +83,7 @@ def zero_a_page(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut_in_half(path: Path) -> None:
+def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -112,7 +112,7 @@ def alter(*statements: str) -> Callable[[Path], None]:
 DAMAGES = [
     (flip_a_token, "the journal is damaged and cannot be replayed: the checksum of row of events"),
     (zero_a_page, "the journal is damaged and cannot be replayed"),
-    (cut_in_half, "malformed"),
+    (halve, "malformed"),
     (other_database, "is not a PolyRL journal"),
     (not_a_database, "not a usable journal: file is not a database"),
     (alter(f"PRAGMA user_version = {JOURNAL_SCHEMA + 1}"), f"this version reads {JOURNAL_SCHEMA}"),

@@ -35,7 +35,7 @@ from polyrl_trainer.client import RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 60.0
-LOOK_S = 0.02
+POLL_S = 0.02
 ROOM = 1 << 20
 """Bytes that the small disk holds: a few hundred commits."""
 
@@ -81,7 +81,7 @@ class Site:
     async def listens(self, pid: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not self.endpoints.exists() or parse_endpoints(self.endpoints.read_bytes(), "").pid != pid:  # noqa: ASYNC110 - a file
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def ended(self) -> tuple[int, str]:
         """Exit status, and what it said last."""

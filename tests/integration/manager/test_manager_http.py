@@ -72,7 +72,7 @@ async def test_waits_name_who_waits_for_whom(site: Any, http: aiohttp.ClientSess
     assert any("4 samples" in wait and "any engine that serves version 0 (there is none)" in wait for wait in waits)
 
 
-async def test_drain_moves_the_work_and_can_be_said_again(site: Any, http: aiohttp.ClientSession) -> None:
+async def test_drain_moves_the_work_and_can_be_repeated(site: Any, http: aiohttp.ClientSession) -> None:
     first, second = (asyncio.create_task(site.agent(name).run()) for name in ("first", "second"))
     async with site.client() as client:
         work = asyncio.create_task(site.run_work(client, [site.group(n, tokens=2000) for n in range(4)]))

@@ -95,7 +95,7 @@ class Pod:
         ):
             return msgspec.json.decode(await response.read(), type=ManagerStatus)
 
-    async def says(self, event: str) -> None:
+    async def logs(self, event: str) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while event not in (self.run / "log").read_text():  # noqa: ASYNC110 - nothing announces a line
                 await asyncio.sleep(0.02)
@@ -132,7 +132,7 @@ async def test_the_final_status_stays_and_outlives_a_restart(pod: Pod) -> None:
     async with pod.client() as client:  # type: ignore[attr-defined]
         await client.finish(True, "all steps done")
     assert (await pod.status(url)).finished
-    await pod.says("the run is over")
+    await pod.logs("the run is over")
     assert (await pod.status(url)).finished
     await pod.end(signal.SIGKILL)
     status = await pod.status((await pod.start()).http)

@@ -45,7 +45,7 @@ from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 3
 DEADLINE_S = 90.0
-LOOK_S = 0.02
+POLL_S = 0.02
 GROUPS, N, TOKENS = 6, 4, 300
 SPEED = 60.0
 """Tokens per second of a sequence: five seconds each, so that a kill falls into the middle."""
@@ -136,7 +136,7 @@ class World:
     async def until(self, holds: Any) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not holds():  # noqa: ASYNC110 - any condition
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def run_agent(self, number: int) -> int:
         keys = read_keys(AgentKeys, self.root / "keys/agent.key")
@@ -162,8 +162,8 @@ class World:
 
 async def publish(client: RolloutClient, publisher: WeightPublisher) -> None:
     tensors = {"w": torch.zeros(8)}
-    told = await asyncio.to_thread(publisher.publish, 0, tensors.items(), {"config.json": b"{}"})
-    await client.publish(0, told.endpoint, told.public_key, told.manifest_hash)
+    published = await asyncio.to_thread(publisher.publish, 0, tensors.items(), {"config.json": b"{}"})
+    await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
 
 
 @asynccontextmanager
@@ -229,7 +229,7 @@ async def take(client: RolloutClient, samples: int) -> list[Scored]:
         taken += batch.samples
         await client.acknowledge(batch.number)
         if not batch.samples:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     return taken
 
 
@@ -324,7 +324,7 @@ async def test_another_trainer_takes_what_the_first_one_left_and_nothing_is_gene
         packed = await first.next(0, **one, deadline_s=DEADLINE_S)
         asking = asyncio.create_task(first.next(0, purpose=Purpose.TRAIN, min_samples=999, max_samples=999,
                                                 max_tokens=10**6, deadline_s=DEADLINE_S))  # fmt: skip
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         judging.cancel()
         asking.cancel()
     async with world.client() as second:

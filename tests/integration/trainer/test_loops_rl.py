@@ -41,9 +41,9 @@ from polyrl_trainer.weights.publisher import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPTS = 23
-PATIENT_S = 60.0
+LONG_TIMEOUT_S = 60.0
 """For user code that answers at once: one that is starved has not hung."""
-IMPATIENT_S = 3.0
+SHORT_TIMEOUT_S = 3.0
 """Where user code hangs."""
 QUICK_OR_NOT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -139,8 +139,8 @@ class Run:
         reward=reward_of_length,
         resume=None,
         environment=None,
-        gate=None,
-        timeout_s=PATIENT_S,
+        group_filter=None,
+        timeout_s=LONG_TIMEOUT_S,
     ):
         checkpoints = Checkpoints(folder, keep=2)
         checkpoints.start()
@@ -155,12 +155,14 @@ class Run:
         failures = Failures(state.results.user_code_failures, state.results.first_failures)
         scoring = RewardFunction(reward, calls, timeout_s=timeout_s, failures=failures)
         episodes = Episodes(CalculatorEnvironment(), environment, tokenizer=TOKENIZER) if environment else None
-        group_gate = (
-            CustomGroupFilter(gate, calls, timeout_s=timeout_s, samples_per_group=spec.sampling.samples_per_prompt)
-            if gate
+        custom_filter = (
+            CustomGroupFilter(
+                group_filter, calls, timeout_s=timeout_s, samples_per_group=spec.sampling.samples_per_prompt
+            )
+            if group_filter
             else None
         )
-        host = UserCodeRunner(rollouts, TOKENIZER, reward=scoring, episodes=episodes, group_filter=group_gate)
+        host = UserCodeRunner(rollouts, TOKENIZER, reward=scoring, episodes=episodes, group_filter=custom_filter)
         supply = GroupSupply(rollouts, host, session=session)
         parts = RlParts(
             backend=backend,
@@ -176,10 +178,10 @@ class Run:
         )
         return cls(session, rollouts, backend, parts, host)
 
-    async def beside(self, story):
+    async def beside(self, work):
         try:
             async with asyncio.timeout(60):
-                return await run_beside(story, self.host.run(), self.parts.supply.run())
+                return await run_beside(work, self.host.run(), self.parts.supply.run())
         finally:
             self.session.metrics.close()
 
@@ -240,7 +242,7 @@ async def test_versions_and_windows_follow_the_steps(tmp_path):
         assert name in lines[0]
 
 
-async def test_status_is_told_what_scaling_asks_for(tmp_path):
+async def test_status_carries_what_scaling_reads(tmp_path):
     spec = recipe(steps=5).model_copy(update={"evaluation": EvaluationSpec(every_steps=2)})
     run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec)
     assert await run.train(spec)
@@ -283,7 +285,7 @@ async def test_failing_rewards_are_replaced_and_reported(tmp_path, kind):
         return 1.0
 
     spec, rollouts = recipe(max_replaced_groups_per_step=4), FakeRollouts(echo)
-    run = Run.make(tmp_path, rollouts, spec, reward, timeout_s=IMPATIENT_S if kind == "hangs" else PATIENT_S)
+    run = Run.make(tmp_path, rollouts, spec, reward, timeout_s=SHORT_TIMEOUT_S if kind == "hangs" else LONG_TIMEOUT_S)
     assert await run.train(spec)
     over.set()
     reason = {"raises": "rewardRaised", "hangs": "rewardTimedOut", "nan": "rewardInvalid"}[kind]
@@ -359,7 +361,7 @@ async def test_a_custom_filter_decides_over_whole_groups(tmp_path):
         return samples[0].metadata["number"] % 2 == 1
 
     spec = recipe(max_replaced_groups_per_step=20)
-    run = Run.make(tmp_path, FakeRollouts(echo), spec, gate=odd_only)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec, group_filter=odd_only)
     assert await run.train(spec)
     prompts = dict(run.prompts())
     trained = {int(name.split(".")[0]) for batch in run.backend.micro_batches for name in batch}
@@ -385,11 +387,11 @@ async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
 
     run = Run.make(tmp_path, FakeRollouts(echo, lose=lose), spec, reward)
 
-    async def story():
+    async def work():
         await run.parts.versions.ensure_published(run.backend)
         return await run.parts.evaluator.evaluate(0)
 
-    evaluation = await run.beside(story())
+    evaluation = await run.beside(work())
     assert lost == [1]
     assert (evaluation["eval/scored"], evaluation["eval/unscored"]) == (4, 1)
     groups = [group for group in run.rollouts.submitted if group.id not in run.rollouts.discarded]

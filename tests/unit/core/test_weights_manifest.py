@@ -101,7 +101,7 @@ def replaced(**changes: object) -> VersionManifest:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "says"),
+    ("manifest", "message"),
     [
         (replaced(chunks=()), "tensors end at byte 49, chunks at byte 0"),
         (replaced(chunks=(ChunkEntry(b"x" * 16, 0),)), "impossible size"),
@@ -125,7 +125,7 @@ def replaced(**changes: object) -> VersionManifest:
         (replaced(files=(file_entry("a", b""),) * 2), "two files have one name"),
     ],
 )
-def test_impossible_manifests_are_refused(manifest: VersionManifest, says: str) -> None:
+def test_impossible_manifests_are_refused(manifest: VersionManifest, message: str) -> None:
     body = encode_manifest(manifest)
-    with pytest.raises(ProtocolError, match=says):
+    with pytest.raises(ProtocolError, match=message):
         decode_manifest(body, manifest_hash(body))

@@ -32,9 +32,9 @@ def test_the_secret_holds_every_roles_file_and_the_operator_reads_its_own() -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "trusted"), [("j-manager", True), ("j-manager.ns.svc", True), ("other-manager", False)]
+    ("name", "accepted"), [("j-manager", True), ("j-manager.ns.svc", True), ("other-manager", False)]
 )
-async def test_a_managers_certificate_speaks_for_its_own_names_only(name: str, trusted: bool, tmp_path: Any) -> None:
+async def test_a_managers_certificate_speaks_for_its_own_names_only(name: str, accepted: bool, tmp_path: Any) -> None:
     made = make_certificate(["j-manager", "j-manager.ns.svc"])
     (tmp_path / "crt").write_bytes(made.certificate)
     (tmp_path / "key").write_bytes(made.key)
@@ -54,19 +54,19 @@ async def test_a_managers_certificate_speaks_for_its_own_names_only(name: str, t
     async with server:
         port = server.sockets[0].getsockname()[1]
 
-        async def hear(authority: bytes) -> bytes:
+        async def connect(authority: bytes) -> bytes:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=trust(authority), server_hostname=name
             )
-            heard = await reader.read()
+            received = await reader.read()
             writer.close()
             await writer.wait_closed()
-            return heard
+            return received
 
-        if trusted:
-            assert await hear(made.authority) == b"hello"
+        if accepted:
+            assert await connect(made.authority) == b"hello"
         else:
             with pytest.raises(ssl.SSLCertVerificationError):
-                await hear(made.authority)
+                await connect(made.authority)
         with pytest.raises(ssl.SSLCertVerificationError):
-            await hear(make_certificate(["j-manager", "j-manager.ns.svc"]).authority)
+            await connect(make_certificate(["j-manager", "j-manager.ns.svc"]).authority)

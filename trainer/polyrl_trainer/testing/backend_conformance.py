@@ -69,7 +69,7 @@ def assert_backend_conforms(create: CreateBackend, folder: Path, seed: int = 0) 
     _log_probs_are_those_of_the_plain_model(fresh(), samples)
     _steps_equal_plain_adamw(fresh(), samples)
     _a_split_mini_batch_gives_the_same_step(fresh, samples)
-    _saved_and_loaded_goes_on_bit_for_bit(fresh, samples, folder)
+    _saved_and_loaded_continues_bit_for_bit(fresh, samples, folder)
     _an_export_is_a_snapshot(fresh(), samples)
     _a_step_without_a_gradient_is_refused(fresh())
 
@@ -182,7 +182,7 @@ def _a_split_mini_batch_gives_the_same_step(fresh: Callable[[], TrainingBackend]
     assert_weights_close(exported(split), exported(whole), "weights after a split mini-batch")
 
 
-def _saved_and_loaded_goes_on_bit_for_bit(
+def _saved_and_loaded_continues_bit_for_bit(
     fresh: Callable[[], TrainingBackend], samples: Sequence[Sample], folder: Path
 ) -> None:
     first, second = fresh(), fresh()

@@ -64,11 +64,11 @@ class SimulatedEngine:
         self._lost = False
         """Whether a frame of this process may ever have been lost."""
         self._connect()
-        world.after(1.0, self._beat)
+        world.after(1.0, self._send_heartbeat)
 
     # --- connection ---------------------------------------------------------------------------------------------------
 
-    def cut(self) -> None:
+    def partition(self) -> None:
         """The connection breaks; the agent notices, and dials again a little later."""
         if self._link is not None:
             self._link.up = False
@@ -88,7 +88,7 @@ class SimulatedEngine:
     def leave(self) -> None:
         """Says Deregister and ends."""
         if self.alive:
-            self._say(Deregister("leaving"))
+            self._send(Deregister("leaving"))
             self.alive = False
 
     def _connect(self) -> None:
@@ -112,11 +112,11 @@ class SimulatedEngine:
             weight_version=self.version,
             held=self._book.held(),
         )
-        self._say(hello)
+        self._send(hello)
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         if self._link is not None:
-            self._link.carry(0, lambda: self.world.agent_says(self.name, message))
+            self._link.carry(0, lambda: self.world.from_agent(self.name, message))
 
     def _asleep(self, again: Callable[[], None]) -> bool:
         if self.world.now < self.frozen_until:
@@ -126,9 +126,9 @@ class SimulatedEngine:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def hear(self, message: ToAgent) -> None:
+    def receive(self, message: ToAgent) -> None:
         """One message of the manager."""
-        if not self.alive or self._asleep(lambda: self.hear(message)):
+        if not self.alive or self._asleep(lambda: self.receive(message)):
             return
         if not self._protocol.counts(message) or (isinstance(message, Cancel) and self._lie("lieForeign")):
             return
@@ -146,7 +146,7 @@ class SimulatedEngine:
         self.world.watcher.assigned(self.name, assign, self.world.now)
         answer = self._refusal(assign) or self._protocol.accept(assign, self.version)
         if isinstance(answer, HandBack):
-            self._say(answer)
+            self._send(answer)
         elif not self._framing:
             self._framing = True
             self.world.after(max(FRAME_S, self._step_s()), self._frame)
@@ -167,7 +167,7 @@ class SimulatedEngine:
     def _hand_back(self, assignment: int, reason: HandBackReason) -> None:
         message = self._protocol.hand_back(assignment, reason)
         if message is not None:
-            self._say(message)
+            self._send(message)
 
     def _check_resend(self, resend: Resend) -> None:
         stream = self._book.streams.get(resend.assignment)
@@ -190,7 +190,7 @@ class SimulatedEngine:
         if not self.alive or self._asleep(lambda: self._load(version)):
             return
         if self._lie("failWeights"):
-            self._say(WeightsFailed(version, self.version, reason="a chunk did not match its hash"))
+            self._send(WeightsFailed(version, self.version, reason="a chunk did not match its hash"))
             return
         self._send_rows(flush=True)
         self.version = version
@@ -198,7 +198,7 @@ class SimulatedEngine:
         for stream in self._book.unfinished():
             if not stream.assign.min_version <= version <= stream.assign.max_version:
                 self._hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
-        self._say(WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=1000))
+        self._send(WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=1000))
         newest = self.world.watcher.published
         if newest > version:
             self._loading = True
@@ -214,15 +214,15 @@ class SimulatedEngine:
 
     def leaving(self, seconds: float) -> None:
         """A preemption notice: it says so, and is gone after `seconds`."""
-        self._say(Leaving(seconds, "spot notice"))
+        self._send(Leaving(seconds, "spot notice"))
         self.world.after(seconds, self.kill)
 
     # --- generating ---------------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        if self.alive and not self._asleep(self._beat):
-            self._say(Heartbeat(len(self._book.streams), 0, kv_free_tokens=100))
-            self.world.after(1.0, self._beat)
+    def _send_heartbeat(self) -> None:
+        if self.alive and not self._asleep(self._send_heartbeat):
+            self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=100))
+            self.world.after(1.0, self._send_heartbeat)
 
     def _frame(self) -> None:
         if not self.alive or self._asleep(self._frame):
@@ -277,21 +277,21 @@ class SimulatedEngine:
         for stream, index in altered:
             stream.ids[index] += 1
         for frame in self._book.pack(self.world.now, FRAME_S, flush=True):
-            self._send(frame)
+            self._send_deltas(frame)
         for stream, index in altered:
             stream.ids[index] -= 1
         for stream, finish in late:
             stream.finish = finish
 
-    def _send(self, frame: Deltas) -> None:
+    def _send_deltas(self, frame: Deltas) -> None:
         if self._lie("lieVersion"):
             frame = msgspec.structs.replace(frame, version=frame.version + 1)
         if self._lie("loseFrame"):
             self._lost = True
             return
-        self._say(frame)
+        self._send(frame)
         if self._lie("repeatFrame"):
-            self._say(frame)
+            self._send(frame)
 
     def _lie(self, kind: str) -> bool:
         left = self.lies.get(kind, 0)

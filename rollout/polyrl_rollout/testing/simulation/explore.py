@@ -88,7 +88,7 @@ class Scene(msgspec.Struct):
     ticks: int
     now: float = 0.0
     processes: int = 0
-    heard: dict[str, float] = msgspec.field(default_factory=dict)
+    last_seen: dict[str, float] = msgspec.field(default_factory=dict)
     """When each engine was last heard, whatever the ledger thinks."""
 
 
@@ -140,11 +140,11 @@ def _first_scene(bounds: Bounds) -> Scene:
     )
     for which in range(len(agents)):
         _agent_speaks(scene, which)
-        _agent_hears(scene, which)
+        _agent_receives(scene, which)
     while trainer.outbox:
         _trainer_speaks(scene)
     while trainer.inbox:
-        _trainer_hears(scene)
+        _trainer_receives(scene)
     return scene
 
 
@@ -161,10 +161,10 @@ def _commutes(scene: Scene) -> Step | None:
     """A step whose order among the others makes no difference once nothing can be lost: a peer that does nothing of
     its own accord hears a message. What it says to it waits on the wire as well as the message would have."""
     if scene.trainer.inbox:
-        return _trainer_hears
+        return _trainer_receives
     for which, agent in enumerate(scene.agents):
         if agent.inbox and agent.welcomed and not agent.frozen and not agent.has_work():
-            return partial(_agent_hears, which=which)
+            return partial(_agent_receives, which=which)
     return None
 
 
@@ -179,7 +179,7 @@ def _all_steps(scene: Scene) -> Iterator[tuple[bool, Step]]:
     if scene.trainer.outbox:
         yield False, _trainer_speaks
     if scene.trainer.inbox:
-        yield False, _trainer_hears
+        yield False, _trainer_receives
     if scene.ticks and not scene.trainer.done:
         yield False, _tick
     if scene.faults:
@@ -193,7 +193,7 @@ def _agent_steps(agent: SmallAgent, which: int) -> Iterator[tuple[bool, Step]]:
     if agent.frozen:
         yield False, partial(_thaw, which=which)
     elif agent.inbox:
-        yield False, partial(_agent_hears, which=which)
+        yield False, partial(_agent_receives, which=which)
     if agent.outbox:
         yield False, partial(_agent_speaks, which=which)
     elif agent.leaving:
@@ -214,15 +214,15 @@ def _agent_queue(scene: Scene, which: int, *, inward: bool) -> list[bytes]:
     return scene.agents[which].inbox if inward else scene.agents[which].outbox
 
 
-def _agent_hears(scene: Scene, which: int) -> None:
-    scene.agents[which].hear(decode_to_agent(scene.agents[which].inbox.pop(0)))
+def _agent_receives(scene: Scene, which: int) -> None:
+    scene.agents[which].receive(decode_to_agent(scene.agents[which].inbox.pop(0)))
 
 
 def _agent_speaks(scene: Scene, which: int) -> None:
     agent = scene.agents[which]
     message = decode_from_agent(agent.outbox.pop(0))
     agent.dialling = agent.dialling and not isinstance(message, Hello)
-    scene.heard[agent.name] = scene.now
+    scene.last_seen[agent.name] = scene.now
     _settle(scene, Ledger(CONFIG, scene.state).from_agent(agent.name, message, scene.now))
 
 
@@ -231,8 +231,8 @@ def _trainer_speaks(scene: Scene) -> None:
     _settle(scene, Ledger(CONFIG, scene.state).from_trainer(message, scene.now))
 
 
-def _trainer_hears(scene: Scene) -> None:
-    scene.trainer.hear(decode_to_trainer(scene.trainer.inbox.pop(0)))
+def _trainer_receives(scene: Scene) -> None:
+    scene.trainer.receive(decode_to_trainer(scene.trainer.inbox.pop(0)))
     if len(set(scene.trainer.trained)) != len(scene.trainer.trained):
         raise Violation(scene.now, "I2", f"trained twice: {scene.trainer.trained}")
 
@@ -248,7 +248,7 @@ def _tick(scene: Scene) -> None:
     scene.now = max(scene.now, ledger.next_due() or scene.now)
     for agent in scene.agents:
         if not agent.dialling and not agent.frozen and agent.name in scene.state.engines:
-            scene.heard[agent.name] = scene.now
+            scene.last_seen[agent.name] = scene.now
             _settle(scene, ledger.from_agent(agent.name, Heartbeat(len(agent.runs), 0, kv_free_tokens=100), scene.now))
     _settle(scene, ledger.tick(scene.now))
 
@@ -287,7 +287,7 @@ def _restart_manager(scene: Scene) -> None:
         raise Violation(scene.now, "I10", f"the restarted manager has other {', '.join(lost)} than the killed one")
     scene.state = decode_state(encode_state(scene.kept))
     _connect_all(scene)
-    scene.heard = dict.fromkeys(scene.state.engines, scene.now)
+    scene.last_seen = dict.fromkeys(scene.state.engines, scene.now)
     _settle(scene, Ledger(CONFIG, scene.state).resume(scene.now))
 
 
@@ -324,7 +324,7 @@ def _check_fact(scene: Scene, event: Event) -> None:
     if isinstance(event, f.BatchAcknowledged) and event.batch not in scene.trainer.batches:
         raise Violation(scene.now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
     if isinstance(event, f.EngineGone) and event.cause != "bye":
-        silence = scene.now - scene.heard.get(event.engine, scene.now)
+        silence = scene.now - scene.last_seen.get(event.engine, scene.now)
         if silence < CONFIG.lease_s:
             raise Violation(scene.now, "I7", f"{event.engine} is given up after {silence:.1f} s of silence")
 
@@ -376,7 +376,7 @@ def _digest(scene: Scene) -> bytes:
         if not scene.ticks:
             _forget_deadlines(state)
     if not scene.ticks:
-        alike.heard = {}
+        alike.last_seen = {}
     return hashlib.blake2b(_encoder.encode(alike), digest_size=16).digest()
 
 

@@ -78,7 +78,7 @@ class Watcher:
         self._requests: dict[int, BatchRequest] = {}
         self._samples_trained: Counter[tuple[int, str]] = Counter()
         self._loaded: dict[str, set[int]] = {}
-        self._heard: dict[str, float] = {}
+        self._last_seen: dict[str, float] = {}
         self._deaf_until = 0.0
         self._events = 0
         self._tokens_in = 0
@@ -102,7 +102,7 @@ class Watcher:
     def before_agent(self, engine: str, message: FromAgent, now: float) -> None:
         """A message of an agent is about to be heard."""
         if isinstance(message, Hello) or engine in self._ledger.state.engines:
-            self._heard[engine] = now
+            self._last_seen[engine] = now
         if isinstance(message, WeightsLoaded) and message.version not in self._loaded.get(engine, ()):
             raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
@@ -241,8 +241,10 @@ class Watcher:
     def _check_leases(self, now: float) -> None:
         lease = self._ledger.state.config.lease_s
         for name in self._ledger.state.engines:
-            if now - max(self._heard.get(name, now), self._deaf_until) > lease + SLACK_S:
-                raise Violation(now, "I8", f"{name} was last heard {now - self._heard[name]:.2f} s ago and has a lease")
+            if now - max(self._last_seen.get(name, now), self._deaf_until) > lease + SLACK_S:
+                raise Violation(
+                    now, "I8", f"{name} was last heard {now - self._last_seen[name]:.2f} s ago and has a lease"
+                )
 
     def _check_response(self, response: Response, group: Group, now: float) -> None:
         ids = np.frombuffer(response.ids, dtype="<u4")

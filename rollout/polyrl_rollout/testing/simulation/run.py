@@ -79,12 +79,12 @@ def _slow(engine: SimulatedEngine, fault: SimulatedFault) -> None:
 
 
 def _break(engine: SimulatedEngine, fault: SimulatedFault) -> None:
-    engine.cut()
+    engine.partition()
 
 
 def _flap(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     for turn in range(FLAPS):
-        engine.world.after(turn * fault.seconds / FLAPS, engine.cut)
+        engine.world.after(turn * fault.seconds / FLAPS, engine.partition)
 
 
 def _drain(engine: SimulatedEngine, fault: SimulatedFault) -> None:
@@ -129,7 +129,7 @@ def run_schedule(schedule: Schedule) -> Result:
 
 def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: SimulatedFault) -> None:
     if fault.kind == "trainerBreak":
-        trainer.cut()
+        trainer.partition()
     elif fault.kind == "trainerKill":
         trainer.kill()
     elif fault.kind == "loseBatch":

@@ -99,7 +99,7 @@ class SmallAgent(msgspec.Struct):
             HeldAssignment(number, run.sample, attempt=run.attempt, length=run.position)
             for number, run in self.runs.items()
         )
-        self.say(
+        self.send(
             Hello(
                 EPOCH,
                 self.name,
@@ -112,11 +112,11 @@ class SmallAgent(msgspec.Struct):
             )
         )
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Queues a message."""
         self.outbox.append(encode(message))
 
-    def hear(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
         """One message of the manager."""
         if isinstance(message, Welcome):
             self.welcomed = True
@@ -156,7 +156,7 @@ class SmallAgent(msgspec.Struct):
             rows.append((number, run.sent, len(tokens) // 4, finish))
             ids += tokens
             run.sent = run.position
-        self.say(
+        self.send(
             Deltas(self.seq, 0, rows=pack_rows(rows), ids=ids, logprobs=logprobs_of(np.frombuffer(ids, dtype="<u4")))
         )
 
@@ -169,7 +169,7 @@ class SmallAgent(msgspec.Struct):
     def _take(self, assign: Assign) -> None:
         number, offset = assign.assignment, assign.offset
         if self.leaving:
-            self.say(HandBack(number, HandBackReason.DRAINING))
+            self.send(HandBack(number, HandBackReason.DRAINING))
         else:
             self.runs[number] = Run(assign.sample, assign.attempt, offset=offset, position=offset, sent=offset)
 
@@ -186,14 +186,14 @@ class SmallAgent(msgspec.Struct):
         run = self.runs.get(number)
         if run is not None and not run.finish_seq:
             del self.runs[number]
-            self.say(HandBack(number, HandBackReason.RECALLED))
+            self.send(HandBack(number, HandBackReason.RECALLED))
 
     def _hand_back(self) -> None:
         self.leaving = True
         for number in self.runs:
-            self.say(HandBack(number, HandBackReason.DRAINING))
+            self.send(HandBack(number, HandBackReason.DRAINING))
         self.runs.clear()
-        self.say(Deregister("leaving"))
+        self.send(Deregister("leaving"))
 
 
 class SmallTrainer(msgspec.Struct):
@@ -267,7 +267,7 @@ class SmallTrainer(msgspec.Struct):
             )
         )
 
-    def hear(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
         """One message of the manager."""
         if isinstance(message, Fenced):
             self.connect()

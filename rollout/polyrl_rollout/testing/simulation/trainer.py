@@ -75,7 +75,7 @@ class SimulatedTrainer:
         """The filters left too little; a user would be notified."""
         self._unacknowledged = 0
         world.to_trainer = self._send_back
-        world.cut_trainer = self.cut
+        world.partition_trainer = self.partition
         self._connect()
         self._next_step()
 
@@ -85,7 +85,7 @@ class SimulatedTrainer:
 
     # --- connection ---------------------------------------------------------------------------------------------------
 
-    def cut(self) -> None:
+    def partition(self) -> None:
         """The connection breaks; a little later the trainer dials again."""
         if self._link is not None:
             self._link.up = False
@@ -95,7 +95,7 @@ class SimulatedTrainer:
     def kill(self) -> None:
         """kill -9: another process goes on from a checkpoint that has each batch which this one trained. Verdicts under
         way are forgotten, what else had no answer is asked for again under other numbers."""
-        self.cut()
+        self.partition()
         self._life += 1
         self._judging.clear()
         unanswered, self._unanswered = self._unanswered, {}
@@ -108,33 +108,33 @@ class SimulatedTrainer:
 
     def _connect(self) -> None:
         self._link = Link(self.world)
-        self._say(TrainerHello(1, self.acknowledged, trainer=f"trainer-{self._life}"))
+        self._send(TrainerHello(1, self.acknowledged, trainer=f"trainer-{self._life}"))
         for message in self._unanswered.values():
-            self._say(message)
+            self._send(message)
 
     def _send_back(self, message: ToTrainer) -> None:
         if self.lose_next is not None and isinstance(message, self.lose_next):
             self.lose_next = None
-            self.cut()
+            self.partition()
         if self._link is not None:
-            self._link.carry(1, lambda: self._hear(message))
+            self._link.carry(1, lambda: self._receive(message))
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         if self._link is not None:
-            self._link.carry(0, lambda: self.world.trainer_says(message))
+            self._link.carry(0, lambda: self.world.from_trainer(message))
 
     def _ask(self, make: Callable[[int], Any], then: Callable[[Any], None] = lambda answer: None) -> None:
         self._request += 1
         message = make(self._request)
         self._unanswered[self._request] = message
         self._then[self._request] = then
-        self._say(message)
+        self._send(message)
         if self.rng.random() < 0.02:
-            self._say(message)
+            self._send(message)
 
-    def _hear(self, message: ToTrainer) -> None:
+    def _receive(self, message: ToTrainer) -> None:
         if isinstance(message, TurnDone):
-            self._judge_soon(message)
+            self._score_later(message)
         elif isinstance(message, GroupDropped):
             self._replace(message)
         elif isinstance(message, Declined):
@@ -150,7 +150,7 @@ class SimulatedTrainer:
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _judge_soon(self, turn: TurnDone) -> None:
+    def _score_later(self, turn: TurnDone) -> None:
         key = (turn.response.sample, turn.response.turn)
         self.world.watcher.turn_done(turn, self.world.now)
         if key in self._judging or turn.group in self._dropped:

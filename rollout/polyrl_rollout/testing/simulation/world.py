@@ -36,9 +36,9 @@ EVENTS_AT_ONCE: Final = 10_000
 class AgentPeer(Protocol):
     """An engine's side of its link."""
 
-    def hear(self, message: ToAgent) -> None: ...
+    def receive(self, message: ToAgent) -> None: ...
 
-    def cut(self) -> None: ...
+    def partition(self) -> None: ...
 
 
 class Link:
@@ -70,7 +70,7 @@ class World:
         self.agents: dict[str, tuple[Link, AgentPeer]] = {}
         """By engine name, while a link is up."""
         self.to_trainer: Callable[[ToTrainer], None] = lambda message: None
-        self.cut_trainer: Callable[[], None] = lambda: None
+        self.partition_trainer: Callable[[], None] = lambda: None
         self._away_until = 0.0
         self._sockets: list[Callable[[], None]] = []
         """What came while the manager was away, in order."""
@@ -116,8 +116,8 @@ class World:
         self._sockets = [self._restart_manager]
         self._tick_at = inf
         for _, peer in tuple(self.agents.values()):
-            peer.cut()
-        self.cut_trainer()
+            peer.partition()
+        self.partition_trainer()
         self.send_manager_away(seconds)
 
     def _restart_manager(self) -> None:
@@ -139,16 +139,16 @@ class World:
         while self._sockets and self.now >= self._away_until:
             self._sockets.pop(0)()
 
-    def agent_says(self, engine: str, message: FromAgent) -> None:
+    def from_agent(self, engine: str, message: FromAgent) -> None:
         """A message arrives at the ledger."""
-        if self._wait_in_socket(lambda: self.agent_says(engine, message)):
+        if self._wait_in_socket(lambda: self.from_agent(engine, message)):
             return
         self.watcher.before_agent(engine, message, self.now)
         self._act(self.manager.ledger.from_agent(engine, message, self.manager.clock(self.now)))
 
-    def trainer_says(self, message: FromTrainer) -> None:
+    def from_trainer(self, message: FromTrainer) -> None:
         """A message of the trainer arrives at the ledger."""
-        if self._wait_in_socket(lambda: self.trainer_says(message)):
+        if self._wait_in_socket(lambda: self.from_trainer(message)):
             return
         self.watcher.before_trainer(message)
         self._act(self.manager.ledger.from_trainer(message, self.manager.clock(self.now)))
@@ -171,7 +171,7 @@ class World:
         for engine, message in outcome.to_agents:
             if engine in self.agents:
                 link, peer = self.agents[engine]
-                link.carry(1, lambda peer=peer, message=message: peer.hear(message))  # type: ignore[misc]
+                link.carry(1, lambda peer=peer, message=message: peer.receive(message))  # type: ignore[misc]
         for answer in outcome.to_trainer:
             self.to_trainer(answer)
         due = self.manager.due()

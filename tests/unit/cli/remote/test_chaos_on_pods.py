@@ -105,7 +105,7 @@ def test_the_same_rule_draws_as_on_one_machine(target: Target, victims: set[str]
 
 @pytest.mark.parametrize("action", [ChaosAction.FREEZE, ChaosAction.SLOW])
 @pytest.mark.parametrize("target", [Target.AGENT, Target.MANAGER, Target.TRAINER])
-def test_process_1_cannot_be_stopped_and_it_is_said_what_can(action: ChaosAction, target: Target) -> None:
+def test_process_1_cannot_be_stopped_and_the_error_names_what_can(action: ChaosAction, target: Target) -> None:
     with pytest.raises(
         UserError, match=f"--role {target}: .* process 1 of its container, which nothing inside can stop"
     ):

@@ -60,11 +60,11 @@ def test_the_report_holds_what_matters() -> None:
     assert "TrainerReady" not in reported, "what goes well is not told"
 
 
-def test_a_job_that_nobody_looks_after_says_so() -> None:
+def test_a_job_that_no_operator_reconciles_says_so() -> None:
     assert status_report(raw()) == ["a: no operator has handled it yet"]
 
 
-def test_a_failure_is_told_with_its_exit_status() -> None:
+def test_a_failure_is_shown_with_its_exit_status() -> None:
     failed = {"state": "Failed", "failure": {"reason": "TrainerFailed", "message": "no memory", "exitCode": 137}}
     assert status_report(raw(failed))[-1].split() == [
         "failed",
@@ -95,7 +95,7 @@ def event(uid: str, note: str, count: int = 1) -> dict[str, Any]:
     return {"metadata": {"uid": uid}, "reason": "RolloutPreempted", "note": note} | series
 
 
-def test_each_event_is_told_once_and_again_when_counted_up() -> None:
+def test_each_event_is_shown_once_and_again_when_counted_up() -> None:
     lines_of_job = JobLines(began=100.0)
     assert lines_of_job.events("LIST", [event("1", "gone")], 101.0) == ["00:01  RolloutPreempted: gone"]
     assert lines_of_job.events("LIST", [event("1", "gone")], 102.0) == []
@@ -105,13 +105,13 @@ def test_each_event_is_told_once_and_again_when_counted_up() -> None:
     assert lines_of_job.events("DELETED", [event("2", "old")], 164.0) == []
 
 
-def test_events_of_an_earlier_watch_are_not_told_again() -> None:
+def test_events_of_an_earlier_watch_are_not_shown_again() -> None:
     lines_of_job = JobLines(began=0.0, quiet=True)
     assert lines_of_job.events("LIST", [event("1", "old")], 1.0) == []
     assert lines_of_job.events("ADDED", [event("2", "new")], 2.0) != []
 
 
-def test_a_step_is_told_every_few_seconds_at_most() -> None:
+def test_a_step_is_shown_every_few_seconds_at_most() -> None:
     lines_of_job, job = JobLines(began=0.0), raw(deepcopy(STATUS))
     assert len(lines_of_job.job(job, 1.0)) == 1
     job["status"]["manager"]["step"] = 42

@@ -56,7 +56,7 @@ def test_step_parts_are_summed_over_rl_steps_only() -> None:
     assert parts["other"] == 0.0
 
 
-def test_a_loss_is_told_with_its_replacement_and_its_step() -> None:
+def test_a_loss_is_shown_with_its_replacement_and_its_step() -> None:
     events = [
         an_event("serving", 105.0),
         an_event("serving", 105.0, "rollout-1"),
@@ -140,7 +140,7 @@ def printed(summary: Summary, folder: Path) -> str:
     return capture.get()
 
 
-def test_the_closing_words_tell_the_story_within_80_columns(tmp_path: Path) -> None:
+def test_the_summary_panel_fits_80_columns(tmp_path: Path) -> None:
     text = printed(a_summary(), tmp_path)
     for words in (
         "after RL",

@@ -57,7 +57,7 @@ def without(*names: str) -> list[ObservedWorker]:
     return [one for one in ALL if one.name not in names]
 
 
-def said(observed: list[ObservedWorker], wanted: Workers = WANTED, ready: bool = True, **facts: object) -> list[str]:
+def planned(observed: list[ObservedWorker], wanted: Workers = WANTED, ready: bool = True, **facts: object) -> list[str]:
     served = facts.pop("served", frozenset({"rollout-0", "rollout-1"}))
     return [str(action) for action in plan(wanted, RunObservation(observed, ready, served=served, **facts), NOW)]  # type: ignore[arg-type]
 
@@ -242,7 +242,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("observed", "facts", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_plan(observed: list[ObservedWorker], facts: dict[str, object], expected: list[str]) -> None:
-    assert said(observed, **facts) == expected  # type: ignore[arg-type]
+    assert planned(observed, **facts) == expected  # type: ignore[arg-type]
 
 
 def failed(number: int, ago: float = 60.0) -> ObservedWorker:
@@ -267,7 +267,7 @@ def test_one_that_served_in_between_starts_the_count_anew() -> None:
 
 def test_a_reclaimed_one_is_no_failure() -> None:
     taken = [exited(rollout(n), -9, reclaim=Reclaim(NOW - 10)) for n in range(FAILED_STARTS_LIMIT)]
-    assert len(said([*ALL[:3], *taken], served=frozenset())) == WANTED.rollouts
+    assert len(planned([*ALL[:3], *taken], served=frozenset())) == WANTED.rollouts
 
 
 def test_the_back_off_doubles() -> None:
@@ -297,5 +297,5 @@ def test_a_wrong_input_is_told_apart() -> None:
 
 def test_a_run_without_manager_is_the_trainer_alone() -> None:
     alone = Workers(TRAINER, None, reserved=None, rollout=None, rollouts=0)
-    assert said([], alone, ready=False) == ["start trainer: the run begins"]
-    assert said([seen(TRAINER)], alone, ready=False) == []
+    assert planned([], alone, ready=False) == ["start trainer: the run begins"]
+    assert planned([seen(TRAINER)], alone, ready=False) == []

@@ -52,7 +52,7 @@ def test_a_right_clock_stays_as_it_is() -> None:
         assert server.error < 1e-6
 
 
-def test_a_slow_answer_says_less_and_spoils_nothing() -> None:
+def test_a_slow_answer_widens_the_bounds_and_spoils_nothing() -> None:
     server = Server(300.0)
     server.answer()
     server.answer(there_s=4.0, back_s=5.0)

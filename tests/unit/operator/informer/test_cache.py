@@ -47,8 +47,8 @@ def pod(
     return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
 
 
-def node(name: str, version: int, *, beat: str = "", taints: tuple[str, ...] = ()) -> dict[str, Any]:
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": beat}
+def node(name: str, version: int, *, heartbeat: str = "", taints: tuple[str, ...] = ()) -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
     spec = {"taints": [{"key": key} for key in taints]}
     metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": spec, "status": {"conditions": [ready]}}
@@ -129,10 +129,10 @@ def test_a_name_that_is_used_again_is_another_object(cache: Cache) -> None:
 
 
 def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: Cache, woken: list[JobKey]) -> None:
-    cache.observe(NODE, node("n", 1, beat="1"))
+    cache.observe(NODE, node("n", 1, heartbeat="1"))
     cache.observe(POD, pod("p", 3, node="n"))
     woken.clear()
-    assert not cache.observe(NODE, node("n", 4, beat="2"))
+    assert not cache.observe(NODE, node("n", 4, heartbeat="2"))
     assert not cache.observe(POD, pod("p", 5, node="n"))
     assert woken == []
     cache.observe(NODE, node("n", 6, taints=("karpenter.sh/disrupted",)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyrl_operator.reconciler.events import RECOUNT_S, REMEMBERED, WINDOW_S, EventAggregator
 
 
-def test_a_sentence_is_told_once_and_then_counted() -> None:
+def test_a_sentence_is_recorded_once_and_then_counted() -> None:
     aggregator = EventAggregator()
     assert aggregator.count("a", 0.0) == 1
     assert aggregator.count("a", 1.0) is None

@@ -125,7 +125,7 @@ def accepted(server: Server) -> tuple[str, str]:
     return found["status"], found["reason"]
 
 
-async def test_a_new_job_is_asked_about_then_made_then_told_once() -> None:
+async def test_a_new_job_is_dry_run_then_made_then_reported_once() -> None:
     reconciler, server, _ = operator()
     await reconciler.reconcile(KEY)
     made = [what for what in server.asked if what in KINDS]
@@ -138,7 +138,7 @@ async def test_a_new_job_is_asked_about_then_made_then_told_once() -> None:
     assert server.job["status"]["rollout"]["desiredReplicas"] == 3
 
 
-async def test_a_job_whose_pods_are_refused_is_told_so_once_and_nothing_is_made() -> None:
+async def test_a_job_whose_pods_are_refused_gets_one_event_and_nothing_is_made() -> None:
     reconciler, server, _ = operator()
     server.dry_runs = Answer(403, {"message": "violates PodSecurity"})
     await reconciler.reconcile(KEY)

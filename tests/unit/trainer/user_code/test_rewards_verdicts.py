@@ -22,11 +22,11 @@ SAMPLE = Sample(
 )
 TIMEOUT_S = 0.2
 """Of a call that is meant to miss it."""
-PATIENCE_S = 60.0
+LONG_TIMEOUT_S = 60.0
 """Of one that is not: on crowded cores a thread may wait seconds for its turn."""
 
 
-async def score(function, calls=None, timeout_s=PATIENCE_S):
+async def score(function, calls=None, timeout_s=LONG_TIMEOUT_S):
     own = calls or UserCalls(4)
     reward = RewardFunction(function, own, timeout_s=timeout_s)
     verdict = await reward.score(SAMPLE)
@@ -41,7 +41,7 @@ def much_later():
     loop = asyncio.get_running_loop()
     now = loop.time
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "time", lambda: now() + 2 * PATIENCE_S)
+        patch.setattr(loop, "time", lambda: now() + 2 * LONG_TIMEOUT_S)
         yield
 
 
@@ -120,7 +120,7 @@ async def test_a_hanging_function_times_out_and_holds_nobody_up():
     calls = UserCalls(2)
 
     def hang(sample):
-        release.wait(PATIENCE_S)
+        release.wait(LONG_TIMEOUT_S)
         return 1.0
 
     verdicts = await asyncio.gather(*(score(hang, calls, TIMEOUT_S) for _ in range(6)))
@@ -128,7 +128,7 @@ async def test_a_hanging_function_times_out_and_holds_nobody_up():
     assert calls.lost_threads == 6, "none has returned: nobody waited for them"
     assert (await score(lambda sample: 1.0, calls))[0] == Reward(1.0)
     release.set()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(LONG_TIMEOUT_S):
         while calls.lost_threads:  # noqa: ASYNC110 - threads that end have no event
             await asyncio.sleep(0.01)
 
@@ -137,10 +137,10 @@ async def test_the_deadline_runs_from_the_calls_own_start():
     calls, release = UserCalls(1), threading.Event()
 
     def slow(sample):
-        release.wait(PATIENCE_S)
+        release.wait(LONG_TIMEOUT_S)
         return 1.0
 
-    first = asyncio.create_task(score(slow, calls, timeout_s=10 * PATIENCE_S))
+    first = asyncio.create_task(score(slow, calls, timeout_s=10 * LONG_TIMEOUT_S))
     queued = [asyncio.create_task(score(lambda sample: 1.0, calls)) for _ in range(9)]
     await asyncio.sleep(0)
     with much_later():
@@ -157,7 +157,7 @@ async def test_an_async_function_that_blocks_its_loop_costs_one_thread(monkeypat
 
     async def block(sample):
         began.set()
-        release.wait(PATIENCE_S)
+        release.wait(LONG_TIMEOUT_S)
         return 1.0
 
     async def fine(sample):
@@ -165,7 +165,7 @@ async def test_an_async_function_that_blocks_its_loop_costs_one_thread(monkeypat
 
     blocked = asyncio.create_task(score(block, calls))
     # One that times out before it has begun blocks nothing.
-    assert await asyncio.to_thread(began.wait, PATIENCE_S)
+    assert await asyncio.to_thread(began.wait, LONG_TIMEOUT_S)
     with much_later():
         assert (await blocked)[0].reason is DiscardReason.REWARD_TIMED_OUT
         assert calls.lost_threads == 1
@@ -178,7 +178,7 @@ async def test_too_many_hanging_calls_fail_the_run(monkeypatch):
     monkeypatch.setattr(calls_module, "MAX_LOST_THREADS", 2)
     calls, release = UserCalls(4), threading.Event()
     for _ in range(2):
-        await score(lambda sample: release.wait(PATIENCE_S), calls, TIMEOUT_S)
+        await score(lambda sample: release.wait(LONG_TIMEOUT_S), calls, TIMEOUT_S)
     with pytest.raises(RunFailed, match="2 calls of user code hang"):
         await score(lambda sample: 1.0, calls)
     release.set()

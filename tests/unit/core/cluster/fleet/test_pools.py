@@ -35,7 +35,7 @@ def waiting(build: Any, name: str, age: float, **more: Any) -> Any:
     return build.rollout(name, PodState.PENDING, age=age, **more)
 
 
-def test_patience(build: Any) -> None:
+def test_how_long_a_pool_waits_before_a_stand_in(build: Any) -> None:
     view = spot(build, [waiting(build, "j-r-1", TIMEOUT_S - 1), waiting(build, "j-r-2", 5)])
     assert (view.status.state, view.room, view.surplus) == ("Available", UNLIMITED, ())
     assert view.due == build.now + 1

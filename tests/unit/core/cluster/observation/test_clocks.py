@@ -19,7 +19,7 @@ FAR_S = 300.0
 FAR = pytest.mark.parametrize("ahead_s", [-FAR_S, FAR_S], ids=["behind", "ahead"])
 
 
-class Story:
+class Scenario:
     """A job, its cluster, and an operator with a clock of its own."""
 
     def __init__(self, job: dict[str, Any], ahead_s: float = 0.0) -> None:
@@ -46,11 +46,11 @@ class Story:
             self.cluster.delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], 0)
 
 
-def started(job: dict[str, Any], ahead_s: float = 0.0) -> Story:
-    story = Story(job, ahead_s)
-    story.go(20)
-    assert story.status.rollout.registered_replicas == job["spec"]["rollout"]["replicas"]
-    return story
+def started(job: dict[str, Any], ahead_s: float = 0.0) -> Scenario:
+    scenario = Scenario(job, ahead_s)
+    scenario.go(20)
+    assert scenario.status.rollout.registered_replicas == job["spec"]["rollout"]["replicas"]
+    return scenario
 
 
 def of(actions: list[Action], *kinds: type[Action]) -> list[Any]:
@@ -59,45 +59,45 @@ def of(actions: list[Action], *kinds: type[Action]) -> list[Any]:
 
 @FAR
 def test_by_a_wrong_clock_a_job_starts_and_is_left_alone(ahead_s: float) -> None:
-    story = started(raw_job(), ahead_s)
-    assert of(story.go(600, every=10), Create, Delete, Annotate, DrainEngine) == []
-    assert story.status.state == "Running"
+    scenario = started(raw_job(), ahead_s)
+    assert of(scenario.go(600, every=10), Create, Delete, Annotate, DrainEngine) == []
+    assert scenario.status.state == "Running"
 
 
 @FAR
 def test_a_leap_changes_nothing(ahead_s: float) -> None:
-    story = started(raw_job())
-    story.operator.clock_ahead_s = ahead_s
-    assert of(story.go(60), Create, Delete, Annotate, DrainEngine) == []
-    story.operator.clock_ahead_s = 0.0
-    assert of(story.go(60), Create, Delete, Annotate, DrainEngine) == []
-    assert story.status.state == "Running"
+    scenario = started(raw_job())
+    scenario.operator.clock_ahead_s = ahead_s
+    assert of(scenario.go(60), Create, Delete, Annotate, DrainEngine) == []
+    scenario.operator.clock_ahead_s = 0.0
+    assert of(scenario.go(60), Create, Delete, Annotate, DrainEngine) == []
+    assert scenario.status.state == "Running"
 
 
 @FAR
 def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(ahead_s: float) -> None:
-    story = started(raw_job({"pendingTimeoutSeconds": 60}))
-    story.cluster.room[Pool.SPOT.value] = 0
-    story.lose()
-    story.go(200)
-    assert story.status.rollout.pools[0].state == "BackingOff"
-    story.operator.clock_ahead_s = ahead_s
-    story.cluster.room[Pool.SPOT.value] = 100
-    story.go(120)
-    assert story.status.rollout.registered_replicas == 3
+    scenario = started(raw_job({"pendingTimeoutSeconds": 60}))
+    scenario.cluster.room[Pool.SPOT.value] = 0
+    scenario.lose()
+    scenario.go(200)
+    assert scenario.status.rollout.pools[0].state == "BackingOff"
+    scenario.operator.clock_ahead_s = ahead_s
+    scenario.cluster.room[Pool.SPOT.value] = 100
+    scenario.go(120)
+    assert scenario.status.rollout.registered_replicas == 3
 
 
 @FAR
 def test_time_that_leaps_is_not_running_time_for_ever(ahead_s: float) -> None:
     """A leap counts once, in its own direction; time never runs backwards in the job's account."""
-    story = started(raw_job(activeDeadlineSeconds=1000))
-    before = story.status.active_millis
-    story.operator.clock_ahead_s = ahead_s
-    story.cluster.edit(suspend=True)
-    story.go(60)
-    assert story.status.active_millis >= before
-    story.cluster.edit(suspend=False)
-    story.go(500, every=5)
-    assert story.status.state == "Running"
-    story.go(600, every=5)
-    assert story.status.state == "Failed"
+    scenario = started(raw_job(activeDeadlineSeconds=1000))
+    before = scenario.status.active_millis
+    scenario.operator.clock_ahead_s = ahead_s
+    scenario.cluster.edit(suspend=True)
+    scenario.go(60)
+    assert scenario.status.active_millis >= before
+    scenario.cluster.edit(suspend=False)
+    scenario.go(500, every=5)
+    assert scenario.status.state == "Running"
+    scenario.go(600, every=5)
+    assert scenario.status.state == "Failed"

@@ -46,7 +46,7 @@ def test_mark(build: Any, written: str, read: LossNumber | None) -> None:
         assert str(read) == written
 
 
-def test_of_the_other_tally_nothing_is_known() -> None:
+def test_of_the_other_counter_nothing_is_known() -> None:
     pods = [marked(4), marked(9, "failure"), marked(None)]
     assert [pod.name for pod in newly_counted(pods, LossCounter.PREEMPTION, 3)] == ["p-4"]
     assert newly_counted(pods, LossCounter.PREEMPTION, 4) == []

@@ -16,8 +16,8 @@ from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
 AT = 1_774_000_000.0
-STAMP = second(AT)
-OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": STAMP}
+TIMESTAMP = second(AT)
+OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": TIMESTAMP}
 LABELS = {names.LABEL_ROLE: "rollout", names.LABEL_POOL: "spot", names.LABEL_TEMPLATE: "abc"}
 KEYS = [
     "metadata",
@@ -32,7 +32,7 @@ KEYS = [
     "type",
 ]
 NONSENSE = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "x", STAMP, "True", "Ready"]),
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "x", TIMESTAMP, "True", "Ready"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=12,
 )
@@ -56,7 +56,7 @@ def test_pod() -> None:
         "metadata": {
             "name": "j-r-4",
             "uid": "u",
-            "creationTimestamp": STAMP,
+            "creationTimestamp": TIMESTAMP,
             "deletionTimestamp": second(AT + 30),
             "deletionGracePeriodSeconds": 25,
             "labels": LABELS,
@@ -119,8 +119,8 @@ def test_container_that_starts_again_has_not_ended() -> None:
 def test_nodes_and_their_claims() -> None:
     pod = {"metadata": {"name": "p", "labels": LABELS}, "spec": {"nodeName": "n1"}}
     node = {
-        "metadata": {"name": "n1", "uid": "nu", "creationTimestamp": STAMP},
-        "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoExecute", "timeAdded": STAMP}]},
+        "metadata": {"name": "n1", "uid": "nu", "creationTimestamp": TIMESTAMP},
+        "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoExecute", "timeAdded": TIMESTAMP}]},
         "status": {
             "conditions": [
                 {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "node is shutting down"}
@@ -128,7 +128,7 @@ def test_nodes_and_their_claims() -> None:
         },
     }
     claim = {
-        "metadata": {"name": "c", "deletionTimestamp": STAMP},
+        "metadata": {"name": "c", "deletionTimestamp": TIMESTAMP},
         "status": {
             "nodeName": "n1",
             "conditions": [{"type": "DisruptionReason", "status": "True", "reason": "Drifted"}],
@@ -151,14 +151,14 @@ def test_node_that_has_not_reported_yet_counts_as_ready() -> None:
 
 def test_trainer() -> None:
     raw = {
-        "metadata": {"uid": "t", "labels": {names.LABEL_TEMPLATE: "h"}, "creationTimestamp": STAMP},
+        "metadata": {"uid": "t", "labels": {names.LABEL_TEMPLATE: "h"}, "creationTimestamp": TIMESTAMP},
         "spec": {"suspend": True},
         "status": {
             "active": 1,
             "ready": 1,
             "failed": 2,
             "conditions": [
-                {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "lastTransitionTime": STAMP}
+                {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "lastTransitionTime": TIMESTAMP}
             ],
         },
     }
@@ -191,7 +191,7 @@ def test_status_that_cannot_be_read_is_rebuilt() -> None:
 def test_children_and_order() -> None:
     child = {"metadata": {"name": "s", "uid": "c", "annotations": {names.ANNOTATION_CONTENT: "h"}}}
     younger = {"metadata": {"name": "a", "creationTimestamp": second(AT + 1), "labels": LABELS}}
-    older = {"metadata": {"name": "b", "creationTimestamp": STAMP, "labels": LABELS}}
+    older = {"metadata": {"name": "b", "creationTimestamp": TIMESTAMP, "labels": LABELS}}
     seen = observed(raw_job(), children=[child], pods=[younger, older])
     assert [(one.kind, one.name, one.content_hash, one.deleting) for one in seen.children] == [
         ("Service", "s", "h", False)
@@ -210,7 +210,7 @@ def test_nonsense_is_not_known_and_never_an_exception(pod: Any, other: tuple[Any
 
 
 @pytest.mark.parametrize(
-    ("stamp", "at"),
+    ("timestamp", "at"),
     [
         ("2026-11-21T19:35:00Z", 1795289700.0),
         ("2026-11-21T19:35:00.250Z", 1795289700.25),
@@ -221,8 +221,8 @@ def test_nonsense_is_not_known_and_never_an_exception(pod: Any, other: tuple[Any
         (7, None),
     ],
 )
-def test_times(stamp: object, at: float | None) -> None:
-    assert unix(stamp) == at
+def test_times(timestamp: object, at: float | None) -> None:
+    assert unix(timestamp) == at
 
 
 @given(st.floats(0, 4e9))

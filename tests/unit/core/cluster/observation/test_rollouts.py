@@ -94,7 +94,7 @@ def test_startup_timeout(build: Any, placed: float, watched_s: float, expected: 
     assert one.state is expected
 
 
-def test_agent_that_hands_over_by_itself_was_told_by_its_machine(build: Any) -> None:
+def test_an_agent_that_leaves_by_itself_was_notified_by_its_machine(build: Any) -> None:
     draining = (replace(build.engine(NAME), state=EngineState.DRAINING),)
     status = ManagerStatus(seq=1, run_epoch=1, engines=draining)
     one = stands(build, {}, manager=ManagerFacts(status, build.now))

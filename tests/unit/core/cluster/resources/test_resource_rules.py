@@ -235,7 +235,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "sentence"), REFUSED)
-def test_what_this_version_cannot_run_is_said_by_field(spec: dict[str, Any], sentence: str) -> None:
+def test_what_this_version_cannot_run_is_reported_by_field(spec: dict[str, Any], sentence: str) -> None:
     assert unsupported(job(**spec)).startswith(sentence)
 
 
