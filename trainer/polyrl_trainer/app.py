@@ -24,6 +24,7 @@ import structlog
 from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import Mode
+from polyrl.sample_record import SAMPLES
 from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
@@ -35,6 +36,7 @@ from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages, greedy_sampling
 from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
 from polyrl_trainer.preparation import Prepared, prepare
+from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.user_code.calls import UserCalls
@@ -111,7 +113,7 @@ async def run_trainer(arguments: Arguments) -> bool:
     finally:
         if outcome is not None:
             write_result(arguments.run, session.state, outcome)
-        session.metrics.close()
+        session.close()
 
 
 def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path | None]:
@@ -124,12 +126,16 @@ def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path |
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
     go_back_to(arguments.run / METRICS, state)
-    metrics = MetricsLogger(arguments.run, tensorboard=recipe.logging.tensorboard)
-    every = recipe.checkpoint.every_steps
-    outage_s = arguments.max_manager_outage_s
-    return Session(
-        state, checkpoints, metrics=metrics, checkpoint_every_steps=every, max_manager_outage_s=outage_s
-    ), resumed_from
+    sample_log.go_back_to(arguments.run / SAMPLES, state)
+    session = Session(
+        state,
+        checkpoints,
+        metrics=MetricsLogger(arguments.run, tensorboard=recipe.logging.tensorboard),
+        checkpoint_every_steps=recipe.checkpoint.every_steps,
+        samples=sample_log.SampleLog(arguments.run, recipe.logging.samples, recipe.seed),
+        max_manager_outage_s=arguments.max_manager_outage_s,
+    )
+    return session, resumed_from
 
 
 def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
@@ -240,7 +246,14 @@ async def _rollout_side(
         evaluator = None
         if prepared.evaluation:
             sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
-            evaluator = Evaluator(prepared.evaluation, sampling, rollouts=client, supply=supply, session=session)
+            evaluator = Evaluator(
+                prepared.evaluation,
+                sampling,
+                tokenizer=prepared.tokenizer,
+                rollouts=client,
+                supply=supply,
+                session=session,
+            )
         versions = PolicyVersions(publisher, client, session=session, newest=(known.version, known.manifest_hash))
         yield RolloutSide(rollouts=client, runner=runner, supply=supply, versions=versions, evaluator=evaluator)
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from polyrl.sample_record import Chosen, SampleRecord
 from polyrl_trainer.checkpoints import replace_file
 from polyrl_trainer.state import TrainerState, TrainingStage
 
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
 METRICS: Final = "metrics.jsonl"
 """File of a run's folder."""
 
+SHOWN_SAMPLES: Final = 4
+"""Of one step or one evaluation in TensorBoard; samples.jsonl has more."""
+SHOWN_CHARS: Final = 1000
+"""Of a text there."""
+TEXTS_BETWEEN_HALVINGS: Final = 100
+"""Steps shown in a row; then every second one, then every fourth: event files only grow, and a page shows ten."""
+
 
 class MetricsLogger:
     """RUN/metrics.jsonl, one object per call, readable by others at once; and RUN/tensorboard/ when asked for."""
@@ -32,6 +41,7 @@ class MetricsLogger:
         run.mkdir(parents=True, exist_ok=True)
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._events: SummaryWriter | None = None
+        self._offered: Counter[str] = Counter()
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -48,11 +58,39 @@ class MetricsLogger:
             for name, value in values.items():
                 self._events.add_scalar(f"{phase}/{name}", value, step)
 
+    def log_samples(self, records: Sequence[SampleRecord]) -> None:
+        """Texts of one step or one evaluation; TensorBoard alone shows them."""
+        if self._events is None or not records:
+            return
+        purpose, _, step = records[0].moment
+        self._offered[purpose] += 1
+        if self._offered[purpose] % sparsity(self._offered[purpose]) == 0:
+            extremes_first = sorted(records, key=lambda record: record.chosen[:1] in ((), (Chosen.RANDOM,)))
+            self._events.add_text(f"samples/{purpose}", markdown(extremes_first[:SHOWN_SAMPLES]), step)
+
     def close(self) -> None:
         """Nothing is logged after it."""
         self._file.close()
         if self._events is not None:
             self._events.close()
+
+
+def sparsity(offered: int) -> int:
+    """Every how manieth text is shown by now."""
+    return 1 << (offered // TEXTS_BETWEEN_HALVINGS).bit_length()
+
+
+def markdown(records: Sequence[SampleRecord]) -> str:
+    """Samples as TensorBoard's page renders them; texts stand in indented blocks, in which nothing is markup."""
+    return "\n\n".join(
+        f"**{one.sample}** reward {one.reward:g}, {one.finish}\n\n{_block(one.prompt)}\n\n---\n\n{_block(one.response)}"
+        for one in records
+    )
+
+
+def _block(text: str) -> str:
+    shown = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]} […]"
+    return "\n".join(f"    {line}" for line in shown.splitlines()) or "    "
 
 
 ORDER: Final = tuple(stage.value for stage in TrainingStage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,11 +12,14 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from polyrl.errors import RunFailed
+from polyrl.sample import Purpose, Scored
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, replace_file
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample_log.log import SampleLog
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 log = structlog.get_logger()
@@ -36,6 +39,8 @@ class Session:
     checkpoint_every_steps: int
     rollouts: Rollouts | None = None
     """None in modes that run without a manager."""
+    samples: SampleLog | None = None
+    """None: what the model writes is not kept."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run was asked to end; loops save and return."""
     max_manager_outage_s: float = 0.0
@@ -59,6 +64,21 @@ class Session:
         self.status_values.update(status_values or {})
         if self.rollouts is not None:
             await self.rollouts.report(phase, step, {**values, **self.status_values})
+
+    def keeps(self, purpose: Purpose) -> bool:
+        """True when samples of this purpose are kept as text."""
+        return self.samples is not None and self.samples.wants(purpose)
+
+    def record(self, purpose: Purpose, samples: Sequence[Sample], scored: Sequence[Scored]) -> None:
+        """Keeps texts of the step that is whole now, or of an evaluation after it; `scored` are the same samples."""
+        if self.samples is not None and self.samples.wants(purpose):
+            self.metrics.log_samples(self.samples.record(self.state, purpose, samples, scored))
+
+    def close(self) -> None:
+        """Nothing is reported or kept after it."""
+        self.metrics.close()
+        if self.samples is not None:
+            self.samples.close()
 
     async def save(self, backend: TrainingBackend) -> None:
         """A checkpoint of the state as it is now, while the event loop lives on."""
@@ -129,7 +149,8 @@ def result_of_run(state: TrainerState, outcome: str) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "seed": state.seed,
-        "exactMatch": results.exact_match,
+        "exactMatch": {at: done["exact_match"] for at, done in results.evaluations.items() if "exact_match" in done},
+        "evaluations": results.evaluations,
         "steps": results.steps,
         "optimizerSteps": results.optimizer_steps,
         "weightVersions": state.version + 1,

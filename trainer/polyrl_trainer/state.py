@@ -23,8 +23,8 @@ class TrainingStage(StrEnum):
 class Results(msgspec.Struct):
     """What the run has achieved so far; becomes trainer-result.json."""
 
-    exact_match: dict[str, float] = {}
-    """By moment: base, afterSft, afterRl."""
+    evaluations: dict[str, dict[str, float]] = {}
+    """Named numbers of those before, between and after the stages, by moment: base, afterSft, afterRl."""
     steps: dict[str, int] = {}
     """Whole steps by stage."""
     optimizer_steps: int = 0

@@ -242,11 +242,28 @@ class CheckpointSpec(ManifestModel):
     """Newest checkpoints kept; stage-final ones are kept besides."""
 
 
+class SampleLogSpec(ManifestModel):
+    """What is kept of what the model wrote, as text: samples.jsonl in the run's folder."""
+
+    per_step: Annotated[int, Field(ge=0, le=65_536)] = 10
+    """Training samples of each RL step: the best, the worst, and groups that are drawn, whole, as many as there is room
+    for; 0 keeps none."""
+    evaluation: bool = True
+    """Keep every sample of each evaluation."""
+    max_chars: Annotated[int, Field(ge=16, le=16_777_216)] = 8000
+    """Characters of one prompt or response; of a longer one the middle is left out."""
+    max_bytes: Annotated[int, Field(ge=65_536, le=2**40)] = 64 * 2**20
+    """Size of the file at which every second step of it is dropped, the newest kept; one step or evaluation takes a
+    quarter of it at most."""
+
+
 class LoggingSpec(ManifestModel):
-    """Where metrics go; metrics.jsonl is always written."""
+    """Where metrics and samples go; metrics.jsonl is always written."""
 
     tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
+    """Write TensorBoard events beside metrics.jsonl, a few samples as text among them."""
+    samples: SampleLogSpec = SampleLogSpec()
+    """What is kept of what the model wrote."""
 
 
 class RecipeSpec(ManifestModel):
@@ -278,6 +295,6 @@ class RecipeSpec(ManifestModel):
     checkpoint: CheckpointSpec = CheckpointSpec()
     """What survives the trainer."""
     logging: LoggingSpec = LoggingSpec()
-    """Where metrics go."""
+    """Where metrics and samples go."""
     max_tokens_per_micro_batch: Positive = 16384
     """Token budget of one forward-backward pass; sequences are packed into it."""

@@ -41,7 +41,7 @@ def names(checkpoints):
 
 def test_state_survives_exactly(checkpoints):
     saved = state(3)
-    saved.results.exact_match["base"] = 0.25
+    saved.results.evaluations["base"] = {"exact_match": 0.25}
     assert read_checkpoint(checkpoints.save(saved, Weights())) == saved
 
 

@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from polyrl.errors import RunFailed
-from polyrl.manifest.recipe import EnvironmentSpec, EvaluationSpec, RecipeSpec
-from polyrl.sample import DiscardReason, Purpose
+from polyrl.manifest.recipe import EnvironmentSpec, EvaluationSpec, LoggingSpec, RecipeSpec, SampleLogSpec
+from polyrl.sample import DiscardReason, Finish, Purpose
+from polyrl.sample_record import SAMPLES, Chosen, parse_records
 from polyrl.weights import WeightsRef
 from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
@@ -31,6 +32,8 @@ from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
 from polyrl_trainer.loops.stages import greedy_sampling
 from polyrl_trainer.metrics import MetricsLogger
+from polyrl_trainer.sample_log import log as sample_log
+from polyrl_trainer.sample_log.log import SampleLog
 from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
@@ -148,7 +151,8 @@ class Run:
         if resume is not None:
             state = read_checkpoint(resume)
             backend.load(resume / "model")
-        session = Session(state, checkpoints, MetricsLogger(folder), 1, rollouts)
+        samples = SampleLog(folder, spec.logging.samples, seed=7)
+        session = Session(state, checkpoints, MetricsLogger(folder), 1, rollouts, samples)
         rows = [DataRow(f"f:{number}", {"prompt": f"{number}=", "number": number}) for number in range(PROMPTS)]
         prompts = prepare_prompts(rows, TOKENIZER, 100)
         calls = UserCalls(8)
@@ -173,7 +177,12 @@ class Run:
             supply=supply,
             versions=PolicyVersions(MemoryPublisher(), rollouts, session=session),
             evaluator=Evaluator(
-                prompts[:5], greedy_sampling(spec, EOS_ID), rollouts=rollouts, supply=supply, session=session
+                prompts[:5],
+                greedy_sampling(spec, EOS_ID),
+                tokenizer=TOKENIZER,
+                rollouts=rollouts,
+                supply=supply,
+                session=session,
             ),
         )
         return cls(session, rollouts, backend, parts, host)
@@ -183,7 +192,7 @@ class Run:
             async with asyncio.timeout(60):
                 return await run_beside(work, self.host.run(), self.parts.supply.run())
         finally:
-            self.session.metrics.close()
+            self.session.close()
 
     async def train(self, spec):
         return await self.beside(run_rl_training(self.parts, spec, self.session))
@@ -261,6 +270,67 @@ async def test_status_carries_what_scaling_reads(tmp_path):
         assert values["exactMatch"] == values["eval/exact_match"] == steps[step + 1]["exactMatch"]
         assert values["rolloutSeconds"] == steps[step]["rolloutSeconds"], "still the last step's"
     assert "rolloutSeconds" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def records(folder):
+    return parse_records((folder / SAMPLES).read_bytes().splitlines())
+
+
+async def test_a_few_samples_of_each_step_and_all_of_an_evaluation_are_kept_as_text(tmp_path):
+    spec = recipe(steps=4).model_copy(update={"evaluation": EvaluationSpec(every_steps=2)})
+    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    assert await run.train(spec)
+    kept = records(tmp_path)
+    trained = [one for one in kept if one.purpose is Purpose.TRAIN]
+    assert {one.step for one in trained} == {1, 2, 3, 4}
+    for step in (1, 2, 3, 4):
+        of_step = [one for one in trained if one.step == step]
+        assert 8 <= len(of_step) <= 10, "ten places, of which the best or the worst may be drawn as well"
+        assert {Chosen.BEST, Chosen.WORST, Chosen.RANDOM} == {why for one in of_step for why in one.chosen}
+        assert {one.versions for one in of_step} == {(step - 1,)}
+        assert max(of_step, key=lambda one: one.reward).advantage > 0
+    for one in kept:
+        assert one.response
+        assert one.prompt.startswith(one.response)
+        assert (one.finish, one.metrics) == (Finish.STOP, {"exact_match": float(len(one.response) == 2)})
+        assert one.reward == float(len(one.response) % 3)
+    evaluated = [one for one in kept if one.purpose is Purpose.EVAL]
+    assert [(one.step, one.prompt) for one in evaluated] == [(2, f"{number}=") for number in range(5)]
+    assert {one.chosen for one in evaluated} == {()}
+
+    state = read_checkpoint(tmp_path / "checkpoints" / "rl-step-000003")
+    sample_log.go_back_to(tmp_path / SAMPLES, state)
+    assert records(tmp_path) == [one for one in kept if one.step <= 3]
+
+
+async def test_samples_are_left_out_by_manifest_and_bounded_in_bytes(tmp_path):
+    spec = recipe(steps=60)
+    limits = {"per_step": 12, "max_bytes": 65_536, "max_chars": 16}
+    bounded = spec.model_copy(update={"logging": LoggingSpec(samples=SampleLogSpec(**limits))})
+    run = Run.make(tmp_path / "bounded", FakeRollouts(echo), bounded)
+    assert await run.train(bounded)
+    steps = list(dict.fromkeys(one.step for one in records(tmp_path / "bounded")))
+    assert (tmp_path / "bounded" / SAMPLES).stat().st_size <= 65_536
+    assert steps == sorted(steps)
+    assert steps[-1] == 60
+    assert 10 < len(steps) < 60
+
+    off = SampleLogSpec(per_step=0, evaluation=False)
+    spec = recipe(steps=2).model_copy(
+        update={"evaluation": EvaluationSpec(every_steps=1), "logging": LoggingSpec(samples=off)}
+    )
+    run = Run.make(tmp_path / "none", FakeRollouts(echo), spec)
+    assert await run.train(spec)
+    assert records(tmp_path / "none") == []
+
+
+async def test_an_evaluation_reports_exact_match_only_where_the_reward_names_it(tmp_path):
+    spec = recipe(steps=2).model_copy(update={"evaluation": EvaluationSpec(every_steps=1)})
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec, lambda sample: {"reward": 2.0, "style": 0.5})
+    assert await run.train(spec)
+    (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
+    assert (evaluated["eval/reward"], evaluated["eval/style"]) == (2.0, 0.5)
+    assert not {"eval/exact_match", "exactMatch"} & evaluated.keys()
 
 
 async def test_surplus_prompts_are_not_lost(tmp_path):

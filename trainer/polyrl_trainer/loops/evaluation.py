@@ -1,7 +1,7 @@
 """Greedy evaluation through the same engines and the same reward function as training.
 
-`exactMatch` is the mean of the metric `exact_match` when the reward function gives one, else the share of samples
-whose reward is at least 1. Samples without a verdict are counted and named, never taken for wrong.
+It measures what the reward function says: the mean reward, and the mean of each number that it names, `exact_match` if
+it is among them. Samples without a verdict are counted and named, never taken for wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from polyrl.status import StepValue
 from polyrl.wire import GroupDropped
 from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.step_metrics import mean_metrics
 from polyrl_trainer.rollouts import Rollouts
@@ -26,8 +28,10 @@ from polyrl_trainer.session import Session
 
 log = structlog.get_logger()
 
-EXACT_MATCH: Final = "eval/exact_match"
-"""The metric; a share."""
+PREFIX: Final = "eval/"
+"""Of the metrics' names."""
+EXACT_MATCH: Final = f"{PREFIX}exact_match"
+"""The metric; a share. There if the reward function gives it."""
 EVALUATION_DEADLINE_S: Final = 600.0
 """Longest wait for the next evaluated samples; as for training."""
 SUPPLY_DEADLINE_S: Final = 30.0
@@ -42,6 +46,7 @@ class Evaluator:
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
+    tokenizer: Tokenizer
     rollouts: Rollouts
     supply: GroupSupply
     session: Session
@@ -67,17 +72,28 @@ class Evaluator:
         await self.rollouts.reserved_window(True)
         groups = self.supply.open(plan, _repeat_infrastructure_losses)
         await groups.submit([DrawnItem(0, index, item=prompt) for index, prompt in enumerate(self.prompts)])
-        scored = await self.session.unless_stopped(self._collect(groups))
+        answered = await self.session.unless_stopped(self._collect(groups))
         await self.supply.close(groups)
-        if scored is None:
+        if answered is None:
             return None
+        self._record(answered)
+        scored = [one for one, _ in answered]
         metrics = _metrics(scored, len(self.prompts), groups)
-        exact = {StepValue.EXACT_MATCH.value: metrics[EXACT_MATCH]}
+        exact = {StepValue.EXACT_MATCH.value: metrics[EXACT_MATCH]} if EXACT_MATCH in metrics else {}
         await self.session.report(step, metrics, phase="eval", status_values=exact)
         return metrics
 
-    async def _collect(self, groups: StepGroups) -> list[Scored]:
-        scored: list[Scored] = []
+    def _record(self, answered: Sequence[tuple[Scored, Prompt]]) -> None:
+        if self.session.keeps(Purpose.EVAL):
+            answered = sorted(answered, key=lambda pair: pair[0].group)
+            samples = [
+                to_sample(one.group, one.index, one.response, prompt, self.tokenizer, one.reward)
+                for one, prompt in answered
+            ]
+            self.session.record(Purpose.EVAL, samples, [one for one, _ in answered])
+
+    async def _collect(self, groups: StepGroups) -> list[tuple[Scored, Prompt]]:
+        answered: list[tuple[Scored, Prompt]] = []
         while groups.live:
             batch = await self.rollouts.next(
                 groups.plan.step,
@@ -87,12 +103,12 @@ class Evaluator:
                 max_tokens=MAX_TOKENS_PER_ANSWER,
                 deadline_s=max(EVALUATION_DEADLINE_S, self.session.max_manager_outage_s),
             )
+            answered += [(one, groups.prompt_of(one.group)) for one in batch.samples]
             groups.use([one.group for one in batch.samples])
-            scored += batch.samples
             await self.rollouts.acknowledge(batch.number)
             if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
                 raise DeadlineExceeded(f"{len(groups.live)} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
-        return scored
+        return answered
 
 
 def _repeat_infrastructure_losses(dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
@@ -105,8 +121,7 @@ def _metrics(scored: Sequence[Scored], submitted: int, groups: StepGroups) -> di
     if len(scored) < submitted:
         log.warning("evaluation is incomplete", scored=len(scored), submitted=submitted, dropped=groups.reasons())
     return {
-        **mean_metrics([one.metrics for one in scored], prefix="eval/"),
-        EXACT_MATCH: float(np.mean([one.metrics.get("exact_match", float(one.reward >= 1)) for one in scored])),
+        **mean_metrics([one.metrics for one in scored], prefix=PREFIX),
         "eval/reward": float(np.mean([one.reward for one in scored])),
         "eval/scored": float(len(scored)),
         "eval/unscored": float(submitted - len(scored)),

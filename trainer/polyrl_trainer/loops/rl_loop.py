@@ -20,7 +20,7 @@ from typing import Final
 
 from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Purpose, SamplingParams
+from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped
 from polyrl_trainer.backend import TrainingBackend
@@ -112,7 +112,7 @@ class RlStep:
         self._first = first
         self._clock = StepClock()
         self._trained: list[Sample] = []
-        self._reward_metrics: list[dict[str, float]] = []
+        self._scored: list[Scored] = []
         algorithm = recipe.algorithm
         self._groups_per_mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
         self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
@@ -217,7 +217,7 @@ class RlStep:
             samples = await with_reference(samples, self._parts.reference, temperature)
             sums = await asyncio.wrap_future(self._parts.backend.forward_backward(samples, self._loss, temperature))
         self._trained += samples
-        self._reward_metrics += [scored.metrics for scored in batch.samples]
+        self._scored += batch.samples
         return sums
 
     def _receive(self, groups: StepGroups, batch: Batch) -> list[Sample]:
@@ -241,7 +241,8 @@ class RlStep:
         state.finish_step(self._parts.prompts.state(), sums)
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
-        values = step_metrics(self._trained, self._reward_metrics, groups, averages(sums), clock)
+        reward_metrics = [scored.metrics for scored in self._scored]
+        values = step_metrics(self._trained, reward_metrics, groups, averages(sums), clock)
         values["data/epochs"] = self._parts.prompts.epochs
         # Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure.
         polluted = self._first or clock.update_weights_s == 0.0
@@ -250,6 +251,7 @@ class RlStep:
             StepValue.POLLUTED_STEP: float(polluted),
             StepValue.REWARD: values["reward/mean"],
         }
+        self._session.record(Purpose.TRAIN, self._trained, self._scored)
         await self._session.report(state.step, values, status_values=status_values)
 
 

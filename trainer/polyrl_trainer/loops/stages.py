@@ -22,7 +22,7 @@ from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, Mode
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
-from polyrl_trainer.loops.evaluation import EXACT_MATCH
+from polyrl_trainer.loops.evaluation import PREFIX
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
@@ -97,7 +97,7 @@ class Stages:
         self, moment: str, side: RolloutSide | None, backend: TorchBackend, only_without: tuple[str, ...] = ()
     ) -> None:
         """Once per moment; skipped when nobody can generate, or when a moment of `only_without` says the same."""
-        done = self.session.state.results.exact_match
+        done = self.session.state.results.evaluations
         if side is None or side.evaluator is None or self.session.stop.is_set():
             return
         if moment in done or any(other in done for other in only_without):
@@ -105,7 +105,8 @@ class Stages:
         await side.versions.ensure_published(backend)
         evaluation = await side.evaluator.evaluate(self.session.state.step)
         if evaluation is not None:
-            self.session.state.results.exact_match[moment] = evaluation[EXACT_MATCH]
+            done = self.session.state.results.evaluations  # of the state as it is by now
+            done[moment] = {name.removeprefix(PREFIX): value for name, value in evaluation.items()}
 
     def _rl_start(self) -> ModelPlace:
         """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""

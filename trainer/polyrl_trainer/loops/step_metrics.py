@@ -105,6 +105,7 @@ def step_metrics(
     return {
         **mean_metrics(reward_metrics, prefix="reward/"),
         **learning_metrics(samples, learned, clock.optimizer_steps),
+        "rollout/samples": float(len(samples)),
         "rollout/dropped_groups": float(sum(groups.dropped.values())),
         "rollout/replaced_groups": float(groups.replaced),
         "rollout/staleness": _staleness(samples, groups.plan.max_version),

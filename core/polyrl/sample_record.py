@@ -1,0 +1,74 @@
+"""A row of samples.jsonl: what the model was asked, what it wrote, as text, and what that was worth.
+
+Trainers write the file (`polyrl_trainer.sample_log`), the command line reads it, also while it grows. Texts are the
+user's and the model's: whoever shows one makes it harmless first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from polyrl.errors import UNDECODABLE
+from polyrl.sample import Finish, Purpose
+
+SAMPLES: Final = "samples.jsonl"
+"""File of a run's folder."""
+
+
+class Chosen(StrEnum):
+    """Why a training sample is among the few of its step that are kept."""
+
+    BEST = "best"
+    """None of its step has a higher reward."""
+    WORST = "worst"
+    """None of its step has a lower reward."""
+    RANDOM = "random"
+    """Drawn, whatever its reward: what is true of these is true of the step."""
+
+
+class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One line."""
+
+    time: float
+    """Unix seconds."""
+    purpose: Purpose
+    stage: str
+    """Training stage that the run was in: sft, rl."""
+    step: int
+    """Whole steps of that stage: the one that was trained with it, or the last one before its evaluation."""
+    sample: str
+    group: int
+    chosen: tuple[Chosen, ...] = ()
+    """Empty for evaluation, of which all samples are kept."""
+    reward: float
+    metrics: dict[str, float]
+    """What the reward function named beside the reward."""
+    advantage: float | None = None
+    """What training multiplied its logprobs by; None for evaluation."""
+    finish: Finish
+    versions: tuple[int, ...]
+    """Weight versions that generated it, in order."""
+    prompt_tokens: int
+    response_tokens: int
+    prompt: str
+    response: str
+
+    @property
+    def moment(self) -> tuple[str, str, int]:
+        """What was recorded together has it in common."""
+        return self.purpose, self.stage, self.step
+
+
+def parse_records(lines: Iterable[bytes]) -> list[SampleRecord]:
+    """Lines to rows; what is none is left out, for a writer may have been killed over its last line."""
+    rows = []
+    for line in lines:
+        try:
+            rows.append(msgspec.json.decode(line, type=SampleRecord))
+        except UNDECODABLE:
+            continue
+    return rows
