@@ -65,7 +65,7 @@ class Stand:
         """Ends the benchmark, with the manager's last words, when the manager has ended."""
         if not self.process.is_running() or self.process.status() == psutil.STATUS_ZOMBIE:
             words = (self.folder / "manager.log").read_text().splitlines()
-            raise SystemExit(f"the manager has ended: {words[-1] if words else 'it said nothing'}")
+            raise SystemExit(f"the manager has ended: {words[-1] if words else 'it sent nothing'}")
 
     def journal_bytes(self) -> int:
         """What the journal takes on the disk now."""

@@ -229,7 +229,7 @@ def chaos(  # noqa: PLR0913 - each is a flag
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Inflict a fault on a live run, to see that nothing is lost."""
+    """Inject a fault on a live run, to see that nothing is lost."""
     import secrets
 
     from polyrl.errors import UserError

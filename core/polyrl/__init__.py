@@ -4,7 +4,7 @@ Pure on purpose: no sockets, no cluster, no tensors, no clock (`now` is an argum
 production, in random-schedule tests and in the simulator; no rule has a second copy for any of them. The one exception
 is `parent_death_signal`, which every process calls first thing.
 
-    sample      the nouns: group, sample, response        errors   what users are told, and exit codes
+    sample      the nouns: group, sample, response        errors   messages to users, and exit codes
     manifest    PolyRLJob: models, rules, CRD             status   what a manager reports
     wire        the messages between processes            control  the manager's HTTP API as values
     ledger      where every sample lives                  weights  versions, manifests, chunks

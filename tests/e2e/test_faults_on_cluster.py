@@ -1,6 +1,6 @@
-"""One fault each, inflicted on a running job: it completes, and its own journal shows that nothing was lost or doubled.
+"""One fault each, injected on a running job: it completes, and its own journal shows that nothing was lost or doubled.
 
-Times are printed, not judged, but for the one that is promised: from a notice to the drain in less than 2 s.
+Times are printed, not checked, but for the one that is promised: from a notice to the drain in less than 2 s.
 """
 
 from __future__ import annotations

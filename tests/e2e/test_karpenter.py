@@ -161,7 +161,7 @@ def test_a_consolidation_empties_nodes_by_drain_and_spares_the_trainers(karpente
         return len(nodes) == ROLLOUTS and len(set(nodes)) == 1 and not before & set(ordered_nodes(karpenter, ON_DEMAND))
 
     eventually("both work on one machine, and theirs are gone", moved, 2 * NODE_S, poll_s=1)
-    clock.mark("from the wish to consolidate to both rollouts on one cheaper machine")
+    clock.mark("from the decision to consolidate to both rollouts on one cheaper machine")
     generates(run)
     assert trainers_node(run) == home, "do-not-disrupt"
     recorded = {

@@ -36,7 +36,9 @@ def test_a_job_survives_thirty_faults_in_a_row(whole_bed: Cluster, kubectl: Kube
     }
     for number in range(ROUNDS):
         run.await_whole()
-        run.await_step(run.step() + 2)  # at work again, so that there is something to hit; one may have been told late
+        run.await_step(
+            run.step() + 2
+        )  # at work again, so that there is something to hit; one may have been notified late
         fault = draw.choice(DRAWN)
         print(f"{number}: {fault} at step {run.step()}")
         hit = FAULTS[fault](Victims(whole_bed, kubectl, run=run))

@@ -1,4 +1,4 @@
-"""The whole story once, small: install, train, lose a machine, complete, uninstall, and nothing is left but the CRD."""
+"""The whole way once, small: install, train, lose a machine, complete, uninstall, and nothing is left but the CRD."""
 
 from __future__ import annotations
 

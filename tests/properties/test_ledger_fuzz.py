@@ -143,7 +143,7 @@ def test_no_message_breaks_the_ledger(script: list[tuple[str, str, object]], fin
         elif kind == "trainer":
             outcome = ledger.from_trainer(what, now)  # type: ignore[arg-type]
         elif kind == "drain":
-            outcome = ledger.drain(engine, what, "told", now)  # type: ignore[arg-type]
+            outcome = ledger.drain(engine, what, "drained by a test", now)  # type: ignore[arg-type]
         else:
             now += what  # type: ignore[operator]
             outcome = ledger.tick(now)

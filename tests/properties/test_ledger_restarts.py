@@ -31,7 +31,7 @@ from polyrl.wire import (
     TurnDone,
     Welcome,
 )
-from polyrl_rollout.testing.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, sent
 
 
 def hello(
@@ -75,7 +75,7 @@ def test_a_dead_trainers_request_takes_no_batch_from_its_successor() -> None:
     assert stage.ledger.state.pending == {}
     complete(stage, "0.0", "1.0", "2.0")
     assert not stage.ledger.state.batches
-    (batch,) = said(stage.ask(), Batch)
+    (batch,) = sent(stage.ask(), Batch)
     assert groups_of(batch) == [0, 1, 2]
     nothing_is_broken(stage)
 
@@ -83,15 +83,15 @@ def test_a_dead_trainers_request_takes_no_batch_from_its_successor() -> None:
 def test_what_was_packed_and_not_acknowledged_is_offered_again_in_its_order() -> None:
     stage = at_work(4)
     complete(stage, "1.0", "0.0", "3.0")
-    asked = [said(stage.ask(most=1), Batch)[0] for _ in range(3)]
+    asked = [sent(stage.ask(most=1), Batch)[0] for _ in range(3)]
     stage.acknowledge(asked[0].number)
     complete(stage, "2.0")
     stage.trainer(hello("second"))
     assert not stage.ledger.state.batches
-    (batch,) = said(stage.ask(least=3), Batch)
+    (batch,) = sent(stage.ask(least=3), Batch)
     assert groups_of(batch) == [0, 3, 2]
     assert batch.last
-    assert said(stage.acknowledge(asked[1].number), Accepted)
+    assert sent(stage.acknowledge(asked[1].number), Accepted)
     assert stage.ledger.status(stage.now).samples.acknowledged == 1
     stage.acknowledge(batch.number)
     assert stage.ledger.status(stage.now).samples.acknowledged == 4
@@ -101,19 +101,19 @@ def test_what_was_packed_and_not_acknowledged_is_offered_again_in_its_order() ->
 def test_what_its_state_contains_is_not_offered_again() -> None:
     stage = at_work()
     complete(stage, "0.0", "1.0")
-    batches = [said(stage.ask(most=1), Batch)[0].number for _ in range(2)]
+    batches = [sent(stage.ask(most=1), Batch)[0].number for _ in range(2)]
     stage.trainer(hello("second", acknowledged=batches[0]))
     assert stage.ledger.status(stage.now).samples.acknowledged == 1
-    assert [groups_of(batch) for batch in said(stage.ask(most=1), Batch)] == [[1]]
+    assert [groups_of(batch) for batch in sent(stage.ask(most=1), Batch)] == [[1]]
 
 
 def test_the_same_trainer_that_comes_back_finds_all_as_it_was() -> None:
     stage = at_work()
     complete(stage, "0.0")
-    (batch,) = said(stage.ask(), Batch)
+    (batch,) = sent(stage.ask(), Batch)
     stage.ask(least=2)
     outcome = stage.trainer(hello("first", next_group=3, next_batch=1))
-    assert said(outcome, TrainerWelcome)[0].held == ()
+    assert sent(outcome, TrainerWelcome)[0].held == ()
     assert list(stage.ledger.state.batches) == [batch.number]
     assert len(stage.ledger.state.pending) == 1
 
@@ -124,10 +124,10 @@ def test_a_new_trainer_gets_what_is_held_and_a_request_for_every_open_verdict() 
     complete(stage, "1.0")
     stage.trainer(hello("second", fresh=True))
     outcome = stage.trainer(hello("second", fresh=True))  # the first answer was lost with its connection
-    (welcome,) = said(outcome, TrainerWelcome)
+    (welcome,) = sent(outcome, TrainerWelcome)
     assert (welcome.next_group, welcome.version, welcome.manifest_hash) == (2, 0, b"hash")
     assert [(held.id, held.scored, held.turn) for held in welcome.held] == [(0, 0, 0), (1, 1, 0)]
-    assert [turn.response.sample for turn in said(outcome, TurnDone)] == ["0.0"]
+    assert [turn.response.sample for turn in sent(outcome, TurnDone)] == ["0.0"]
     groups = [stage.ledger.state.groups[number].group for number in (0, 1)]
     assert [held.digest for held in welcome.held] == [group_digest(group) for group in groups]
 
@@ -137,22 +137,22 @@ def test_a_replaced_trainer_is_fenced_for_good_also_by_a_restarted_manager() -> 
     stage.trainer(hello("second"))
     stage.ledger = Ledger(LedgerConfig(run_epoch=1), decode_state(encode_state(stage.ledger.state)))
     outcome = stage.trainer(hello("first"))
-    assert [fenced.reason for fenced in said(outcome, Fenced)] == ["another trainer has taken this one's place"]
+    assert [fenced.reason for fenced in sent(outcome, Fenced)] == ["another trainer has taken this one's place"]
     assert stage.ledger.state.trainer == "second"
-    assert said(stage.trainer(hello("second")), TrainerWelcome)
+    assert sent(stage.trainer(hello("second")), TrainerWelcome)
 
 
 def test_a_fresh_journal_takes_no_number_that_its_trainer_knows() -> None:
     stage = Stage()
     stage.engine("a")
-    (welcome,) = said(stage.trainer(hello("first", next_group=5, next_batch=3)), TrainerWelcome)
+    (welcome,) = sent(stage.trainer(hello("first", next_group=5, next_batch=3)), TrainerWelcome)
     assert welcome.next_group == 5
-    assert said(stage.trainer(Acknowledge(901, 2)), Accepted)
-    assert said(stage.score("4.0"), Accepted)
+    assert sent(stage.trainer(Acknowledge(901, 2)), Accepted)
+    assert sent(stage.score("4.0"), Accepted)
     stage.submit(6)
     assert sorted(stage.ledger.state.groups) == [5]
     complete(stage, "5.0")
-    assert said(stage.ask(), Batch)[0].number == 3
+    assert sent(stage.ask(), Batch)[0].number == 3
     nothing_is_broken(stage)
 
 
@@ -162,8 +162,8 @@ def test_a_fresh_journal_takes_no_assignment_that_an_agent_holds() -> None:
     outcome = stage.agent(
         "a", Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=1000, max_context=100, weight_version=0, held=held)
     )
-    assert [cancel.assignment for cancel in said(outcome, Cancel)] == [7, 2**31]
-    assert [assign.assignment for assign in said(stage.submit(max_new_tokens=5), Assign)] == [8]
+    assert [cancel.assignment for cancel in sent(outcome, Cancel)] == [7, 2**31]
+    assert [assign.assignment for assign in sent(stage.submit(max_new_tokens=5), Assign)] == [8]
     nothing_is_broken(stage)
 
 
@@ -180,7 +180,7 @@ def test_what_an_engine_holds_is_settled_before_it_is_welcome() -> None:
     outcome = stage.agent(
         "a", Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=1000, max_context=100, weight_version=0, held=held)
     )
-    answers = said(outcome, (Resend, Cancel, Welcome))
+    answers = sent(outcome, (Resend, Cancel, Welcome))
     assert answers[:2] == [Resend(numbers[0], 4), Cancel(numbers[1])]
     assert isinstance(answers[-1], Welcome)
 
@@ -191,9 +191,9 @@ def test_the_same_weights_may_be_published_again_at_another_place_and_no_others(
     outcome = stage.trainer(
         PublishVersion(900, 0, endpoint="tcp://elsewhere", public_key="key2", manifest_hash=b"hash")
     )
-    assert said(outcome, Accepted)
-    assert {announce.endpoint for announce in said(outcome, Announce)} == {"tcp://elsewhere"}
-    assert said(
+    assert sent(outcome, Accepted)
+    assert {announce.endpoint for announce in sent(outcome, Announce)} == {"tcp://elsewhere"}
+    assert sent(
         stage.trainer(PublishVersion(902, 0, endpoint="tcp://elsewhere", public_key="key2", manifest_hash=b"other")),
         Declined,
     )
@@ -202,8 +202,8 @@ def test_the_same_weights_may_be_published_again_at_another_place_and_no_others(
 def test_a_live_number_is_not_given_to_another_prompt() -> None:
     stage = at_work()
     known = stage.ledger.state.groups[1].group
-    assert said(stage.trainer(Submit(900, (known,))), Accepted)
-    (refused,) = said(stage.submit(id=1, prompt_ids=b"\1\0\0\0"), Declined)
+    assert sent(stage.trainer(Submit(900, (known,))), Accepted)
+    (refused,) = sent(stage.submit(id=1, prompt_ids=b"\1\0\0\0"), Declined)
     assert "group 1 was submitted before" in refused.reason
 
 
@@ -219,7 +219,7 @@ def test_a_verdict_that_never_comes_has_a_deadline_as_long_as_the_trainer_lives(
     for _ in range(200):
         if listens:
             stage.trainer(TrainerHeartbeat())
-        dropped += said(stage.pass_time(1.0), GroupDropped)
+        dropped += sent(stage.pass_time(1.0), GroupDropped)
     assert [drop.reason for drop in dropped] == ([DiscardReason.REWARD_TIMED_OUT] if listens else [])
     if listens:
         assert "no verdict on turn 0" in dropped[0].detail
@@ -228,7 +228,7 @@ def test_a_verdict_that_never_comes_has_a_deadline_as_long_as_the_trainer_lives(
 
 
 def held_through_a_restart() -> Stage:
-    """The manager has come back; of two engines alike, `a` has greeted and told the end of all that it ran; the other
+    """The manager has come back; of two engines alike, `a` has greeted and sent the end of all that it ran; the other
     one has greeted with two samples, of which it holds more than the journal has."""
     stage = Stage()
     for name in "ab":

@@ -36,7 +36,7 @@ class World:
         self.operator.catch_up()
         self.names: set[str] = set()
         self.lost: set[str] = set()
-        """UIDs of rollouts that ended, or went, without our wish."""
+        """UIDs of rollouts that ended, or went, without our decision."""
         self.known: dict[str, Object] = {}
         self.counts = (0, 0, 0)
 
@@ -91,7 +91,7 @@ class World:
         assert len(managers) <= 1
 
     def watch(self) -> None:
-        """Notes which rollouts have gone, and whether by our wish."""
+        """Notes which rollouts have gone, and whether by our decision."""
         there = {pod["metadata"]["uid"]: pod for pod in self.cluster.pods(Role.ROLLOUT)}
         for uid, pod in (self.known | there).items():
             ours = names.ANNOTATION_RELEASED in pod["metadata"].get("annotations", {})
@@ -260,7 +260,7 @@ PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 5.0}
 
 
 def settled(world: World) -> None:
-    """The cluster is as wished, and nothing is left to be done."""
+    """The cluster is as desired, and nothing is left to be done."""
     status, cluster = world.status, world.cluster
     assert status.rollout.desired_replicas == len(cluster.pods(Role.ROLLOUT)) == status.rollout.registered_replicas
     assert len(cluster.pods(Role.MANAGER)) == 1

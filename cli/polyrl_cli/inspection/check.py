@@ -42,11 +42,11 @@ def audit_journal(path: Path) -> list[Verdict]:
 
 
 def _lines_of(verdict: Verdict) -> Iterator[str]:
-    word = "BROKEN" if verdict.broken else "holds" if verdict.looked else "not shown"
-    looked = ", ".join(f"{count:,} {what}" for what, count in verdict.looked.items())
-    yield f"  {verdict.invariant:<3}  {word:<{VERDICT_WIDTH}}  {verdict.title}{f' ({looked})' if looked else ''}"
+    word = "BROKEN" if verdict.broken else "holds" if verdict.examined else "not shown"
+    examined = ", ".join(f"{count:,} {what}" for what, count in verdict.examined.items())
+    yield f"  {verdict.invariant:<3}  {word:<{VERDICT_WIDTH}}  {verdict.title}{f' ({examined})' if examined else ''}"
     if verdict.broken:
         more = f" (the first of {verdict.broken:,})" if verdict.broken > 1 else ""
         yield f"{'':>{VERDICT_WIDTH}}{verdict.first}{more}"
-    elif not verdict.looked:
+    elif not verdict.examined:
         yield f"{'':>{VERDICT_WIDTH}}{verdict.first}"

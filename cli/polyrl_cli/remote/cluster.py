@@ -125,9 +125,9 @@ async def _configuration(options: ClusterOptions) -> tuple[Configuration, str]:
 
 
 def _require_kubeconfig(file: str | None) -> None:
-    looked = (file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")).split(os.pathsep)
-    if not any(Path(one).is_file() for one in looked):
-        raise UserError(f"no way to reach a cluster: there is no kubeconfig {' or '.join(looked)} (see --kubeconfig)")
+    tried = (file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")).split(os.pathsep)
+    if not any(Path(one).is_file() for one in tried):
+        raise UserError(f"no way to reach a cluster: there is no kubeconfig {' or '.join(tried)} (see --kubeconfig)")
 
 
 def _refused(error: ApiError, host: str) -> NoReturn:

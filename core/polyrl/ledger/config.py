@@ -13,7 +13,7 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     journal: str = ""
     """Names the journal that keeps this ledger: trainers learn by it that an earlier one is lost."""
     lease_s: float = 3.0
-    """Silence after which an engine is gone: three missed beats, so that a lost one and a busy moment are forgiven."""
+    """Silence after which an engine is gone: three missed heartbeats, so one may be lost or late."""
     return_s: float = 10.0
     """Silence after our own restart by which an engine is gone: agents dial anew every two seconds at the slowest."""
     beat_s: float = 1.0

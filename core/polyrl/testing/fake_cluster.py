@@ -154,7 +154,7 @@ class FakeCluster:
             for pod in self.pods():
                 self._age(pod)
 
-    # What a test inflicts.
+    # What a test injects.
 
     def lose_node(self, name: str) -> None:
         """The machine is gone and the cloud says so."""

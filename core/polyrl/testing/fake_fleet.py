@@ -1,6 +1,6 @@
 """A fleet in virtual time, for tests of the planner; one contract suite holds it and the fleet of processes together.
 
-Nothing runs. Workers take `boot_s` to start and `exit_s` to obey a stop; a test ends one with `crash`. `changed` lets
+Nothing runs. Workers take `boot_s` to start and `exit_s` to follow a stop; a test ends one with `crash`. `changed` lets
 virtual time pass to the next event, so that a wait costs nothing and every schedule repeats exactly.
 """
 
@@ -58,12 +58,12 @@ class FakeFleet:
         life = self._lives.get(name)
         if life is None or not life.seen.lives:
             return
-        obeys = grace_s >= self.exit_s
+        in_time = grace_s >= self.exit_s
         due = self._now + min(self.exit_s, grace_s)
         if life.seen.phase is WorkerPhase.STOPPING and life.due is not None and life.due <= due:
             return
         self._become(life, WorkerPhase.STOPPING)
-        life.due, life.exit_code = due, SIGTERM if obeys else SIGKILL
+        life.due, life.exit_code = due, SIGTERM if in_time else SIGKILL
 
     async def kill(self, name: str) -> None:
         self.crash(name, SIGKILL)

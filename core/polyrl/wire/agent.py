@@ -78,7 +78,7 @@ class Deltas(Message, frozen=True, tag="tok"):
 
 
 class Heartbeat(Message, frozen=True, tag="beat"):
-    """Sign of life and load, sent when nothing else was within the beat interval."""
+    """Sign of life and load, sent when nothing else was within the heartbeat interval."""
 
     running: int
     queued: int

@@ -101,11 +101,11 @@ class ClusterClock:
         if date is None:
             return
         try:
-            stamp = parsedate_to_datetime(date).timestamp()
+            server_time = parsedate_to_datetime(date).timestamp()
         except ValueError:
             return
         before = self._offset
-        self._offset = min(max(before, stamp - self.steady()), stamp + DATE_RESOLUTION_S - sent_at)
+        self._offset = min(max(before, server_time - self.steady()), server_time + DATE_RESOLUTION_S - sent_at)
         if abs(self._offset - before) > LOGGED_CORRECTION_S:
             log.warning("clock corrected to the API server's", by_s=round(self._offset - before, 1))
 

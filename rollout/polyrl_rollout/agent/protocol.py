@@ -33,8 +33,9 @@ GOAL_BYTES: Final = 16
 MIN_ROW_TOKENS: Final = 2
 """A row of one token costs 19 bytes; it waits for a second one."""
 GATHER_PERIODS: Final = 20
-"""Delta periods that a token waits at most for others to travel with: 0.6 s, below a beat. Only streams slower than two
-tokens in that time wait so long, and what a kill costs is counted in tokens: one of each, or four of a lone one."""
+"""Delta periods that a token waits at most for others to travel with: 0.6 s, below a heartbeat. Only streams slower
+than two tokens in that time wait so long, and what a kill costs is counted in tokens: one of each, or four of a lone
+one."""
 MAX_ROW_TOKENS: Final = 0xFFFF
 """A row counts its tokens in 16 bits."""
 MAX_FRAME_TOKENS: Final = 1 << 18

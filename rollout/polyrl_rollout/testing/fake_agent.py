@@ -58,7 +58,7 @@ IN_FLIGHT: Final = 8
 """Deltas sent and not yet kept; a manager that falls behind slows the agent, not its own memory."""
 
 IDLE_S: Final = 0.2
-"""Longest sleep of an agent that has nothing to do; shorter than any beat."""
+"""Longest sleep of an agent that has nothing to do; shorter than any heartbeat."""
 
 
 def made_tokens(sample: str, start: int, end: int) -> npt.NDArray[np.uint32]:

@@ -1,4 +1,4 @@
-"""A machine's metadata on AWS, Google Cloud and Azure at once, as far as their notices go; for tests and drills.
+"""A machine's metadata on AWS, Google Cloud and Azure at once, as far as their notices go; for tests and rehearsals.
 
 It is strict where the clouds are: a missing token, header or tag is refused.
 """

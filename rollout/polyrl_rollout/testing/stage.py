@@ -86,7 +86,7 @@ class Stage:
 
     def drain(self, engine: str, seconds: float) -> Effects:
         """The operator's drain."""
-        return self._keep(self.ledger.drain(engine, seconds, "told", self.now))
+        return self._keep(self.ledger.drain(engine, seconds, "drained by a test", self.now))
 
     def engine(
         self,
@@ -203,7 +203,7 @@ class Stage:
         return outcome
 
 
-def said(outcome: Effects, kind: type[M] | tuple[type[M], ...]) -> list[M]:
+def sent(outcome: Effects, kind: type[M] | tuple[type[M], ...]) -> list[M]:
     """The messages of one kind or of several, to whomever."""
     messages = [*(message for _, message in outcome.to_agents), *outcome.to_trainer]
     return [message for message in messages if isinstance(message, kind)]

@@ -1,6 +1,6 @@
-"""The faults that clusters inflict, as a table: what is done, to which pods, and how the world is put right again.
+"""The faults that clusters inject, as a table: what is done, to which pods, and how the world is put right again.
 
-Each does one thing and tells when, and whom it hit; that nothing was lost is judged from the journal afterwards.
+Each does one thing and returns when, and whom it hit; that nothing was lost is checked in the journal afterwards.
 Refuses to wait for PolyRL: a fault knows nothing of how it is mended. Read next: `test_faults_on_cluster`.
 """
 
@@ -42,7 +42,7 @@ class Hit:
     engines: tuple[str, ...] = ()
     """Rollouts that it took away, or may have."""
     notice: bool = False
-    """Whether they were told beforehand."""
+    """Whether they were notified beforehand."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def kill_operator(on: Victims) -> Hit:
 
 
 def api_away(on: Victims) -> Hit:
-    """Nobody reaches the API server for a minute; a rollout dies meanwhile, which nobody can be told of."""
+    """Nobody reaches the API server for a minute; a rollout dies meanwhile, which nobody can report."""
     victim = on.rollout()
     on.bed.stop_api()
     try:

@@ -26,7 +26,7 @@ Manifest = dict[str, Any]
 
 
 def short_job(name: str, steps: int = 40) -> Manifest:
-    """The example, with only so many RL steps after a little supervised learning, and its drill left out."""
+    """The example, with only so many RL steps after a little supervised learning, and its faults left out."""
     job: Manifest = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     job["metadata"]["name"] = name
     spec = job["spec"]

@@ -38,8 +38,8 @@ READ_PODS = {"polyrl.dev": ("polyrljobs", ["get"]), "": ("pods", ["list"])}
 
 WORKER = f"""
 import signal, subprocess, sys
-def obey(number, _): print("got", number, flush=True)
-for number in ({PARTITION:d}, {HEAL:d}): signal.signal(number, obey)
+def show(number, _): print("got", number, flush=True)
+for number in ({PARTITION:d}, {HEAL:d}): signal.signal(number, show)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 while True: signal.pause()

@@ -90,7 +90,7 @@ def test_every_child_is_taken(api_server: Any, namespace: str, preset: str, thei
 
 
 def test_the_trainers_pod_is_held_to_the_same(api_server: Any, namespace: str) -> None:
-    """Of a Job only its pods are judged, later and out of sight; so here they are judged as pods."""
+    """Of a Job only its pods are checked, later and out of sight; so here they are checked as pods."""
     for theirs, reserved in itertools.product(({}, {"template": TEMPLATE}), (True, False)):
         job = PolyRLJob.model_validate(manifest("GKE", trainer={**theirs, "reservedEngine": reserved}))
         template = trainer_job(Owner("job", namespace, "uid", job=job, settings=SETTINGS))["spec"]["template"]

@@ -1,4 +1,4 @@
-"""How the agent's process ends: with its parent, at once on wrong input, and its leash works for any program."""
+"""How the agent's process ends: with its parent, at once on wrong input, and the same signal works for any program."""
 
 from __future__ import annotations
 

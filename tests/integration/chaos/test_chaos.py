@@ -26,7 +26,7 @@ from polyrl_cli.local.process_fleet import ProcessFleet
 DEADLINE_S = 60.0
 POLL_S = 0.01
 FAULT_S = 3.0
-"""Of a fault that ends by itself: a victim that is starved for a moment still obeys its beginning before its end."""
+"""Of a fault that ends by itself: a victim that is starved for a moment still handles its beginning before its end."""
 LONG_S = 600.0
 """Beyond the end of any test."""
 TURNS = 10
@@ -34,9 +34,9 @@ TURNS = 10
 
 AGENT = f"""
 import signal, subprocess, sys
-def obey(number, _): print("got", number, flush=True)
-for number in ({PARTITION:d}, {PARTITION_IN:d}, {PARTITION_OUT:d}): signal.signal(number, obey)
-signal.signal({HEAL:d}, obey)
+def show(number, _): print("got", number, flush=True)
+for number in ({PARTITION:d}, {PARTITION_IN:d}, {PARTITION_OUT:d}): signal.signal(number, show)
+signal.signal({HEAL:d}, show)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LONG_S})"])
 print(child.pid, flush=True)
 while True: signal.pause()

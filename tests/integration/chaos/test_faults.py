@@ -22,7 +22,7 @@ DEADLINE_S = 900
 pytestmark = pytest.mark.timeout(DEADLINE_S)
 
 
-def inflict(out: Path, *options: str) -> str:
+def inject(out: Path, *options: str) -> str:
     """What a series says in which every run was equal to the undisturbed one."""
     argv = [sys.executable, str(FOLDER / "run.py"), *options, "--out", str(out / "runs")]
     run = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -32,7 +32,7 @@ def inflict(out: Path, *options: str) -> str:
 
 
 def test_four_jobs_with_random_faults_train_what_the_undisturbed_one_does(tmp_path: Path, seed: int) -> None:
-    output = inflict(tmp_path, "--runs", "4", "--seed", str(seed))
+    output = inject(tmp_path, "--runs", "4", "--seed", str(seed))
     assert "hashed: 4 of 4 runs equal, 192 samples compared" in output
 
 
@@ -40,7 +40,7 @@ def test_four_jobs_with_random_faults_train_what_the_undisturbed_one_does(tmp_pa
 def test_training_with_faults_equals_training_without(tmp_path: Path) -> None:
     """The trainer itself on embedded engines: agent, manager and trainer killed in the midst of it."""
     faults = ("kill:agent:0.1", "kill:manager:0.25", "kill:trainer:0.4")
-    output = inflict(tmp_path, "--runs", "1", "--real-every", "1", *(f"--fault={fault}" for fault in faults))
+    output = inject(tmp_path, "--runs", "1", "--real-every", "1", *(f"--fault={fault}" for fault in faults))
     assert "real: 1 of 1 runs equal, 96 samples compared, 1 runs hit by " in output, (
         "a quick job may be over before the last"
     )

@@ -27,7 +27,7 @@ from polyrl_cli.remote.chaos import PodWorker, injection_command
 DEADLINE_S = 60.0
 POLL_S = 0.01
 FAULT_S = 3.0
-"""Of a fault that ends by itself: it is seen even when those who begin it, obey it or look are starved for a moment."""
+"""Of a fault that ends by itself: it is seen even when who begins it, suffers it or watches is starved for a moment."""
 LONG_S = 600.0
 """Beyond the end of any test."""
 
@@ -35,8 +35,8 @@ LONG_S = 600.0
 WORKER = f"""
 import ctypes, signal, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-def obey(number, _): print("got", number, flush=True)
-for number in ({PARTITION:d}, {HEAL:d}): signal.signal(number, obey)
+def show(number, _): print("got", number, flush=True)
+for number in ({PARTITION:d}, {HEAL:d}): signal.signal(number, show)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LONG_S})"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 while True: signal.pause()
@@ -45,7 +45,7 @@ while True: signal.pause()
 
 @dataclass
 class Rig:
-    """A worker and the drills that were run on it."""
+    """A worker and the commands that were run on it."""
 
     argv: tuple[str, ...]
     process: asyncio.subprocess.Process
@@ -58,7 +58,7 @@ class Rig:
         return Fault(action=action, target=target, victim="job-r-1", role=Role.ROLLOUT, **numbers)
 
     async def begin(self, action: ChaosAction, target: Target = Target.ENGINE, **more: Any) -> str:
-        """Runs a drill, and returns its answer; it may go on."""
+        """Runs a command, and returns its answer; it may go on."""
         seen = ObservedWorker("job-r-1", Role.ROLLOUT, uid="uid", phase=WorkerPhase.RUNNING, started_at=0.0)
         worker = PodWorker(seen, "job-r-1", uid="uid", container="rollout", argv=self.argv)
         command = injection_command(worker, self.fault(action, target, **more))
@@ -86,7 +86,7 @@ class Rig:
         return (await asyncio.wait_for(self.process.stdout.readline(), DEADLINE_S)).decode().strip()
 
     def keepers(self) -> list[psutil.Process]:
-        """Processes of drills, below them or left to the worker."""
+        """Processes of commands, below them or left to the worker."""
         parents = [self.process.pid, *(command.pid for command in self.commands)]
         below = [child for child in psutil.process_iter() if _parent(child) in parents]
         return [one for one in below if in_container.LOCK in "".join(in_container.command_line(one))]

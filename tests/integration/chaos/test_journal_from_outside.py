@@ -221,7 +221,7 @@ def damaged_copies(journal: Path, count: int, seed: int) -> Iterator[int]:
 
 
 def test_any_flipped_bit_is_refused_or_changes_nothing(run: Path, seed: int) -> None:
-    """A bit that no row uses may flip unseen; one that a row uses is never told on as history."""
+    """A bit that no row uses may flip unseen; one that a row uses is never passed on as history."""
     journal = run / "journal.sqlite"
     honest, refused = polyrl("check", run).stdout, 0
     for at in damaged_copies(journal, 300, seed):

@@ -239,7 +239,7 @@ def start_operator(place: Any) -> Callable[..., Any]:
 
 
 class Manager:
-    """Answers over TLS as a manager does; `status` is what it says, `drains` what it was told."""
+    """Answers over TLS as a manager does; `status` is what it says, `drains` what it was asked for."""
 
     name = "job-manager"
 

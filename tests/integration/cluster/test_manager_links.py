@@ -1,4 +1,4 @@
-"""The operator's link to a manager, over real TLS to a stand-in: news wake, silence is counted, drains are told."""
+"""The operator's link to a manager, over real TLS to a stand-in: news wake, silence is counted, drains are sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = JobKey("ns", "job")
 DEADLINE_S = 20.0
 POLL_S = 0.01
 AGE_S = 100.0
-"""Of a fact that was seen long before it is told."""
+"""Of a fact that was seen long before it is reported."""
 
 
 class Callbacks:
@@ -141,7 +141,7 @@ async def test_a_drain_is_sent_and_recorded_with_the_time_of_its_cause(
     await until(lambda: callbacks.requested)
     took_s = time.monotonic() - began
     assert callbacks.requested == ["uid-1"]
-    assert len(manager.drains) == 1, "saying it again while it is told changes nothing"
+    assert len(manager.drains) == 1, "asking again while it is being sent changes nothing"
     (seconds, known) = callbacks.drained_in[0]
     assert known
     assert AGE_S <= seconds <= AGE_S + took_s

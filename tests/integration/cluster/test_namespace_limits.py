@@ -34,7 +34,9 @@ async def test_a_used_up_quota_is_a_condition_and_what_fits_runs(place: Any, nod
     await limit_pods(place, LIMITED)
     async with run_operator() as held:
         await place.submit(rollout={"replicas": 6})
-        limited = await place.until("the quota is told", lambda: has_reason(place, "CapacityLimited", "QuotaExceeded"))
+        limited = await place.until(
+            "the quota is reported", lambda: has_reason(place, "CapacityLimited", "QuotaExceeded")
+        )
         assert "exceeded quota" in limited["message"]
         assert (await condition(place, "Accepted"))["status"] == "True", "the quota is no fault of the job"
         assert len(await place.pods()) == LIMITED
@@ -52,7 +54,9 @@ async def test_a_pod_that_a_limit_range_forbids_is_a_job_not_accepted(
     assert place.server.request("POST", path, limits)[0] == 201
     async with run_operator() as held:
         await place.submit()
-        refused = await place.until("the refusal is told", lambda: has_reason(place, "Accepted", "InvalidPodTemplate"))
+        refused = await place.until(
+            "the refusal is reported", lambda: has_reason(place, "Accepted", "InvalidPodTemplate")
+        )
         assert refused["status"] == "False"
         assert "64Mi" in refused["message"], refused
         assert await place.pods() == []

@@ -24,7 +24,7 @@ SLOW, QUICK = 60.0, 5.0
 """Seconds of generation, when training takes TRAIN_S."""
 TRAIN_S = 20.0
 STEPS = (QUICK, SLOW, SLOW, QUICK, QUICK, SLOW, SLOW)
-"""A step in which the fleet changed is not judged, so each kind comes twice."""
+"""A step in which the fleet changed is not counted, so each kind comes twice."""
 
 
 async def run_step(place: Any, manager: Any, step: int, rollout_s: float) -> None:

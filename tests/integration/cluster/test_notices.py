@@ -1,4 +1,4 @@
-"""From a fact to a drain: whatever tells of a rollout's end, its manager hears of it at once, and once."""
+"""From a fact to a drain: whatever announces a rollout's end, its manager learns of it at once, and once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyrl_operator.api.kinds import NODE, POD
 from polyrl_operator.managers.client import DRAIN_S
 
 PROMISED_S = 2.0
-"""From the fact to the drain; on a machine that does other things as well it is printed, not judged."""
+"""From the fact to the drain; on a machine that does other things as well it is printed, not checked."""
 DEADLINE_S = 30.0
 
 
@@ -81,17 +81,17 @@ async def test_a_fact_becomes_a_drain(
             nodes.held |= {pod["name"] for pod in pods}
             began = time.monotonic()
             await fact(place, pods[0], node)
-            await place.until("the manager is told", lambda: is_drained(manager, pods[0]["name"]))
+            await place.until("the manager is informed", lambda: is_drained(manager, pods[0]["name"]))
             print(f"{fact.__name__}: drained {time.monotonic() - began:.2f} s after the fact, promised {PROMISED_S} s")
             expected = {pod["name"] for pod in pods} if fact is tainted else {pods[0]["name"]}
             counted = f"polyrl_drain_seconds_count {float(len(expected))}"
-            await place.until("all are told and counted", lambda: shown(operator, counted))
+            await place.until("all are reported and counted", lambda: shown(operator, counted))
             await asyncio.sleep(3)
             assert {drain.engine for drain in manager.drains} == expected
             for name in expected:
                 # A try that found this process waiting for a core is given up and followed by another one.
                 left = [drain.deadline_seconds for drain in manager.drains if drain.engine == name]
-                assert all(one - other >= DRAIN_S for one, other in pairwise(left)), "each is told until it is heard"
+                assert all(one - other >= DRAIN_S for one, other in pairwise(left)), "each is sent until it is received"
             _, text = await operator.get("/metrics")
             assert counted in text, "and no more after it was"
             assert "polyrl_drain_failures_total 0.0" in text

@@ -49,7 +49,7 @@ async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start_
         assert "polyrl_reconcile_seconds_bucket" in text
         assert 'polyrl_api_requests_total{code="2xx",resource="pods",verb="create"}' in text
         assert "job-r-1" not in text, "no pod is a label"
-        await place.until("events are told", lambda: events_recorded(place, {"Accepted", "RolloutCreated"}))
+        await place.until("events are recorded", lambda: events_recorded(place, {"Accepted", "RolloutCreated"}))
 
 
 async def shown(operator: Any, line: str) -> str:

@@ -34,7 +34,7 @@ async def test_its_times_are_the_clusters(
         timestamps = [unix(one["lastTransitionTime"]) for one in status["conditions"]]
         assert all(created - NEAR_S <= timestamp <= real() + NEAR_S for timestamp in timestamps)
         path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
-        recorded = await place.until("events are told", lambda: items(place, path))
+        recorded = await place.until("events are recorded", lambda: items(place, path))
         assert all(created - NEAR_S <= unix(one["eventTime"]) <= real() + NEAR_S for one in recorded)
         ended = time.monotonic()
         await nodes.finish_trainer(place.namespace, "job")

@@ -416,7 +416,7 @@ async def test_an_idle_engine_leaves_the_cpu_alone(engine: InferenceEngine) -> N
 
     before = cpu_seconds()
     await asyncio.sleep(3)
-    # SGLang's three processes wake often even when told to sleep.
+    # SGLang's three processes wake often even when asked to sleep.
     assert (cpu_seconds() - before) / 3 < (0.02 if type(engine).__name__ == "EmbeddedEngine" else 0.2)
 
 

@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left: every ending over real processes, judged by the process table."""
+"""However a run ends, nothing of it is left: every ending over real processes, checked in the process table."""
 
 import json
 import os

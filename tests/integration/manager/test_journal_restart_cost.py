@@ -10,7 +10,7 @@ import pytest
 from polyrl.wire import Batch
 from polyrl_rollout.manager import journal as journal_module
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.testing.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, sent
 
 TAIL_BYTES = 30_000
 STEPS = 120
@@ -44,7 +44,7 @@ class Recorded:
                 self.stage.tokens(assignment.engine, number, [5, 6, 7, 8])
             self.commit()
         self.stage.finish_all()
-        (batch,) = said(self.stage.ask(most=99), Batch)
+        (batch,) = sent(self.stage.ask(most=99), Batch)
         self.stage.acknowledge(batch.number)
         self.commit()
 

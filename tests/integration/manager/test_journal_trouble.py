@@ -261,7 +261,7 @@ async def test_a_wall_clock_that_is_set_while_the_manager_is_away_changes_nothin
 
 
 async def _train(site: Site, client: RolloutClient, samples: int) -> int:
-    """An agent comes, and everything is judged, taken and acknowledged."""
+    """An agent comes, and everything is scored, taken and acknowledged."""
     context = zmq.asyncio.Context()
     keys = read_keys(AgentKeys, site.root / "keys/agent.key")
     address = parse_endpoints(site.endpoints.read_bytes(), "").agents

@@ -342,7 +342,7 @@ async def test_another_trainer_takes_what_the_first_one_left_and_nothing_is_gene
 
 
 class Calculator(CalculatorEnvironment):
-    """Hangs where it is told to, and may write something else than a calculator would."""
+    """Hangs where a test wants it, and may write something else than a calculator would."""
 
     def __init__(self, until: int = CALLS + 1, wrong: int = -1) -> None:
         """Hangs before text number `until`; text number `wrong` is wrong."""

@@ -1,4 +1,4 @@
-"""Frames that were dropped are counted and told, and a flood of them is not a flood of lines."""
+"""Frames that were dropped are counted and logged, and a flood of them is not a flood of lines."""
 
 from __future__ import annotations
 

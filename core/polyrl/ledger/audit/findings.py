@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
     invariant: str
     title: str
-    looked: dict[str, int]
+    examined: dict[str, int]
     """What was looked at, and how much of it; empty when the journal does not show this invariant."""
     broken: int
     first: str
@@ -37,13 +37,13 @@ class Findings:
     """What was looked at and found, while an audit goes on."""
 
     def __init__(self) -> None:
-        self._looked: dict[str, Counter[str]] = {invariant: Counter() for invariant in TITLES}
+        self._examined: dict[str, Counter[str]] = {invariant: Counter() for invariant in TITLES}
         self._broken: Counter[str] = Counter()
         self._first: dict[str, str] = {}
 
     def saw(self, invariant: str, what: str, count: int = 1) -> None:
         """`count` more of `what` were looked at."""
-        self._looked[invariant][what] += count
+        self._examined[invariant][what] += count
 
     def broke(self, invariant: str, at: float, text: str) -> None:
         """A event that cannot be; the first one is kept."""
@@ -59,6 +59,6 @@ class Findings:
         return [self._verdict(invariant) for invariant in TITLES]
 
     def _verdict(self, invariant: str) -> Verdict:
-        looked = dict(self._looked[invariant])
-        first = self._first.get(invariant, "" if looked else "nothing of it happened")
-        return Verdict(invariant, TITLES[invariant], looked=looked, broken=self._broken[invariant], first=first)
+        examined = dict(self._examined[invariant])
+        first = self._first.get(invariant, "" if examined else "nothing of it happened")
+        return Verdict(invariant, TITLES[invariant], examined=examined, broken=self._broken[invariant], first=first)

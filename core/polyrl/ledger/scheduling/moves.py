@@ -16,7 +16,7 @@ from polyrl.wire import Cancel
 
 
 def move(transition: Transition, number: int, cause: MoveCause, *, cancel: bool = True, detail: str = "") -> None:
-    """Ends a live assignment unfinished; `cancel`: its engine is told to stop."""
+    """Ends a live assignment unfinished; `cancel`: its engine gets a Cancel."""
     assignment = transition.state.assignments[number]
     if cancel:
         transition.send(assignment.engine, Cancel(number))

@@ -43,7 +43,7 @@ THIEVES: Final = 8
 VICTIMS: Final = 8
 """Engines whose samples are looked at, the slowest first."""
 
-LOOKED_AT_ONCE: Final = 200
+SCANNED_AT_ONCE: Final = 200
 """Engines and samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a
 second, and each end is an event."""
 
@@ -78,7 +78,7 @@ def rebalance(transition: Transition) -> None:
     for step, name in sorted(with_room)[:THIEVES]:
         slower = [one for one in movable if one.step > step / (1 - GAIN_SHARE) and one.engine != name]
         _take(transition, state.engines[name], fleet, slower, requests)
-    if len(state.engines) + len(movable) > LOOKED_AT_ONCE:
+    if len(state.engines) + len(movable) > SCANNED_AT_ONCE:
         transition.record(BalancePaused(transition.now, transition.now + PAUSE_S))
 
 

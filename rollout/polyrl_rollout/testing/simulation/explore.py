@@ -277,7 +277,7 @@ def _thaw(scene: Scene, which: int) -> None:
 
 def _drain(scene: Scene, which: int) -> None:
     ledger = Ledger(CONFIG, scene.state)
-    _settle(scene, ledger.drain(scene.agents[which].name, 1.0, "told", scene.now))
+    _settle(scene, ledger.drain(scene.agents[which].name, 1.0, "drained by a test", scene.now))
 
 
 def _restart_manager(scene: Scene) -> None:

@@ -48,7 +48,7 @@ from polyrl_rollout.testing.simulation.schedule import Schedule
 SLACK_S: Final = 0.11
 """Deadlines closer together than the ledger's tick resolution are handled together."""
 
-CUT_EVERY: Final = 61
+REPLAY_EVERY: Final = 61
 """Events between two comparisons of the folded with the live state; a prime, to meet every phase of a run."""
 
 _decoder = msgspec.msgpack.Decoder(AnyEvent)
@@ -186,7 +186,7 @@ class Watcher:
                 self._audit.take(entry)
         self._raise_broken(now)
         self._events += 1
-        if self._events % CUT_EVERY == 0:
+        if self._events % REPLAY_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
 
@@ -232,7 +232,7 @@ class Watcher:
         if tokens.kept + tokens.regenerated + repeated != self._tokens_in:
             text = f"the ledger counts {tokens} and {repeated} repeated"
             raise Violation(now, "I11", f"{self._tokens_in} tokens came in, {text}")
-        return frozenset(verdict.invariant for verdict in verdicts if verdict.looked)
+        return frozenset(verdict.invariant for verdict in verdicts if verdict.examined)
 
     def _compare(self, now: float) -> None:
         if msgspec.msgpack.encode(self._mirror) != msgspec.msgpack.encode(self._ledger.state):

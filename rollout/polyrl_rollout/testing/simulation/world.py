@@ -159,7 +159,7 @@ class World:
             return
         for _ in range(2):
             ledger, clock = self.manager.ledger, self.manager.clock(self.now)
-            self._act(ledger.drain(engine, seconds, "told by the operator", clock))
+            self._act(ledger.drain(engine, seconds, "drained by the operator", clock))
 
     def _act(self, outcome: Effects) -> None:
         self.manager.keep(outcome.events, self.now)

@@ -57,7 +57,7 @@ def test_the_report_holds_what_matters() -> None:
         "a-r-4 lost: SpotInterruption, 2.5 s notice",
     ):
         assert part in reported
-    assert "TrainerReady" not in reported, "what goes well is not told"
+    assert "TrainerReady" not in reported, "what goes well is not shown"
 
 
 def test_a_job_that_no_operator_reconciles_says_so() -> None:

@@ -52,7 +52,7 @@ def test_budget(build: Any, budget: float, base: int, num_on_demand: int, expect
 
 @pytest.mark.parametrize(("reserved", "expected"), [(100.0, 6), (0.0, 0)])
 def test_cost(build: Any, reserved: float, expected: int) -> None:
-    """A dear trainer must not wait; one that costs nothing may take all the time."""
+    """An expensive trainer must not wait; one that costs nothing may take all the time."""
     spec = build.job(
         {"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES | {"reservedPerHour": reserved}
     ).spec

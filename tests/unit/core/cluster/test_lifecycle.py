@@ -23,7 +23,7 @@ def flipped(build: Any, type_: str) -> dict[str, Any]:
     [
         pytest.param({}, {}, "", "RUNS", id="runs"),
         pytest.param({"suspend": True}, {}, "", "SUSPENDED", id="spec.suspend"),
-        pytest.param({"suspend": True}, {"complete_at": 5.0}, "", "COMPLETE", id="complete beats suspend"),
+        pytest.param({"suspend": True}, {"complete_at": 5.0}, "", "COMPLETE", id="complete wins over suspend"),
         pytest.param({}, {"failed_at": 5.0}, "", "FAILED", id="the trainer's Job failed"),
         pytest.param({}, {"failed_at": 5.0}, "Complete", "COMPLETE", id="an end is for ever"),
         pytest.param({"suspend": True}, {}, "Failed", "FAILED", id="so is a failure"),

@@ -1,4 +1,4 @@
-"""Whole stories of one job on the fake cluster: what a user would see, step by step."""
+"""Whole lives of one job on the fake cluster: what a user would see, step by step."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_notice_is_drained_within_the_grace_that_is_left(scenario: Scenario) -> 
     scenario.cluster.pass_time(6)
     (drain,) = of(list(scenario.turn().actions), DrainEngine)
     assert (drain.pod, drain.deadline_s) == ("j-r-2", pytest.approx(4.0)), "10 s of grace, 6 of them gone"
-    assert not of(scenario.go(3), DrainEngine), "told once"
+    assert not of(scenario.go(3), DrainEngine), "sent once"
 
 
 def test_at_risk_is_not_replaced_and_goes_first(scenario: Scenario) -> None:

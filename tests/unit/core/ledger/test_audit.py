@@ -27,7 +27,7 @@ MUTANT_SCHEDULES = 100
 Entries = list[HistoryEntry]
 
 
-def judged(entries: Sequence[HistoryEntry], state: LedgerState | None) -> dict[str, Verdict]:
+def audited(entries: Sequence[HistoryEntry], state: LedgerState | None) -> dict[str, Verdict]:
     audit = Audit()
     for number, entry in enumerate(entries):
         audit.take(history.decode_entry(number, history.encode_entry(number, entry)))
@@ -35,7 +35,7 @@ def judged(entries: Sequence[HistoryEntry], state: LedgerState | None) -> dict[s
 
 
 def broken(entries: Sequence[HistoryEntry], state: LedgerState | None) -> dict[str, str]:
-    return {name: verdict.first for name, verdict in judged(entries, state).items() if verdict.broken}
+    return {name: verdict.first for name, verdict in audited(entries, state).items() if verdict.broken}
 
 
 def history_of(stage: Stage) -> Entries:
@@ -83,7 +83,7 @@ def a_windowed_run() -> tuple[Entries, LedgerState]:
     stage.trainer(ReservedWindow(stage.request(), False))
     stage.finish_all()
     stage.trainer(ReservedWindow(stage.request(), True))
-    stage.agent("spot-0", Deregister("told"))
+    stage.agent("spot-0", Deregister("drained"))
     stage.submit(n=1, max_new_tokens=20)
     stage.now += 0.5
     stage.tokens("reserved-0", stage.number("1.0"), [5])
@@ -137,7 +137,7 @@ def requested_at(at: float) -> Entries:
 
 
 def tokens(*pieces: history.Piece, finish: Finish | None = None) -> Entries:
-    """Other tokens of the last assignment of sample 0.0; and, if told, another end."""
+    """Other tokens of the last assignment of sample 0.0; and, if asked for, another end."""
     entries = instead(TOKENS, pieces=list(pieces))
     return entries if finish is None else [changed(one, finish=finish) if one is ENDED else one for one in entries]
 
@@ -165,11 +165,11 @@ def assigned(number: int, sample: str, engine: str) -> f.Assigned:
 
 
 def test_the_honest_run_holds_and_shows_every_invariant_but_the_windows() -> None:
-    verdicts = judged(RUN, STATE)
+    verdicts = audited(RUN, STATE)
     assert not broken(RUN, STATE)
     assert list(verdicts) == list(TITLES)
-    assert [name for name, verdict in verdicts.items() if not verdict.looked] == ["I9"]
-    assert verdicts["I1"].looked == {"samples": 5, "ends": 2}
+    assert [name for name, verdict in verdicts.items() if not verdict.examined] == ["I9"]
+    assert verdicts["I1"].examined == {"samples": 5, "ends": 2}
     assert MOVED_TOKENS.event.pieces == [(0, 2, 0)]
     assert TOKENS.event.pieces == [(2, 4, 0)]
 
@@ -242,7 +242,11 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
     ("I6", "which had not verified it", lambda: without(SERVING)),
     ("I7", "no lease of it runs", lambda: without(first(f.EngineGreeted, engine=ENGINE))),
     ("I7", "still running there", lambda: without(MOVED)),
-    ("I7", "drains and is given", lambda: after(SERVING, f.EngineDraining(ENGINE, 9.0, reason="told", at=SERVING.at))),
+    (
+        "I7",
+        "drains and is given",
+        lambda: after(SERVING, f.EngineDraining(ENGINE, 9.0, reason="test", at=SERVING.at)),
+    ),
     ("I7", "takes 1 at once and is given", lambda: after(AGAIN, assigned(90, "0.0", "b"))),
     ("I7", "its lease is 3 s", lambda: instead(HEARD, at=GONE.at - 1.0)),
     ("I7", "which is no cause", lambda: instead(GONE, cause="boredom")),
@@ -293,10 +297,10 @@ def test_every_invariant_that_a_journal_shows_has_its_broken_history() -> None:
 
 
 def test_an_honest_window_is_bounded_by_the_work_left() -> None:
-    verdict = judged(WINDOWED, WINDOWED_STATE)["I9"]
+    verdict = audited(WINDOWED, WINDOWED_STATE)["I9"]
     assert not broken(WINDOWED, WINDOWED_STATE)
     shown = {"reserved assignments": 3, "windows": 2, "windows at a measured speed": 2, "handed over": 2}
-    assert verdict.looked == shown
+    assert verdict.examined == shown
 
 
 def closes(entry: HistoryEntry) -> bool:
@@ -357,9 +361,9 @@ def test_a_window_without_a_measured_speed_is_not_said_to_be_timed() -> None:
     altered = [
         changed(entry, token_s=0.0) if isinstance(entry.event, f.WindowSet) else entry for entry in window_held_open()
     ]
-    verdict = judged(altered, None)["I9"]
+    verdict = audited(altered, None)["I9"]
     assert not verdict.broken
-    assert "windows at a measured speed" not in verdict.looked
+    assert "windows at a measured speed" not in verdict.examined
 
 
 @pytest.mark.parametrize(("factor", "words"), [(100.0, "too many"), (0.1, "too few")])

@@ -156,7 +156,7 @@ def test_the_tail_gathers_or_spreads_whichever_ends_sooner(
 @pytest.mark.parametrize("seed", range(2))
 def test_pauses_between_looks_cost_a_step_nothing(seed: int, monkeypatch: Patch) -> None:
     def run(most: int) -> float:
-        monkeypatch.setattr(rebalance, "LOOKED_AT_ONCE", most)
+        monkeypatch.setattr(rebalance, "SCANNED_AT_ONCE", most)
         return step_of(four(0.2), seed).run()
 
     assert run(0) / run(1 << 30) < 1.1
@@ -166,22 +166,22 @@ def test_pauses_between_looks_cost_a_step_nothing(seed: int, monkeypatch: Patch)
 def test_what_looking_costs_on_a_large_fleet_is_bounded(monkeypatch: Patch) -> None:
     """Found by the benchmark of 256 engines: each end of a sample looked at hundreds that no move would help, and the
     manager stood still."""
-    looked: list[int] = []
-    look = rebalance._movable
+    scanned: list[int] = []
+    movable = rebalance._movable
 
     def counted(*given: Any) -> list[Any]:
-        found = look(*given)
-        looked.append(len(found))
+        found = movable(*given)
+        scanned.append(len(found))
         return found
 
     monkeypatch.setattr(rebalance, "_movable", counted)
     monkeypatch.setattr(rebalance, "GAIN_S", 1000.0)
     fleet = {f"{number}": Speed(0.1 if number < 8 else 0.02, max_running=32) for number in range(32)}
     seconds = step_of(fleet, 1, count=128, n=8).run()
-    large = [seen for seen in looked if seen + len(fleet) > rebalance.LOOKED_AT_ONCE]
-    print(f"{len(large)} large looks of {len(looked)} in {seconds:.0f} s")
+    large = [seen for seen in scanned if seen + len(fleet) > rebalance.SCANNED_AT_ONCE]
+    print(f"{len(large)} large scans of {len(scanned)} in {seconds:.0f} s")
     assert 4 < len(large) <= seconds / rebalance.PAUSE_S + 1
-    assert len(looked) > 2 * len(large), "small ones go on"
+    assert len(scanned) > 2 * len(large), "small ones go on"
 
 
 def test_a_move_that_would_put_the_steps_end_off_is_not_made() -> None:
@@ -240,9 +240,9 @@ def test_one_that_flaps_costs_ever_fewer_moves(monkeypatch: Patch) -> None:
         flow.run(60.0, flap)
         return flow.ledger.state.counters.migrations["lost"]
 
-    on_probation = lost_moves()
+    half_open = lost_moves()
     monkeypatch.setattr(agents, "half_open", lambda d, name: None)
-    assert lost_moves() / on_probation > 2
+    assert lost_moves() / half_open > 2
 
 
 def test_pauses_of_one_that_flaps_double_until_it_stays() -> None:

@@ -20,7 +20,7 @@ from polyrl.wire import (
     WeightsLoaded,
     Welcome,
 )
-from polyrl_rollout.testing.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, sent
 
 
 def two_engines() -> Stage:
@@ -44,7 +44,7 @@ def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> Non
     stage.now = 2.0
     stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.now = 3.0
-    assert [assign.sample for assign in said(stage.pass_time(0.0), Assign)] == ["0.0"]
+    assert [assign.sample for assign in sent(stage.pass_time(0.0), Assign)] == ["0.0"]
     assert list(stage.ledger.state.engines) == ["b"]
     status = stage.ledger.status(stage.now)
     assert (status.engines_lost, stage.ledger.state.counters.migrations) == (1, {"lost": 1})
@@ -52,14 +52,14 @@ def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> Non
 
 def test_bye_is_no_loss() -> None:
     stage = two_engines()
-    assert said(stage.agent("a", Deregister("done")), Assign)
+    assert sent(stage.agent("a", Deregister("done")), Assign)
     assert stage.ledger.status(0.0).engines_lost == 0
 
 
 def test_only_the_greeted_are_believed() -> None:
     stage = Stage()
-    assert said(stage.agent("ghost", Heartbeat(0, 0, kv_free_tokens=0)), Fenced)
-    assert said(stage.agent("ghost", Deltas(1, 0, rows=b"", ids=b"", logprobs=b"")), Fenced)
+    assert sent(stage.agent("ghost", Heartbeat(0, 0, kv_free_tokens=0)), Fenced)
+    assert sent(stage.agent("ghost", Deltas(1, 0, rows=b"", ids=b"", logprobs=b"")), Fenced)
     pool = Stage().ledger.state.engines
     assert pool == {}
 
@@ -72,22 +72,22 @@ def test_greetings_that_cannot_be_are_fenced() -> None:
         Hello(1, "a", pool="spot", max_running=0, kv_tokens=8, max_context=8, weight_version=-1),  # type: ignore[arg-type]
     ):
         outcome = stage.agent("a", hello)
-        assert said(outcome, Fenced)
-        assert not said(outcome, Welcome)
+        assert sent(outcome, Fenced)
+        assert not sent(outcome, Welcome)
 
 
 def test_a_drain_is_said_once_takes_no_new_work_and_moves_the_rest_at_its_deadline() -> None:
     stage = two_engines()
-    assert [drain.deadline_s for drain in said(stage.drain("a", 20.0), StartDrain)] == [20.0]
+    assert [drain.deadline_s for drain in sent(stage.drain("a", 20.0), StartDrain)] == [20.0]
     assert not stage.drain("a", 20.0).to_agents
     assert not stage.drain("a", 90.0).to_agents
-    assert [drain.deadline_s for drain in said(stage.drain("a", 10.0), StartDrain)] == [10.0]
+    assert [drain.deadline_s for drain in sent(stage.drain("a", 10.0), StartDrain)] == [10.0]
     stage.submit(8)
     assert len(stage.placed()["a"]) == 1, "what can be finished in time stays"
     stage.pass_time_heard(9.0)
     assert len(stage.placed()["a"]) == 1, "nobody else has room"
     outcome = stage.pass_time(1.0)
-    assert said(outcome, Cancel)
+    assert sent(outcome, Cancel)
     assert len(stage.placed()["a"]) == 0
     assert "a" in stage.ledger.state.engines, "it leaves by Deregister or by its lease"
     assert not stage.drain("a", 1.0).to_agents
@@ -96,7 +96,7 @@ def test_a_drain_is_said_once_takes_no_new_work_and_moves_the_rest_at_its_deadli
 
 def test_a_notice_is_a_drain() -> None:
     stage = two_engines()
-    assert said(stage.agent("a", Leaving(5.0, "spot")), StartDrain)
+    assert sent(stage.agent("a", Leaving(5.0, "spot")), StartDrain)
     stage.agent("a", HandBack(1, "draining"))
     assert stage.placed() == {"a": [], "b": ["0.0"]}
 
@@ -144,20 +144,20 @@ def test_failed_weights_are_announced_again() -> None:
     stage.agent("a", WeightsFailed(0, -1, reason="no room"))
     for _ in range(4):
         stage.now += 1.0
-        assert not said(stage.agent("a", Heartbeat(0, 0, kv_free_tokens=0)), Announce)
-        assert not said(stage.pass_time(0.0), Announce)
+        assert not sent(stage.agent("a", Heartbeat(0, 0, kv_free_tokens=0)), Announce)
+        assert not sent(stage.pass_time(0.0), Announce)
     stage.now += 1.0
     stage.agent("a", Heartbeat(0, 0, kv_free_tokens=0))
-    assert said(stage.pass_time(0.0), Announce)
+    assert sent(stage.pass_time(0.0), Announce)
 
 
 def test_a_new_version_moves_what_may_not_use_it() -> None:
     stage = two_engines()
     stage.publish(1)
     outcome = stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
-    assert said(outcome, Cancel)
+    assert sent(outcome, Cancel)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
-    (dropped,) = said(stage.agent("b", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
+    (dropped,) = sent(stage.agent("b", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
 
 
@@ -188,7 +188,7 @@ def test_a_drained_sample_that_no_version_may_go_on_with_is_stale_at_once() -> N
     stage.publish(1)
     stage.agent("b", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
     stage.drain("a", 1.0)
-    (dropped,) = said(stage.agent("a", HandBack(1, "draining")), GroupDropped)
+    (dropped,) = sent(stage.agent("a", HandBack(1, "draining")), GroupDropped)
     assert dropped.reason is DiscardReason.STALE
 
 

@@ -22,7 +22,7 @@ from polyrl.wire import (
     WeightsLoaded,
     pack_ids,
 )
-from polyrl_rollout.testing.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, sent
 
 
 def pace(step_s: float) -> speed.Pace:
@@ -32,7 +32,7 @@ def pace(step_s: float) -> speed.Pace:
 def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
     stage = Stage()
     stage.engine("a")
-    (assign,) = said(stage.submit(), Assign)
+    (assign,) = sent(stage.submit(), Assign)
     assert (assign.sample, assign.attempt, assign.offset, assign.max_new_tokens) == ("0.0", 1, 0, 100)
     assert len(assign.input_ids) == 40
 
@@ -79,7 +79,7 @@ def test_one_fresh_sample_tries_an_engine_whose_measurement_is_old() -> None:
     stage.submit(4)
     assert stage.placed() == {"fast": ["2.0", "3.0", "5.0", "6.0", "7.0"], "slow": ["4.0"]}
     stage.pass_time_heard(1.5)
-    assert stage.placed()["slow"] == ["4.0"], "it is not taken away before it has told anything"
+    assert stage.placed()["slow"] == ["4.0"], "it is not taken away before it has sent anything"
 
 
 def test_a_measurement_is_believed_for_a_while() -> None:
@@ -132,7 +132,7 @@ def test_credit_kv_and_order() -> None:
     stage.submit(1, priority=5)
     assert stage.placed()["a"] == ["0.0", "1.0"]
     outcome = stage.tokens("a", stage.number("0.0"), [2], "stop")
-    assert [assign.sample for assign in said(outcome, Assign)] == ["3.0"]
+    assert [assign.sample for assign in sent(outcome, Assign)] == ["3.0"]
 
 
 def test_groups_of_several_version_ranges_share_an_engines_slots() -> None:
@@ -191,9 +191,9 @@ def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
     fleet = speed.fleet_step(state)
     running = dict.fromkeys(state.engines, 0)
     kv = dict.fromkeys(state.engines, 0)
-    homes: dict[str, set[str]] = {}
-    for assign in said(stage.submit(6, n=3), Assign):
-        known = homes.setdefault(assign.sample.split(".")[0], set())
+    siblings: dict[str, set[str]] = {}
+    for assign in sent(stage.submit(6, n=3), Assign):
+        known = siblings.setdefault(assign.sample.split(".")[0], set())
 
         def cost(name: str, known: set[str] = known) -> tuple[float, float]:
             engine = state.engines[name]
@@ -240,15 +240,15 @@ def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
     stage.engine("a")
     stage.submit(1, n=2)
     stage.publish(1)
-    assert not said(stage.pass_time(0.1), GroupDropped)
-    dropped = said(stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
+    assert not sent(stage.pass_time(0.1), GroupDropped)
+    dropped = sent(stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
 
 def test_a_prompt_longer_than_every_context_is_discarded_with_the_numbers() -> None:
     stage = Stage()
     stage.engine("a", max_context=100)
-    (dropped,) = said(stage.submit(), GroupDropped)
+    (dropped,) = sent(stage.submit(), GroupDropped)
     assert dropped.reason is DiscardReason.PROMPT_TOO_LONG
     assert "110" in dropped.detail
 
@@ -285,7 +285,7 @@ def test_reserved_engines_wait_for_the_window_unless_they_are_alone() -> None:
     stage.submit()
     assert stage.placed()["r"] == ["0.0", "1.0"], "an engine without weights is no help"
     outcome = stage.agent("s", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1))
-    assert len(said(outcome, Cancel)) == 2
+    assert len(sent(outcome, Cancel)) == 2
     assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
 
 
@@ -297,7 +297,7 @@ def test_a_closing_window_hands_over_and_an_open_one_does_not() -> None:
     assert stage.placed()["r"] == ["0.0", "1.0"]
     stage.tokens("r", 1, [5, 6])
     outcome = stage.trainer(ReservedWindow(stage.request(), False))
-    (moved,) = [assign for assign in said(outcome, Assign) if assign.sample == "0.0"]
+    (moved,) = [assign for assign in sent(outcome, Assign) if assign.sample == "0.0"]
     assert (moved.offset, moved.max_new_tokens, moved.attempt) == (2, 98, 2)
     assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
 
@@ -331,7 +331,7 @@ def slow_beside_fast(samples: int, **room: int) -> Stage:
 def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
     stage = slow_beside_fast(4)
     outcome = stage.pass_time(0.5)
-    assert len(said(outcome, Recall)) == 4
+    assert len(sent(outcome, Recall)) == 4
     assert not stage.pass_time(0.1).to_agents, "once is enough"
     assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 4, "fast": 0}
     stage.give_back()

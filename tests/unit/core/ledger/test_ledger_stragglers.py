@@ -76,7 +76,7 @@ def test_who_is_a_straggler(case: Case) -> None:
     assert stage.ledger.state.counters.migrations == ({"straggler": 2} if case.found else {})
 
 
-def struck() -> Stage:
+def with_straggler() -> Stage:
     stage = fleet(CASES[0])
     stage.tokens("e", stage.number("0.0"), [7, 8])
     stage.pass_time(0.5)
@@ -84,7 +84,7 @@ def struck() -> Stage:
 
 
 def test_what_it_ran_goes_on_elsewhere_with_all_its_tokens() -> None:
-    stage = struck()
+    stage = with_straggler()
     assignment = stage.ledger.state.assignments[stage.number("0.0")]
     assert assignment.engine != "e"
     assert assignment.length == 2
@@ -93,7 +93,7 @@ def test_what_it_ran_goes_on_elsewhere_with_all_its_tokens() -> None:
 
 
 def test_it_is_suspect_and_pauses_then_is_tried_with_one_fresh_sample() -> None:
-    stage = struck()
+    stage = with_straggler()
     states = {view.engine: view.state for view in stage.ledger.status(stage.now).engines}
     assert states["e"] == "suspect"
     stage.submit(3)
@@ -106,7 +106,7 @@ def test_it_is_suspect_and_pauses_then_is_tried_with_one_fresh_sample() -> None:
 
 @pytest.mark.parametrize(("step_s", "proven"), [(STEP_S, True), (0.3, True), (0.6, False)])
 def test_a_window_proves_it_and_a_token_does_not(step_s: float, proven: bool) -> None:
-    stage = struck()
+    stage = with_straggler()
     stage.finish_all()
     stage.pass_time_heard(stragglers.PAUSE_S)
     stage.submit()
@@ -135,7 +135,7 @@ def drain(stage: Stage) -> None:
 
 @pytest.mark.parametrize("go", [leave, drain])
 def test_it_is_needed_when_too_few_others_are_left(go: object) -> None:
-    stage = struck()
+    stage = with_straggler()
     assert callable(go)
     go(stage)
     stage.pass_time(0.1)
@@ -187,8 +187,8 @@ def test_in_a_full_fleet_it_is_found_drained_and_comes_back_when_it_has_recovere
             flow.engines["e"].speed = Speed(0.02)
 
     end = flow.run(each=recover)
-    story = [(type(f).__name__, f.cause) for f in flow.events if isinstance(f, EngineQuarantined | EngineRestored)]
-    assert story == [("EngineQuarantined", "straggler"), ("EngineRestored", "proven")]
+    events = [(type(f).__name__, f.cause) for f in flow.events if isinstance(f, EngineQuarantined | EngineRestored)]
+    assert events == [("EngineQuarantined", "straggler"), ("EngineRestored", "proven")]
     assert flow.ledger.state.counters.migrations["straggler"] == 16
     tokens = {name: engine.tokens for name, engine in flow.ledger.state.engines.items()}
     print(f"{end:.0f} s, {tokens}")

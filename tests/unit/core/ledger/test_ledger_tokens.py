@@ -24,7 +24,7 @@ from polyrl.wire import (
     pack_rows,
     unpack_ids,
 )
-from polyrl_rollout.testing.stage import Stage, replay, said, snapshot
+from polyrl_rollout.testing.stage import Stage, replay, sent, snapshot
 
 
 def ready(**fields: object) -> Stage:
@@ -40,7 +40,7 @@ def ids(stage: Stage, sample: str = "0.0") -> list[int]:
 
 def test_tokens_are_kept_and_answered() -> None:
     stage = ready()
-    assert said(stage.tokens("a", 1, [5, 6]), TokensKept)
+    assert sent(stage.tokens("a", 1, [5, 6]), TokensKept)
     stage.tokens("a", 1, [7])
     assert ids(stage) == [5, 6, 7]
 
@@ -57,10 +57,10 @@ def test_an_overlap_is_cut_and_a_repeat_changes_nothing() -> None:
 def test_a_gap_is_asked_for_once_and_nothing_is_called_safe_until_it_is_filled() -> None:
     stage = ready()
     outcome = stage.tokens("a", 1, [7], offset=2)
-    assert said(outcome, Resend) == [Resend(1, 0)]
-    assert not said(outcome, TokensKept)
-    assert not said(stage.tokens("a", 1, [8], offset=3), Resend)
-    assert said(stage.tokens("a", 1, [5, 6, 7], offset=0), TokensKept)
+    assert sent(outcome, Resend) == [Resend(1, 0)]
+    assert not sent(outcome, TokensKept)
+    assert not sent(stage.tokens("a", 1, [8], offset=3), Resend)
+    assert sent(stage.tokens("a", 1, [5, 6, 7], offset=0), TokensKept)
     assert ids(stage) == [5, 6, 7]
 
 
@@ -68,14 +68,14 @@ def test_other_tokens_than_before_end_the_assignment() -> None:
     stage = ready()
     stage.tokens("a", 1, [5, 6])
     outcome = stage.tokens("a", 1, [5, 9, 7], offset=0)
-    assert said(outcome, Cancel) == [Cancel(1)]
+    assert sent(outcome, Cancel) == [Cancel(1)]
     assert ids(stage) == [5, 6]
 
 
 @pytest.mark.parametrize("version", [1, -1, 7])
 def test_a_version_that_may_not_generate_is_refused(version: int) -> None:
     stage = ready()
-    assert said(stage.tokens("a", 1, [5], version=version), Cancel)
+    assert sent(stage.tokens("a", 1, [5], version=version), Cancel)
     assert ids(stage) == []
     assert stage.ledger.status(0.0).tokens.regenerated == 1
 
@@ -90,7 +90,7 @@ def test_rows_of_others_assignments_are_dropped() -> None:
 
 def test_nothing_is_taken_after_the_end() -> None:
     stage = ready()
-    (turn,) = said(stage.tokens("a", 1, [5, 2], "stop"), TurnDone)
+    (turn,) = sent(stage.tokens("a", 1, [5, 2], "stop"), TurnDone)
     assert turn.response.finish is Finish.STOP
     stage.tokens("a", 1, [7], offset=2)
     assert ids(stage) == [5, 2]
@@ -99,10 +99,10 @@ def test_nothing_is_taken_after_the_end() -> None:
 def test_more_than_the_budget_is_cut_off() -> None:
     stage = ready(max_new_tokens=3)
     outcome = stage.tokens("a", 1, [5, 6, 7, 8])
-    (turn,) = said(outcome, TurnDone)
+    (turn,) = sent(outcome, TurnDone)
     assert turn.response.finish is Finish.LENGTH
     assert ids(stage) == [5, 6, 7]
-    assert said(outcome, Cancel)
+    assert sent(outcome, Cancel)
 
 
 def test_a_length_end_before_the_budget_is_no_end() -> None:
@@ -122,7 +122,7 @@ def test_several_rows_of_one_assignment_in_one_frame() -> None:
         ids=bytes([6, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0]),
         logprobs=bytes(12),
     )
-    assert said(stage.agent("a", frame), TurnDone)
+    assert sent(stage.agent("a", frame), TurnDone)
     assert ids(stage) == [5, 6, 7, 2]
 
 
@@ -132,26 +132,26 @@ def test_a_lost_engine_costs_no_token() -> None:
     stage.now = 2.5
     stage.engine("b")
     outcome = stage.pass_time(0.6)
-    (assign,) = said(outcome, Assign)
+    (assign,) = sent(outcome, Assign)
     assert (assign.offset, assign.max_new_tokens, assign.attempt) == (2, 98, 2)
     assert unpack_ids(assign.input_ids).tolist()[-2:] == [5, 6]
     stage.tokens("b", assign.assignment, [7, 2], "stop")
     response = stage.ledger.state.samples["0.0"]
     assert [(s.start, s.end, s.engine, s.attempt) for s in response.spans] == [(0, 2, "a", 1), (2, 4, "b", 2)]
-    assert said(stage.tokens("a", 1, [7]), Fenced)
+    assert sent(stage.tokens("a", 1, [7]), Fenced)
 
 
 @pytest.mark.parametrize(("last", "finish"), [([5, 2], Finish.STOP), ([5, 6, 7], Finish.LENGTH)])
 def test_what_is_over_is_not_generated_on(last: list[int], finish: Finish) -> None:
     stage = ready(max_new_tokens=3)
-    turn = said(stage.tokens("a", 1, last), TurnDone) or said(stage.agent("a", Deregister("gone")), TurnDone)
+    turn = sent(stage.tokens("a", 1, last), TurnDone) or sent(stage.agent("a", Deregister("gone")), TurnDone)
     assert turn[0].response.finish is finish
 
 
 def test_an_environments_stop_token_does_not_end_the_next_turn() -> None:
     stage = ready()
     stage.tokens("a", 1, [5, 2], "stop")
-    (assign,) = said(stage.extend("0.0", [8, 2]), Assign)
+    (assign,) = sent(stage.extend("0.0", [8, 2]), Assign)
     assert (assign.offset, assign.max_new_tokens) == (4, 98)
     stage.agent("a", Deregister("gone"))
     assert stage.ledger.state.samples["0.0"].phase is SamplePhase.WAITING
@@ -162,8 +162,8 @@ def test_rejections_are_believed_at_last() -> None:
     stage = ready(n=2)
     for attempt in range(3):
         outcome = stage.agent("a", HandBack(stage.number("0.0"), "rejected", detail="too long"))
-        assert bool(said(outcome, GroupDropped)) is (attempt == 2)
-    (dropped,) = said(outcome, GroupDropped)
+        assert bool(sent(outcome, GroupDropped)) is (attempt == 2)
+    (dropped,) = sent(outcome, GroupDropped)
     assert (dropped.reason, "too long" in dropped.detail) == (DiscardReason.ENGINE_REJECTED, True)
     assert stage.ledger.status(0.0).samples.discarded == {"engineRejected": 1, "groupIncomplete": 1}
 
@@ -190,9 +190,9 @@ def test_greeting_again_goes_on_where_we_are() -> None:
             held=held,
         ),
     )
-    assert said(outcome, Resend) == [Resend(1, 2)]
-    assert {cancel.assignment for cancel in said(outcome, Cancel)} == {2, 77}
-    assert {assign.sample for assign in said(outcome, Assign)} == {"0.1", "0.2"}
+    assert sent(outcome, Resend) == [Resend(1, 2)]
+    assert {cancel.assignment for cancel in sent(outcome, Cancel)} == {2, 77}
+    assert {assign.sample for assign in sent(outcome, Assign)} == {"0.1", "0.2"}
 
 
 def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:

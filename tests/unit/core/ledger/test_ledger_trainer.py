@@ -28,7 +28,7 @@ from polyrl.wire import (
     TrainerReport,
     TurnDone,
 )
-from polyrl_rollout.testing.stage import Stage, said
+from polyrl_rollout.testing.stage import Stage, sent
 
 
 def ready(count: int = 1, n: int = 1, group_filter: str = "none", **fields: object) -> Stage:
@@ -65,7 +65,7 @@ def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpos
     for number, sample in ((1, "0.0"), (2, "0.1")):
         stage.tokens("a", number, [2], "stop")
         outcome = stage.score(sample, 1.0)
-    assert bool(said(outcome, GroupDropped)) is (purpose is Purpose.TRAIN)
+    assert bool(sent(outcome, GroupDropped)) is (purpose is Purpose.TRAIN)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_packing(least: int, most: int, max_tokens: int, complete: int, expected
             sample = f"{group}.{index}"
             stage.tokens("a", stage.number(sample), [5, 2], "stop")
             stage.score(sample)
-    batches = said(stage.ask(least, most, max_tokens=max_tokens), Batch)
+    batches = sent(stage.ask(least, most, max_tokens=max_tokens), Batch)
     assert [groups(batch) for batch in batches] == ([] if expected is None else [expected])
     assert all(batch.last is (expected == [0, 1, 2]) for batch in batches)
 
 
 def test_a_waiting_next_is_answered_by_the_event_it_waits_for() -> None:
     stage = ready(2)
-    assert not said(stage.ask(), Batch)
+    assert not sent(stage.ask(), Batch)
     stage.tokens("a", stage.number("1.0"), [2], "stop")
-    (batch,) = said(stage.score("1.0"), Batch)
+    (batch,) = sent(stage.score("1.0"), Batch)
     assert (groups(batch), batch.last, batch.number) == ([1], False, 0)
 
 
@@ -111,36 +111,36 @@ def test_groups_come_in_order_of_completion_and_last_is_true_at_the_end() -> Non
     for sample in ("1.0", "0.0"):
         stage.tokens("a", stage.number(sample), [2], "stop")
         stage.score(sample)
-    (batch,) = said(stage.ask(), Batch)
+    (batch,) = sent(stage.ask(), Batch)
     assert (groups(batch), batch.last) == ([1, 0], True)
 
 
 def test_an_asked_batch_is_repeated_until_it_is_acknowledged() -> None:
     stage = ready(2)
     stage.finish_all()
-    first = said(stage.ask(most=1, request=500), Batch)
-    assert said(stage.ask(most=1, request=500), Batch) == first
-    assert said(stage.acknowledge(0), Accepted)
-    assert said(stage.acknowledge(0), Accepted)
-    assert said(stage.acknowledge(7), Declined)
+    first = sent(stage.ask(most=1, request=500), Batch)
+    assert sent(stage.ask(most=1, request=500), Batch) == first
+    assert sent(stage.acknowledge(0), Accepted)
+    assert sent(stage.acknowledge(0), Accepted)
+    assert sent(stage.acknowledge(7), Declined)
     assert stage.ledger.status(0.0).samples.acknowledged == 1
 
 
 def test_nothing_left_is_an_empty_last_batch_also_when_the_rest_is_dropped_meanwhile() -> None:
     stage = ready()
-    assert said(stage.ask(step=9), Batch)[0].last
-    assert not said(stage.ask(), Batch)
+    assert sent(stage.ask(step=9), Batch)[0].last
+    assert not sent(stage.ask(), Batch)
     outcome = stage.reject("0.0")
-    assert [(batch.samples, batch.last) for batch in said(outcome, Batch)] == [((), True)]
+    assert [(batch.samples, batch.last) for batch in sent(outcome, Batch)] == [((), True)]
     stage.submit()
-    assert not said(stage.ask(), Batch), "a replacement opens the step again"
+    assert not sent(stage.ask(), Batch), "a replacement opens the step again"
 
 
 def test_late_names_who_is_awaited() -> None:
     stage = ready(2)
     stage.tokens("a", 1, [2], "stop")
     stage.ask(deadline_s=2.0)
-    (late,) = said(stage.pass_time(2.0), Late)
+    (late,) = sent(stage.pass_time(2.0), Late)
     for part in ("2 of 2 groups are open", "1 on a", "1 samples wait for a verdict"):
         assert part in late.waiting_for
     assert any("trainer" in wait.sentence(stage.now) for wait in stage.ledger.waits(stage.now))
@@ -155,14 +155,14 @@ def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> 
         stage.finish_all()
         stage.score("0.0")
     outcomes = [stage.ask(request=500, **fields), stage.pass_time(2.0)]  # type: ignore[arg-type]
-    first = [answer for outcome in outcomes for answer in said(outcome, (Late, Declined, Batch))]
+    first = [answer for outcome in outcomes for answer in sent(outcome, (Late, Declined, Batch))]
     assert len(first) == 1
     stage.finish_all()
     stage.submit(step=9)
     again = stage.ask(request=500, **fields)  # type: ignore[arg-type]
-    assert said(again, (Late, Declined, Batch)) == first
+    assert sent(again, (Late, Declined, Batch)) == first
     assert not stage.ledger.state.batches
-    assert said(stage.ask(step=9, least=9), Batch) == []
+    assert sent(stage.ask(step=9, least=9), Batch) == []
     assert len(stage.ledger.state.pending) == 1
 
 
@@ -170,34 +170,34 @@ def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> 
     "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
 )
 def test_an_impossible_next_is_refused(fields: dict[str, float]) -> None:
-    assert said(ready().ask(**fields), Declined)  # type: ignore[arg-type]
+    assert sent(ready().ask(**fields), Declined)  # type: ignore[arg-type]
 
 
 def test_a_group_larger_than_max_samples_is_refused_with_the_numbers() -> None:
     stage = ready(n=3)
     stage.finish_all()
-    (refused,) = said(stage.ask(most=2), Declined)
+    (refused,) = sent(stage.ask(most=2), Declined)
     assert "3 samples of group 0" in refused.reason
 
 
 def test_a_reject_takes_the_group_along_and_cancels_what_runs() -> None:
     stage = ready(n=3)
     outcome = stage.reject("0.1", DiscardReason.REWARD_TIMED_OUT)
-    assert len(said(outcome, Cancel)) == 3
+    assert len(sent(outcome, Cancel)) == 3
     assert stage.ledger.status(0.0).samples.discarded == {"rewardTimedOut": 1, "groupIncomplete": 2}
-    assert said(stage.score("0.0"), Accepted), "a verdict on what has ended is moot"
+    assert sent(stage.score("0.0"), Accepted), "a verdict on what has ended is moot"
 
 
 def test_verdicts_are_idempotent_by_turn() -> None:
     stage = ready()
     stage.tokens("a", 1, [2], "stop")
-    assert said(stage.score("0.0", turn=1), Declined)
-    assert said(stage.extend("0.0", []), Declined)
-    assert said(stage.extend("0.0", [7]), Accepted)
-    assert said(stage.extend("0.0", [7]), Accepted)
+    assert sent(stage.score("0.0", turn=1), Declined)
+    assert sent(stage.extend("0.0", []), Declined)
+    assert sent(stage.extend("0.0", [7]), Accepted)
+    assert sent(stage.extend("0.0", [7]), Accepted)
     assert stage.ledger.state.samples["0.0"].length == 2
     stage.tokens("a", stage.number("0.0"), [2], "stop")
-    assert said(stage.score("0.0", float("inf"), turn=1), Declined)
+    assert sent(stage.score("0.0", float("inf"), turn=1), Declined)
     stage.score("0.0", 0.25, turn=1)
     stage.score("0.0", 0.75, turn=1)
     assert stage.ledger.state.samples["0.0"].reward == 0.25
@@ -205,18 +205,18 @@ def test_verdicts_are_idempotent_by_turn() -> None:
 
 @pytest.mark.parametrize("sample", ["7.0", "x", "", "0.9", "9.9.9"])
 def test_unknown_samples(sample: str) -> None:
-    assert said(ready().score(sample), Accepted if sample == "0.9" else Declined)
+    assert sent(ready().score(sample), Accepted if sample == "0.9" else Declined)
 
 
 def test_a_turn_is_asked_again_with_back_off_and_after_a_greeting() -> None:
     stage = ready()
-    assert said(stage.tokens("a", 1, [2], "stop"), TurnDone)
+    assert sent(stage.tokens("a", 1, [2], "stop"), TurnDone)
     stage.agent("a", Deregister("done"))
-    assert not said(stage.pass_time(9.9), TurnDone)
-    assert said(stage.pass_time(0.1), TurnDone)
-    assert not said(stage.pass_time(19.0), TurnDone)
-    assert said(stage.pass_time(1.0), TurnDone)
-    assert said(stage.trainer(TrainerHello(1, -1)), TurnDone)
+    assert not sent(stage.pass_time(9.9), TurnDone)
+    assert sent(stage.pass_time(0.1), TurnDone)
+    assert not sent(stage.pass_time(19.0), TurnDone)
+    assert sent(stage.pass_time(1.0), TurnDone)
+    assert sent(stage.trainer(TrainerHello(1, -1)), TurnDone)
 
 
 def test_the_greeting_repeats_what_was_dropped_and_acknowledges() -> None:
@@ -225,7 +225,7 @@ def test_the_greeting_repeats_what_was_dropped_and_acknowledges() -> None:
     stage.finish_all()
     stage.ask(most=1)
     outcome = stage.trainer(TrainerHello(1, 0))
-    assert said(outcome, GroupDropped)
+    assert sent(outcome, GroupDropped)
     assert stage.ledger.status(0.0).samples.acknowledged == 1
 
 
@@ -235,11 +235,11 @@ def test_end_step_discards_the_rest_as_surplus_once() -> None:
     stage.score("0.0")
     stage.ask()
     end = EndStep(900, 0, purpose=Purpose.TRAIN)
-    assert len(said(stage.trainer(end), Cancel)) == 2
+    assert len(sent(stage.trainer(end), Cancel)) == 2
     stage.submit()
-    assert not said(stage.trainer(end), Cancel), "a repetition does not touch what came later"
+    assert not sent(stage.trainer(end), Cancel), "a repetition does not touch what came later"
     assert stage.ledger.status(0.0).samples.discarded == {"surplus": 2}
-    assert said(stage.acknowledge(0), Accepted)
+    assert sent(stage.acknowledge(0), Accepted)
 
 
 def test_submissions_are_idempotent_in_any_order() -> None:
@@ -269,19 +269,19 @@ def test_submissions_are_idempotent_in_any_order() -> None:
     ],
 )
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:
-    (refused,) = said(Stage().submit(**({"count": 1} | fields)), Declined)
+    (refused,) = sent(Stage().submit(**({"count": 1} | fields)), Declined)
     assert word in refused.reason
 
 
 def test_versions_reach_every_engine_and_joiners() -> None:
     stage = ready()
     stage.engine("b", version=-1)
-    assert len(said(stage.publish(1), Announce)) == 2
-    assert said(stage.publish(1), Accepted)
-    assert said(
+    assert len(sent(stage.publish(1), Announce)) == 2
+    assert sent(stage.publish(1), Accepted)
+    assert sent(
         stage.trainer(PublishVersion(77, 1, endpoint="elsewhere", public_key="key", manifest_hash=b"other")), Declined
     )
-    assert [announce.version for announce in said(stage.engine("c", version=-1), Announce)] == [1]
+    assert [announce.version for announce in sent(stage.engine("c", version=-1), Announce)] == [1]
 
 
 def test_finish_ends_everything_and_drains_everyone() -> None:
@@ -290,20 +290,20 @@ def test_finish_ends_everything_and_drains_everyone() -> None:
     stage.submit()
     stage.ask(most=1)
     outcome = stage.trainer(FinishRun(800, True, message="done"))
-    assert said(outcome, StartDrain)
+    assert sent(outcome, StartDrain)
     status = stage.ledger.status(0.0)
     assert status.samples.discarded == {"cancelled": 3}
     assert not status.samples.open
     assert status.finished
-    assert said(stage.submit(), Declined)
-    assert said(stage.engine("late", version=-1), StartDrain)
-    assert said(stage.trainer(FinishRun(801, True, message="done")), Accepted)
+    assert sent(stage.submit(), Declined)
+    assert sent(stage.engine("late", version=-1), StartDrain)
+    assert sent(stage.trainer(FinishRun(801, True, message="done")), Accepted)
 
 
 def test_a_stranger_of_another_epoch_is_fenced() -> None:
     stage = Stage()
-    assert said(stage.trainer(TrainerHello(2, -1)), Fenced)
-    assert said(stage.trainer(TrainerHeartbeat()), TrainerHeartbeat)
+    assert sent(stage.trainer(TrainerHello(2, -1)), Fenced)
+    assert sent(stage.trainer(TrainerHeartbeat()), TrainerHeartbeat)
 
 
 def test_the_newest_report_is_shown() -> None:
@@ -329,4 +329,4 @@ def test_the_memory_of_ended_samples_is_nothing() -> None:
         state.pending,
     )
     assert not any(live)
-    assert not said(stage.pass_time(0.1), Assign)
+    assert not sent(stage.pass_time(0.1), Assign)

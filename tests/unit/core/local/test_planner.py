@@ -289,7 +289,7 @@ def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:
     assert str(end) == "end: no engine is left: rollout-2 ended with exit code 1"
 
 
-def test_a_wrong_input_is_told_apart() -> None:
+def test_a_wrong_input_is_distinguished() -> None:
     (end,) = plan(WANTED, RunObservation([*without("trainer"), exited(TRAINER, 2)], True), NOW)
     assert isinstance(end, RunEnd)
     assert end.user_error

@@ -95,6 +95,6 @@ def test_an_abort_is_neither_a_finish_nor_a_failure() -> None:
         "error without fields",
     ],
 )
-def test_what_is_not_tokens_is_told_apart(payload: bytes, error: type[Exception]) -> None:
+def test_what_is_not_tokens_is_distinguished(payload: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         decode(payload)

@@ -232,7 +232,7 @@ def response(turn: int, *spans: Span) -> Response:
     )
 
 
-def test_texts_that_touch_are_told_apart() -> None:
+def test_texts_that_touch_are_distinguished() -> None:
     """Between them lies a turn without a token: the engine had ended it at once."""
     parts = (
         Span(0, 2, version=4, engine="e", attempt=0),

@@ -82,7 +82,7 @@ def test_without_fallback(spot: str, on_demand: str, desired: int, capacity: Any
     ("spot", "on_demand", "limited_s", "expected"),
     [
         ("vw", "", 100.0, (0, 0, 0, 0)),  # room 1 for spot is taken by the probe; not yet time
-        ("vw", "", 300.0, (0, 2, 0, 0)),  # 3 wished: two stand in, the probe waits beside
+        ("vw", "", 300.0, (0, 2, 0, 0)),  # 3 desired: two stand in, the probe waits beside
         ("vwww", "", 300.0, (0, 2, 0, 0)),
         ("vw", "vv", 900.0, (0, 0, 0, 0)),
         ("vs", "vv", None, (0, 0, 0, 0)),  # the probe got a node: it starts, stand-ins stay

@@ -1,4 +1,4 @@
-"""Back-off of a pool: each row a moment, then whole stories in virtual time."""
+"""Back-off of a pool: each row a moment, then whole courses in virtual time."""
 
 from __future__ import annotations
 
