@@ -6,6 +6,7 @@
     report      what such a run shows while it goes on and at its end
     remote      a run on a cluster
     chaos       faults on purpose, here and on a cluster
+    model       export, generate: what a run has trained
     inspection  why, explain, check: a run's state and history from its journal
 
 Above it there is nothing: no other package imports it. It imports `polyrl`, and of the operator `secret`,

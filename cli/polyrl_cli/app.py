@@ -60,6 +60,9 @@ NewestRun = Annotated[
 ]
 
 
+Step = Annotated[int | None, typer.Option(min=0, help="Of this step's checkpoint; default: of the newest.")]
+
+
 class On(StrEnum):
     """Where a manifest runs."""
 
@@ -204,6 +207,36 @@ def check(run: NewestRun = None) -> None:
     _print(lines)
     if not holds:
         raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the model.")],
+    step: Step = None,
+) -> None:
+    """Copy a run's model: weights, tokenizer, chat template and model card, for transformers, SGLang or a Hub."""
+    from polyrl_cli.model.export import export_lines
+
+    _print(export_lines(run, target, step))
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or an exported model's.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model answers.")],
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer; default: the run's.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=10, help="0 takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
+    answers: Annotated[int, typer.Option("--n", min=1, max=1024, help="How many answers.")] = 1,
+    step: Step = None,
+) -> None:
+    """Let a run's model answer a prompt."""
+    from polyrl_cli.model.generate import HowToAnswer, generate_lines
+
+    wanted = HowToAnswer(max_tokens=max_tokens, temperature=temperature, seed=seed, answers=answers)
+    for answer in generate_lines(run, prompt, wanted, step):
+        typer.echo(answer)
 
 
 @app.command()

@@ -29,6 +29,7 @@ from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
+from polyrl_trainer.data.model_files import ModelFiles
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
@@ -89,7 +90,7 @@ async def run_trainer(arguments: Arguments) -> bool:
         await _report_done(arguments)
         return True
     prepared = prepare(job.spec, arguments.manifest_dir)
-    session, resumed_from = _open_session(arguments, job)
+    session, resumed_from = _open_session(arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.stop.set)
@@ -116,9 +117,9 @@ async def run_trainer(arguments: Arguments) -> bool:
         session.close()
 
 
-def _open_session(arguments: Arguments, job: PolyRLJob) -> tuple[Session, Path | None]:
+def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tuple[Session, Path | None]:
     recipe = job.spec.recipe
-    checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep)
+    checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep, files.write)
     checkpoints.start()
     state = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode])
     resumed_from = checkpoints.newest() if arguments.resume is None else latest(arguments.resume)

@@ -1,6 +1,6 @@
 """Checkpoints on disk: complete or absent, never half.
 
-    checkpoints/rl-step-000040/ model/...       what the backend saves; a Hugging Face model folder
+    checkpoints/rl-step-000040/ model/...       what the backend saves, and what makes it usable: tokenizer, card
                                 state.json      `TrainerState`
                                 COMPLETE.json   every file's size and checksum
 
@@ -16,6 +16,7 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,9 @@ COMPLETE: Final = "COMPLETE.json"
 STATE: Final = "state.json"
 MODEL: Final = "model"
 UNFINISHED_PREFIX: Final = ".unfinished-"
+
+CompleteModel = Callable[[Path, TrainerState], None]
+"""Writes into a model's folder what others need beside the weights."""
 
 WRITER: Final = ".trainer"
 """Beside the folder."""
@@ -56,10 +60,11 @@ class Seal(msgspec.Struct, frozen=True):
 class Checkpoints:
     """The `checkpoints` folder of one run."""
 
-    def __init__(self, run: Path, keep: int) -> None:
+    def __init__(self, run: Path, keep: int, complete_model: CompleteModel = lambda folder, state: None) -> None:
         self.folder = run / "checkpoints"
         self._writer = run / WRITER
         self._keep = keep
+        self._complete_model = complete_model
         self._name = secrets.token_hex(WRITER_BYTES)
 
     def start(self) -> None:
@@ -93,6 +98,8 @@ class Checkpoints:
         shutil.rmtree(unfinished, ignore_errors=True)
         (unfinished / MODEL).mkdir(parents=True)
         backend.save(unfinished / MODEL)
+        self._complete_model(unfinished / MODEL, state)
+        _sync_all(unfinished / MODEL)
         _write(unfinished / STATE, msgspec.json.format(msgspec.json.encode(state)))
         newest = self.newest()
         serial = 1 if newest is None else _read_seal(newest).serial + 1
@@ -205,6 +212,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_all(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -35,6 +35,8 @@ class Prepared:
     reward: Callable[[Sample], Any] | None
     group_filter: Callable[[list[Sample]], Any] | None
     environment: Environment | None
+    chat: bool
+    """Prompts went through the tokenizer's chat template."""
 
 
 def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
@@ -73,8 +75,15 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         evaluation=evaluation[: recipe.evaluation.max_samples],
         reward=load_function(recipe.reward.function, code_path) if recipe.reward is not None else None,
         group_filter=_group_filter(recipe, code_path),
+        chat=_is_chat(recipe, rows),
         environment=load_environment(recipe.environment, code_path) if recipe.environment is not None else None,
     )
+
+
+def _is_chat(recipe: RecipeSpec, rows: Callable[[str], list[DataRow]]) -> bool:
+    """Whether the newest stage's rows are conversations; the first one speaks for all."""
+    datasets = recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl
+    return "messages" in rows(datasets[0].path)[0].fields
 
 
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:

@@ -32,6 +32,8 @@ class Results(msgspec.Struct):
     train_seconds: float = 0.0
     rl_train_seconds: float = 0.0
     """The part of `train_seconds` that lies in RL steps."""
+    reward: float | None = None
+    """Mean reward of the newest RL step."""
     rl_step_seconds: float = 0.0
     """Wall time of whole RL steps; its ratio to the larger of training and generation says how well they overlap."""
     tokens_trained: int = 0

@@ -56,6 +56,19 @@ def test_the_newest_and_the_stages_last_are_kept(checkpoints):
     assert latest(checkpoints.folder.parent).name == "rl-step-000004"
 
 
+def test_what_completes_a_model_is_sealed_with_it(tmp_path):
+    def complete(folder, state):
+        assert (folder / "model.safetensors").is_file()
+        (folder / "README.md").write_text(f"step {state.step}")
+
+    checkpoints = Checkpoints(tmp_path, keep=2, complete_model=complete)
+    checkpoints.start()
+    saved = checkpoints.save(state(3), Weights())
+    (saved / "model" / "README.md").write_text("step 4")
+    with pytest.raises(InvalidData, match=r"README.md: its content differs"):
+        read_checkpoint(saved)
+
+
 def test_who_starts_last_is_the_one_writer(checkpoints, tmp_path):
     """A machine that was frozen comes back, and with it a trainer that has a successor by now."""
     checkpoints.save(state(1), Weights())

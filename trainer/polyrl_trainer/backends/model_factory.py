@@ -48,8 +48,18 @@ def load_model(
     model = _from_folder(source) if isinstance(source, Path) else _from_config(source, seed, special_tokens)
     model.config.dtype = getattr(torch, dtype)
     model.config.architectures = [type(model).__name__]
+    _stop_at(model, special_tokens.eos)
     model.train(False)
     return model
+
+
+def _stop_at(model: PreTrainedModel, eos: int | None) -> None:
+    """Whoever generates with the model ends where it has learned to end, which a base model's config does not know."""
+    generation: Any = model.generation_config
+    known = generation.eos_token_id
+    ids = [] if known is None else known if isinstance(known, list) else [known]
+    if eos is not None and eos not in ids:
+        generation.eos_token_id = [eos, *ids] if ids else eos
 
 
 def serving_files(model: PreTrainedModel) -> dict[str, bytes]:

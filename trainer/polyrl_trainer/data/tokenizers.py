@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import TokenizerSpec
+from polyrl_trainer.data.character_files import tokenizer_files
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Special tokens of the character tokenizer, before the alphabet."""
@@ -45,6 +46,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
 
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers' AutoTokenizer makes the same tokenizer."""
+
 
 def load_tokenizer(spec: TokenizerSpec, model_folder: Path | None, root: Path) -> Tokenizer:
     """`root` is what relative paths are relative to. Raises InvalidData."""
@@ -61,6 +65,7 @@ class CharacterTokenizer:
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) != len(alphabet):
             raise InvalidData("recipe.model.tokenizer.alphabet: must hold at least one character, and each once")
+        self._alphabet = alphabet
         self._ids = {character: EOS_ID + 1 + index for index, character in enumerate(alphabet)}
         self._characters = {index: character for character, index in self._ids.items()}
         self.pad_id: int | None = PAD_ID
@@ -91,6 +96,10 @@ class CharacterTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters.get(int(token), "") for token in ids)
+
+    def save(self, folder: Path) -> None:
+        for name, content in tokenizer_files(self._alphabet).items():
+            (folder / name).write_text(content, encoding="utf-8")
 
 
 class HuggingFaceTokenizer:
@@ -123,6 +132,9 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -244,6 +244,7 @@ class RlStep:
         reward_metrics = [scored.metrics for scored in self._scored]
         values = step_metrics(self._trained, reward_metrics, groups, averages(sums), clock)
         values["data/epochs"] = self._parts.prompts.epochs
+        state.results.reward = values["reward/mean"]
         # Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure.
         polluted = self._first or clock.update_weights_s == 0.0
         status_values = {

@@ -1,0 +1,6 @@
+"""What a run has trained, taken out of its folder or tried where it lies.
+
+sealed     the files of a checkpoint's model, each with its size and checksum
+export     `polyrl export`
+generate   `polyrl generate`
+"""

@@ -1,0 +1,87 @@
+"""`polyrl generate RUN "prompt"`: the trained model answers, as whoever loads its folder would have it answer.
+
+Tokenizer, chat template and where an answer ends are the folder's own; what the rows of the run were decides whether
+the prompt goes through the chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from polyrl.errors import UserError
+from polyrl.model_card import ORIGIN
+from polyrl_cli.local.run_folder import existing_folder
+from polyrl_cli.model.export import read_origin
+from polyrl_cli.model.sealed import MODEL, find_checkpoint
+
+NEEDS_EXTRA: Final = "polyrl generate needs torch and transformers: pip install 'polyrl[trainer]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowToAnswer:
+    """How to answer."""
+
+    max_tokens: int | None
+    """None: as many as the run's samples had."""
+    temperature: float
+    """0 takes the likeliest token each time."""
+    seed: int
+    answers: int
+
+
+def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | None) -> Iterator[str]:
+    """The answers, one after another. `place` is a run's folder or an exported model's. Raises UserError."""
+    if wanted.answers > 1 and wanted.temperature == 0:
+        raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
+    folder = model_folder(place, step)
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
+    except ImportError as error:
+        raise UserError(NEEDS_EXTRA) from error
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    origin = read_origin(folder / ORIGIN)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = prompt_ids(tokenizer, prompt, chat=origin.chat)
+    auto_model: Any = AutoModelForCausalLM
+    model = auto_model.from_pretrained(folder, local_files_only=True)
+    torch.manual_seed(wanted.seed)
+    how = {"do_sample": True, "temperature": wanted.temperature} if wanted.temperature else {"do_sample": False}
+    # Whatever else a generation config may ask for, samples were drawn from the policy as it is.
+    how |= {"top_k": 0, "top_p": 1.0} if wanted.temperature else {}
+    inputs = torch.tensor([ids] * wanted.answers)
+    limit = wanted.max_tokens or origin.max_new_tokens
+    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=limit, **how)
+    for answer in output[:, len(ids) :]:
+        yield tokenizer.decode(answer, skip_special_tokens=True)
+
+
+def model_folder(place: Path, step: int | None) -> Path:
+    """Where the weights lie. Raises UserError when there are none."""
+    if (place / "config.json").is_file():
+        if step is not None:
+            raise UserError(f"--step {step}: {place} is one model, not a run")
+        return place
+    return find_checkpoint(existing_folder(place, str(place)).checkpoints, step)[0] / MODEL
+
+
+def prompt_ids(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
+    """As the run's rows were read. Raises UserError for text that the tokenizer does not know."""
+    try:
+        if chat:
+            messages = [{"role": "user", "content": prompt}]
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        else:
+            ids = tokenizer(prompt)["input_ids"]
+    except Exception as error:
+        raise UserError(f"the prompt cannot be read by the model's tokenizer: {error}") from error
+    known = tokenizer.decode(ids, skip_special_tokens=True)
+    lost = sorted(set(prompt) - set(known))
+    # Some tokenizers lower the case; what was left out makes the text shorter.
+    if not chat and lost and len(known) < len(prompt.strip()):
+        raise UserError(f"the prompt holds characters that the model's tokenizer does not know: {' '.join(lost)}")
+    return list(ids)

@@ -1,0 +1,117 @@
+"""Complete checkpoints of a run, and their models' files as they were sealed: copied whole and unchanged, or refused.
+
+Names in a seal are text from elsewhere: one that would leave the folder is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import msgspec
+import xxhash
+
+from polyrl.errors import UNDECODABLE, UserError
+
+SEAL: Final = "COMPLETE.json"
+MODEL: Final = "model"
+
+LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json")
+"""Of no use to those who use the model, and twice its size."""
+
+CHUNK_BYTES: Final = 1 << 20
+
+
+class SealedFile(msgspec.Struct, frozen=True):
+    """What a file must be."""
+
+    size: int
+    xxh3: str
+
+
+class CheckpointFiles(msgspec.Struct, frozen=True):
+    """COMPLETE.json of a checkpoint."""
+
+    files: dict[str, SealedFile]
+    serial: int = 0
+    """Counts the saves of a run."""
+
+    def of_model(self) -> dict[str, SealedFile]:
+        """By the name within the model's folder. Raises UserError for a name that would leave it."""
+        found = {
+            name.removeprefix(f"{MODEL}/"): sealed for name, sealed in self.files.items() if name.startswith(MODEL)
+        }
+        for name in found:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise UserError(f"{SEAL} names a file outside the model's folder: {name}")
+        return {name: sealed for name, sealed in found.items() if name not in LEARNERS_OWN}
+
+
+def read_seal(content: bytes, place: str) -> CheckpointFiles:
+    """Raises UserError naming the place when it is none."""
+    try:
+        return msgspec.json.decode(content, type=CheckpointFiles)
+    except UNDECODABLE as error:
+        raise UserError(f"{place}: not written by PolyRL: {error}") from error
+
+
+def find_checkpoint(checkpoints: Path, step: int | None) -> tuple[Path, bool]:
+    """The newest complete checkpoint, or that of `step`, and whether it is the newest. Raises UserError when there is
+    none, and says which there are."""
+    seals = {file.parent: read_seal(file.read_bytes(), str(file)) for file in checkpoints.glob(f"[!.]*/{SEAL}")}
+    found = sorted(seals, key=lambda path: (seals[path].serial, path.name))
+    if not found:
+        raise UserError(f"{checkpoints}: holds no complete checkpoint yet")
+    wanted = [path for path in found if step is None or path.name.endswith(f"-step-{step:06d}")]
+    if not wanted:
+        raise UserError(f"--step {step}: the run has kept {', '.join(path.name for path in found)}")
+    return wanted[-1], wanted[-1] == found[-1]
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that takes its place when the block ends well, and is gone when it does not.
+
+    Raises UserError when `target` holds something already or cannot be made."""
+    unfinished = target.absolute().with_name(f".{target.absolute().name}.unfinished-{os.getpid()}")
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise UserError(f"{target}: the folder is not empty; name a new one")
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target}: is a file; name a new folder")
+        unfinished.mkdir(parents=True)
+        try:
+            yield unfinished
+            unfinished.rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{error.filename or target}: {error.strerror}") from error
+
+
+def copy_sealed(chunks: Iterator[bytes], target: Path, sealed: SealedFile) -> None:
+    """Writes a file that must be what was sealed. Raises UserError when it is not; never writes more than its size."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = xxhash.xxh3_128(), 0
+    with target.open("xb") as file:
+        for chunk in chunks:
+            size += len(chunk)
+            if size > sealed.size:
+                break
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if (size, digest.hexdigest()) != (sealed.size, sealed.xxh3):
+        raise UserError(f"{target.name}: is not what the checkpoint was sealed with (size or checksum)")
+
+
+def chunks_of(file: Path) -> Iterator[bytes]:
+    """A file in pieces."""
+    with file.open("rb") as opened:
+        read: Callable[[], bytes] = lambda: opened.read(CHUNK_BYTES)  # noqa: E731 - iter() wants a callable
+        yield from iter(read, b"")

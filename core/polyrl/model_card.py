@@ -1,0 +1,157 @@
+"""What lies beside a trained model's weights: `polyrl.json`, where it comes from, and README.md, the same for readers.
+
+Both are made from the job and the numbers of a checkpoint. They go wherever the model goes, so they hold nothing of the
+machine: of a folder only its last name, and no environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Final
+
+import msgspec
+
+from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.recipe import Mode, ModelSpec, RecipeSpec
+
+ORIGIN: Final = "polyrl.json"
+CARD: Final = "README.md"
+
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+"""OWNER/NAME on a Hub."""
+
+MOMENTS: Final = {"base": "before", "afterSft": "after SFT", "afterRl": "after RL"}
+
+COUNTS: Final = ("scored", "unscored")
+"""Numbers of an evaluation that say nothing of the model."""
+
+
+class ModelOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`polyrl.json`."""
+
+    job: str
+    base_model: str
+    """A Hub id, a folder's name, or the architecture of a model that began with random weights."""
+    stages: list[str]
+    """What was run, a sentence each."""
+    stage: str
+    step: int
+    """Whole steps of `stage` that these weights have seen."""
+    seed: int
+    chat: bool
+    """Prompts went through the chat template; else they began the text as they were."""
+    max_new_tokens: int
+    reward_function: str | None = None
+    reward: float | None = None
+    """Mean of the newest RL step."""
+    evaluations: dict[str, dict[str, float]] = {}
+    """Named numbers by moment: base, afterSft, afterRl."""
+    polyrl_version: str = ""
+
+
+def model_origin(job: PolyRLJob, stage: str, step: int, *, chat: bool, version: str) -> ModelOrigin:
+    """What is known of a checkpoint's model before anything was measured."""
+    recipe = job.spec.recipe
+    return ModelOrigin(
+        job=job.metadata.name,
+        base_model=base_model(recipe.model),
+        stages=list(_stages(recipe)),
+        stage=stage,
+        step=step,
+        seed=recipe.seed,
+        chat=chat,
+        max_new_tokens=recipe.sampling.max_new_tokens,
+        reward_function=recipe.reward.function if recipe.reward is not None else None,
+        polyrl_version=version,
+    )
+
+
+def base_model(model: ModelSpec) -> str:
+    """Its name for strangers."""
+    if model.path is None:
+        return f"a fresh {(model.config or {}).get('model_type', 'model')} with random weights"
+    return model.path if HUB_ID.fullmatch(model.path) else PurePath(model.path).name or "a folder"
+
+
+def model_card(origin: ModelOrigin) -> str:
+    """README.md as model hubs read it."""
+    return "\n".join([*_front_matter(origin), "", *_body(origin), ""])
+
+
+def _stages(recipe: RecipeSpec) -> Iterator[str]:
+    sft, rl = recipe.sft, recipe.algorithm
+    if recipe.mode in (Mode.SFT, Mode.SFT_RL):
+        yield f"SFT: {sft.steps} steps of {sft.batch_size} sequences, learning rate {sft.optimizer.learning_rate:g}"
+    if recipe.mode is not Mode.SFT:
+        where = " on finished samples" if recipe.mode is Mode.OFFLINE_RL else ""
+        yield (
+            f"{rl.name.upper()}{where}: {rl.steps} steps of {rl.prompts_per_step} prompts,"
+            f" {recipe.sampling.samples_per_prompt} samples each, learning rate {rl.optimizer.learning_rate:g}"
+        )
+
+
+def _front_matter(origin: ModelOrigin) -> Iterator[str]:
+    yield "---"
+    yield "library_name: transformers"
+    yield "pipeline_tag: text-generation"
+    if HUB_ID.fullmatch(origin.base_model):
+        yield f"base_model: {origin.base_model}"
+    yield "tags: [polyrl, reinforcement-learning]"
+    yield "---"
+
+
+def _body(origin: ModelOrigin) -> Iterator[str]:
+    yield f"# {origin.job}"
+    yield ""
+    yield f"Trained with PolyRL {origin.polyrl_version} from {_cell(origin.base_model)}."
+    yield f"These are the weights after step {origin.step} of stage {origin.stage}."
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    for name, value in _rows(origin):
+        yield f"| {name} | {_cell(value)} |"
+    yield ""
+    yield "## Use"
+    yield ""
+    if origin.chat:
+        yield "Prompts are conversations: take them through the tokenizer's chat template (`apply_chat_template`)."
+    else:
+        yield "Prompts are plain text, without a chat template."
+    yield from ("", "```python", *_example(origin), "```")
+
+
+def _rows(origin: ModelOrigin) -> Iterator[tuple[str, str]]:
+    yield from (("recipe", stage) for stage in origin.stages)
+    yield "seed", str(origin.seed)
+    if origin.reward_function is not None:
+        yield "reward", f"`{origin.reward_function}`"
+    if origin.reward is not None:
+        yield "mean reward of the newest RL step", f"{origin.reward:.3f}"
+    for moment, numbers in origin.evaluations.items():
+        measured = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items() if name not in COUNTS)
+        yield f"evaluation {MOMENTS.get(moment, moment)}", measured
+
+
+def _example(origin: ModelOrigin) -> Iterator[str]:
+    yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    yield ""
+    yield 'folder = "."  # where this file lies'
+    yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    yield "model = AutoModelForCausalLM.from_pretrained(folder)"
+    if origin.chat:
+        yield 'messages = [{"role": "user", "content": "..."}]'
+        yield (
+            "inputs = tokenizer.apply_chat_template("
+            'messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")'
+        )
+    else:
+        yield 'inputs = tokenizer("...", return_tensors="pt")'
+    yield f"output = model.generate(**inputs, max_new_tokens={origin.max_new_tokens}, do_sample=False)"
+    yield 'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))'
+
+
+def _cell(text: str) -> str:
+    """Within a Markdown table, on one line."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,101 @@
+"""A model is taken out of a checkpoint whole and as it was sealed, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from polyrl.errors import UserError
+from polyrl_cli.model.sealed import SealedFile, copy_sealed, find_checkpoint, new_folder, read_seal
+
+
+def seal(*names: str) -> bytes:
+    return json.dumps({"stage_final": False, "files": {name: {"size": 1, "xxh3": "0"} for name in names}}).encode()
+
+
+def checkpoints(folder: Path, **serials: int) -> Path:
+    for name, serial in serials.items():
+        place = folder / name.replace("_", "-")
+        place.mkdir()
+        (place / "COMPLETE.json").write_text(json.dumps({"files": {}, "serial": serial}))
+    (folder / ".unfinished-rl-step-000009").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "newest"),
+    [
+        (None, "rl-step-000001", True),
+        (2, "sft-step-000002", False),
+        (1, "rl-step-000001", True),
+    ],
+)
+def test_the_newest_is_the_one_saved_last(tmp_path: Path, step: int | None, name: str, newest: bool) -> None:
+    folder = checkpoints(tmp_path, sft_step_000001=1, sft_step_000002=2, rl_step_000001=3)
+    assert find_checkpoint(folder, step) == (folder / name, newest)
+
+
+@pytest.mark.parametrize(("step", "sentence"), [(9, "has kept sft-step-000001"), (None, "no complete checkpoint")])
+def test_one_that_is_not_there_is_refused(tmp_path: Path, step: int | None, sentence: str) -> None:
+    folder = checkpoints(tmp_path, **({} if step is None else {"sft_step_000001": 1}))
+    with pytest.raises(UserError, match=sentence):
+        find_checkpoint(folder, step)
+
+
+def test_a_models_files_are_those_that_its_users_need() -> None:
+    names = ("state.json", "model/config.json", "model/optimizer.safetensors", "model/rng.safetensors", "model/a/b")
+    assert set(read_seal(seal(*names), "here").of_model()) == {"config.json", "a/b"}
+
+
+@pytest.mark.parametrize("name", ["model/../state.json", "model//etc/passwd", "model/a/../../../b"])
+def test_a_name_that_leaves_the_folder_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="outside"):
+        read_seal(seal(name), "here").of_model()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"files": {"a": 1}}'])
+def test_what_is_no_seal_is_refused_by_its_place(content: bytes) -> None:
+    with pytest.raises(UserError, match="here: not written by PolyRL"):
+        read_seal(content, "here")
+
+
+@pytest.mark.parametrize("content", [b"wort", b"word", b"words and more", b"wor", b""])
+def test_only_what_was_sealed_is_copied(tmp_path: Path, content: bytes) -> None:
+    sealed = SealedFile(4, xxhash.xxh3_128(b"word").hexdigest())
+    if content == b"word":
+        copy_sealed(iter([b"wo", b"rd"]), tmp_path / "file", sealed)
+        assert (tmp_path / "file").read_bytes() == content
+        return
+    with pytest.raises(UserError, match="is not what the checkpoint was sealed with"):
+        copy_sealed(iter([content]), tmp_path / "file", sealed)
+    assert (tmp_path / "file").stat().st_size <= sealed.size
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a" / "model") as folder:
+        (folder / "file").touch()
+        assert not (tmp_path / "a" / "model").exists()
+    assert [path.name for path in (tmp_path / "a" / "model").iterdir()] == ["file"]
+    with pytest.raises(ValueError, match="broken"), new_folder(tmp_path / "b") as folder:
+        raise ValueError("broken")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(("kind", "sentence"), [("full", "is not empty"), ("file", "is a file")])
+def test_nothing_is_written_over(tmp_path: Path, kind: str, sentence: str) -> None:
+    target = tmp_path / "target"
+    if kind == "file":
+        target.touch()
+    else:
+        (target / "inside").mkdir(parents=True)
+    with pytest.raises(UserError, match=sentence), new_folder(target):
+        pytest.fail("nothing is begun")
+
+
+def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        (folder / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
