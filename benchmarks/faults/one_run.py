@@ -32,7 +32,7 @@ from polyrl_cli.inspection.journal_reader import open_journal
 from polyrl_cli.local.chaos import FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
-from polyrl_cli.local.run_folder import RunFolder, locked, prepare
+from polyrl_cli.local.run_folder import RunFolder, locked, prepare_folder
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.report.timeline import Timeline
 
@@ -59,7 +59,7 @@ def run_job(root: Path, kind: JobKind, faults: Sequence[PlannedFault], undisturb
     folder = RunFolder(root)
     began = time.monotonic()
     with locked(folder):
-        run_epoch = prepare(folder, kind.manifest())
+        run_epoch = prepare_folder(folder, kind.manifest())
         injected, violations = asyncio.run(_run(folder, run_epoch, kind, faults, undisturbed))
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, undisturbed)

@@ -30,7 +30,7 @@ from polyrl.worker import RunLocation, Worker, Workers, workers_of
 from polyrl_cli.local.chaos import FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
-from polyrl_cli.local.run_folder import RunFolder, locked, prepare
+from polyrl_cli.local.run_folder import RunFolder, locked, prepare_folder
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.report.timeline import Timeline
 
@@ -102,7 +102,7 @@ def measure(root: Path, plan: Plan) -> Report:
     folder = RunFolder(root)
     began = time.monotonic()
     with locked(folder):
-        kills = asyncio.run(run(folder, prepare(folder, plan.job()), plan))
+        kills = asyncio.run(run(folder, prepare_folder(folder, plan.job()), plan))
     return judge(root, kills, reference, plan, time.monotonic() - began)
 
 

@@ -37,7 +37,7 @@ def objects_of(manifest: Object) -> list[Object]:
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     job = PolyRLJob.model_validate(manifest)
     owner = Owner(name, namespace, f"uid-{name}", job=job, settings=SETTINGS)
-    secret = keys_secret(owner, MakeKeys(names.keys_secret(name), manager_hosts(owner)))
+    secret = keys_secret(owner, MakeKeys(names.keys_secret_name(name), manager_hosts(owner)))
     pods = [rollout_pod(owner, number + 1, Pool.SPOT) for number in range(job.spec.rollout.replicas or 0)]
     return [
         secret,

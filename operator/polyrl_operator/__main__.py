@@ -16,7 +16,7 @@ import structlog
 import typer
 
 from polyrl.errors import UserError
-from polyrl_operator.app import Options, run
+from polyrl_operator.app import Options, run_operator
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ def main(**flags: Any) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        asyncio.run(run(options))
+        asyncio.run(run_operator(options))
     except UserError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(USER_ERROR) from None

@@ -166,9 +166,9 @@ class Operator:
             self.queue.add(key)
 
     async def _credentials(self, key: JobKey) -> ManagerCredentials:
-        secret = await self.client.get(SECRET, key.namespace, names.keys_secret(key.name))
+        secret = await self.client.get(SECRET, key.namespace, names.keys_secret_name(key.name))
         if secret is None:
-            raise ProtocolError(f"{key}: there is no Secret {names.keys_secret(key.name)}")
+            raise ProtocolError(f"{key}: there is no Secret {names.keys_secret_name(key.name)}")
         return manager_credentials(secret)
 
     def _gauges(self) -> None:
@@ -195,7 +195,7 @@ async def operator(options: Options, configuration: Configuration) -> AsyncItera
         yield made
 
 
-async def run(options: Options) -> None:
+async def run_operator(options: Options) -> None:
     """Until a signal ends it. Raises UserError when no cluster is reached, and whatever a part failed with."""
     configuration = await load_configuration(options.kubeconfig)
     async with AsyncExitStack() as stack:

@@ -22,7 +22,7 @@ RECONCILE_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 10, 60)
 DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)
 """Seconds; 2 is what is promised."""
 
-JOB: Final = ("namespace", "job")
+JOB_LABELS: Final = ("namespace", "job")
 
 
 class RequestCounter(Collector):
@@ -84,9 +84,9 @@ class Metrics:
             "polyrl_preemption_notice_seconds", "From the first sign of a rollout's end to its end."
         )
         self._jobs = gauge("polyrl_jobs", "Jobs by state.", ("state",))
-        self._desired = gauge("polyrl_rollout_desired_replicas", "Rollouts wanted now.", JOB)
-        self._registered = gauge("polyrl_rollout_registered_replicas", "Rollouts that the manager knows.", JOB)
-        self._preemptions = gauge("polyrl_rollout_preemptions", "Rollouts taken away since the job began.", JOB)
+        self._desired = gauge("polyrl_rollout_desired_replicas", "Rollouts wanted now.", JOB_LABELS)
+        self._registered = gauge("polyrl_rollout_registered_replicas", "Rollouts that the manager knows.", JOB_LABELS)
+        self._preemptions = gauge("polyrl_rollout_preemptions", "Rollouts taken away since the job began.", JOB_LABELS)
         self._states: dict[JobKey, str] = {}
         self._noticed: dict[JobKey, frozenset[str]] = {}
         registry.register(requests)

@@ -36,7 +36,7 @@ from polyrl.errors import UNDECODABLE, ProtocolError
 
 METADATA_URL: Final = "http://169.254.169.254"
 """Link-local, so it never leaves the machine; the same on AWS, GCP and Azure."""
-ANSWER_S: Final = 3.0
+METADATA_ANSWER_S: Final = 3.0
 """Metadata is on the machine itself, and answers in milliseconds."""
 AWAY_S: Final = 30.0
 """Between polls while nobody answers: such a service is rarely away, and a way to it rarely comes up later."""
@@ -290,7 +290,7 @@ class MetadataWatcher:
         """None when there was no answer, or one that makes no sense."""
 
         async def ask(request: MetadataRequest) -> MetadataResponse:
-            timeout = aiohttp.ClientTimeout(total=request.wait_s + ANSWER_S)
+            timeout = aiohttp.ClientTimeout(total=request.wait_s + METADATA_ANSWER_S)
             url = self._url + request.path
             async with session.request(request.method, url, headers=request.headers, timeout=timeout) as response:
                 return MetadataResponse(response.status, await response.read(), etag=response.headers.get("ETag", ""))

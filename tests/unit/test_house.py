@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeGuard
@@ -55,6 +56,12 @@ ORDINARY: Final = {
 TEXTS: Final = {".py", ".md", ".toml", ".yaml", ".mk"}
 NO_TEXTS: Final = {"CHANGELOG.md", "test_house.py"}
 """What was is written as it was called; this file names what it looks for."""
+
+
+ENTRIES: Final = {"main", "run"}
+"""What a process enters by, and a command of the command line."""
+OF_EACH: Final = {"RECEIVE_HWM", "SEND_HWM", "START_DEADLINE_S", "LOAD_DEADLINE_S"}
+"""A number that every socket, or every engine, has for itself."""
 
 
 @cache
@@ -126,6 +133,36 @@ def test_a_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(f"{name(path)}:{node.lineno}")
     assert {double: places for double, places in found.items() if len(places) > 1} == {}
+
+
+def test_a_public_function_of_a_module_exists_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in PRODUCTION:
+        for node in tree(path).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                found[node.name].append(f"{name(path)}:{node.lineno}")
+    assert {double: places for double, places in found.items() if len(places) > 1 and double not in ENTRIES} == {}
+
+
+def constants(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and value of each that the module defines for others too."""
+    for node in tree(path).body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(known), value=ast.expr() as value) if (
+                known.isupper() and known[0] != "_"
+            ):
+                yield known, ast.unparse(value)
+            case ast.Assign(targets=[ast.Name(known)], value=value) if known.isupper() and known[0] != "_":
+                yield known, ast.unparse(value)
+
+
+def test_a_constant_has_one_value_within_a_package() -> None:
+    found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for path in PRODUCTION:
+        for known, value in constants(path):
+            found[path.relative_to(ROOT).parts[0], known][value] = name(path)
+    several = {double: places for double, places in found.items() if len(places) > 1}
+    assert {double: places for double, places in several.items() if double[1] not in OF_EACH} == {}
 
 
 def called(node: ast.AST) -> str:

@@ -35,7 +35,7 @@ from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages, greedy_sampling
-from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
+from polyrl_trainer.metrics import METRICS, MetricsLogger, rewind_metrics
 from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
@@ -126,7 +126,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
     if resumed_from is not None:
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
-    go_back_to(arguments.run / METRICS, state)
+    rewind_metrics(arguments.run / METRICS, state)
     sample_log.go_back_to(arguments.run / SAMPLES, state)
     session = Session(
         state,

@@ -97,7 +97,7 @@ ORDER: Final = tuple(stage.value for stage in TrainingStage)
 """Stages in the order in which a run goes through those that it has."""
 
 
-def go_back_to(path: Path, state: TrainerState) -> None:
+def rewind_metrics(path: Path, state: TrainerState) -> None:
     """Leaves in the file what had happened by `state`; another file takes its place at once, or none does."""
     if not path.exists():
         return

@@ -40,7 +40,7 @@ MAX_LINE_BYTES: Final = 64 << 10
 REQUEST_S: Final = 5.0
 """Longest wait for the line of a client that has connected."""
 
-ANSWER_S: Final = 20.0
+RUNNER_ANSWER_S: Final = 20.0
 """Longest wait for the runner's answer: it waits up to 10 s for the kernel to reap what it killed."""
 
 RequestHandler = Callable[[FaultRequest], Awaitable[str]]
@@ -188,7 +188,7 @@ def _bound(path: Path) -> Iterator[socket.socket]:
 async def ask_runner(path: Path, request: FaultRequest) -> str:
     """What the runner has done. Raises UserError when it refuses, or when nobody listens at `path`."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(RUNNER_ANSWER_S):
             with _address(path) as address:
                 reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_BYTES)
             try:
@@ -197,7 +197,7 @@ async def ask_runner(path: Path, request: FaultRequest) -> str:
             finally:
                 writer.close()
     except TimeoutError:
-        raise UserError(f"{path}: the runner gave no answer within {ANSWER_S:g} s") from None
+        raise UserError(f"{path}: the runner gave no answer within {RUNNER_ANSWER_S:g} s") from None
     except (OSError, ValueError):
         raise UserError(
             f"{path.parent.parent}: no `polyrl run` is at work there, so nothing can be done to it"

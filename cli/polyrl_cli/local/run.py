@@ -77,7 +77,7 @@ def run_command(
     else:
         folder = run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
-        run_epoch = run_folder.prepare(folder, job)
+        run_epoch = run_folder.prepare_folder(folder, job)
         place = RunLocation(
             run=str(folder.root),
             manifest_dir=str(file.resolve().parent),

@@ -99,7 +99,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def prepare(folder: RunFolder, job: PolyRLJob) -> int:
+def prepare_folder(folder: RunFolder, job: PolyRLJob) -> int:
     """Writes what the workers read, makes keys where there are none, and returns the run_epoch: 1, then 2, ..."""
     folder.logs.mkdir(exist_ok=True)
     folder.endpoints.parent.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ class LocalRun:
             finishing=self.status.finished,
             succeeded=self.status.finished and self.status.ok,
         )
-        sentences = planner.conditions(self._wanted, observation)
+        sentences = planner.run_conditions(self._wanted, observation)
         for sentence in sentences:
             if sentence not in self.conditions:
                 self._timeline.note("condition", "", sentence)
@@ -154,7 +154,7 @@ class LocalRun:
 
     async def _next_event(self, observation: RunObservation) -> None:
         now = self._fleet.now()
-        due = planner.next_due(self._wanted, observation, now)
+        due = planner.next_deadline(self._wanted, observation, now)
         wait_s = LONGEST_SLEEP_S if due is None else min(LONGEST_SLEEP_S, max(0.0, due - now))
         waits = {asyncio.ensure_future(self._fleet.changed(wait_s)), asyncio.ensure_future(self._wake.wait())}
         await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)

@@ -58,7 +58,7 @@ PROTOCOL: Final = "v4.channel.k8s.io"
 OUT, ERR, END = 1, 2, 3
 """Streams: stdout, stderr, and how the command ended, a Status as JSON."""
 
-ANSWER_S: Final = 30.0
+EXEC_ANSWER_S: Final = 30.0
 """An interpreter that starts in a container with a tenth of a core takes several seconds."""
 
 SHOWN_STDERR: Final = 300
@@ -194,12 +194,12 @@ async def first_line(cluster: UserCluster, pod: str, container: str, command: Se
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in command)]
     path = f"{POD.path(cluster.namespace, pod, 'exec')}?{urlencode(query)}"
     try:
-        async with asyncio.timeout(ANSWER_S), cluster.socket(path, PROTOCOL) as socket:
+        async with asyncio.timeout(EXEC_ANSWER_S), cluster.socket(path, PROTOCOL) as socket:
             return await _read_line(socket, f"{pod} {container}")
     except aiohttp.WSServerHandshakeError as error:
         raise UserError(_refusal(error.status, pod, container, cluster.namespace)) from None
     except TimeoutError:
-        raise RunFailed(f"{pod} {container}: no answer from inside within {ANSWER_S:g} s") from None
+        raise RunFailed(f"{pod} {container}: no answer from inside within {EXEC_ANSWER_S:g} s") from None
 
 
 async def _read_line(socket: aiohttp.ClientWebSocketResponse, where: str) -> str:

@@ -28,7 +28,7 @@ RATE_WINDOW_S: Final = 10.0
 SHOWN_EVENTS: Final = 5
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH: Final = 16
-BAR_WIDTH: Final = 24
+PROGRESS_BAR_WIDTH: Final = 24
 WIDTH: Final = 80
 
 REFRESH_PER_S: Final = 4
@@ -206,7 +206,7 @@ def _bars(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
     for phase, total in progress.totals.items():
         done = progress.steps.get(phase, 0)
-        bar = ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH, finished_style="green")
+        bar = ProgressBar(total=max(total, 1), completed=done, width=PROGRESS_BAR_WIDTH, finished_style="green")
         table.add_row(Text(phase.upper(), style="bold"), bar, f"{done}/{total}", _bar_note(progress, phase))
     return table
 

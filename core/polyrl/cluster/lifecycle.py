@@ -21,7 +21,7 @@ from polyrl.manifest.job import KIND
 from polyrl.manifest.status import Failure
 from polyrl.worker import Role
 
-MESSAGE_LENGTH: Final = 1024
+END_MESSAGE_LENGTH: Final = 1024
 """Characters of the trainer's last words that are kept."""
 
 
@@ -112,7 +112,7 @@ def _failure(ctx: ReconcileContext, trainer: TrainerFacts) -> Failure:
     message = trainer.failed_message or "the trainer's Job failed"
     return Failure(
         reason=trainer.failed_reason or FailureReason.TRAINER_FAILED,
-        message=(message if code is None else f"the trainer ended with status {code}: {message}")[:MESSAGE_LENGTH],
+        message=(message if code is None else f"the trainer ended with status {code}: {message}")[:END_MESSAGE_LENGTH],
         exit_code=code if code is None or 0 <= code <= 255 else None,
         pod_name=pod.name if pod is not None else "",
     )

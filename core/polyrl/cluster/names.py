@@ -68,11 +68,11 @@ def trainer_name(job: str) -> str:
     return f"{job}-trainer"
 
 
-def keys_secret(job: str) -> str:
+def keys_secret_name(job: str) -> str:
     return f"{job}-keys"
 
 
-def config_map(job: str, content_hash: str) -> str:
+def config_map_name(job: str, content_hash: str) -> str:
     return f"{job}-cfg-{content_hash}"
 
 

@@ -32,7 +32,7 @@ from polyrl.cluster.reasons import AcceptedReason, ScalingReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import stall_due
 from polyrl.cluster.reporting.events import condition_events, fleet_events
-from polyrl.cluster.reporting.status import refused, status_of
+from polyrl.cluster.reporting.status import job_status, refused
 from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import LastSeenPod, ReconcileState
 from polyrl.cluster.timestamps import earliest
@@ -52,7 +52,7 @@ def reconcile(facts: JobFacts, settings: Settings, state: ReconcileState, now: f
         status = refused(facts.status, facts.generation, facts.refusal, now)
         return ReconcileResult(tuple(condition_events(facts.status, status)), status, state=state)
     assessment = _assess(ReconcileContext(facts, facts.job, settings=settings, state=state, now=now))
-    status = status_of(assessment)
+    status = job_status(assessment)
     actions, dues = _act(assessment)
     events = condition_events(facts.status, status)
     return ReconcileResult(

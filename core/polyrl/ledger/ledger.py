@@ -17,7 +17,7 @@ from polyrl.ledger.scheduling.placement import hand_over, place
 from polyrl.ledger.scheduling.rebalance import rebalance
 from polyrl.ledger.scheduling.recalls import leave_draining
 from polyrl.ledger.state import LedgerState
-from polyrl.ledger.status import Wait, status_of, waits_of
+from polyrl.ledger.status import Wait, manager_status, waits_of
 from polyrl.ledger.transition import Effects, Transition
 from polyrl.status import ManagerStatus
 from polyrl.wire import FromAgent, FromTrainer
@@ -68,8 +68,8 @@ class Ledger:
         return _settled(transition)
 
     def status(self, now: float, seq: int = 0) -> ManagerStatus:
-        """Counts, engines, the trainer's report; see `status_of`."""
-        return status_of(self.state, now, seq)
+        """Counts, engines, the trainer's report; see `manager_status`."""
+        return manager_status(self.state, now, seq)
 
     def waits(self, now: float) -> list[Wait]:
         """Who waits for whom, the longest first."""

@@ -13,7 +13,7 @@ from polyrl.sample import Purpose, sample_id
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
 
 
-def status_of(state: LedgerState, now: float, seq: int) -> ManagerStatus:
+def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
     """The whole run at one moment; `seq` numbers the status for those who wait for a newer one."""
     counters = state.counters
     return ManagerStatus(

@@ -23,7 +23,7 @@ from polyrl.worker import EXPLAINED_EXITS, FAILED_STARTS_LIMIT, USER_ERROR_EXIT,
 MANAGER_PROVED_S: Final = 5.0
 """A manager that lived that long had bound and read its journal: its end is no failure at start."""
 
-FIRST_BACKOFF_S: Final = 1.0
+FIRST_RESTART_BACKOFF_S: Final = 1.0
 """Wait after an exit that was not requested; it doubles with each further failed start in a row."""
 
 MANAGER_START_S: Final = 120.0
@@ -172,7 +172,7 @@ def _given_up(run: RunObservation, role: Role) -> bool:
     return len(failed_starts(run, role)) >= FAILED_STARTS_LIMIT
 
 
-def conditions(wanted: Workers, run: RunObservation) -> list[str]:
+def run_conditions(wanted: Workers, run: RunObservation) -> list[str]:
     """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
     if run.stopping or run.finishing:
         return []
@@ -188,7 +188,7 @@ def conditions(wanted: Workers, run: RunObservation) -> list[str]:
     return sentences
 
 
-def next_due(wanted: Workers, run: RunObservation, now: float) -> float | None:
+def next_deadline(wanted: Workers, run: RunObservation, now: float) -> float | None:
     """Fleet time at which `plan` may say something new without any event, because a back-off ends; None when never."""
     missing = {Role.ROLLOUT: _missing_rollouts(wanted, run)}
     for role in SINGLE_ROLES:
@@ -295,7 +295,7 @@ def _start_trainer(template: Worker, run: RunObservation, now: float) -> Iterabl
 def _trainer_due(trainers: Sequence[ObservedWorker]) -> float:
     """When another may follow the newest one, which has ended."""
     faults = _own_faults(trainers)
-    return (trainers[-1].exited_at or 0.0) + (FIRST_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
+    return (trainers[-1].exited_at or 0.0) + (FIRST_RESTART_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
 
 
 def _start_single(template: Worker, run: RunObservation, now: float) -> Iterable[PlannedAction]:
@@ -332,7 +332,7 @@ def _may_start_at(run: RunObservation, role: Role) -> float | None:
     if not exits:
         return None
     failures = len(failed_starts(run, role))
-    return max(exits) + (FIRST_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
+    return max(exits) + (FIRST_RESTART_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
 
 
 def _of_role(observed: Sequence[ObservedWorker], role: Role) -> list[ObservedWorker]:

@@ -27,7 +27,7 @@ PERIOD_S: Final = 300.0
 SETTLE_S: Final = 1.0
 """After a gap: several watches are opened again at once, and one resync serves all."""
 
-RETRY_S: Final = 2.0
+RESYNC_RETRY_S: Final = 2.0
 """After a resync that failed."""
 
 CHILDREN: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
@@ -82,7 +82,7 @@ class Resync:
             except PolyRLError as error:
                 log.warning("resync failed", error=str(error))
                 self._requested.set()
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RESYNC_RETRY_S)
             else:
                 # Leadership may have gone, or come back, during the lists: then these do not count.
                 if self._leads and term == self._term:

@@ -33,10 +33,10 @@ PAGE: Final = 200
 INACTIVITY_S: Final = 70.0
 """A watch without events or bookmarks (one a minute) for so long is taken for dead, and opened again."""
 
-REQUEST_S: Final = 30.0
+LIST_S: Final = 30.0
 """Limit of one of kopf's lists."""
 
-CONNECT_S: Final = 5.0
+WATCH_CONNECT_S: Final = 5.0
 
 BACKOFFS: Final = (0.5, 1, 2, *(5,) * 60)
 """Between tries of a list or of the start of a watch: five minutes in all, then kopf gives up and the operator ends, to
@@ -174,11 +174,11 @@ def kopf_settings(inactivity_s: float) -> kopf.OperatorSettings:
     settings.persistence.progress_storage = kopf.MultiProgressStorage(())
     settings.watching.chunk_size = PAGE
     settings.watching.inactivity_timeout = inactivity_s
-    settings.watching.connect_timeout = CONNECT_S
+    settings.watching.connect_timeout = WATCH_CONNECT_S
     for kind in (POD, TRAINER):
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = CHILDREN
-    settings.networking.request_timeout = REQUEST_S
-    settings.networking.connect_timeout = CONNECT_S
+    settings.networking.request_timeout = LIST_S
+    settings.networking.connect_timeout = WATCH_CONNECT_S
     settings.networking.error_backoffs = BACKOFFS
     settings.queueing.idle_timeout = IDLE_S
     settings.process.ultimate_exiting_timeout = EXIT_S

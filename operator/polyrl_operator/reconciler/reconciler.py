@@ -39,7 +39,7 @@ WORKERS: Final = 16
 DEADLINE_S: Final = 120.0
 """Limit of one reconcile: five hundred pods take ten seconds on a slow server."""
 
-SPACING_S: Final = 2.0
+STATUS_SPACING_S: Final = 2.0
 """Least time between two writes of one job's status while no count changes and no condition flips."""
 
 COUNTS: Final = (
@@ -280,7 +280,7 @@ class StatusWriter:
             pending.status = None
             return
         pending.status = status
-        due = pending.written_at + SPACING_S
+        due = pending.written_at + STATUS_SPACING_S
         if time.monotonic() < due and _urgent(stored) == _urgent(status):
             self._wake_at(key, due)
             return

@@ -77,14 +77,14 @@ def main(
     watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
     # Announced to the manager until the engine has started and measured its own.
     expected = EngineCapacity(engine_spec.max_running, engine_spec.kv_tokens, max_context=engine_spec.max_context)
-    sys.exit(asyncio.run(serve(settings, engine, expected, spec.metadata.name, watch)))
+    sys.exit(asyncio.run(run_agent(settings, engine, expected, spec.metadata.name, watch)))
 
 
 Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]
 """Makes the watcher of the machine's metadata from what is called with its notice."""
 
 
-async def serve(
+async def run_agent(
     settings: AgentSettings, engine: InferenceEngine, capacity: EngineCapacity, run: str, watch: Watch | None = None
 ) -> int:
     """Runs an agent in this process until it ends; returns its exit code."""

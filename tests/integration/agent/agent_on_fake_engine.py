@@ -15,7 +15,7 @@ from pathlib import Path
 from polyrl import parent_death_signal
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Pool
-from polyrl_rollout.agent.__main__ import serve
+from polyrl_rollout.agent.__main__ import run_agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.metadata import CLOUDS, MetadataWatcher
 from polyrl_rollout.testing.fake_engine import FakeEngine
@@ -27,4 +27,4 @@ if __name__ == "__main__":
     settings = AgentSettings(lambda: endpoint, keys, run_epoch=int(run_epoch), engine=name, pool=Pool.SPOT, drain_s=3.0)
     engine = FakeEngine(tokens_per_second=float(speed))
     watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
-    sys.exit(asyncio.run(serve(settings, engine, engine.capacity, "agent-processes", watch)))
+    sys.exit(asyncio.run(run_agent(settings, engine, engine.capacity, "agent-processes", watch)))

@@ -13,7 +13,7 @@ from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import NAME_SLOT, Role, RunLocation, Worker, workers_of
 from polyrl_cli.local.run import execute
-from polyrl_cli.local.run_folder import RunFolder, locked, prepare
+from polyrl_cli.local.run_folder import RunFolder, locked, prepare_folder
 
 MANIFEST = {
     "apiVersion": "polyrl.dev/v1alpha1",
@@ -41,7 +41,7 @@ def main() -> int:
     root, trainer, agent = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     job, folder = PolyRLJob.model_validate(MANIFEST), RunFolder(root)
     with locked(folder):
-        run_epoch = prepare(folder, job)
+        run_epoch = prepare_folder(folder, job)
         wanted = workers_of(
             job.spec, RunLocation(str(root), str(root), python=sys.executable, run_epoch=run_epoch, cpus=2)
         )

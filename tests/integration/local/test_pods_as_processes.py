@@ -66,7 +66,7 @@ class Kubelet:
         self.root, self.owner, self.ports = root, owner, ports
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.config = config_map(owner)
-        self.secret = keys_secret(owner, MakeKeys(names.keys_secret(owner.name), manager_hosts(owner)))
+        self.secret = keys_secret(owner, MakeKeys(names.keys_secret_name(owner.name), manager_hosts(owner)))
         for folder in (names.RUN_DIR, names.JOURNAL_DIR, "/tmp"):
             self.path(folder).mkdir(parents=True)
         moved = {key: self._moved(text).encode() for key, text in self.config["data"].items()}

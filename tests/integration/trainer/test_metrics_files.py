@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrl_cli.report.timeline import MetricsTail, read_metrics
-from polyrl_trainer.metrics import METRICS, MetricsLogger, go_back_to
+from polyrl_trainer.metrics import METRICS, MetricsLogger, rewind_metrics
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 
@@ -31,7 +31,7 @@ def test_a_restarted_trainer_writes_each_step_once_and_followers_see_each_row_on
     assert [report.step for report in tail.read()] == [1, 2, 3]
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"time": 99, "phase": "rl", "st')  # its writer was killed over it
-    go_back_to(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, step=2))
+    rewind_metrics(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, step=2))
     assert tail.read() == []
     write(tmp_path, 3, 4)
     assert [report.step for report in tail.read()] == [3, 4]
@@ -44,12 +44,12 @@ def test_a_restarted_trainer_writes_each_step_once_and_followers_see_each_row_on
 def test_a_follower_that_comes_late_tells_only_what_is_new(tmp_path: Path) -> None:
     write(tmp_path, 1, 2)
     tail = MetricsTail(tmp_path / METRICS)
-    go_back_to(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, step=1))
+    rewind_metrics(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, step=1))
     write(tmp_path, 2)
     assert [report.step for report in tail.read()] == [2]
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [1, 2]
 
 
 def test_nothing_to_go_back_to(tmp_path: Path) -> None:
-    go_back_to(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, step=2))
+    rewind_metrics(tmp_path / METRICS, TrainerState(1, TrainingStage.RL, step=2))
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, SpecialTokens
 from polyrl_trainer.backends.model_factory import load_model, serving_files
-from polyrl_trainer.backends.packing import PackingPolicy, pack, plan_passes
+from polyrl_trainer.backends.packing import PackingPolicy, pack_pass, plan_passes
 from polyrl_trainer.backends.policy import create_policy, hidden_states, probe_model
 from polyrl_trainer.sample import Sample
 
@@ -48,7 +48,7 @@ def test_packed_logits_are_those_of_each_sequence_alone(model_type: str, shape: 
     probe_model(model)
     samples = samples_of([1, 2, 17, 17, 16, 40, 9, 30, 64, 5, 100], seed=4)
     for one in plan_passes([sample.length for sample in samples], shape(256)):
-        batch = pack(samples, one, torch.device("cpu"))
+        batch = pack_pass(samples, one, torch.device("cpu"))
         with torch.no_grad():
             hidden = hidden_states(model, batch.input_ids, batch.position_ids)
             logits = model.lm_head(hidden).flatten(0, 1)[batch.predicting]

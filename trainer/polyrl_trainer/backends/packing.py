@@ -138,7 +138,7 @@ class PackedBatch:
     """int64[P]"""
 
 
-def pack(samples: Sequence[Sample], one: Pass, device: torch.device) -> PackedBatch:
+def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> PackedBatch:
     """Lays the samples of a pass out as its rows say. Raises ValueError when a sample's first token is to be learned:
     nothing predicts it."""
     indices = tuple(index for row in one.rows for index in row)

@@ -27,7 +27,7 @@ from polyrl.errors import DeadlineExceeded, InvalidData
 from polyrl_trainer.backend import TrainFuture
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
-from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack, plan_passes, unpack
+from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack_pass, plan_passes, unpack
 from polyrl_trainer.sample import Sample
 
 P = ParamSpec("P")
@@ -140,7 +140,7 @@ class Policy:
         if not samples:
             raise ValueError("a batch needs at least one sample")
         for one in plan_passes([sample.length for sample in samples], self.packing):
-            yield pack(samples, one, self.device)
+            yield pack_pass(samples, one, self.device)
 
     def score(self, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""

@@ -51,7 +51,7 @@ _BROKEN: Final = (
 """Events after which a connection is of no use: libzmq would dial the same endpoint again, where nobody may be."""
 
 
-def refusal(fenced: Fenced) -> PolyRLError:
+def error_of_fence(fenced: Fenced) -> PolyRLError:
     """What a trainer makes of being fenced for good."""
     sentence = f"the manager refuses this trainer: {fenced.reason}"
     return Superseded(sentence) if fenced.reason == wire.SUPERSEDED else RunFailed(sentence)
@@ -124,7 +124,7 @@ class ManagerLink:
             await self._changed_within(GREETING_S)
             absent = self._loop.time() - self._absent_since
             if self._welcome is None and self._fenced is not None and (not self._known or absent > FENCED_AGAIN_S):
-                raise refusal(self._fenced)
+                raise error_of_fence(self._fenced)
             if self._welcome is None and absent > self._max_manager_outage_s:
                 raise DeadlineExceeded("a welcome", "the manager", absent)
         self._fenced = None

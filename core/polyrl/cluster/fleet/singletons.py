@@ -39,7 +39,7 @@ OPTIONAL: Final = ("PodDisruptionBudget", "NetworkPolicy")
 def children(ctx: ReconcileContext) -> Iterator[Action]:
     """What is needed to make the fixed children, and the Secret, be as the job wants them."""
     present = {(child.kind, child.name): child for child in ctx.facts.children}
-    secret = names.keys_secret(ctx.facts.name)
+    secret = names.keys_secret_name(ctx.facts.name)
     if ctx.wants_manager and ("Secret", secret) not in present:
         yield MakeKeys(secret, manager_hosts(ctx.owner))
     wanted = ctx.hashes.fixed

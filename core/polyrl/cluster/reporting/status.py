@@ -45,7 +45,7 @@ MAX_DISRUPTIONS: Final = 10
 """Entries of recentDisruptions; events and metrics show the others."""
 
 
-def status_of(assessment: Assessment) -> JobStatus:
+def job_status(assessment: Assessment) -> JobStatus:
     """Recomputes the status and keeps the fields that cannot be recomputed."""
     ctx = assessment.ctx
     update: dict[str, object] = {

@@ -161,7 +161,7 @@ def config_map(owner: Owner) -> Object:
     named by its content, which is only what a worker acts on: a change of scaling, suspension or a template makes no
     new one."""
     data = {"job.json": _job(owner), "manager.json": _endpoints(owner)}
-    name = names.config_map(owner.name, hash_of(data))
+    name = names.config_map_name(owner.name, hash_of(data))
     return with_content_hash(_object(owner, "v1", "ConfigMap", name, immutable=True, data=data))
 
 

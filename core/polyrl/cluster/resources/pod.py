@@ -141,7 +141,7 @@ def job_volume(owner: Owner) -> Mounted:
 def keys_volume(owner: Owner, *files: str, name: str = "polyrl-keys") -> Mounted:
     """These files of the run's Secret, and no other."""
     items = [{"key": file, "path": file} for file in files]
-    secret = {"secretName": names.keys_secret(owner.name), "defaultMode": KEY_MODE, "items": items}
+    secret = {"secretName": names.keys_secret_name(owner.name), "defaultMode": KEY_MODE, "items": items}
     return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
 
 

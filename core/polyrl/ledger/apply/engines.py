@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.samples import count, end_recall, wake
+from polyrl.ledger.apply.samples import end_recall, increment, wake
 from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
 
 ANSWERED_MEMORY: Final = 1024
@@ -157,4 +157,4 @@ def ticked(state: LedgerState, event: events.Ticked) -> None:
 
 
 def ignored(state: LedgerState, event: events.Ignored) -> None:
-    count(state.counters.ignored, event.kind)
+    increment(state.counters.ignored, event.kind)

@@ -28,7 +28,7 @@ def wake(state: LedgerState, at: float) -> None:
     state.due = min(state.due, at)
 
 
-def count(counts: dict[str, int], key: str, amount: int = 1) -> None:
+def increment(counts: dict[str, int], key: str, amount: int = 1) -> None:
     """Adds to a named count."""
     counts[key] = counts.get(key, 0) + amount
 
@@ -239,7 +239,7 @@ def moved(state: LedgerState, event: events.Moved) -> None:
     sample.moved_at = event.at
     sample.avoid = assignment.engine
     sample.rejections += event.cause is events.MoveCause.REJECTED
-    count(state.counters.migrations, event.cause)
+    increment(state.counters.migrations, event.cause)
     _queue_sample(state, sample, event.at)
 
 
@@ -310,7 +310,7 @@ def group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
             _end_assignment(state, sample.assignment)
         state.awaiting_verdict.pop(name, None)
         sibling = bool(event.culprit) and name != event.culprit
-        count(state.counters.discarded, DiscardReason.GROUP_INCOMPLETE if sibling else event.reason)
+        increment(state.counters.discarded, DiscardReason.GROUP_INCOMPLETE if sibling else event.reason)
     if entry.waiting:
         del state.queue[bisect_left(state.queue, entry.key)]
     _leave_step(state, entry)

@@ -11,7 +11,7 @@ sample that moved stays put for REST_S, and one that tries an engine (see `place
 engine that greets anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
 
 One event looks at the slowest engines' samples, for the fastest engines with room, and after a look at many the next
-one waits PAUSE_S: what all of it costs does not grow with the fleet.
+one waits SCAN_PAUSE_S: what all of it costs does not grow with the fleet.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SCANNED_AT_ONCE: Final = 200
 """Engines and samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a
 second, and each end is an event."""
 
-PAUSE_S: Final = 0.25
+SCAN_PAUSE_S: Final = 0.25
 """How long it waits then: half of the least that a move must promise."""
 
 
@@ -66,7 +66,7 @@ class _Movable(NamedTuple):
 def rebalance(transition: Transition) -> None:
     """Lets engines with room take from those where samples would finish last."""
     state = transition.state
-    paused = 0 <= transition.now - state.balanced_at < PAUSE_S
+    paused = 0 <= transition.now - state.balanced_at < SCAN_PAUSE_S
     if state.queue or len(state.engines) < 2 or not state.assignments or paused:
         return
     fleet = speed.fleet_step(state)
@@ -79,7 +79,7 @@ def rebalance(transition: Transition) -> None:
         slower = [one for one in movable if one.step > step / (1 - GAIN_SHARE) and one.engine != name]
         _take(transition, state.engines[name], fleet, slower, requests)
     if len(state.engines) + len(movable) > SCANNED_AT_ONCE:
-        transition.record(BalancePaused(transition.now, transition.now + PAUSE_S))
+        transition.record(BalancePaused(transition.now, transition.now + SCAN_PAUSE_S))
 
 
 def _step(engine: LeasedEngine, fleet: float, more: int = 0) -> float:

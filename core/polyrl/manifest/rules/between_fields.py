@@ -10,7 +10,7 @@ from typing import Final
 
 from polyrl.manifest.recipe import GroupFilter, Mode
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
-from polyrl.manifest.rules.rule import SAMPLES, Rule, samples
+from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec, TrainerBackend
 
@@ -104,7 +104,7 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         "recipe.reward",
         message="mode {recipe.mode} needs a reward function (reward: with function: module:function)",
         holds=lambda s: not samples(s) or s.recipe.reward is not None,
-        cel=f"!({SAMPLES}) || has(self.recipe.reward)",
+        cel=f"!({GENERATES}) || has(self.recipe.reward)",
     ),
     Rule(
         "eval-data",
@@ -166,14 +166,14 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda s: (
             not samples(s) or s.recipe.algorithm.name != "grpo" or s.recipe.sampling.samples_per_prompt >= 2
         ),
-        cel=f"!({SAMPLES}) || self.recipe.algorithm.name != 'grpo' || self.recipe.sampling.samplesPerPrompt >= 2",
+        cel=f"!({GENERATES}) || self.recipe.algorithm.name != 'grpo' || self.recipe.sampling.samplesPerPrompt >= 2",
     ),
     Rule(
         "sampling-explores",
         "recipe.sampling.temperature",
         message="at temperature 0 all samples of a group are equal, and mode {recipe.mode} learns nothing; raise it",
         holds=lambda s: not samples(s) or s.recipe.sampling.temperature > 0,
-        cel=f"!({SAMPLES}) || self.recipe.sampling.temperature > 0.0",
+        cel=f"!({GENERATES}) || self.recipe.sampling.temperature > 0.0",
     ),
     Rule(
         "filter-given",
@@ -203,7 +203,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda s: (
             not samples(s) or s.rollout.engine.type is not EngineType.SGLANG or s.recipe.model.config is None
         ),
-        cel=f"!({SAMPLES}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
+        cel=f"!({GENERATES}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
     ),
     Rule(
         "response-fits",
@@ -211,7 +211,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         message="{recipe.sampling.maxNewTokens} leaves no room for a prompt in rollout.engine.maxContext"
         " ({rollout.engine.maxContext})",
         holds=lambda s: not samples(s) or s.recipe.sampling.max_new_tokens < s.rollout.engine.max_context,
-        cel=f"!({SAMPLES}) || self.recipe.sampling.maxNewTokens < self.rollout.engine.maxContext",
+        cel=f"!({GENERATES}) || self.recipe.sampling.maxNewTokens < self.rollout.engine.maxContext",
     ),
     Rule(
         "cache-fits",
@@ -235,7 +235,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         "rollout.maxReplicas",
         message="0 rollouts and no trainer.reservedEngine: nothing would generate",
         holds=lambda s: not samples(s) or s.trainer.reserved_engine or s.rollout.max_replicas > 0,
-        cel=f"!({SAMPLES}) || self.trainer.reservedEngine || self.rollout.maxReplicas > 0",
+        cel=f"!({GENERATES}) || self.trainer.reservedEngine || self.rollout.maxReplicas > 0",
     ),
     Rule(
         "base-fits",
@@ -319,7 +319,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
             samples(s) and f.at_step <= s.recipe.algorithm.steps and f.rollout < s.rollout.max_replicas
             for f in s.fault_injection
         ),
-        cel=f"self.faultInjection.all(f, {SAMPLES}"
+        cel=f"self.faultInjection.all(f, {GENERATES}"
         " && f.atStep <= self.recipe.algorithm.steps && f.rollout < self.rollout.maxReplicas)",
     ),
     _one_source("trainer"),

@@ -21,7 +21,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z.]+)\}")
 _FIELD: Final = re.compile(r"\bself((?:\.[a-zA-Z]+(?![a-zA-Z(]))+)")
 """A path from self, without the method that is called on it."""
 
-SAMPLES: Final = "self.recipe.mode in ['rl', 'sft+rl']"
+GENERATES: Final = "self.recipe.mode in ['rl', 'sft+rl']"
 """CEL for `samples`."""
 
 

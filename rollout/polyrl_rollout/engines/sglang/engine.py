@@ -97,7 +97,7 @@ class SGLangEngine:
         self._idle.set()
         context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
         port = free_port()
-        self._child = await ChildProcess.start(command_line(self._spec, self._seed, model_folder, port, context))
+        self._child = await ChildProcess.start(server_command(self._spec, self._seed, model_folder, port, context))
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
             f"http://{HOST}:{port}",
@@ -265,7 +265,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     }
 
 
-def command_line(spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int) -> list[str]:
+def server_command(spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int) -> list[str]:
     """The server's command; the manifest's own arguments come last, so that they win."""
     return [
         *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),

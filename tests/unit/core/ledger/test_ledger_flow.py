@@ -180,7 +180,7 @@ def test_what_looking_costs_on_a_large_fleet_is_bounded(monkeypatch: Patch) -> N
     seconds = step_of(fleet, 1, count=128, n=8).run()
     large = [seen for seen in scanned if seen + len(fleet) > rebalance.SCANNED_AT_ONCE]
     print(f"{len(large)} large scans of {len(scanned)} in {seconds:.0f} s")
-    assert 4 < len(large) <= seconds / rebalance.PAUSE_S + 1
+    assert 4 < len(large) <= seconds / rebalance.SCAN_PAUSE_S + 1
     assert len(scanned) > 2 * len(large), "small ones go on"
 
 

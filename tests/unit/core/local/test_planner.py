@@ -4,16 +4,16 @@ import pytest
 
 from polyrl.local.planner import (
     FAILED_STARTS_LIMIT,
-    FIRST_BACKOFF_S,
+    FIRST_RESTART_BACKOFF_S,
     MANAGER_START_S,
     ObservedWorker,
     Reclaim,
     RunEnd,
     RunObservation,
     WorkerPhase,
-    conditions,
-    next_due,
+    next_deadline,
     plan,
+    run_conditions,
 )
 from polyrl.worker import NAME_SLOT, Role, Worker, Workers
 
@@ -97,13 +97,13 @@ ROWS = [
     ),
     (
         "one that failed at its start waits its back-off",
-        [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S / 2)],
+        [*without("rollout-0"), exited(rollout(0), ago=FIRST_RESTART_BACKOFF_S / 2)],
         {"served": frozenset({"rollout-1"})},
         [],
     ),
     (
         "and not a moment longer",
-        [*without("rollout-0"), exited(rollout(0), ago=FIRST_BACKOFF_S)],
+        [*without("rollout-0"), exited(rollout(0), ago=FIRST_RESTART_BACKOFF_S)],
         {"served": frozenset()},
         ["start rollout-2: another one is gone or going"],
     ),
@@ -134,11 +134,16 @@ ROWS = [
     ),
     (
         "a killed trainer has a successor after a pause",
-        [*without("trainer"), exited(TRAINER, -9, ago=FIRST_BACKOFF_S)],
+        [*without("trainer"), exited(TRAINER, -9, ago=FIRST_RESTART_BACKOFF_S)],
         {"wanted": RESTARTING},
         ["start trainer-1: trainer is gone; this one goes on from the newest checkpoint"],
     ),
-    ("not before", [*without("trainer"), exited(TRAINER, -9, ago=FIRST_BACKOFF_S / 2)], {"wanted": RESTARTING}, []),
+    (
+        "not before",
+        [*without("trainer"), exited(TRAINER, -9, ago=FIRST_RESTART_BACKOFF_S / 2)],
+        {"wanted": RESTARTING},
+        [],
+    ),
     ("nor beside it", [*ALL, exited(TRAINER, -9), seen(trainer(1))], {"wanted": RESTARTING}, []),
     (
         "nor one more than backoffLimit",
@@ -252,7 +257,7 @@ def failed(number: int, ago: float = 60.0) -> ObservedWorker:
 def test_a_rollout_that_fails_at_start_again_and_again_is_given_up_and_the_run_goes_on() -> None:
     facts = RunObservation([*ALL[:3], *(failed(n) for n in range(FAILED_STARTS_LIMIT))], True)
     assert plan(WANTED, facts, NOW) == []
-    (sentence,) = conditions(WANTED, facts)
+    (sentence,) = run_conditions(WANTED, facts)
     assert sentence == "rollouts given up: the last 3 ended before they served (newest rollout-2, exit code 1)"
 
 
@@ -262,7 +267,7 @@ def test_one_that_served_in_between_starts_the_count_anew() -> None:
         "start rollout-4: another one is gone or going",
         "start rollout-5: another one is gone or going",
     ]
-    assert conditions(WANTED, facts) == []
+    assert run_conditions(WANTED, facts) == []
 
 
 def test_a_reclaimed_one_is_no_failure() -> None:
@@ -272,13 +277,13 @@ def test_a_reclaimed_one_is_no_failure() -> None:
 
 def test_the_back_off_doubles() -> None:
     observed = [*ALL[:3], failed(0, ago=50), failed(1, ago=0)]
-    assert next_due(WANTED, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
-    assert next_due(WANTED, RunObservation(ALL, True), NOW) is None
+    assert next_deadline(WANTED, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_RESTART_BACKOFF_S
+    assert next_deadline(WANTED, RunObservation(ALL, True), NOW) is None
 
 
 def test_the_trainers_back_off_doubles_too() -> None:
     observed = [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -11, ago=0)]
-    assert next_due(RESTARTING, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_BACKOFF_S
+    assert next_deadline(RESTARTING, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_RESTART_BACKOFF_S
 
 
 def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:

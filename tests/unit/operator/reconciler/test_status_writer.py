@@ -121,9 +121,9 @@ async def test_plain_numbers_wait_and_are_shown_meanwhile(writing: Writing, cloc
     clock.now = 1.0
     await writing.decide(state="Running", cost={"spotMicros": 2})
     assert writing.store.writes == 1
-    assert writing.woken == [reconciler.SPACING_S]
+    assert writing.woken == [reconciler.STATUS_SPACING_S]
     assert (await writing.begin())["status"]["cost"] == {"spotMicros": 2}
-    clock.now = reconciler.SPACING_S
+    clock.now = reconciler.STATUS_SPACING_S
     await writing.decide(state="Running", cost={"spotMicros": 2})
     assert writing.store.writes == 2
 

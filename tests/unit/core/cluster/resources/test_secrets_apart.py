@@ -83,7 +83,7 @@ def named(job: str) -> set[tuple[str, str]]:
     pods = {names.pod_name(job, role, number) for role in (Role.MANAGER, Role.ROLLOUT) for number in range(1, 12)}
     objects = (*fixed_children(owner), trainer_job(owner))
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    return made | {("Secret", names.keys_secret(job))} | {("Pod", pod) for pod in pods}
+    return made | {("Secret", names.keys_secret_name(job))} | {("Pod", pod) for pod in pods}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
