@@ -33,7 +33,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PolyRLError as error:
-            typer.echo(str(error), err=True)
+            from polyrl_cli.report.foreign_text import printable
+
+            typer.echo(printable(str(error), lines=True), err=True)
             raise typer.Exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -109,6 +111,9 @@ def run(  # noqa: PLR0913 - each is a flag
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")] = None,
     name: Annotated[str | None, typer.Option(help="Override metadata.name.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    show_prints: Annotated[
+        bool, typer.Option("--show-prints", help="Show what the reward and the environment print, as it comes.")
+    ] = False,
     on: Annotated[On, typer.Option(help="Run processes on this machine, or pods on a cluster.")] = On.HERE,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -120,15 +125,17 @@ def run(  # noqa: PLR0913 - each is a flag
         from polyrl_cli.local.run import run_command
 
         _refuse_flags(cluster, "--on kubernetes")
-        raise typer.Exit(run_command(file, sets or [], seed, out, name, resume))
+        raise typer.Exit(
+            run_command(file, sets or [], seed, out=out, name=name, resume=resume, show_prints=show_prints)
+        )
     from polyrl_cli.manifests.load import own_overrides
     from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.run import DETACHED, run_on_kubernetes
 
-    _refuse_flags({"--out": out, "--resume": resume}, "--on here")
+    _refuse_flags({"--out": out, "--resume": resume, "--show-prints": show_prints or None}, "--on here")
     options = ClusterOptions(kubeconfig, context, namespace=namespace)
     try:
-        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], options, typer.echo))
+        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], options, _echo))
     except KeyboardInterrupt:
         typer.echo(DETACHED)
         raise
@@ -136,7 +143,14 @@ def run(  # noqa: PLR0913 - each is a flag
 
 def _print(lines: list[str]) -> None:
     for line in lines:
-        typer.echo(line)
+        _echo(line)
+
+
+def _echo(line: str) -> None:
+    """Prints a line that may hold what models, user code or other machines wrote."""
+    from polyrl_cli.report.foreign_text import printable
+
+    typer.echo(printable(line, lines=True))
 
 
 def _refuse_flags(given: dict[str, Any], meant_for: str) -> None:
@@ -175,8 +189,35 @@ def logs(
         None if role is None else Role(role),
         follow,
         ClusterOptions(kubeconfig, context, namespace=namespace),
-        typer.echo,
+        _echo,
     )
+
+
+@app.command()
+def samples(  # noqa: PLR0913 - each is a flag
+    run: NewestRun = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of this step; default: the newest.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Of this group, whatever its step.")] = None,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="Of an evaluation; default: of training.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The highest rewards first.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
+    drawn: Annotated[bool, typer.Option("--random", help="Drawn, only among those kept at random.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, texts whole.")] = False,
+) -> None:
+    """Print what the model wrote: prompts, responses and their rewards."""
+    from polyrl.errors import UserError
+    from polyrl_cli.inspection.kept_samples import Order, SampleQuery
+    from polyrl_cli.inspection.samples import show_samples
+
+    orders = {Order.BEST: best, Order.WORST: worst, Order.RANDOM: drawn}
+    asked = [order for order, given in orders.items() if given]
+    if len(asked) > 1:
+        raise UserError("name one of --best, --worst and --random")
+    order = asked[0] if asked else Order.AS_KEPT
+    query = SampleQuery(step=step, group=group, evaluation=evaluation, order=order, limit=limit)
+    show_samples(run, query, full=full, as_json=as_json)
 
 
 @app.command()

@@ -1,7 +1,12 @@
-"""`polyrl explain RUN SAMPLE`: one sample's whole life, line by line, from the journal of a live or finished run."""
+"""`polyrl explain RUN SAMPLE`: one sample's whole life, line by line, from the journal of a live or finished run.
+
+What it was asked and what it wrote follow where samples.jsonl has kept it.
+"""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,9 +23,11 @@ from polyrl.ledger.audit.history import (
 )
 from polyrl.ledger.journal import Replayed
 from polyrl.ledger.state import ENVIRONMENT_VERSION
-from polyrl.sample import DiscardReason, Group, split_sample_id
+from polyrl.sample import DiscardReason, Group, Purpose, split_sample_id
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
-from polyrl_cli.local.run_folder import find_run
+from polyrl_cli.inspection.kept_samples import examples, read_samples
+from polyrl_cli.local.run_folder import RunFolder, find_run
+from polyrl_cli.report.foreign_text import printable
 
 EXAMPLES: Final = 5
 """Samples named when the one asked for does not exist."""
@@ -28,34 +35,57 @@ EXAMPLES: Final = 5
 
 def explain_lines(run: Path, sample: str) -> list[str]:
     """The life of `sample`. Raises UserError naming a few samples when there is no such one."""
-    with open_journal(find_run(run).journal) as journal:
-        submitted_at, entries = _entries_of(journal, sample)
-        when = datetime.fromtimestamp(journal.wall_offset() + submitted_at, UTC)
-        lines, life = [f"sample {sample}, submitted {when:%Y-%m-%d %H:%M:%S} UTC"], _Life(sample)
-        for entry in entries:
-            lines += [f"{entry.at - submitted_at:+10.3f} s  {text}" for text in life.lines(entry)]
-        now = _now_line(journal.replay(), sample)
-        return lines if now is None else [*lines, f"{'now':>12}  {now}"]
-
-
-def _entries_of(journal: JournalReader, sample: str) -> tuple[float, list[HistoryEntry]]:
-    """When it was submitted, and all that concerns it, its group, batches and engines."""
+    folder = find_run(run)
     try:
         number, index = split_sample_id(sample)
     except ValueError:
-        raise UserError(f"{sample!r} is not the name of a sample; {_examples(journal)}") from None
+        raise UserError(f"{sample!r} is not the name of a sample; {_examples(folder)}") from None
+    # A resumed run has a journal per epoch; where two know the name, the newer one's is meant.
+    for path in (folder.journal, *reversed(folder.older_journals())):
+        with open_journal(path) as journal:
+            known = _entries_of(journal, sample, number, index)
+            if known is not None:
+                return [*_life_lines(journal, sample, *known), *_text_lines(folder, sample)]
+    raise UserError(f"this run has no sample {sample}; {_examples(folder)}")
+
+
+def _life_lines(journal: JournalReader, sample: str, submitted_at: float, entries: Iterable[HistoryEntry]) -> list[str]:
+    when = datetime.fromtimestamp(journal.wall_offset() + submitted_at, UTC)
+    lines, life = [f"sample {sample}, submitted {when:%Y-%m-%d %H:%M:%S} UTC"], _Life(sample)
+    for entry in entries:
+        lines += [f"{entry.at - submitted_at:+10.3f} s  {text}" for text in life.lines(entry)]
+    now = _now_line(journal.replay(), sample)
+    return lines if now is None else [*lines, f"{'now':>12}  {now}"]
+
+
+def _entries_of(
+    journal: JournalReader, sample: str, number: int, index: int
+) -> tuple[float, list[HistoryEntry]] | None:
+    """When it was submitted, and all that concerns it, its group, batches and engines; None when it is not known."""
     group = journal.history_of(str(number))
     submitted = group[0].event if group else None
     if not isinstance(submitted, f.GroupSubmitted) or not 0 <= index < submitted.group.n:
-        raise UserError(f"this run has no sample {sample}; {_examples(journal)}")
+        return None
     batches = [batch_subject(entry.event.batch) for entry in group if isinstance(entry.event, f.BatchPacked)]
     own = [entry.event for entry in journal.history_of(sample)]
     engines = {engine_subject(event.engine) for event in own if isinstance(event, f.Assigned)}
     return group[0].at, journal.history_of(sample, str(number), *batches, *engines)
 
 
-def _examples(journal: JournalReader) -> str:
-    names = journal.some_samples(EXAMPLES)
+def _text_lines(folder: RunFolder, sample: str) -> list[str]:
+    row = next((row for row in reversed(read_samples(folder)) if row.sample == sample), None)
+    if row is None:
+        return ["its text was not kept; samples.jsonl has a few of each step (recipe.logging.samples)"]
+    return [
+        f"{name}:\n{textwrap.indent(printable(text, lines=True) or '(empty)', '    ')}"
+        for name, text in (("prompt", row.prompt), ("response", row.response))
+    ]
+
+
+def _examples(folder: RunFolder) -> str:
+    names = examples(read_samples(folder), EXAMPLES) if folder.samples.is_file() else []
+    with open_journal(folder.journal) as journal:
+        names = list(dict.fromkeys([*names, *journal.some_samples(EXAMPLES)]))[:EXAMPLES]
     return f"samples of this run are {', '.join(names)}" if names else "this run has no sample yet"
 
 
@@ -69,6 +99,8 @@ class _Life:
         self._pieces: list[Piece] = []
         """What its running assignment has brought; known once that ends."""
         self._versions: dict[str, int] = {}
+        self._learned = True
+        """False when its group is an evaluation's."""
 
     def lines(self, entry: HistoryEntry) -> list[str]:
         """What an entry means for the sample; mostly one line."""
@@ -79,6 +111,7 @@ class _Life:
             case AssignmentTokens():
                 self._pieces = event.pieces
             case f.GroupSubmitted():
+                self._learned = event.group.purpose is Purpose.TRAIN
                 return [_submitted(event.group, entry.tokens)]
             case f.Assigned():
                 self._engine = event.engine
@@ -98,7 +131,7 @@ class _Life:
                 stopped = [f"stopped on {self._engine} with {self._brought()}"] if self._engine else []
                 return [*stopped, _discarded(event, self._sample)]
             case _:
-                return _of_group_or_batch(event)
+                return _of_group_or_batch(event, self._learned)
         return []
 
     def _brought(self) -> str:
@@ -110,7 +143,7 @@ class _Life:
         return ", ".join(parts)
 
 
-def _of_group_or_batch(event: HistoryEvent) -> list[str]:
+def _of_group_or_batch(event: HistoryEvent, learned: bool) -> list[str]:
     match event:
         case f.GroupCompleted():
             return [f"all samples of group {event.group} are scored"]
@@ -119,7 +152,7 @@ def _of_group_or_batch(event: HistoryEvent) -> list[str]:
         case f.BatchReturned():
             return [f"its trainer ended before batch {event.batch} was acknowledged; offered again"]
         case f.BatchAcknowledged():
-            return [f"trained: batch {event.batch} is acknowledged"]
+            return [f"{'trained' if learned else 'measured'}: batch {event.batch} is acknowledged"]
     return []
 
 

@@ -1,4 +1,5 @@
-"""The fleet on one machine: every worker is a process in a session of its own, its output in `logs/<name>.log`.
+"""The fleet on one machine: every worker is a process in a session of its own, its output in `logs/<name>.log`;
+the trainer's standard output, which is user code's, in `logs/prints.log`.
 
 No orphan survives the runner: workers end themselves when it dies (each ties itself to POLYRL_PARENT_PID), and here the
 whole process group of a worker is ended by force when the worker itself has exited, was killed, or outlived its grace.
@@ -23,7 +24,7 @@ import psutil
 
 from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.parent_death_signal import PARENT_PID
-from polyrl.worker import Worker
+from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.kinds import Part
 
 PASSED_ON: Final = (
@@ -32,6 +33,9 @@ PASSED_ON: Final = (
 )
 """All that a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is,
 and that it finds no GPU or no network here."""
+
+PRINTS: Final = "prints.log"
+"""Standard output of all trainers of a run: what user code prints."""
 
 CANNOT_START: Final = 127
 """Exit code of a worker whose program could not be started; as in a shell."""
@@ -150,11 +154,12 @@ class ProcessFleet:
         await asyncio.gather(*(self.kill(name) for name in self._children))
 
     async def _spawn(self, worker: Worker) -> asyncio.subprocess.Process:
-        with self._log_path(worker.name).open("ab") as log:
+        prints = self._logs / PRINTS if worker.role is Role.TRAINER else self._log_path(worker.name)
+        with self._log_path(worker.name).open("ab") as log, prints.open("ab") as out:
             return await asyncio.create_subprocess_exec(
                 *worker.argv,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
+                stdout=out,
                 stderr=log,
                 env=_environment(worker.env),
                 start_new_session=True,

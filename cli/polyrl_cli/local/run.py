@@ -32,6 +32,7 @@ from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.manifests.load import check_files, load_manifest, notes, own_overrides
 from polyrl_cli.report import summary
 from polyrl_cli.report.plot import draw_run
+from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
 
@@ -61,7 +62,14 @@ class EndedRun:
 
 
 def run_command(
-    file: Path, sets: list[str], seed: int | None, out: Path | None, name: str | None, resume: Path | None
+    file: Path,
+    sets: list[str],
+    seed: int | None,
+    *,
+    out: Path | None,
+    name: str | None,
+    resume: Path | None,
+    show_prints: bool = False,
 ) -> int:
     """Runs the manifest at `file` here. Returns the exit code; raises UserError when the input is wrong."""
     overrides = [*sets, *own_overrides(seed, name)]
@@ -89,37 +97,48 @@ def run_command(
         console.print(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
-        return execute(job, workers_of(job.spec, place), folder, run_epoch, console)
+        return execute(job, workers_of(job.spec, place), folder, run_epoch, console, show_prints=show_prints)
 
 
-def execute(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> int:
+def execute(
+    job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console, *, show_prints: bool = False
+) -> int:
     """Runs the workers in a prepared folder to the end, writes and prints the summary. Returns the exit code; raises
     UserError when the trainer says that the input is wrong."""
-    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console)), console)
+    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console, show_prints)), console)
 
 
-async def _run(job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console) -> EndedRun:
+async def _run(
+    job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console, show_prints: bool
+) -> EndedRun:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
     view = ProgressView(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
-    showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics)))
+    prints = PrintsTail(folder.prints) if show_prints else None
+    showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics), prints))
     try:
         async with listening(folder.control, run.inject_fault):
             end = await run.run(FaultSchedule(job.spec.fault_injection, run_folder.rl_steps_kept(folder)))
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
+        if prints is not None:
+            view.printed(prints.read())
         view.close()
         timeline.close()
     took_s = time.time() - began
     return EndedRun(job=job, folder=folder, run_epoch=run_epoch, end=end, run=run, began=began, wall_seconds=took_s)
 
 
-async def _show(run: LocalRun, progress: Progress, view: ProgressView, tail: MetricsTail) -> None:
+async def _show(
+    run: LocalRun, progress: Progress, view: ProgressView, tail: MetricsTail, prints: PrintsTail | None
+) -> None:
     while True:
+        if prints is not None:
+            view.printed(prints.read())
         for report in tail.read():
             progress.take_report(report)
         progress.take(run.status, run.conditions)

@@ -1,7 +1,8 @@
 """Where a run keeps what it writes: one folder, its paths by name, one runner at a time.
 
 job.json  keys/  run/endpoints/  run/control.sock  logs/   what the workers need and print, the control socket
-fleet.jsonl  metrics.jsonl  trainer-result.json  tensorboard/  checkpoints/  journal.sqlite  summary.json  run.png
+fleet.jsonl  metrics.jsonl  samples.jsonl  tensorboard/    what happened, what was measured, what the model wrote
+checkpoints/  journal.sqlite  trainer-result.json  summary.json  run.png
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import msgspec
 
 from polyrl.errors import UNDECODABLE, UserError
 from polyrl.manifest.job import PolyRLJob
+from polyrl.sample_record import SAMPLES
+from polyrl_cli.local.process_fleet import PRINTS
 from polyrl_operator.secret import write_run_keys
 
 T = TypeVar("T")
 
 RUNS: Final = Path("runs")
 """Where `polyrl run` puts runs unless `--out` says otherwise."""
+
+NAMED_RUNS: Final = 3
+"""Runs that are named when the one asked for does not exist."""
 
 TAIL_BYTES: Final = 16384
 """How much of a log's end is read; a hundred long lines."""
@@ -39,8 +45,10 @@ class RunFolder:
         self.control = root / "run" / "control.sock"
         """The runner's socket, there while it is at work."""
         self.logs = root / "logs"
+        self.prints = self.logs / PRINTS
         self.timeline = root / "fleet.jsonl"
         self.metrics = root / "metrics.jsonl"
+        self.samples = root / SAMPLES
         self.trainer_result = root / "trainer-result.json"
         self.summary = root / "summary.json"
         self.checkpoints = root / "checkpoints"
@@ -59,10 +67,10 @@ class RunFolder:
 def find_run(given: Path | None) -> RunFolder:
     """The folder of a run: `given`, else the newest under `runs/`. Raises UserError when no run lies there."""
     if given is None:
-        runs = [job.parent for job in RUNS.glob("*/job.json")]
+        runs = runs_under(RUNS)
         if not runs:
             raise UserError(f"{RUNS.resolve()}: no run lies there; name the folder of one")
-        given = max(runs, key=lambda run: (run / "job.json").stat().st_mtime)
+        given = runs[0]
     return existing_folder(given, str(given))
 
 
@@ -82,8 +90,16 @@ def existing_folder(root: Path, named: str) -> RunFolder:
     """The folder of a run that was begun, called `named` by the user. Raises UserError when no run lies there."""
     folder = RunFolder(root.resolve())
     if not folder.job.is_file():
-        raise UserError(f"{named}: no run lies there (it has no job.json)")
+        newest = [str(run) for run in runs_under(RUNS)[:NAMED_RUNS]]
+        known = f"; the newest runs here are {', '.join(newest)}" if newest else ""
+        raise UserError(f"{named}: no run lies there (it has no job.json){known}")
     return folder
+
+
+def runs_under(folder: Path) -> list[Path]:
+    """Folders of runs that lie in `folder`, the newest first."""
+    jobs = list(folder.glob("*/job.json"))
+    return [job.parent for job in sorted(jobs, key=lambda job: job.stat().st_mtime, reverse=True)]
 
 
 @contextmanager

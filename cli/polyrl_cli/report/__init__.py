@@ -1,9 +1,10 @@
 """What a run shows while it goes on and at its end.
 
-    timeline  fleet.jsonl: what happened to the fleet and when; metrics.jsonl: rows that the trainer writes
-    progress  the run as it goes on: a live picture on a terminal, plain lines elsewhere
-    summary   summary.json and the last panel on the terminal: what a run came to
-    plot      run.png
+    timeline      fleet.jsonl: what happened to the fleet and when; metrics.jsonl: rows that the trainer writes
+    progress      the run as it goes on: a live picture on a terminal, plain lines elsewhere
+    summary       summary.json and the last panel on the terminal: what a run came to
+    plot          run.png
+    foreign_text  texts of models, data and user code, made harmless for a terminal
 
 `local.run` imports all of it; `timeline` imports nothing of the command line.
 """

@@ -138,6 +138,11 @@ class ProgressView:
         else:
             self._progress.events.append(event)
 
+    def printed(self, lines: Sequence[str]) -> None:
+        """What user code printed; above the picture where there is one."""
+        for text in lines:
+            self._print(f"print: {text}")
+
     def close(self) -> None:
         """Leaves the terminal as it should stay."""
         if self._live is not None:

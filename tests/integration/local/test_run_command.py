@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from polyrl.sample_record import SAMPLES, parse_records
+from polyrl_cli.app import USER_ERROR, app
 from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +64,32 @@ def test_sft_and_rl_and_the_same_folder_is_refused_afterwards(tmp_path: Path) ->
     again = run(out)
     assert again.returncode == 2
     assert "the folder is not empty" in again.stderr
+    what_the_model_wrote_can_be_read(out)
+
+
+def ask(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+
+
+def what_the_model_wrote_can_be_read(out: Path) -> None:
+    newest = [json.loads(line) for line in ask("samples", out, "--json").stdout.splitlines()]
+    assert {(row["purpose"], row["step"]) for row in newest} == {("train", 4)}
+    assert 8 <= len(newest) <= 10
+    evaluated = [json.loads(line) for line in ask("samples", out, "--evaluation", "--json").stdout.splitlines()]
+    assert len(evaluated) == 10
+    prompts = {json.loads(line)["prompt"] for line in (JOB.parent / "eval.jsonl").read_text().splitlines()}
+    assert {row["prompt"] for row in evaluated} <= prompts
+    text = ask("samples", out, "--group", str(newest[0]["group"])).stdout
+    assert newest[0]["prompt"] in text
+    explained = ask("explain", out, newest[0]["sample"]).stdout
+    assert f"prompt:\n    {newest[0]['prompt']}\n" in explained
+    assert "trained: batch" in explained
+    assert "measured: batch" in ask("explain", out, evaluated[0]["sample"]).stdout
+    unknown = ask("explain", out, "99999.0")
+    assert unknown.exit_code == USER_ERROR
+    assert newest[0]["sample"].split(".")[0] in unknown.stderr
+    written = [path.name for path in (out / "tensorboard").iterdir()]
+    assert any(b"samples/eval" in (out / "tensorboard" / name).read_bytes() for name in written)
 
 
 @pytest.mark.slow
@@ -84,6 +113,9 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     assert (summary_of(out)["epoch"], summary_of(out)["steps"]["rl"]) == (2, LONG_STEPS)
     assert 2 <= reached < LONG_STEPS
     assert steps_of(out, "rl") == list(range(1, LONG_STEPS + 1))
+    kept = [(row.moment, row.sample) for row in parse_records((out / SAMPLES).read_bytes().splitlines())]
+    assert len(set(kept)) == len(kept)
+    assert list(dict.fromkeys(step for (why, _, step), _ in kept if why == "train")) == steps_of(out, "rl")
 
 
 @pytest.mark.slow
@@ -92,7 +124,7 @@ def test_sft_alone_starts_nothing_but_the_trainer(tmp_path: Path) -> None:
     unevaluated = {"spec.recipe.data.eval": "[]", "spec.recipe.evaluation.everySteps": "0"}
     done = run(out, **{"spec.recipe.mode": "sft", **unevaluated})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(log.name for log in (out / "logs").iterdir()) == ["trainer.log"]
+    assert sorted(log.name for log in (out / "logs").iterdir()) == ["prints.log", "trainer.log"]
     assert summary_of(out)["steps"] == {"sft": 2}
 
 
@@ -102,7 +134,7 @@ def test_sft_with_evaluation_starts_the_reserved_engine(tmp_path: Path) -> None:
     done = run(out, **{"spec.recipe.mode": "sft"})
     assert done.returncode == 0, done.stdout + done.stderr
     logs = sorted(log.name for log in (out / "logs").iterdir())
-    assert logs == ["manager.log", "reserved.log", "trainer.log"]
+    assert logs == ["manager.log", "prints.log", "reserved.log", "trainer.log"]
     assert set(summary_of(out)["exactMatch"]) == {"base", "afterSft"}
 
 

@@ -166,7 +166,7 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(root: Path, start
 
 
 def test_without_its_trainer_the_run_ends_and_shows_its_last_words(root: Path, start: Run) -> None:
-    run = start(root, trainer="print('the last words', flush=True); " + SLEEPS)
+    run = start(root, trainer="import sys; print('the last words', file=sys.stderr, flush=True); " + SLEEPS)
     come_up(run, root)
     wait_until(lambda: "last words" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
     the_worker(root, "trainer").kill()
@@ -179,8 +179,8 @@ def test_without_its_trainer_the_run_ends_and_shows_its_last_words(root: Path, s
 
 def test_a_trainer_that_is_killed_after_its_last_words_has_ended_well(root: Path, start: Run) -> None:
     run = start(root, trainer=ALL_DONE)
-    wait_until(lambda: (root / "logs" / "trainer.log").exists(), "the trainer's log")
-    wait_until(lambda: "said" in (root / "logs" / "trainer.log").read_text(), "the trainer's words")
+    wait_until(lambda: (root / "logs" / "prints.log").exists(), "the trainer's prints")
+    wait_until(lambda: "said" in (root / "logs" / "prints.log").read_text(), "the trainer's words")
     line = '"text":"manager has ended"'  # without an exit code: who wrote it knows that the job is over
     wait_until(lambda: line in (root / "fleet.jsonl").read_text(), "the runner to hear them")
     the_worker(root, "trainer").kill()

@@ -1,0 +1,92 @@
+"""`polyrl samples [RUN]`: what the model wrote, to read: prompt, response, reward and what goes with it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from polyrl.errors import UserError
+from polyrl.sample import Purpose
+from polyrl.sample_record import SampleRecord
+from polyrl_cli.inspection.kept_samples import SampleQuery, find, ordered, read_samples
+from polyrl_cli.local.run_folder import find_run
+from polyrl_cli.report.foreign_text import json_line, printable
+
+SHOWN_CHARS: Final = 1200
+"""Of one text on a terminal, about fifteen lines, so that several samples fit a screen or two."""
+LINE_CHARS: Final = 60
+"""A text so short stands beside its name."""
+INDENT: Final = (0, 0, 0, 2)
+DEEPER: Final = (0, 0, 0, 4)
+WIDTH_ELSEWHERE: Final = 120
+"""Columns where there is no terminal."""
+STAGES: Final = {"sft": "SFT", "rl": "RL"}
+
+
+def show_samples(run: Path | None, query: SampleQuery, *, full: bool, as_json: bool) -> None:
+    """Prints them. Raises UserError when there are none."""
+    folder = find_run(run)
+    try:
+        found = find(read_samples(folder), query)
+    except UserError as error:
+        raise UserError(f"{folder.root}: {error}") from None
+    shown = ordered(found, query, random.Random())
+    if as_json:
+        for row in shown:
+            print(json_line(row))
+        return
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_ELSEWHERE, highlight=False)
+    console.print(Text(heading(found, shown, query), style="bold"))
+    for row in shown:
+        console.print(Group(Text(), *sample_view(row, None if full else SHOWN_CHARS)))
+
+
+def heading(found: Sequence[SampleRecord], shown: Sequence[SampleRecord], query: SampleQuery) -> str:
+    """What is shown, of how many."""
+    first = found[0]
+    stage = STAGES.get(first.stage, first.stage)
+    moment = f"{stage} step {first.step}"
+    if first.purpose is Purpose.EVAL:
+        moment = f"evaluation after {moment}" if first.step else "evaluation before training"
+    if query.group is not None:
+        moment = f"group {query.group}, {moment}"
+    return f"{moment}: {len(shown)} of {len(found)} samples kept, {query.order}"
+
+
+def sample_view(row: SampleRecord, max_chars: int | None) -> Iterator[RenderableType]:
+    """One sample, with texts of at most so many characters."""
+    chosen = f"  {', '.join(row.chosen)}" if row.chosen else ""
+    yield Text.assemble((row.sample, "bold cyan"), "  reward ", (f"{row.reward:g}", "bold"), (chosen, "dim"))
+    yield Padding(Text(facts(row), style="dim"), INDENT, expand=False)
+    for name, text in (("prompt", row.prompt), ("response", row.response)):
+        shown = shortened(printable(text, lines=True), max_chars) or "(empty)"
+        if len(shown) <= LINE_CHARS and "\n" not in shown:
+            yield Padding(Text.assemble((f"{name:<8}  ", "dim"), shown), INDENT, expand=False)
+        else:
+            yield Padding(Text(name, style="dim"), INDENT, expand=False)
+            yield Padding(Text(shown), DEEPER, expand=False)
+
+
+def facts(row: SampleRecord) -> str:
+    """What is known of it beside the reward, on one line."""
+    parts = [f"{printable(name)} {value:g}" for name, value in row.metrics.items()]
+    if row.advantage is not None:
+        parts.append(f"advantage {row.advantage:+.3g}")
+    versions = " to ".join(str(version) for version in dict.fromkeys(row.versions[:1] + row.versions[-1:]))
+    parts += [f"finish {row.finish}", f"version {versions}", f"{row.prompt_tokens} + {row.response_tokens} tokens"]
+    return ", ".join(parts)
+
+
+def shortened(text: str, max_chars: int | None) -> str:
+    """The text with its middle left out where it is too long."""
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} more characters: --full …]\n{text[-half:]}"
