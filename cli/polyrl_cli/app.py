@@ -193,8 +193,8 @@ def logs(
     )
 
 
-@app.command()
-def samples(  # noqa: PLR0913 - each is a flag
+@app.command("samples")
+def kept_samples(  # noqa: PLR0913 - each is a flag
     run: NewestRun = None,
     step: Annotated[int | None, typer.Option(min=0, help="Of this step; default: the newest.")] = None,
     group: Annotated[int | None, typer.Option(min=0, help="Of this group, whatever its step.")] = None,

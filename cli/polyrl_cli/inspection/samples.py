@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -27,7 +27,6 @@ INDENT: Final = (0, 0, 0, 2)
 DEEPER: Final = (0, 0, 0, 4)
 WIDTH_ELSEWHERE: Final = 120
 """Columns where there is no terminal."""
-STAGES: Final = {"sft": "SFT", "rl": "RL"}
 
 
 def show_samples(run: Path | None, query: SampleQuery, *, full: bool, as_json: bool) -> None:
@@ -45,14 +44,15 @@ def show_samples(run: Path | None, query: SampleQuery, *, full: bool, as_json: b
     console = Console(width=None if sys.stdout.isatty() else WIDTH_ELSEWHERE, highlight=False)
     console.print(Text(heading(found, shown, query), style="bold"))
     for row in shown:
-        console.print(Group(Text(), *sample_view(row, None if full else SHOWN_CHARS)))
+        console.print()
+        for part in sample_view(row, None if full else SHOWN_CHARS):
+            console.print(part)
 
 
 def heading(found: Sequence[SampleRecord], shown: Sequence[SampleRecord], query: SampleQuery) -> str:
     """What is shown, of how many."""
     first = found[0]
-    stage = STAGES.get(first.stage, first.stage)
-    moment = f"{stage} step {first.step}"
+    moment = f"{first.stage.upper()} step {first.step}"
     if first.purpose is Purpose.EVAL:
         moment = f"evaluation after {moment}" if first.step else "evaluation before training"
     if query.group is not None:
