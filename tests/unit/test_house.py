@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -103,6 +103,11 @@ def test_folders_are_small() -> None:
     counts: dict[str, int] = defaultdict(int)
     for path in MODULES:
         counts[name(path.parent)] += 1
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES_IN_A_FOLDER} == {}
+
+
+def test_folders_of_unit_tests_are_small() -> None:
+    counts = Counter(name(path.parent) for path in (ROOT / "tests/unit").rglob("*.py"))
     assert {folder: count for folder, count in counts.items() if count > MAX_MODULES_IN_A_FOLDER} == {}
 
 
