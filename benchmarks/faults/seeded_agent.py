@@ -19,13 +19,13 @@ from polyrl.wire import Assign
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.app import Agent
 
-TOKEN_BYTES = 4
+ID_BYTES = 4
 
 
 def seed_of(assign: Assign) -> int:
     """32 bits; the same for every attempt."""
     _, index = split_sample_id(assign.sample)
-    prompt = assign.input_ids[: len(assign.input_ids) - TOKEN_BYTES * assign.offset]
+    prompt = assign.input_ids[: len(assign.input_ids) - ID_BYTES * assign.offset]
     return zlib.crc32(prompt, index)
 
 

@@ -70,8 +70,8 @@ class Killer:
         gone = {kill.victim for kill in self.kills}
         while True:
             serving = [engine for engine in self._run.status.engines if engine.state is EngineState.SERVING]
-            left = [engine for engine in serving if engine.engine not in gone]
-            busy = [engine.engine for engine in left if engine.running]
+            left = [engine for engine in serving if engine.name not in gone]
+            busy = [engine.name for engine in left if engine.running]
             if busy and len(left) > 1:
                 return busy
             await asyncio.sleep(POLL_S)

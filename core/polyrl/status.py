@@ -29,7 +29,7 @@ class EngineState(StrEnum):
 class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """One live engine."""
 
-    engine: str
+    name: str = msgspec.field(name="engine")
     pool: Pool
     state: EngineState
     weight_version: int

@@ -28,7 +28,7 @@ from polyrl.cluster.resources.owner import Owner
 from polyrl.errors import InvalidData
 from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, format_keys, parse_keys
 
-TOKEN_BYTES: Final = 32
+HTTP_TOKEN_BYTES: Final = 32
 """Randomness of the HTTP token; 256 bits, as many as the CURVE keys have."""
 
 AUTHORITY: Final = "ca.crt"
@@ -56,7 +56,7 @@ def write_run_keys(folder: Path) -> None:
 def make_run_keys() -> tuple[ManagerKeys, TrainerKeys, AgentKeys, OperatorKeys]:
     """Fresh keys for every role of one run."""
     (manager, manager_secret), (trainer, trainer_secret), (agent, agent_secret) = (_pair() for _ in range(3))
-    token = secrets.token_urlsafe(TOKEN_BYTES)
+    token = secrets.token_urlsafe(HTTP_TOKEN_BYTES)
     return (
         ManagerKeys(manager, manager_secret, agent_public_key=agent, trainer_public_key=trainer, http_token=token),
         TrainerKeys(trainer, trainer_secret, manager_public_key=manager, agent_public_key=agent),

@@ -17,7 +17,7 @@ from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.run_folder import RunFolder, find_run
 
-ANSWER_S: Final = 3.0
+WAITS_ANSWER_S: Final = 3.0
 """What a manager gets to answer: the longest that one may hear nothing of a healthy agent either."""
 
 
@@ -36,13 +36,13 @@ async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
     try:
         endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
         client = LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch)
-        async with asyncio.timeout(ANSWER_S), client:
+        async with asyncio.timeout(WAITS_ANSWER_S), client:
             await client.find()
             waits = await client.waits()
     except FileNotFoundError:
         return None, "it never announced where it listens"
     except TimeoutError:
-        return None, f"no answer within {ANSWER_S:g} s"
+        return None, f"no answer within {WAITS_ANSWER_S:g} s"
     except (OSError, ValueError, PolyRLError) as error:
         return None, str(error)
     return waits, "nobody listens there"

@@ -132,7 +132,7 @@ class FaultSchedule:
 
 
 def _victim(declared: FaultSpec, status: ManagerStatus, observed: Sequence[ObservedWorker]) -> str | None:
-    running = {engine.engine: engine.running for engine in status.engines}
+    running = {engine.name: engine.running for engine in status.engines}
     known = [seen for seen in observed if seen.role is Role.ROLLOUT and seen.counts and seen.name in running]
     if not known:
         return None

@@ -74,7 +74,7 @@ class LocalRun:
 
     async def inject_fault(self, request: FaultRequest) -> str:
         """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
-        fault = choose_victim(request, self.observed, {engine.engine for engine in self.status.engines})
+        fault = choose_victim(request, self.observed, {engine.name for engine in self.status.engines})
         await self._inject(fault, f"chaos: {fault}")
         return str(fault)
 
@@ -171,7 +171,7 @@ class LocalRun:
                 self._take(status)
 
     def _take(self, status: ManagerStatus) -> None:
-        serving = {engine.engine for engine in status.engines if engine.state is EngineState.SERVING}
+        serving = {engine.name for engine in status.engines if engine.state is EngineState.SERVING}
         for name in sorted(serving - self._served):
             self._timeline.note("serving", name, f"{name} serves")
         self._served |= serving

@@ -67,7 +67,7 @@ def _series(reports: Sequence[MetricsRow], name: str, began: float) -> tuple[lis
 
 
 def _draw_fleet(axes: Any, events: Sequence[FleetEvent], began: float, until: float) -> None:
-    sizes = [(event.time - began, event.engines) for event in events if event.event == FLEET]
+    sizes = [(event.time - began, event.engines) for event in events if event.kind == FLEET]
     if sizes:
         times, counts = zip(*sizes, strict=True)
         times, counts = (*times, max(until, times[-1])), (*counts, counts[-1])
@@ -80,7 +80,7 @@ def _draw_fleet(axes: Any, events: Sequence[FleetEvent], began: float, until: fl
 
 def _mark_losses(above: Any, below: Any, events: Sequence[FleetEvent], began: float) -> None:
     for event in events:
-        if event.event != RECLAIMED:
+        if event.kind != RECLAIMED:
             continue
         for axes in (above, below):
             axes.axvline(event.time - began, color=LOSS_COLOR, linestyle=(0, (2, 2)), linewidth=1.2)

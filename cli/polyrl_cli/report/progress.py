@@ -245,7 +245,7 @@ def _engines(engines: Sequence[EngineStatus]) -> Table:
         load = ProgressBar(total=max(engine.max_running, 1), completed=engine.running, width=10, pulse=False)
         version = f"v{engine.weight_version}" if engine.weight_version >= 0 else "no weights"
         table.add_row(
-            Text(f"{mark} {engine.engine}", style=style),
+            Text(f"{mark} {engine.name}", style=style),
             Text(engine.pool.value, style="dim"),
             f"{engine.state.value:<8}",
             f"{version:<10}",
@@ -256,5 +256,5 @@ def _engines(engines: Sequence[EngineStatus]) -> Table:
 
 
 def _event_line(event: FleetEvent) -> Text:
-    shown = (event.text, EVENT_STYLES.get(event.event, ""))
+    shown = (event.text, EVENT_STYLES.get(event.kind, ""))
     return Text.assemble((f"{clock_text(event.t)}  ", "dim"), shown, no_wrap=True, overflow="ellipsis")

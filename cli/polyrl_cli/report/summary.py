@@ -138,7 +138,7 @@ def losses(events: Sequence[FleetEvent], reports: Sequence[MetricsRow]) -> list[
             median_step_seconds=median,
         )
         for event in events
-        if event.event == RECLAIMED
+        if event.kind == RECLAIMED
     ]
 
 
@@ -149,7 +149,7 @@ def bytes_per_token(status: ManagerStatus) -> float | None:
 
 
 def _seconds_to_next_serving(lost: FleetEvent, events: Sequence[FleetEvent]) -> float | None:
-    later = (event for event in events if event.event == "serving" and event.time >= lost.time)
+    later = (event for event in events if event.kind == "serving" and event.time >= lost.time)
     return next((round(event.time - lost.time, 3) for event in later if event.worker != lost.worker), None)
 
 

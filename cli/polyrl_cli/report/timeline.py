@@ -28,7 +28,7 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unix seconds, as in metrics.jsonl."""
     t: float
     """Seconds since this start of the run."""
-    event: str
+    kind: str = msgspec.field(name="event")
     """started, serving, reclaimed, fault, stopped, exited, condition or fleet."""
     worker: str = ""
     text: str = ""
@@ -57,9 +57,9 @@ class Timeline:
         """Seconds since the run began."""
         return self._clock() - self._began
 
-    def note(self, event: str, worker: str, text: str) -> None:
+    def note(self, kind: str, worker: str, text: str) -> None:
         """Writes an event and calls the listener."""
-        self._listener(self._write(event, worker=worker, text=text))
+        self._listener(self._write(kind, worker=worker, text=text))
 
     def note_fleet(self, status: ManagerStatus) -> None:
         """Writes the fleet's size when it has changed."""
@@ -72,9 +72,9 @@ class Timeline:
         """No more events."""
         self._file.close()
 
-    def _write(self, event: str, worker: str = "", text: str = "", engines: int = -1) -> FleetEvent:
+    def _write(self, kind: str, worker: str = "", text: str = "", engines: int = -1) -> FleetEvent:
         now = round(time.time(), 3)
-        line = FleetEvent(time=now, t=round(self.elapsed, 3), event=event, worker=worker, text=text, engines=engines)
+        line = FleetEvent(time=now, t=round(self.elapsed, 3), kind=kind, worker=worker, text=text, engines=engines)
         self._file.write(msgspec.json.encode(line) + b"\n")
         return line
 

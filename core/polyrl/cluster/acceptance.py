@@ -38,7 +38,7 @@ DRY_ORDINAL: Final = 0
 class Acceptance:
     """The condition Accepted, and what it allows."""
 
-    accepted: bool | None
+    verdict: bool | None
     """None: not known yet."""
     reason: str
     """An AcceptedReason; of a job that has ended, what was stored."""
@@ -81,7 +81,7 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
         state = replace(ctx.state, dry_run_at=asked_at)
         return Acceptance(False, reason, message=message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
     return Acceptance(
-        accepted=None if answer is None else False,
+        verdict=None if answer is None else False,
         reason=reason,
         message=message,
         makes_pods=False,

@@ -112,9 +112,9 @@ class Packing(NamedTuple):
     """Nothing else of this step and purpose is open or unpacked."""
 
 
-def pack(state: LedgerState, request: BatchRequest) -> Packing | None:
+def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     """The answer as far as the state allows one; None while the trainer must wait."""
-    step = state.steps.get(step_key(request.step, request.purpose))
+    step = state.steps.get(step_key(wanted.step, wanted.purpose))
     if step is None:
         return Packing([], True)
     groups: list[int] = []
@@ -122,14 +122,14 @@ def pack(state: LedgerState, request: BatchRequest) -> Packing | None:
     full = False
     for number in step.ready:
         size, weight = state.groups[number].group.n, group_tokens(state, number)
-        if samples + size > request.max_samples or (groups and tokens + weight > request.max_tokens):
+        if samples + size > wanted.max_samples or (groups and tokens + weight > wanted.max_tokens):
             full = True
             break
         groups.append(number)
         samples += size
         tokens += weight
     exhausted = not step.open
-    enough = groups and samples >= min(request.min_samples, request.max_samples)
+    enough = groups and samples >= min(wanted.min_samples, wanted.max_samples)
     if enough or full or exhausted:
         return Packing(groups, exhausted and len(groups) == len(step.ready))
     return None
@@ -139,37 +139,37 @@ def answer_pending(transition: Transition) -> None:
     """Answers every waiting BatchRequest that can be answered, oldest first."""
     state = transition.state
     for pending in tuple(state.pending.values()):
-        request, packing = pending.request, pack(state, pending.request)
+        wanted, packing = pending.request, pack(state, pending.request)
         if packing is None:
             continue
         if not packing.groups and not packing.last:
-            _close(transition, request, Declined(request.request, _too_large(state, request)))
+            _close(transition, wanted, Declined(wanted.request, _too_large(state, wanted)))
             continue
         number, groups, last = state.next_batch, packing.groups, packing.last
-        transition.record(BatchPacked(number, request, groups=groups, last=last, at=transition.now))
+        transition.record(BatchPacked(number, wanted, groups=groups, last=last, at=transition.now))
         if groups:
-            _send_batch(transition, number, request, packing)
+            _send_batch(transition, number, wanted, packing)
         else:
-            _answer_empty(transition, request, Batch(request.request, number, step=request.step, samples=(), last=last))
+            _answer_empty(transition, wanted, Batch(wanted.request, number, step=wanted.step, samples=(), last=last))
 
 
 def close_late(transition: Transition) -> None:
     """Answers Late to every BatchRequest whose deadline has passed."""
     for pending in tuple(transition.state.pending.values()):
         if pending.due <= transition.now:
-            request = pending.request
-            whom = awaited(transition.state, request.step, purpose=request.purpose, now=transition.now)
-            _close(transition, request, Late(request.request, whom))
+            wanted = pending.request
+            whom = awaited(transition.state, wanted.step, purpose=wanted.purpose, now=transition.now)
+            _close(transition, wanted, Late(wanted.request, whom))
 
 
-def answer_again(transition: Transition, request: BatchRequest) -> bool:
+def answer_again(transition: Transition, wanted: BatchRequest) -> bool:
     """Repeats the answer to a request that was answered before; False if it was not, or was forgotten since."""
     for number, batch in transition.state.batches.items():
-        same = (batch.request.request, batch.request.step, batch.request.purpose)
-        if same == (request.request, request.step, request.purpose):
-            _send_batch(transition, number, batch.request, Packing(batch.groups, batch.last))
+        before = batch.request
+        if (before.request, before.step, before.purpose) == (wanted.request, wanted.step, wanted.purpose):
+            _send_batch(transition, number, before, Packing(batch.groups, batch.last))
             return True
-    key, kept = digest_of(request), transition.state.answered.get(request.request, b"")
+    key, kept = digest_of(wanted), transition.state.answered.get(wanted.request, b"")
     if kept.startswith(key):
         transition.answer(wire.decode_to_trainer(kept[len(key) :]))
     return kept.startswith(key)
@@ -180,23 +180,23 @@ def digest_of(message: wire.FromTrainer) -> bytes:
     return digest(wire.encode(message))
 
 
-def _send_batch(transition: Transition, number: int, request: BatchRequest, packing: Packing) -> None:
+def _send_batch(transition: Transition, number: int, wanted: BatchRequest, packing: Packing) -> None:
     """Sends a packed batch; its samples stay here until they are acknowledged, so it can be sent again."""
     samples = tuple(scored for group in packing.groups for scored in scored_group(transition.state, group))
-    transition.answer(Batch(request.request, number, step=request.step, samples=samples, last=packing.last))
+    transition.answer(Batch(wanted.request, number, step=wanted.step, samples=samples, last=packing.last))
 
 
-def _close(transition: Transition, request: BatchRequest, answer: Declined | Late) -> None:
-    transition.record(BatchRequestClosed(request.request))
-    _answer_empty(transition, request, answer)
+def _close(transition: Transition, wanted: BatchRequest, answer: Declined | Late) -> None:
+    transition.record(BatchRequestClosed(wanted.request))
+    _answer_empty(transition, wanted, answer)
 
 
-def _answer_empty(transition: Transition, request: BatchRequest, answer: Declined | Late | Batch) -> None:
-    transition.record(RequestDone(request.request, digest_of(request) + wire.encode(answer)))
+def _answer_empty(transition: Transition, wanted: BatchRequest, answer: Declined | Late | Batch) -> None:
+    transition.record(RequestDone(wanted.request, digest_of(wanted) + wire.encode(answer)))
     transition.answer(answer)
 
 
-def _too_large(state: LedgerState, request: BatchRequest) -> str:
-    number = state.steps[step_key(request.step, request.purpose)].ready[0]
+def _too_large(state: LedgerState, wanted: BatchRequest) -> str:
+    number = state.steps[step_key(wanted.step, wanted.purpose)].ready[0]
     size = state.groups[number].group.n
-    return f"maxSamples {request.max_samples} is less than the {size} samples of group {number}, which cannot be split"
+    return f"maxSamples {wanted.max_samples} is less than the {size} samples of group {number}, which cannot be split"

@@ -237,7 +237,7 @@ class GroupDiscarded(Event, frozen=True):
 class BatchRequested(Event, frozen=True):
     """A BatchRequest waits for its answer."""
 
-    request: BatchRequest
+    wanted: BatchRequest
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PACK | FollowUp.PLACE
 
@@ -249,10 +249,10 @@ class BatchRequestClosed(Event, frozen=True):
 
 
 class BatchPacked(Event, frozen=True):
-    """These complete groups answer `request`."""
+    """These complete groups answer what was wanted."""
 
     batch: int
-    request: BatchRequest
+    wanted: BatchRequest
     groups: list[int]
     last: bool
     at: float

@@ -45,7 +45,7 @@ def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
 
 def _engine_status(engine: LeasedEngine, now: float) -> EngineStatus:
     return EngineStatus(
-        engine=engine.name,
+        name=engine.name,
         pool=engine.pool,
         state=_engine_state(engine, now),
         weight_version=engine.version,

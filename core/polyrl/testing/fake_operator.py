@@ -185,5 +185,5 @@ def _engine(pod: Object) -> EngineStatus:
     pool = Pool(pod["metadata"]["labels"][names.LABEL_POOL])
     state = EngineState.SERVING
     return EngineStatus(
-        engine=pod["metadata"]["name"], pool=pool, state=state, weight_version=1, running=1, max_running=8, tokens=1
+        name=pod["metadata"]["name"], pool=pool, state=state, weight_version=1, running=1, max_running=8, tokens=1
     )

@@ -28,6 +28,7 @@ from polyrl.wire.agent import (
     FINISH_CODES as FINISH_CODES,
     ROW_DTYPE as ROW_DTYPE,
     SUPERSEDED as SUPERSEDED,
+    TOKEN_BYTES as TOKEN_BYTES,
     Announce as Announce,
     Assign as Assign,
     Cancel as Cancel,

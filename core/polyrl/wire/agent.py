@@ -59,6 +59,9 @@ class Hello(Message, frozen=True, tag="hello"):
 ROW_DTYPE: Final = np.dtype([("assignment", "<u4"), ("offset", "<u4"), ("count", "<u2"), ("finish", "u1")])
 """One row of Deltas, 11 bytes. `offset`: response position of the row's first token; `finish` indexes FINISH_CODES."""
 
+TOKEN_BYTES: Final = 8
+"""What a token takes in Deltas beside its row: uint32 id and float32 logprob."""
+
 FINISH_CODES: Final = (None, "stop", "length")
 """Row finish codes: still running, ended by a stop token, ended by its token budget."""
 

@@ -18,7 +18,7 @@ from polyrl.errors import UNDECODABLE, ProtocolError
 from polyrl.status import ManagerStatus
 from polyrl_operator.secret import ManagerCredentials
 
-ANSWER_S: Final = 3.0
+MANAGER_ANSWER_S: Final = 3.0
 """What a busy manager may take beyond the wait that was asked for."""
 
 DRAIN_S: Final = 1.0
@@ -66,11 +66,11 @@ class ManagerClient:
     async def status(self, at: Address, credentials: ManagerCredentials, since: int, wait_s: float) -> ManagerStatus:
         """Its status once that is newer than `since`, or after `wait_s`. Raises ManagerUnreachable, ProtocolError."""
         path = f"{control.STATUS_PATH}?since={since}&waitSeconds={wait_s:g}"
-        return await self._ask("GET", at, credentials, path, ManagerStatus, wait_s + ANSWER_S)
+        return await self._ask("GET", at, credentials, path, ManagerStatus, wait_s + MANAGER_ANSWER_S)
 
     async def waits(self, at: Address, credentials: ManagerCredentials) -> control.Waits:
         """Who waits for whom at this moment. Raises ManagerUnreachable, ProtocolError."""
-        return await self._ask("GET", at, credentials, control.WAITS_PATH, control.Waits, ANSWER_S)
+        return await self._ask("GET", at, credentials, control.WAITS_PATH, control.Waits, MANAGER_ANSWER_S)
 
     async def drain(
         self,

@@ -185,5 +185,5 @@ def _waking(status: ManagerStatus) -> tuple[object, ...]:
         status.weight_version,
         status.trainer_connected,
         status.finished,
-        tuple((engine.engine, engine.state) for engine in status.engines),
+        tuple((engine.name, engine.state) for engine in status.engines),
     )

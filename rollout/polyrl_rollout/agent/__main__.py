@@ -56,7 +56,7 @@ def main(
     parent_death_signal.hold()
     try:
         agent_keys = read_keys(AgentKeys, keys)
-        spec = read_job(job)
+        manifest = read_job(job)
         if (manager_endpoints is None) == (manager is None):
             raise UserError("give exactly one of --manager-endpoints and --manager")
     except UserError as error:
@@ -69,15 +69,15 @@ def main(
         run_epoch=run_epoch,
         engine=engine_name,
         pool=pool,
-        drain_s=float(spec.spec.rollout.drain_seconds),
+        drain_s=float(manifest.spec.rollout.drain_seconds),
     )
-    engine_spec = spec.spec.rollout.engine
-    engine = choose_engine(engine_spec, spec.spec.recipe.seed)
-    cloud = CLOUDS.get(spec.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
+    engine_spec = manifest.spec.rollout.engine
+    engine = choose_engine(engine_spec, manifest.spec.recipe.seed)
+    cloud = CLOUDS.get(manifest.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
     watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
     # Announced to the manager until the engine has started and measured its own.
     expected = EngineCapacity(engine_spec.max_running, engine_spec.kv_tokens, max_context=engine_spec.max_context)
-    sys.exit(asyncio.run(run_agent(settings, engine, expected, spec.metadata.name, watch)))
+    sys.exit(asyncio.run(run_agent(settings, engine, expected, manifest.metadata.name, watch)))
 
 
 Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]

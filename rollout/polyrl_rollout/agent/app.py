@@ -28,7 +28,7 @@ from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngin
 from polyrl_rollout.weights.puller import Pulled, Puller, Versions
 from polyrl_rollout.weights.staging import Staging
 
-ANSWER_S: Final = 10.0
+TOKENS_KEPT_WAIT_S: Final = 10.0
 """A frame of tokens without its TokensKept for this long: the connection is given up and made anew."""
 UNHEARD_S: Final = 0.1
 """Pause between two tries to send while there is no manager to send to."""
@@ -36,7 +36,7 @@ HEALTH_S: Final = 10.0
 """Pause between health checks of an engine that gives no tokens."""
 REPLAN_S: Final = 0.25
 """Longest pause between two checks of what is left while draining; the end of a sequence ends it at once."""
-DRAIN_ANSWER_S: Final = 2.0
+START_DRAIN_WAIT_S: Final = 2.0
 """After Leaving the manager has this long to send StartDrain before the agent drains itself."""
 CLOSE_S: Final = 15.0
 """Longest wait for the engine to end; its parent death signal ends what is left."""
@@ -87,7 +87,7 @@ class Agent:
         seconds = self._settings.drain_s if seconds is None else seconds
         log.info("notice", seconds=seconds, reason=reason)
         self._send(wire.Leaving(seconds, reason))
-        answer_s = min(DRAIN_ANSWER_S, seconds / 2) if self._protocol.welcome else 0.0
+        answer_s = min(START_DRAIN_WAIT_S, seconds / 2) if self._protocol.welcome else 0.0
         self._loop.call_later(answer_s, self._drain, wire.StartDrain(seconds - answer_s, reason))
 
     # --- messages of the manager --------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class Agent:
         for frame in self.book.pack(now, welcome.delta_s, flush=everything):
             self._send(frame)
         oldest = self.book.oldest_unanswered()
-        if oldest is not None and now - oldest > ANSWER_S:
-            link.fail(f"the manager did not confirm tokens for {ANSWER_S:.0f} s")
+        if oldest is not None and now - oldest > TOKENS_KEPT_WAIT_S:
+            link.fail(f"the manager did not confirm tokens for {TOKENS_KEPT_WAIT_S:.0f} s")
 
     def _heartbeat(self) -> wire.Heartbeat:
         used = sum(len(s.assign.input_ids) // 4 + len(s.ids) for s in self.book.unfinished())

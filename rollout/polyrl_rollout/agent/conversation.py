@@ -26,7 +26,7 @@ WELCOME_S: Final = 5.0
 """Longest wait for the answer to Hello."""
 BACKOFF_S: Final = (0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.5, 1.0, 2.0)
 """Pauses between greetings; the last one repeats. A manager that was killed is back within the first three seconds."""
-MAX_MANAGER_OUTAGE_S: Final = 600.0
+MAX_MANAGER_SILENCE_S: Final = 600.0
 """Without a message of the manager for this long the agent ends: the run is over, and the agent was not notified."""
 LINGER_S: Final = 1.0
 """Time that the last messages get to leave."""
@@ -97,8 +97,8 @@ class Conversation:
                     self.link.close()
                 self.link = None
                 self._protocol.disconnect()
-            if self._loop.time() - self._received_at > MAX_MANAGER_OUTAGE_S:
-                self._handler.give_up(f"the manager was silent for {MAX_MANAGER_OUTAGE_S:.0f} s")
+            if self._loop.time() - self._received_at > MAX_MANAGER_SILENCE_S:
+                self._handler.give_up(f"the manager was silent for {MAX_MANAGER_SILENCE_S:.0f} s")
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
             failures += 1
 

@@ -21,11 +21,19 @@ from typing import Final
 import numpy as np
 
 from polyrl import wire
-from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, HandBack, HandBackReason, HeldAssignment, unpack_ids
+from polyrl.wire import (
+    FINISH_CODES,
+    ROW_DTYPE,
+    TOKEN_BYTES,
+    Assign,
+    Deltas,
+    HandBack,
+    HandBackReason,
+    HeldAssignment,
+    unpack_ids,
+)
 from polyrl_rollout.engines.port import TokenChunk
 
-TOKEN_BYTES: Final = 8
-"""uint32 id and float32 logprob."""
 FRAME_BYTES: Final = 24
 """A Deltas frame without its columns: tag, seq, version, three lengths."""
 GOAL_BYTES: Final = 16

@@ -145,7 +145,7 @@ class ControlService:
             wanted = msgspec.json.decode(await request.read(), type=control.DrainRequest)
         except UNDECODABLE as error:
             raise _BadRequest(f"the body is not a drain request: {error}") from error
-        known = any(engine.engine == wanted.engine for engine in self.status().engines)
+        known = any(engine.name == wanted.engine for engine in self.status().engines)
         if known:
             now, seconds = self._manager.now(), wanted.deadline_seconds
             self._manager.deliver_and_settle(self._ledger.drain(wanted.engine, seconds, wanted.reason, now))

@@ -63,7 +63,7 @@ class Site:
         await self.client.publish(version, published.endpoint, published.public_key, published.manifest_hash)
 
     def serving(self) -> list[str]:
-        return [engine.engine for engine in self.manager.status().engines if engine.weight_version >= 0]
+        return [engine.name for engine in self.manager.status().engines if engine.weight_version >= 0]
 
     async def until_serving(self, count: int) -> None:
         async with asyncio.timeout(DEADLINE_S):

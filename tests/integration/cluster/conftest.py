@@ -295,7 +295,7 @@ class Manager:
     async def _drain(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read(), type=DrainRequest)
         self.drains.append(body)
-        known = any(engine.engine == body.engine for engine in self.status.engines)
+        known = any(engine.name == body.engine for engine in self.status.engines)
         return web.Response(body=msgspec.json.encode(DrainAnswer(engine=body.engine, known=known)))
 
 

@@ -52,7 +52,7 @@ class Callbacks:
 @pytest.fixture(autouse=True)
 def slow_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked again, or taken for silent, because this process had to wait for a core: who is away refuses."""
-    for limit in ("ANSWER_S", "DRAIN_S", "CONNECT_S"):
+    for limit in ("MANAGER_ANSWER_S", "DRAIN_S", "CONNECT_S"):
         monkeypatch.setattr(client_module, limit, DEADLINE_S)
 
 
@@ -83,7 +83,7 @@ async def until(holds: Callable[[], Any]) -> None:
 
 def engine(name: str, state: EngineState = EngineState.SERVING, tokens: int = 0) -> EngineStatus:
     return EngineStatus(
-        engine=name, pool=Pool.SPOT, state=state, weight_version=1, running=0, max_running=1, tokens=tokens
+        name=name, pool=Pool.SPOT, state=state, weight_version=1, running=0, max_running=1, tokens=tokens
     )
 
 

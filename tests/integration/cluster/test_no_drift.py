@@ -33,7 +33,7 @@ async def run_step(place: Any, manager: Any, step: int, rollout_s: float) -> Non
     live = [pod["metadata"] for pod in await place.pods("rollout") if "deletionTimestamp" not in pod["metadata"]]
     names = sorted(metadata["name"] for metadata in live)
     engines = tuple(
-        EngineStatus(engine=name, pool=Pool.SPOT, state=EngineState.SERVING, weight_version=1, running=1,
+        EngineStatus(name=name, pool=Pool.SPOT, state=EngineState.SERVING, weight_version=1, running=1,
                      max_running=4, tokens=0) for name in names
     )  # fmt: skip
     await manager.report(engines=engines)

@@ -23,7 +23,7 @@ DEADLINE_S = 30.0
 
 def engine(name: str) -> EngineStatus:
     return EngineStatus(
-        engine=name, pool=Pool.SPOT, state=EngineState.SERVING, weight_version=0, running=0, max_running=4, tokens=0
+        name=name, pool=Pool.SPOT, state=EngineState.SERVING, weight_version=0, running=0, max_running=4, tokens=0
     )
 
 

@@ -113,7 +113,7 @@ async def test_an_engine_that_dials_again_takes_its_old_place(site: Any) -> None
         await socket.send(encode(hello("engine-1")))
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(decode_to_agent(await socket.recv()), Welcome)
-    assert [engine.engine for engine in site.manager.status().engines] == ["engine-1"]
+    assert [engine.name for engine in site.manager.status().engines] == ["engine-1"]
 
 
 async def test_a_silent_engine_is_gone_after_its_lease(site: Any) -> None:

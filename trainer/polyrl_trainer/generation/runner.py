@@ -113,8 +113,8 @@ class UserCodeRunner:
                 self.reward.failures.add(scored.sample.id, passed)
             await self.rollouts.reject(scored.sample.id, passed.reason, passed.detail)
             return
-        for turn in passed:
-            await self.rollouts.score(turn.sample.id, turn.turn, turn.reward.value, turn.reward.metrics)
+        for one in passed:
+            await self.rollouts.score(one.sample.id, one.turn, one.reward.value, one.reward.metrics)
 
     async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""

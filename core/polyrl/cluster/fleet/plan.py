@@ -36,7 +36,7 @@ from polyrl.worker import Role
 OVERSTAY_S: Final = 10.0
 """A drained pod that lives so long beyond its deadline is deleted by us, so that nothing half-gone stays."""
 
-DRAIN_RETRY_S: Final = 2.0
+DRAIN_REPEAT_S: Final = 2.0
 """A drain that the manager did not confirm is repeated after so long."""
 
 MAX_CREATIONS: Final = 50
@@ -107,7 +107,7 @@ def unconfirmed_drains(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> tu
         if one.state is PodState.PREEMPTED and one.notice is not None and _works(ctx, one):
             left, why = max(0.0, one.notice.deadline - ctx.now), f"{one.notice.kind}: {one.notice.why}"
             drains.append(DrainEngine(one.pod.name, one.pod.uid, deadline_s=left, why=why))
-    return drains, ctx.now + DRAIN_RETRY_S if drains else None
+    return drains, ctx.now + DRAIN_REPEAT_S if drains else None
 
 
 def release_rollouts(ctx: ReconcileContext, leaving: Sequence[tuple[RolloutPod, str]]) -> list[Action]:

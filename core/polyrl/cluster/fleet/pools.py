@@ -26,8 +26,8 @@ from polyrl.cluster.timestamps import earliest, millisecond, unix
 from polyrl.manifest.status import PoolStatus
 from polyrl.sample import Pool
 
-FIRST_BACKOFF_S: Final = 60.0
-MAX_BACKOFF_S: Final = 1800.0
+FIRST_POOL_BACKOFF_S: Final = 60.0
+MAX_POOL_BACKOFF_S: Final = 1800.0
 """cluster-autoscaler blocks a failing node group for 5 to 30 min; asking more often than that is of no use."""
 
 PROVED_S: Final = 600.0
@@ -81,7 +81,7 @@ class _Hold:
 
 def backoff_s(failures: int, uid: str) -> float:
     """Seconds to hold a pool after so many failures in a row: deterministic, and different for each job."""
-    full = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (failures - 1))
+    full = min(MAX_POOL_BACKOFF_S, FIRST_POOL_BACKOFF_S * 2.0 ** (failures - 1))
     return full * (0.5 + 0.5 * zlib.crc32(f"{uid}/{failures}".encode()) / 2**32)
 
 

@@ -90,7 +90,7 @@ class ReconcileContext:
     def engines(self) -> dict[str, EngineStatus]:
         """Engines of rollouts that the manager last listed, by name, which is the pod's."""
         listed = self.manager_status.engines if self.manager_status is not None else ()
-        return {engine.engine: engine for engine in listed if engine.pool is not Pool.RESERVED}
+        return {engine.name: engine for engine in listed if engine.pool is not Pool.RESERVED}
 
     @property
     def drain_s(self) -> float:

@@ -71,7 +71,7 @@ def _condition(assessment: Assessment, type_: str, draft: ConditionDraft, before
 
 def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
     accepted, stage = assessment.accepted, assessment.lifecycle.stage
-    yield "Accepted", _draft(accepted.accepted, accepted.reason, accepted.message)
+    yield "Accepted", _draft(accepted.verdict, accepted.reason, accepted.message)
     idle = _idle(assessment)
     for type_, decide in _OF_A_RUNNING_JOB.items():
         yield type_, idle or decide(assessment)

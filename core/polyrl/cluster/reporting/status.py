@@ -101,7 +101,7 @@ def _times(assessment: Assessment) -> dict[str, str | int | None]:
     ctx, stored = assessment.ctx, assessment.ctx.status
     times: dict[str, str | int | None] = {}
     runs = assessment.lifecycle.stage is LifecycleStage.RUNS
-    if runs and stored.last_resume_time is None and (assessment.accepted.accepted or stored.start_time is not None):
+    if runs and stored.last_resume_time is None and (assessment.accepted.verdict or stored.start_time is not None):
         times["start_time"] = stored.start_time or second(ctx.now)
         times["last_resume_time"] = millisecond(ctx.now)
     if not runs and stored.last_resume_time is not None:

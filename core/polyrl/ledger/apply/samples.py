@@ -115,10 +115,10 @@ def numbers_taken(state: LedgerState, event: events.NumbersTaken) -> None:
 def _forget_old_steps(state: LedgerState, newcomer: Group) -> None:
     done = [
         key
-        for key, step in state.steps.items()
-        if step.purpose is newcomer.purpose
-        and step.step < newcomer.step
-        and not (step.open or step.ready or step.packed)
+        for key, past in state.steps.items()
+        if past.purpose is newcomer.purpose
+        and past.step < newcomer.step
+        and not (past.open or past.ready or past.packed)
     ]
     for key in done:
         del state.steps[key]
@@ -338,8 +338,8 @@ def _leave_step(state: LedgerState, entry: GroupState) -> None:
 
 
 def batch_requested(state: LedgerState, event: events.BatchRequested) -> None:
-    due = event.at + event.request.deadline_s
-    state.pending[event.request.request] = PendingRequest(event.request, event.at, due=due)
+    due = event.at + event.wanted.deadline_s
+    state.pending[event.wanted.request] = PendingRequest(event.wanted, event.at, due=due)
     wake(state, due)
 
 
@@ -348,11 +348,11 @@ def batch_request_closed(state: LedgerState, event: events.BatchRequestClosed) -
 
 
 def batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
-    del state.pending[event.request.request]
+    del state.pending[event.wanted.request]
     state.next_batch = event.batch + 1
     if not event.groups:
         return
-    state.batches[event.batch] = BatchState(event.request, list(event.groups), last=event.last)
+    state.batches[event.batch] = BatchState(event.wanted, list(event.groups), last=event.last)
     for number in event.groups:
         entry = state.groups[number]
         entry.batch = event.batch

@@ -21,10 +21,7 @@ from polyrl.ledger.audit.samples import AuditedSample, SampleAudit
 from polyrl.ledger.audit.window import WindowAudit
 from polyrl.ledger.state import Counters, LedgerState, SamplePhase, SampleState
 from polyrl.sample import sample_id
-from polyrl.wire import ROW_DTYPE
-
-TOKEN_BYTES: Final = 8
-"""Id and logprob."""
+from polyrl.wire import ROW_DTYPE, TOKEN_BYTES
 
 MAX_TOKEN_BYTES: Final = TOKEN_BYTES + ROW_DTYPE.itemsize
 """A row of one token."""
@@ -92,7 +89,7 @@ class Audit:
         self.batches.discarded(event)
         group = self.samples.end(event.group, "discarded", entry.at)
         if group is not None:
-            self.samples.totals.discarded += group.group.n
+            self.samples.totals.discarded += group.submitted.n
 
     def _assigned(self, event: f.Assigned, entry: history.HistoryEntry) -> None:
         self.engines.assigned(event, entry.at)
@@ -151,7 +148,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.BatchPacked: lambda audit, event, entry: audit.batches.packed(event, entry.at),
     f.BatchAcknowledged: lambda audit, event, entry: audit.batches.acknowledged(event, entry.at),
     f.BatchReturned: lambda audit, event, entry: audit.batches.returned(event, entry.at),
-    f.WindowSet: lambda audit, event, entry: audit.window.window(event, entry.at),
+    f.WindowSet: lambda audit, event, entry: audit.window.window_set(event, entry.at),
     f.EngineHeard: lambda audit, event, entry: audit.engines.heard(event, entry.at),
     f.EngineGreeted: _of_engine(EngineAudit.greeted),
     f.EngineServing: _of_engine(EngineAudit.serving),

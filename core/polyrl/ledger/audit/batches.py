@@ -50,7 +50,7 @@ class BatchAudit:
         group = self._samples.live.get(event.group)
         if group is None:
             return
-        self._unpacked[(group.group.step, group.group.purpose)].discard(event.group)
+        self._unpacked[(group.submitted.step, group.submitted.purpose)].discard(event.group)
         batch = self.unacknowledged.get(group.batch, [])
         if event.group in batch:
             batch.remove(event.group)
@@ -59,7 +59,7 @@ class BatchAudit:
 
     def packed(self, event: f.BatchPacked, at: float) -> None:
         self._findings.saw("I2", "batches")
-        self._answered(event.request.request, at)
+        self._answered(event.wanted.request, at)
         if event.batch <= self.last_batch:
             self._findings.broke("I2", at, f"batch {event.batch} names two batches")
         self.last_batch = max(self.last_batch, event.batch)
@@ -73,9 +73,9 @@ class BatchAudit:
         if group is None:
             self._findings.broke("I2", at, f"batch {event.batch} holds group {number}, which is not live")
             return 0
-        step, purpose = group.group.step, group.group.purpose
-        if (step, purpose) != (event.request.step, event.request.purpose):
-            text = f"batch {event.batch} of step {event.request.step} ({event.request.purpose}) holds group {number}"
+        step, purpose = group.submitted.step, group.submitted.purpose
+        if (step, purpose) != (event.wanted.step, event.wanted.purpose):
+            text = f"batch {event.batch} of step {event.wanted.step} ({event.wanted.purpose}) holds group {number}"
             self._findings.broke("I2", at, f"{text} of {step} ({purpose})")
         if not group.complete:
             self._findings.broke("I2", at, f"batch {event.batch} holds group {number}, which is not complete")
@@ -83,20 +83,20 @@ class BatchAudit:
             self._findings.broke("I2", at, f"group {number} is in the batches {group.batch} and {event.batch}")
         group.batch = event.batch
         self._unpacked[(step, purpose)].discard(number)
-        return group.group.n
+        return group.submitted.n
 
     def _check_size(self, event: f.BatchPacked, samples: int, at: float) -> None:
-        request = event.request
-        left = self._unpacked.get((request.step, request.purpose), set())
-        if samples > request.max_samples:
-            text = f"batch {event.batch} holds {samples} samples; at most {request.max_samples} were asked for"
+        wanted = event.wanted
+        left = self._unpacked.get((wanted.step, wanted.purpose), set())
+        if samples > wanted.max_samples:
+            text = f"batch {event.batch} holds {samples} samples; at most {wanted.max_samples} were asked for"
             self._findings.broke("I3", at, text)
         if event.last and left:
-            text = f"batch {event.batch} is called the last of step {request.step}; group {min(left)} is left"
+            text = f"batch {event.batch} is called the last of step {wanted.step}; group {min(left)} is left"
             self._findings.broke("I2", at, text)
         ready = any(self._samples.live[number].complete for number in left)
-        if samples < request.min_samples and not event.last and not (event.groups and ready):
-            text = f"batch {event.batch} holds {samples} samples; at least {request.min_samples} were asked for"
+        if samples < wanted.min_samples and not event.last and not (event.groups and ready):
+            text = f"batch {event.batch} holds {samples} samples; at least {wanted.min_samples} were asked for"
             self._findings.broke("I2", at, text)
 
     def acknowledged(self, event: f.BatchAcknowledged, at: float) -> None:
@@ -110,7 +110,7 @@ class BatchAudit:
         for number in groups:
             group = self._samples.end(number, "acknowledged", at)
             if group is not None:
-                self._samples.totals.acknowledged += group.group.n
+                self._samples.totals.acknowledged += group.submitted.n
 
     def returned(self, event: f.BatchReturned, at: float) -> None:
         groups = self.unacknowledged.pop(event.batch, None)
@@ -120,12 +120,12 @@ class BatchAudit:
         for number in groups:
             group = self._samples.live[number]
             group.batch = -1
-            self._unpacked[(group.group.step, group.group.purpose)].add(number)
+            self._unpacked[(group.submitted.step, group.submitted.purpose)].add(number)
 
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def requested(self, event: f.BatchRequested, at: float) -> None:
-        self._requested[event.request.request] = (at, at + event.request.deadline_s)
+        self._requested[event.wanted.request] = (at, at + event.wanted.deadline_s)
 
     def closed(self, event: f.BatchRequestClosed, at: float) -> None:
         self._answered(event.request, at)

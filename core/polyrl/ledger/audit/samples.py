@@ -28,7 +28,7 @@ class AuditedSample:
 class AuditedGroup:
     """One live group."""
 
-    group: Group
+    submitted: Group
     """Without its prompt."""
     prompt_tokens: int
     samples: list[AuditedSample]
@@ -38,16 +38,16 @@ class AuditedGroup:
     @property
     def budget(self) -> int:
         """Tokens that engines may generate for each sample."""
-        return self.group.sampling.max_new_tokens
+        return self.submitted.sampling.max_new_tokens
 
     @property
     def versions(self) -> str:
         """Those that may generate for it, for people."""
-        return f"{self.group.min_version} to {self.group.max_version}"
+        return f"{self.submitted.min_version} to {self.submitted.max_version}"
 
     def allows(self, version: int) -> bool:
         """Whether `version` may generate for it."""
-        return self.group.min_version <= version <= self.group.max_version
+        return self.submitted.min_version <= version <= self.submitted.max_version
 
 
 @dataclass
@@ -194,7 +194,7 @@ class SampleAudit:
         except ValueError:
             return None
         group = self.live.get(number)
-        return None if group is None or not 0 <= index < group.group.n else (group, group.samples[index])
+        return None if group is None or not 0 <= index < group.submitted.n else (group, group.samples[index])
 
     def _find(self, name: str, what: str, at: float) -> tuple[AuditedGroup, AuditedSample] | None:
         found = self.find(name)

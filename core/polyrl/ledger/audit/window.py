@@ -56,7 +56,7 @@ class WindowAudit:
         """Tokens that could still be generated when the window opened, and those submitted since."""
         self._read = 0
 
-    def window(self, event: f.WindowSet, at: float) -> None:
+    def window_set(self, event: f.WindowSet, at: float) -> None:
         if event.open == self._open:
             return
         self._open = event.open

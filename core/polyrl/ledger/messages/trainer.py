@@ -304,12 +304,12 @@ def _report(transition: Transition, message: wire.TrainerReport) -> None:
     transition.record(events.Reported(message.phase, message.step, values=message.values, at=transition.now))
 
 
-def _finish(transition: Transition, message: wire.FinishRun) -> None:
+def _finish(transition: Transition, end: wire.FinishRun) -> None:
     if transition.state.finished:
         return
     for number in tuple(transition.state.groups):
         discard_group(transition, number, DiscardReason.CANCELLED, notify=False)
-    transition.record(events.RunFinished(message.ok, message.message, at=transition.now))
+    transition.record(events.RunFinished(end.ok, end.message, at=transition.now))
     for name in transition.state.engines:
         drain_engine(transition, name, deadline_s=0.0, reason="the run is over")
 

@@ -101,7 +101,7 @@ def steps_wanted(state: LedgerState) -> set[int] | None:
     """Steps whose groups may begin while the trainer has more to learn from than it takes; None: all may."""
     if state.backlog <= state.config.backlog_tokens:
         return None
-    live = (step.step for step in state.steps.values() if step.open or step.ready or step.packed)
+    live = (known.step for known in state.steps.values() if known.open or known.ready or known.packed)
     return {min(live, default=0), *(pending.request.step for pending in state.pending.values())}
 
 

@@ -29,7 +29,7 @@ FLEET = [
 def status(step: int, running: int = 4, phase: str = "rl") -> ManagerStatus:
     engines = tuple(
         EngineStatus(
-            engine=seen.name,
+            name=seen.name,
             pool=Pool.SPOT,
             state=EngineState.SERVING,
             weight_version=1,

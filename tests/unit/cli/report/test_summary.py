@@ -23,7 +23,7 @@ def rl_step(time: float, seconds: float, step: int = 1) -> MetricsRow:
 
 
 def an_event(event: str, time: float, worker: str = "rollout-0") -> FleetEvent:
-    return FleetEvent(time=time, t=time - 100, event=event, worker=worker, text=f"{worker} {event}")
+    return FleetEvent(time=time, t=time - 100, kind=event, worker=worker, text=f"{worker} {event}")
 
 
 def test_lines_that_are_no_reports_are_left_out() -> None:
@@ -90,7 +90,7 @@ def test_the_reserved_engine_and_joining_ones_do_not_count_as_serving_rollouts()
         (Pool.SPOT, EngineState.DRAINING),
     ]
     engines = tuple(
-        EngineStatus(engine=str(n), pool=pool, state=state, weight_version=0, running=0, max_running=1, tokens=0)
+        EngineStatus(name=str(n), pool=pool, state=state, weight_version=0, running=0, max_running=1, tokens=0)
         for n, (pool, state) in enumerate(kinds)
     )
     assert num_serving(ManagerStatus(seq=1, run_epoch=1, engines=engines)) == 2
@@ -163,7 +163,7 @@ def test_a_failure_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", EngineState)
 def test_an_engine_in_any_state_has_its_line_in_the_picture(state: EngineState) -> None:
     engine = EngineStatus(
-        engine="rollout-7", pool=Pool.SPOT, state=state, weight_version=1, running=2, max_running=4, tokens=9
+        name="rollout-7", pool=Pool.SPOT, state=state, weight_version=1, running=2, max_running=4, tokens=9
     )
     progress = Progress("job", JobSpec.model_validate(SPEC), clock=lambda: 0.0)
     progress.take(ManagerStatus(seq=1, run_epoch=1, engines=(engine,)), conditions=())

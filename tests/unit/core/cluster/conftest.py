@@ -67,7 +67,7 @@ class Build:
 
     def engine(self, name: str, *, running: int = 1, version: int = 1) -> EngineStatus:
         return EngineStatus(
-            engine=name,
+            name=name,
             pool=Pool.SPOT,
             state=EngineState.SERVING,
             weight_version=version,

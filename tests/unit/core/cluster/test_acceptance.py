@@ -25,7 +25,7 @@ REFUSED = "Pod j-r-0: violates PodSecurity"
 )
 def test_verdict(build: Any, spec: dict[str, Any], dry_run: str | None, expected: tuple[Any, ...]) -> None:
     found = acceptance(build.ctx(build.job(**spec), dry_run=dry_run, state=ReconcileState(dry_run_at=build.now)))
-    assert (found.accepted, found.reason, found.makes_pods, found.dry_run is not None) == expected
+    assert (found.verdict, found.reason, found.makes_pods, found.dry_run is not None) == expected
     assert dry_run in (None, "") or dry_run in found.message
 
 
@@ -40,9 +40,9 @@ def test_what_was_accepted_is_not_asked_again(build: Any) -> None:
     known = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "m", "observedGeneration": 1}
     known["lastTransitionTime"] = "2026-01-01T00:00:00Z"
     found = acceptance(build.ctx(status={"conditions": [known]}))
-    assert (found.accepted, found.dry_run) == (True, None)
+    assert (found.verdict, found.dry_run) == (True, None)
     assert found.state is not None
-    assert acceptance(build.ctx(state=found.state)).accepted
+    assert acceptance(build.ctx(state=found.state)).verdict
 
 
 @pytest.mark.parametrize(

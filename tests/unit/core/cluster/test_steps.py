@@ -19,7 +19,7 @@ TIMES = {StepValue.ROLLOUT_SECONDS: 30.0, StepValue.TRAIN_SECONDS: 20.0, StepVal
 
 def engine(number: int, state: EngineState = EngineState.SERVING, pool: Pool = Pool.SPOT) -> EngineStatus:
     return EngineStatus(
-        engine=f"j-r-{number}", pool=pool, state=state, weight_version=1, running=0, max_running=8, tokens=0
+        name=f"j-r-{number}", pool=pool, state=state, weight_version=1, running=0, max_running=8, tokens=0
     )
 
 

@@ -128,7 +128,7 @@ def after(entry: HistoryEntry, *more: HistoryEvent | HistoryEntry) -> Entries:
 
 def asked(**changes: Any) -> Entries:
     """Another request answered by the batch of the run."""
-    return instead(BATCHED, request=msgspec.structs.replace(BATCHED.event.request, **changes))
+    return instead(BATCHED, wanted=msgspec.structs.replace(BATCHED.event.wanted, **changes))
 
 
 def requested_at(at: float) -> Entries:
@@ -193,7 +193,7 @@ def discarded(group: int) -> f.GroupDiscarded:
 
 
 def endless() -> f.BatchRequested:
-    request = msgspec.structs.replace(REQUESTED.event.request, request=7, deadline_s=float("inf"))
+    request = msgspec.structs.replace(REQUESTED.event.wanted, request=7, deadline_s=float("inf"))
     return f.BatchRequested(request, 9.0)
 
 

@@ -109,7 +109,7 @@ def test_no_tokens_for_the_progress_deadline_moves_the_sample_and_suspects_the_e
         stage.agent("b", Heartbeat(0, 0, kv_free_tokens=0))
         stage.pass_time(0.0)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
-    states = {engine.engine: engine.state for engine in stage.ledger.status(stage.now).engines}
+    states = {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}
     assert states == {"a": "suspect", "b": "serving"}
 
 

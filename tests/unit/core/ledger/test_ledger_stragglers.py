@@ -94,7 +94,7 @@ def test_what_it_ran_goes_on_elsewhere_with_all_its_tokens() -> None:
 
 def test_it_is_suspect_and_pauses_then_is_tried_with_one_fresh_sample() -> None:
     stage = with_straggler()
-    states = {view.engine: view.state for view in stage.ledger.status(stage.now).engines}
+    states = {view.name: view.state for view in stage.ledger.status(stage.now).engines}
     assert states["e"] == "suspect"
     stage.submit(3)
     assert not stage.placed()["e"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.fleet.pools import (
-    MAX_BACKOFF_S,
+    MAX_POOL_BACKOFF_S,
     UNLIMITED,
     PoolView,
     backoff_s,
@@ -165,7 +165,7 @@ def test_no_capacity_for_two_hours_is_one_probe_at_a_time(build: Any) -> None:
     assert len(renewals) >= 3
     assert view.status.state == "BackingOff"
     assert min(renewals) >= TIMEOUT_S
-    assert MAX_BACKOFF_S < 7200
+    assert MAX_POOL_BACKOFF_S < 7200
 
 
 def test_unknown_fields_of_a_pool_are_plain() -> None:
