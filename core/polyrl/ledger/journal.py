@@ -27,7 +27,7 @@ import sqlite3
 import zlib
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger.apply.apply import apply
 from polyrl.ledger.events import AnyEvent, Event
 from polyrl.ledger.state import GroupState, LedgerState, SampleState
+
+T = TypeVar("T")
 
 JOURNAL_SCHEMA: Final = 8
 """Changes with any change to events or state that old bytes would not survive, or to the history that an
@@ -99,10 +101,7 @@ def encode_events(events: Iterable[Event]) -> bytes:
 
 def decode_events(data: bytes) -> list[Event]:
     """Raises ProtocolError."""
-    try:
-        return _events.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ProtocolError(f"undecodable events: {error}") from error
+    return _decoded(_events, data, "events")
 
 
 def encode_state(state: LedgerState) -> bytes:
@@ -112,10 +111,14 @@ def encode_state(state: LedgerState) -> bytes:
 
 def decode_state(data: bytes) -> LedgerState:
     """Raises ProtocolError."""
+    return _decoded(_state, data, "snapshot")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
     try:
-        return _state.decode(data)
+        return decoder.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ProtocolError(f"undecodable snapshot: {error}") from error
+        raise ProtocolError(f"undecodable {what}: {error}") from error
 
 
 class PageBook:

@@ -123,12 +123,6 @@ def release_rollouts(ctx: ReconcileContext, leaving: Sequence[tuple[RolloutPod, 
     return [*annotations, *drains, *(action for action in releases if isinstance(action, Delete))]
 
 
-def rollouts_made(ctx: ReconcileContext) -> int:
-    """Highest number that a rollout has had."""
-    seen = [names.ordinal_of(pod.name) for pod in ctx.facts.of_role(Role.ROLLOUT)]
-    return max([ctx.status.rollout.created, *seen])
-
-
 def vanished(ctx: ReconcileContext, role: Role) -> list[LastSeenPod]:
     """Pods of the last reconcile that are gone without a signal."""
     there = {pod.uid for pod in ctx.facts.pods}
@@ -169,7 +163,7 @@ def _numbered(ctx: ReconcileContext, one: RolloutPod, loss_number: LossNumber) -
 
 
 def _creations(ctx: ReconcileContext, fleet: Sequence[RolloutPod], split: CapacitySplit) -> Iterator[Action]:
-    ordinal = rollouts_made(ctx)
+    ordinal = ctx.highest_ordinal(Role.ROLLOUT)
     lost = sum(one.state in (PodState.PREEMPTED, PodState.FAILED) for one in fleet)
     for pool, number in ((Pool.ON_DEMAND, split.on_demand), (Pool.SPOT, split.spot)):
         for _ in range(number):

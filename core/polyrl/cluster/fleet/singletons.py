@@ -67,13 +67,7 @@ def manager(ctx: ReconcileContext) -> tuple[list[Action], float | None]:
         return actions, due
     actions += [Delete("Pod", pod.name, uid=pod.uid, why="it ended") for pod in ended if pod.deletion_at is None]
     why = "the one before ended or is gone" if ctx.status.manager.created else "the job begins"
-    return [*actions, Create(manager_pod(ctx.owner, managers_made(ctx) + 1), why)], None
-
-
-def managers_made(ctx: ReconcileContext) -> int:
-    """Highest number that a manager pod has had."""
-    seen = [names.ordinal_of(pod.name) for pod in ctx.facts.of_role(Role.MANAGER)]
-    return max([ctx.status.manager.created, *seen])
+    return [*actions, Create(manager_pod(ctx.owner, ctx.highest_ordinal(Role.MANAGER) + 1), why)], None
 
 
 def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.facts import JobFacts
@@ -61,6 +61,11 @@ class ReconcileContext:
             for obj in fixed_children(self.owner)
         }
         return DesiredHashes(self.facts.generation, templates, fixed=fixed)
+
+    def highest_ordinal(self, role: Literal[Role.MANAGER, Role.ROLLOUT]) -> int:
+        """The highest that a pod of this role has had in its name."""
+        created = (self.status.manager if role is Role.MANAGER else self.status.rollout).created
+        return max([created, *(names.ordinal_of(pod.name) for pod in self.facts.of_role(role))])
 
     @property
     def wants_manager(self) -> bool:

@@ -142,11 +142,12 @@ def _lost(now: float, why: str) -> DisruptionSignal:
 
 def _endings(pod: PodFacts, node: NodeFacts) -> Iterator[DisruptionSignal]:
     """The node, or what stands for it, is being deleted or shuts down."""
-    kind = DisruptionKind.DRAIN if node.claim_reason else spot_or_drain(pod)
-    if node.claim_deletion_at is not None:
-        why = f" ({node.claim_reason})" if node.claim_reason else ""
-        why = f"the NodeClaim of {node.name} is being deleted{why}"
-        yield DisruptionSignal(kind, True, at=node.claim_deletion_at, why=why)
+    claim = node.claim
+    kind = DisruptionKind.DRAIN if claim is not None and claim.reason else spot_or_drain(pod)
+    if claim is not None and claim.deletion_at is not None:
+        chosen = f" ({claim.reason})" if claim.reason else ""
+        why = f"the NodeClaim of {node.name} is being deleted{chosen}"
+        yield DisruptionSignal(kind, True, at=claim.deletion_at, why=why)
     elif node.deletion_at is not None:
         yield DisruptionSignal(kind, True, why=f"node {node.name} is being deleted")
     if _shuts_down(node):

@@ -89,6 +89,17 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimFacts:
+    """A Karpenter NodeClaim."""
+
+    node: str
+    """Name of the node that it became; empty: none yet."""
+    deletion_at: float | None = None
+    reason: str = ""
+    """Reason of its disruption, when it says one."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """One node that runs, or ran, a pod of the job."""
 
@@ -103,21 +114,8 @@ class NodeFacts:
     """Cordoned."""
     taints: tuple[Taint, ...] = ()
     deletion_at: float | None = None
-    claim_deletion_at: float | None = None
-    """Deletion of its Karpenter NodeClaim."""
-    claim_reason: str = ""
-    """Reason of the NodeClaim's disruption, when it says one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimFacts:
-    """A Karpenter NodeClaim."""
-
-    node: str
-    """Name of the node that it became; empty: none yet."""
-    deletion_at: float | None = None
-    reason: str = ""
-    """Reason of its disruption, when it says one."""
+    claim: ClaimFacts | None = None
+    """None where Karpenter did not make it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,8 +238,4 @@ def _with_claims(
 ) -> dict[str, NodeFacts]:
     """Those of the `wanted` nodes that exist, with what their claims add: not every cluster has Karpenter."""
     found = {name: nodes[name] for name in set(wanted) if name in nodes}
-    added = {claim.node: claim for claim in claims if claim.node in found}
-    return found | {
-        name: replace(found[name], claim_deletion_at=claim.deletion_at, claim_reason=claim.reason)
-        for name, claim in added.items()
-    }
+    return found | {claim.node: replace(found[claim.node], claim=claim) for claim in claims if claim.node in found}

@@ -1,7 +1,8 @@
 """Reading fields of raw Kubernetes objects, which may lack any of them and must not make an operator fall.
 
-A field of the wrong type reads as absent: the API server checked its own types, and what it did not check (a CRD's open
-fields, a test's hand-written object) must end as "not known", never as an exception.
+Each reads what lies below `path`; what is not there is empty, 0 or False. So is a field of the wrong type: the API
+server checked its own types, and what it did not check (a CRD's open fields, a test's hand-written object) must end as
+"not known", never as an exception.
 """
 
 from __future__ import annotations
@@ -14,31 +15,26 @@ NOTHING: Final[Raw] = {}
 
 
 def part(obj: object, *path: str) -> Raw:
-    """The object below `path`; empty when it is not there."""
     found = _at(obj, path)
     return found if isinstance(found, Mapping) else NOTHING
 
 
 def parts(obj: object, *path: str) -> list[Raw]:
-    """The list of objects below `path`; empty when it is not there."""
     found = _at(obj, path)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list | tuple) else []
 
 
 def text(obj: object, *path: str) -> str:
-    """The text below `path`; empty when it is not there."""
     found = _at(obj, path)
     return found if isinstance(found, str) else ""
 
 
 def count(obj: object, *path: str) -> int:
-    """The whole number below `path`; 0 when it is not there."""
     found = _at(obj, path)
     return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 
 def flag(obj: object, *path: str) -> bool:
-    """True only when true is written below `path`."""
     return _at(obj, path) is True
 
 

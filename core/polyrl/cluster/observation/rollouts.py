@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from polyrl.cluster import names
@@ -105,28 +106,27 @@ def silent_since(pod: PodFacts, ctx: ReconcileContext) -> float | None:
 def _rollout(pod: PodFacts, ctx: ReconcileContext) -> RolloutPod:
     engine, since = ctx.engines.get(pod.name), silent_since(pod, ctx)
     if names.ANNOTATION_RELEASED in pod.annotations or (ctx.finishing and pod.ended):
-        return RolloutPod(pod, PodState.DELETING, notice=None, engine=engine)
+        return RolloutPod(pod, PodState.DELETING, engine=engine)
+    observed = partial(RolloutPod, pod, engine=engine, silent_since=since)
     written = loss_number_of(pod)
     if written is not None and written.counter is LossCounter.FAILURE:
-        return RolloutPod(
-            pod, PodState.FAILED, notice=None, engine=engine, silent_since=since, why="it was counted as failed"
-        )
+        return observed(PodState.FAILED, why="it was counted as failed")
     silent = since is not None and ctx.now - since >= LEASE_LOST_S
     drains = engine is not None and engine.state is EngineState.DRAINING and not ctx.finishing
     notice = notice_of(pod, ctx, silent=silent, drains=drains)
     if notice is not None and notice.confirmed:
-        return RolloutPod(pod, PodState.PREEMPTED, notice=notice, engine=engine, silent_since=since)
+        return observed(PodState.PREEMPTED, notice=notice)
     why = failure(pod, ctx, since)
     if why:
-        return RolloutPod(pod, PodState.FAILED, notice=None, engine=engine, silent_since=since, why=why)
+        return observed(PodState.FAILED, why=why)
     if pod.ended and pod.ended_at is not None and ctx.now - pod.ended_at < QUIET_S:
-        return RolloutPod(pod, PodState.EXITED, notice=None, engine=engine, silent_since=since)
+        return observed(PodState.EXITED)
     if pod.ended:
         left = DisruptionNotice(
             DisruptionKind.UNKNOWN, ctx.now, deadline=ctx.now, confirmed=True, why="its agent ended after handing over"
         )
-        return RolloutPod(pod, PodState.PREEMPTED, notice=left, engine=engine, silent_since=since)
-    return RolloutPod(pod, _state(pod, engine, ctx), notice=notice, engine=engine, silent_since=since)
+        return observed(PodState.PREEMPTED, notice=left)
+    return observed(_state(pod, engine, ctx), notice=notice)
 
 
 def _state(pod: PodFacts, engine: EngineStatus | None, ctx: ReconcileContext) -> PodState:

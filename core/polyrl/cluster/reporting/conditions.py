@@ -46,7 +46,8 @@ class ConditionDraft(NamedTuple):
 def conditions(assessment: Assessment) -> list[Condition]:
     """All conditions after this reconcile; lastTransitionTime moves only when a status flips."""
     before = {known.type: known for known in assessment.ctx.status.conditions}
-    return [_condition(assessment, type_, draft, before.get(type_)) for type_, draft in _drafts(assessment)]
+    generation, now = assessment.ctx.facts.generation, assessment.ctx.now
+    return [condition_of(type_, draft, before.get(type_), generation, now) for type_, draft in _drafts(assessment)]
 
 
 def stall_due(assessment: Assessment) -> float | None:
@@ -57,15 +58,16 @@ def stall_due(assessment: Assessment) -> float | None:
     return since + max(SHORTEST_STALL_S, STALL_STEPS * reported.values.get(StepValue.STEP_SECONDS, 0.0))
 
 
-def _condition(assessment: Assessment, type_: str, draft: ConditionDraft, before: Condition | None) -> Condition:
+def condition_of(type_: str, draft: ConditionDraft, before: Condition | None, generation: int, now: float) -> Condition:
+    """The condition to store, after `before` of the same type."""
     kept = before is not None and before.status == draft.status
     return Condition(
         type=type_,
         status=draft.status,
         reason=draft.reason,
         message=draft.message[:MESSAGE_LENGTH],
-        last_transition_time=before.last_transition_time if before is not None and kept else second(assessment.ctx.now),
-        observed_generation=assessment.ctx.facts.generation,
+        last_transition_time=before.last_transition_time if before is not None and kept else second(now),
+        observed_generation=generation,
     )
 
 

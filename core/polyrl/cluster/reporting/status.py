@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.fleet.plan import rollouts_made
-from polyrl.cluster.fleet.singletons import managers_made
 from polyrl.cluster.lifecycle import LifecycleStage, active_s
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.disruption import DisruptionKind, disruption_kind
@@ -16,11 +14,10 @@ from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState, of_pool
 from polyrl.cluster.reasons import AcceptedReason
 from polyrl.cluster.reporting.assessment import Assessment
-from polyrl.cluster.reporting.conditions import conditions
+from polyrl.cluster.reporting.conditions import ConditionDraft, condition_of, conditions
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond, second, unix
 from polyrl.manifest.status import (
-    Condition,
     Cost,
     Disruption,
     JobStatus,
@@ -69,16 +66,8 @@ def job_status(assessment: Assessment) -> JobStatus:
 
 def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> JobStatus:
     """Status of an object that this version does not understand: Accepted=False, and all else as stored."""
-    before = stored.condition("Accepted")
-    stands = before is not None and before.status == "False"
-    accepted = Condition(
-        type="Accepted",
-        status="False",
-        reason=AcceptedReason.INVALID,
-        message=sentence,
-        last_transition_time=before.last_transition_time if before is not None and stands else second(now),
-        observed_generation=generation,
-    )
+    drafted = ConditionDraft("False", AcceptedReason.INVALID, message=sentence)
+    accepted = condition_of("Accepted", drafted, stored.condition("Accepted"), generation, now)
     rest = [known for known in stored.conditions if known.type != "Accepted"]
     return stored.model_copy(update={"observed_generation": generation, "conditions": [accepted, *rest]})
 
@@ -114,7 +103,7 @@ def _times(assessment: Assessment) -> dict[str, str | int | None]:
 
 def _manager(ctx: ReconcileContext) -> ManagerSummary:
     stored, manager = ctx.status.manager, ctx.facts.manager
-    update: dict[str, object] = {"created": managers_made(ctx)}
+    update: dict[str, object] = {"created": ctx.highest_ordinal(Role.MANAGER)}
     if ctx.wants_manager:
         host = f"{names.manager_service(ctx.facts.name)}.{ctx.facts.namespace}"
         update["endpoint"] = f"https://{host}:{ctx.spec.manager.port}"
@@ -161,7 +150,7 @@ def _rollout(assessment: Assessment) -> RolloutStatus:
         selector=names.selector(ctx.facts.name, Role.ROLLOUT),
         preemptions=total(pods, LossCounter.PREEMPTION, stored.preemptions, assessment.vanished),
         failures=total(pods, LossCounter.FAILURE, stored.failures, assessment.vanished),
-        created=rollouts_made(ctx),
+        created=ctx.highest_ordinal(Role.ROLLOUT),
         last_preemption_time=second(ctx.now) if lost else stored.last_preemption_time,
         pools=[view.status for view in assessment.views] if ctx.wants_rollouts else [],
     )

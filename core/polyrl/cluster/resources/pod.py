@@ -27,7 +27,6 @@ KEY_MODE: Final = 0o440
 """Mode of the Secret's files: root's, and readable by the pod's group through fsGroup."""
 
 TMP: Final = "/tmp"
-MEMORY: Final = "/dev/shm"
 
 ENVIRONMENT: Final = {
     "PYTHONSAFEPATH": "1",
@@ -72,6 +71,10 @@ class Mounted:
         mount: Fields = {"name": self.name, "mountPath": self.path}
         mount |= {"readOnly": True} if self.read_only else {}
         return mount | ({"subPath": self.sub_path} if self.sub_path else {})
+
+
+TMP_VOLUME: Final = Mounted("polyrl-tmp", TMP, source={"emptyDir": {}})
+MEMORY_VOLUME: Final = Mounted("polyrl-shm", "/dev/shm", source={"emptyDir": {"medium": "Memory"}})
 
 
 @dataclass(frozen=True)
@@ -143,14 +146,6 @@ def keys_volume(owner: Owner, *files: str, name: str = "polyrl-keys") -> Mounted
     items = [{"key": file, "path": file} for file in files]
     secret = {"secretName": names.keys_secret_name(owner.name), "defaultMode": KEY_MODE, "items": items}
     return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
-
-
-def tmp_volume() -> Mounted:
-    return Mounted("polyrl-tmp", TMP, source={"emptyDir": {}})
-
-
-def memory_volume() -> Mounted:
-    return Mounted("polyrl-shm", MEMORY, source={"emptyDir": {"medium": "Memory"}})
 
 
 def kept_volume(name: str, path: str, storage: StorageSpec, owner: Owner, claim: str) -> Mounted:

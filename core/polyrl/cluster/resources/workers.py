@@ -48,7 +48,7 @@ def manager_pod(owner: Owner, ordinal: int) -> Object:
         pod.job_volume(owner),
         pod.keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
         pod.kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
-        pod.tmp_volume(),
+        pod.TMP_VOLUME,
     )
     ours = pod.container(worker, settings.manager_image, settings, volumes)
     named = (("http", spec.manager.port), ("agents", names.AGENTS_PORT), ("trainer", names.TRAINER_PORT))
@@ -94,7 +94,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
     made_from = pod.pod_workers(owner, pool=pool).rollout
     if made_from is None:
         raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
-    volumes = (pod.job_volume(owner), pod.keys_volume(owner, "agent.key"), pod.tmp_volume(), pod.memory_volume())
+    volumes = (pod.job_volume(owner), pod.keys_volume(owner, "agent.key"), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
     ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
     ours["resources"] = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
     parts = pod.PodParts(
@@ -146,7 +146,7 @@ def _trainer_template(owner: Owner) -> Fields:
     their_resources = theirs["containers"][0].get("resources", {}) if theirs else {}
     workers = pod.pod_workers(owner, pod.whole_cpus(merged_resources(their_resources, TRAINER_RESOURCES)))
     run = pod.kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
-    shared = (pod.job_volume(owner), pod.tmp_volume(), pod.memory_volume())
+    shared = (pod.job_volume(owner), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
     keys = () if workers.manager is None else (pod.keys_volume(owner, "trainer.key"),)
     code = pod.code_volume(spec.recipe.code)
     volumes = (*shared, *keys, run, *(() if code is None else (code,)))

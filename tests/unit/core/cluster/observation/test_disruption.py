@@ -8,7 +8,7 @@ import pytest
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.disruption import NODE_KNOWN_S, SHUTDOWN_S, is_dead, is_gone, notice_of
-from polyrl.cluster.observation.facts import PodPhase, Taint
+from polyrl.cluster.observation.facts import ClaimFacts, PodPhase, Taint
 from polyrl.cluster.state import ReconcileState
 from polyrl.cluster.timestamps import millisecond
 from polyrl.sample import Pool
@@ -99,9 +99,11 @@ def test_deletion_gives_the_rest_of_its_grace(build: Any) -> None:
 
 def test_nodeclaim_tells_interruption_from_choice(build: Any) -> None:
     pod = build.pod()
-    gone = {"claim_deletion_at": build.now - 1, "taints": (Taint("karpenter.sh/disrupted"),)}
-    assert notice(build, pod, nodes=build.nodes(pod, **gone)).kind == "SpotInterruption"
-    drifted = notice(build, pod, nodes=build.nodes(pod, **gone, claim_reason="Drifted"))
+    taints = (Taint("karpenter.sh/disrupted"),)
+    claim = ClaimFacts(pod.node, build.now - 1)
+    assert notice(build, pod, nodes=build.nodes(pod, claim=claim, taints=taints)).kind == "SpotInterruption"
+    chosen = ClaimFacts(pod.node, build.now - 1, reason="Drifted")
+    drifted = notice(build, pod, nodes=build.nodes(pod, claim=chosen, taints=taints))
     assert (drifted.kind, drifted.confirmed) == ("NodeDrain", True)
 
 

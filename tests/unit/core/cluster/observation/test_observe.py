@@ -140,7 +140,7 @@ def test_nodes_and_their_claims() -> None:
     assert (one.ready, one.unschedulable, one.created_at) == (False, True, AT)
     assert one.ready_reason == "KubeletNotReady: node is shutting down"
     assert one.taints == (Taint("k", AT),)
-    assert (one.claim_deletion_at, one.claim_reason) == (AT, "Drifted")
+    assert (one.claim.deletion_at, one.claim.reason) == (AT, "Drifted")
     assert observed(raw_job(), pods=[pod], nodes=None).sees_nodes is False
 
 
