@@ -97,10 +97,28 @@ Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; de
 
 @app.command()
 def validate(file: ManifestFile, sets: Overrides = None) -> None:
-    """Check a manifest and the files it names; every fault is shown with its line."""
+    """Check a manifest, all rows, model config and code; every fault is shown with its line."""
     from polyrl_cli.manifests.load import validation_report
 
     _print(validation_report(file, sets or []))
+
+
+@app.command()
+def reward(
+    file: ManifestFile,
+    row: Annotated[int, typer.Option(min=1, help="Row of the first file of prompts, from 1.")] = 1,
+    response: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What the policy wrote; default: the row's answer or response.")
+    ] = None,
+    sets: Overrides = None,
+) -> None:
+    """Try the reward on a row, without a run: reward, metrics, time, and what it printed."""
+    from polyrl_cli.manifests.reward import reward_lines
+
+    lines, scored = reward_lines(file, sets or [], row, response)
+    _print(lines)
+    if not scored:
+        raise typer.Exit(RUN_FAILED)
 
 
 @app.command()
@@ -114,28 +132,29 @@ def run(  # noqa: PLR0913 - each is a flag
     show_prints: Annotated[
         bool, typer.Option("--show-prints", help="Show what the reward and the environment print, as it comes.")
     ] = False,
+    check: Annotated[bool, typer.Option(help="Look at rows, model config and code first, as validate does.")] = True,
     on: Annotated[On, typer.Option(help="Run processes on this machine, or pods on a cluster.")] = On.HERE,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
     """Run a manifest on this machine, or on a cluster."""
+    from polyrl_cli.manifests.load import own_overrides
+
+    overrides = [*(sets or []), *own_overrides(seed, name)]
     cluster = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
     if on is On.HERE:
         from polyrl_cli.local.run import run_command
 
         _refuse_flags(cluster, "--on kubernetes")
-        raise typer.Exit(
-            run_command(file, sets or [], seed, out=out, name=name, resume=resume, show_prints=show_prints)
-        )
-    from polyrl_cli.manifests.load import own_overrides
+        raise typer.Exit(run_command(file, overrides, out, resume=resume, show_prints=show_prints, check=check))
     from polyrl_cli.remote.cluster import ClusterOptions
     from polyrl_cli.remote.run import DETACHED, run_on_kubernetes
 
     _refuse_flags({"--out": out, "--resume": resume, "--show-prints": show_prints or None}, "--on here")
     options = ClusterOptions(kubeconfig, context, namespace=namespace)
     try:
-        raise typer.Exit(run_on_kubernetes(file, [*(sets or []), *own_overrides(seed, name)], options, _echo))
+        raise typer.Exit(run_on_kubernetes(file, overrides, options, _echo))
     except KeyboardInterrupt:
         typer.echo(DETACHED)
         raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from polyrl.manifest.environment import EVERY_WORKER, USER_CODE
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.sample import Pool
@@ -71,6 +72,8 @@ class Worker:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the little that the fleet passes on."""
+    inherits: tuple[str, ...] = EVERY_WORKER
+    """Names, or patterns of names, that a process takes over from the environment of who starts it; pods have none."""
     grace_s: float = MANAGER_GRACE_S
     """Time from being asked to end until being ended by force."""
 
@@ -205,8 +208,23 @@ def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
         argv += ("--weights-port", str(place.pods.weights_port), "--advertise", place.pods.advertise)
         argv += ("--max-manager-outage", f"{POD_MAX_MANAGER_OUTAGE_S:g}", "--hand-over")
     return Worker(
-        "trainer", Role.TRAINER, argv=argv, env=_threads(_trainer_threads(spec, place)), grace_s=TRAINER_GRACE_S
+        "trainer",
+        Role.TRAINER,
+        argv=argv,
+        env=_threads(_trainer_threads(spec, place)) | user_env(spec),
+        inherits=user_inherits(spec),
+        grace_s=TRAINER_GRACE_S,
     )
+
+
+def user_env(spec: JobSpec) -> dict[str, str]:
+    """Variables of the user's code that the manifest itself gives."""
+    return {one.name: one.value for one in spec.recipe.env if one.value is not None}
+
+
+def user_inherits(spec: JobSpec) -> tuple[str, ...]:
+    """Names that the process of the user's code takes over."""
+    return (*EVERY_WORKER, *USER_CODE, *(one.name for one in spec.recipe.env if one.value is None))
 
 
 def _agent(spec: JobSpec, place: RunLocation, role: Role, pool: Pool) -> Worker:

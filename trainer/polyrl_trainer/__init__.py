@@ -1,6 +1,7 @@
 """The trainer: a PyTorch learner that gets its samples from rollouts on machines that may vanish.
 
     app, __main__    one process: job and keys in, stages run, one result file out
+    check            what the user brought, looked at before a run does
     loops            SFT, RL, offline RL, evaluation, and the stages that string them together
     generation       groups of prompts submitted, finished turns answered by user code, samples read from the wire
     user_code        rewards, group filters and environments of the user's, behind deadlines

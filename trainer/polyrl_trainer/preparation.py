@@ -42,7 +42,7 @@ class Prepared:
 def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     """Raises InvalidData for data and tokenizers, InvalidCode for code."""
     recipe = spec.recipe
-    tokenizer = load_tokenizer(recipe.model.tokenizer, _model_folder(recipe, manifest_dir), manifest_dir)
+    tokenizer = tokenizer_of(recipe, manifest_dir)
     context = spec.rollout.engine.max_context
     room = context - recipe.sampling.max_new_tokens
     code_path = manifest_dir / recipe.code.path
@@ -84,6 +84,11 @@ def _is_chat(recipe: RecipeSpec, rows: Callable[[str], list[DataRow]]) -> bool:
     """Whether the newest stage's rows are conversations; the first one speaks for all."""
     datasets = recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl
     return "messages" in rows(datasets[0].path)[0].fields
+
+
+def tokenizer_of(recipe: RecipeSpec, manifest_dir: Path) -> Tokenizer:
+    """The manifest's tokenizer. Raises InvalidData."""
+    return load_tokenizer(recipe.model.tokenizer, _model_folder(recipe, manifest_dir), manifest_dir)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:

@@ -3,7 +3,8 @@ the trainer's standard output, which is user code's, in `logs/prints.log`.
 
 No orphan survives the runner: workers end themselves when it dies (each ties itself to POLYRL_PARENT_PID), and here the
 whole process group of a worker is ended by force when the worker itself has exited, was killed, or outlived its grace.
-Workers get only the few environment variables named below, and no file but their log; secrets reach them as 0600 files.
+Workers get only the few variables that `polyrl.manifest.environment` names, and no file but their log; our own secrets
+reach them as 0600 files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,16 +23,9 @@ from typing import Final
 import psutil
 
 from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
-from polyrl.parent_death_signal import PARENT_PID
 from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.kinds import Part
-
-PASSED_ON: Final = (
-    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
-    *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
-)
-"""All that a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is,
-and that it finds no GPU or no network here."""
+from polyrl_cli.environment import process_environment
 
 PRINTS: Final = "prints.log"
 """Standard output of all trainers of a run: what user code prints."""
@@ -161,7 +154,7 @@ class ProcessFleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env=_environment(worker.env),
+                env=process_environment(worker.env, worker.inherits),
                 start_new_session=True,
             )
 
@@ -197,12 +190,6 @@ def _members(child: _Child, part: Part) -> list[psutil.Process]:
     except psutil.NoSuchProcess:
         return []
     return below if part is Part.BELOW else [child.tree, *below]
-
-
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    ours = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", PARENT_PID: str(os.getpid())}
-    return {**passed_on, **ours, **own}
 
 
 def _signal_group(child: _Child, number: int) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from polyrl.errors import UserError
+from polyrl.errors import InvalidManifest, UserError
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import RunLocation, Workers, workers_of
@@ -29,7 +29,8 @@ from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
-from polyrl_cli.manifests.load import check_files, load_manifest, notes, own_overrides
+from polyrl_cli.manifests.checks import unset_variables
+from polyrl_cli.manifests.load import check_contents, check_files, load_manifest, notes, read_manifest
 from polyrl_cli.report import summary
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.prints import PrintsTail
@@ -63,27 +64,28 @@ class EndedRun:
 
 def run_command(
     file: Path,
-    sets: list[str],
-    seed: int | None,
-    *,
+    overrides: list[str],
     out: Path | None,
-    name: str | None,
+    *,
     resume: Path | None,
     show_prints: bool = False,
+    check: bool = True,
 ) -> int:
-    """Runs the manifest at `file` here. Returns the exit code; raises UserError when the input is wrong."""
-    overrides = [*sets, *own_overrides(seed, name)]
-    job = load_manifest(file, overrides)
-    check_files(job, file, overrides)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    for note in notes(job):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    """Runs the manifest at `file` here. Returns the exit code; raises UserError when the input is wrong. `check` looks
+    at rows, model config and code first, which takes seconds; without it the trainer finds their faults later."""
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
-    if resume is not None:
-        folder = run_folder.existing_folder(resume, f"--resume {resume}")
-    else:
-        folder = run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
+    resumed = None if resume is None else run_folder.existing_folder(resume, f"--resume {resume}")
+    job = load_manifest(file, overrides)
+    check_files(job, file, overrides)
+    missing = list(unset_variables(job))
+    if missing:
+        raise InvalidManifest(read_manifest(file, overrides).describe(missing))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    unchecked = check_contents(job, file, overrides) if check else []
+    for note in [*notes(job), *unchecked]:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    folder = resumed or run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
         run_epoch = run_folder.prepare_folder(folder, job)
         place = RunLocation(

@@ -22,6 +22,7 @@ from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.schema.crd import Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec
+from polyrl_cli.manifests.checks import check_job, unset_variables
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
 from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, parse, path_text, read_source
@@ -68,15 +69,27 @@ def check_files(job: PolyRLJob, manifest: Path, sets: Sequence[str] = (), *, abs
         raise InvalidManifest(read_manifest(manifest, sets).describe(faults))
 
 
+def check_contents(job: PolyRLJob, manifest: Path, sets: Sequence[str] = ()) -> list[str]:
+    """Notes of what could not be looked at. Raises InvalidManifest with every fault of rows, model config and code."""
+    checked = check_job(job, manifest.parent)
+    if checked.faults:
+        raise InvalidManifest(read_manifest(manifest, sets).describe(checked.faults))
+    return checked.notes
+
+
 def validation_report(file: Path, sets: Sequence[str]) -> list[str]:
-    """Lines for a valid manifest. Raises InvalidManifest with every fault, those of named files included."""
+    """Lines for a valid manifest. Raises InvalidManifest with every fault: of fields, of named files, and of what is in
+    them."""
     job = load_manifest(file, sets)
     check_files(job, file, sets, absolute=False)
+    unchecked = check_contents(job, file, sets)
     recipe, rollout = job.spec.recipe, job.spec.rollout
     lines = [
         f"{file} is valid: {job.metadata.name}, mode {recipe.mode}, {recipe.sft.steps} SFT and"
         f" {recipe.algorithm.steps} RL steps, {rollout.min_replicas} to {rollout.max_replicas} rollouts",
         *(f"note: {note}" for note in notes(job)),
+        *(f"note: {fault.sentence}" for fault in unset_variables(job)),
+        *(f"note: {note}" for note in unchecked),
     ]
     elsewhere = absolute_paths_elsewhere(recipe)
     return lines + ([f"note: not on this machine, so not checked: {', '.join(elsewhere)}"] if elsewhere else [])

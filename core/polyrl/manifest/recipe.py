@@ -7,7 +7,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from polyrl.manifest.base import BY_VALUE, INT32_MAX, Count, FunctionName, ManifestModel, Name, PathText, Positive
+from polyrl.manifest.base import (
+    BY_VALUE,
+    CLUSTER_ONLY,
+    INT32_MAX,
+    Count,
+    FunctionName,
+    ManifestModel,
+    Name,
+    PathText,
+    Positive,
+)
 
 MODEL_CONFIG_SCHEMA: Final = {
     "type": "object",
@@ -38,6 +48,15 @@ class Mode(StrEnum):
     """Supervised fine-tuning, then reinforcement learning from its result."""
     OFFLINE_RL = "offline-rl"
     """RL on a file of finished, scored samples; no engine runs."""
+
+
+class EnvironmentVariable(ManifestModel):
+    """One variable of the environment in which the user's code runs."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Name of the variable."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value. Left out, it is taken from the environment of `polyrl run`; on a cluster from `recipe.envSecret`."""
 
 
 class CodeSpec(ManifestModel):
@@ -276,6 +295,11 @@ class RecipeSpec(ManifestModel):
     """Seeds model weights, data order and sampling; printed by every run."""
     code: CodeSpec = CodeSpec()
     """Where the user's Python lives."""
+    env: list[EnvironmentVariable] = Field(default=[], max_length=64)
+    """Environment of reward, filter and environment, beside what they have without being named: `HF_*`, `WANDB_*`,
+    `MLFLOW_*`, `*_API_KEY`, `*_BASE_URL`, and the variables of proxies and certificates."""
+    env_secret: Annotated[Name, CLUSTER_ONLY] | None = None
+    """Secret in the job's namespace; each of its keys becomes a variable of the trainer's environment."""
     model: ModelSpec
     """The policy."""
     data: DataSpec = DataSpec()

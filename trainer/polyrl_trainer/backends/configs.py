@@ -33,6 +33,8 @@ class ModelConfig:
     """Type of the forward pass and of the exported weights. Master weights and optimizer state are always float32."""
     special_tokens: SpecialTokens = SpecialTokens()
     """Written into a fresh model's config; a folder's own ids are left as they are."""
+    vocabulary: int | None = None
+    """The tokenizer's number of tokens: a fresh model's, unless its config says `vocab_size`."""
 
 
 @dataclass(frozen=True)

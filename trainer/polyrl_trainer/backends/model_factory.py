@@ -7,8 +7,6 @@ is refused: transformers would fill both in silently.
 from __future__ import annotations
 
 import copy
-import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,36 +14,34 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import Dtype, SpecialTokens
+from polyrl_trainer.backends.model_config import PLACE, model_config, reason_of
 
-UNDECLARED_FIELDS = frozenset({"model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"})
-"""Fields of published config.json files that transformers reads, though not every config declares them."""
-MAX_REASON_CHARACTERS = 200
-"""Most characters shown of a foreign error message; some list every model that exists."""
 _AUTO_MODEL: Any = AutoModelForCausalLM
 """transformers leaves these class methods untyped."""
 NO_SPECIAL_TOKENS = SpecialTokens()
-
-PLACE = "spec.recipe.model.config"
 
 DENSE_ATTENTION = "sdpa"
 VARIABLE_LENGTH_ATTENTION = "flash_attention_2"
 
 
 def load_model(
-    source: Path | Mapping[str, Any], seed: int, dtype: Dtype, special_tokens: SpecialTokens = NO_SPECIAL_TOKENS
+    source: Path | Mapping[str, Any],
+    seed: int,
+    dtype: Dtype,
+    special_tokens: SpecialTokens = NO_SPECIAL_TOKENS,
+    vocabulary: int | None = None,
 ) -> PreTrainedModel:
     """A causal language model with float32 master weights, ready for scoring; `dtype` is noted as the one it serves in.
 
     Raises InvalidManifest for a config that makes no model, InvalidData for a folder that holds none.
     """
-    model = _from_folder(source) if isinstance(source, Path) else _from_config(source, seed, special_tokens)
+    model = _from_folder(source) if isinstance(source, Path) else _from_config(source, seed, special_tokens, vocabulary)
     model.config.dtype = getattr(torch, dtype)
     model.config.architectures = [type(model).__name__]
     _stop_at(model, special_tokens.eos)
@@ -75,8 +71,10 @@ def attention_for(device: torch.device, dtype: Dtype) -> str:
     return DENSE_ATTENTION
 
 
-def _from_config(fields: Mapping[str, Any], seed: int, special_tokens: SpecialTokens) -> PreTrainedModel:
-    config = _config(fields, special_tokens)
+def _from_config(
+    fields: Mapping[str, Any], seed: int, special_tokens: SpecialTokens, vocabulary: int | None
+) -> PreTrainedModel:
+    config = model_config(fields, special_tokens, vocabulary)
     # The generator of the process is left as it was: model weights must not shift data order, or the reverse.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -85,45 +83,10 @@ def _from_config(fields: Mapping[str, Any], seed: int, special_tokens: SpecialTo
                 config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION
             )
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
-            raise InvalidManifest([f"{PLACE}: no causal language model can be made of it: {_reason(error)}"]) from error
+            raise InvalidManifest(
+                [f"{PLACE}: no causal language model can be made of it: {reason_of(error)}"]
+            ) from error
     return model
-
-
-def _config(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> PretrainedConfig:
-    model_type = str(fields.get("model_type"))
-    if model_type not in CONFIG_MAPPING:
-        raise InvalidManifest([f"{PLACE}.model_type: transformers knows no {model_type!r}{_nearest(model_type)}"])
-    config_class = CONFIG_MAPPING[model_type]
-    _refuse_unknown(fields, config_class)
-    ids = dataclasses.asdict(special_tokens)
-    defaults = {f"{name}_token_id": value for name, value in ids.items() if value is not None}
-    given = {name: value for name, value in fields.items() if name != "model_type"}
-    try:
-        return config_class(**{**defaults, **given})
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise InvalidManifest([f"{PLACE}: {_reason(error)}"]) from error
-
-
-def _refuse_unknown(fields: Mapping[str, Any], config_class: type[PretrainedConfig]) -> None:
-    known = (
-        {field.name for field in dataclasses.fields(config_class)} | UNDECLARED_FIELDS | set(config_class.attribute_map)
-    )
-    faults = [
-        f"{PLACE}.{name}: {config_class.model_type} has no such field{_nearest(name, known)}"
-        for name in fields
-        if name not in known
-    ]
-    if faults:
-        raise InvalidManifest(faults)
-
-
-def _nearest(word: object, known: set[str] | None = None) -> str:
-    close = difflib.get_close_matches(str(word), known if known is not None else list(CONFIG_MAPPING), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
 
 
 def _from_folder(folder: Path) -> PreTrainedModel:
@@ -141,7 +104,7 @@ def _from_folder(folder: Path) -> PreTrainedModel:
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, StrictDataclassError) as error:
-        raise InvalidData(f"{folder}: cannot be loaded as a model: {_reason(error)}") from error
+        raise InvalidData(f"{folder}: cannot be loaded as a model: {reason_of(error)}") from error
     absent = sorted(loading["missing_keys"])
     if absent:
         raise InvalidData(f"{folder}: its weight files lack {len(absent)} tensors, {absent[0]} among them")

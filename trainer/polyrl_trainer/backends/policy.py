@@ -171,7 +171,7 @@ class Policy:
 
 def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     """Loads, probes and places the model. Raises InvalidManifest or InvalidData for a source that cannot be trained."""
-    loaded = load_model(model.source, model.seed, model.dtype, model.special_tokens)
+    loaded = load_model(model.source, model.seed, model.dtype, model.special_tokens, model.vocabulary)
     probe_model(loaded)
     device = torch.device(_device_name(engine.device))
     attention = attention_for(device, model.dtype)

@@ -39,21 +39,33 @@ class DataRow:
 
 def read_rows(path: Path) -> list[DataRow]:
     """All rows of a file, at least one. Raises InvalidData."""
-    if not path.is_file():
-        raise InvalidData(f"{path}: no such file")
-    if not path.name.endswith(SUFFIXES):
-        raise InvalidData(f"{path}: unknown kind of data file; must end in {', '.join(SUFFIXES)}")
-    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path))
+    rows: list[DataRow] = []
+    for row in rows_or_faults(path):
+        if isinstance(row, InvalidData):
+            raise row
+        rows.append(row)
     if not rows:
         raise InvalidData(f"{path}: holds no rows")
     return rows
 
 
-def _jsonl_rows(path: Path) -> Iterator[DataRow]:
+def rows_or_faults(path: Path) -> Iterator[DataRow | InvalidData]:
+    """Each row, or what is wrong with its line. Raises InvalidData for what is wrong with the whole file."""
+    if not path.is_file():
+        raise InvalidData(f"{path}: no such file")
+    if not path.name.endswith(SUFFIXES):
+        raise InvalidData(f"{path}: unknown kind of data file; must end in {', '.join(SUFFIXES)}")
+    yield from _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path)
+
+
+def _jsonl_rows(path: Path) -> Iterator[DataRow | InvalidData]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
-                yield _parse_line(line, f"{path}:{number}")
+                try:
+                    yield _parse_line(line, f"{path}:{number}")
+                except InvalidData as fault:
+                    yield fault
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:

@@ -146,7 +146,13 @@ class Stages:
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self.prepared.tokenizer
         special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, eos=tokenizer.eos_id)
-        return ModelConfig(source, self.recipe.seed, dtype=self.recipe.model.dtype, special_tokens=special)
+        return ModelConfig(
+            source,
+            self.recipe.seed,
+            dtype=self.recipe.model.dtype,
+            special_tokens=special,
+            vocabulary=tokenizer.vocabulary,
+        )
 
 
 def greedy_sampling(recipe: RecipeSpec, eos_id: int) -> SamplingParams:

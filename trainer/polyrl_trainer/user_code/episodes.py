@@ -27,6 +27,7 @@ from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.environments.protocol import Environment
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.frames import describe
 from polyrl_trainer.user_code.loading import check_arity, load_object
 
 
@@ -154,7 +155,7 @@ class Episodes:
             text.cancel()
         error = None if not episode.task.done() else episode.task.exception()
         self._end(name)
-        raise EpisodeFailed(f"{type(error).__name__}: {error}" if error else f"no answer within {timeout} s")
+        raise EpisodeFailed(describe(error) if error else f"no answer within {timeout} s")
 
     def _check(self, name: str, text: str) -> None:
         try:
@@ -175,7 +176,10 @@ def load_environment(spec: EnvironmentSpec, code_path: Path) -> Environment:
     if not isinstance(made, type):
         raise InvalidCode(f"{spec.class_path}: must be a class with `async def run(self, sample, generate)`")
     check_arity(spec.class_path, made, 0)
-    environment = made()
+    try:
+        environment = made()
+    except Exception as error:  # User code may raise anything.
+        raise InvalidCode(f"{spec.class_path}: making it raised {describe(error)}") from error
     if not asyncio.iscoroutinefunction(getattr(environment, "run", None)):
         raise InvalidCode(f"{spec.class_path}: has no `async def run(self, sample, generate)`")
     check_arity(f"{spec.class_path}.run", environment.run, 2)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from polyrl.errors import InvalidCode
+from polyrl_trainer.user_code.frames import describe
 
 
 def load_object(reference: str, code_path: Path) -> Any:
@@ -73,9 +73,7 @@ def _import(reference: str, module_name: str, code_path: Path) -> ModuleType:
 
 
 def _import_raised(reference: str, module_name: str, error: BaseException) -> InvalidCode:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    raised = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-    return InvalidCode(f"{reference}: importing `{module_name}` raised {raised}")
+    return InvalidCode(f"{reference}: importing `{module_name}` raised {describe(error)}")
 
 
 def _is_dotted(name: str) -> bool:

@@ -7,7 +7,6 @@ The reward function gets a `Sample` and returns a number, or a dict with `reward
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +18,7 @@ from polyrl.errors import RunFailed
 from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.calls import CallTimedOut, UserCalls
+from polyrl_trainer.user_code.frames import describe
 
 log = structlog.get_logger()
 
@@ -72,9 +72,7 @@ class RewardFunction:
         except RunFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises discards its sample
-            frames = traceback.extract_tb(error.__traceback__)
-            place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-            verdict = Unscored(DiscardReason.REWARD_RAISED, f"{type(error).__name__}: {error}{place}")
+            verdict = Unscored(DiscardReason.REWARD_RAISED, describe(error))
         if isinstance(verdict, Unscored):
             self.failures.add(sample.id, verdict)
         return verdict
@@ -172,7 +170,7 @@ class CustomGroupFilter:
         except RunFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises discards its group
-            return Unscored(DiscardReason.REWARD_RAISED, f"filterFunction: {type(error).__name__}: {error}")
+            return Unscored(DiscardReason.REWARD_RAISED, f"filterFunction: {describe(error)}")
         if not isinstance(wanted, bool):
             detail = f"filterFunction must return True or False, got {wanted!r:.80}"
             return Unscored(DiscardReason.REWARD_INVALID, detail)

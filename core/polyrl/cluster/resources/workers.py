@@ -152,6 +152,8 @@ def _trainer_template(owner: Owner) -> Fields:
     volumes = (*shared, *keys, run, *(() if code is None else (code,)))
     ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
     ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
+    if (secret := spec.recipe.env_secret) is not None:
+        ours["envFrom"] = [{"secretRef": {"name": secret}}]
     ours["ports"] = [{"name": "weights", "containerPort": names.PUBLISHER_PORT}]
     ours["resources"] = TRAINER_RESOURCES
     sidecars, sidecar_volumes = _reserved(owner, workers.reserved, shared)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +17,9 @@ from polyrl.manifest.spec import JobSpec, TrainerBackend
 
 OWN_PORTS: Final = (5001, 5002, 5003)
 """Agents, trainer, weights: where our processes listen inside pods (see `cluster.names`)."""
+
+_SECRET: Final = "(_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
+"""Ends of the names of variables whose values no file and no log should hold."""
 
 _SUPERVISES: Final = "self.recipe.mode in ['sft', 'sft+rl']"
 _REINFORCES: Final = "self.recipe.mode != 'sft'"
@@ -195,6 +199,24 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
     ),
 )
 
+ENVIRONMENT_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "env-keeps-secrets",
+        "recipe.env",
+        message="holds the value of what is named like a secret (..._KEY, TOKEN, SECRET, PASSWORD); leave the value"
+        " away: it is taken from your environment, on a cluster from recipe.envSecret",
+        holds=lambda s: not any(e.value is not None and re.search(_SECRET, e.name) for e in s.recipe.env),
+        cel=f"self.recipe.env.all(e, !has(e.value) || !e.name.matches('{_SECRET}'))",
+    ),
+    Rule(
+        "env-leaves-ours",
+        "recipe.env",
+        message="names a variable that begins with POLYRL_; those are PolyRL's own",
+        holds=lambda s: not any(e.name.startswith("POLYRL_") for e in s.recipe.env),
+        cel="!self.recipe.env.exists(e, e.name.startsWith('POLYRL_'))",
+    ),
+)
+
 FLEET_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "engine-model",
@@ -342,7 +364,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     ),
 )
 
-RULES: Final = RECIPE_RULES + FLEET_RULES
+RULES: Final = RECIPE_RULES + ENVIRONMENT_RULES + FLEET_RULES
 
 
 def broken_rules(spec: JobSpec) -> Iterator[tuple[Rule, str]]:

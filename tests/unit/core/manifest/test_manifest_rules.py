@@ -35,7 +35,7 @@ TEXTS = {
     "url": ["https://manager:5000"],
     "cidr": ["10.0.0.0/8"],
     "size": ["10Gi"],
-    "name": ["a", "a-b"],
+    "name": ["a", "a-b", "X_TOKEN", "POLYRL_X"],
     "alphabet": ["", "ab", "aa", "abca", "äöü"],
 }
 """Values of fields that have a pattern, and of those whose value matters to a rule."""
@@ -81,7 +81,8 @@ def _array(node: Schema, name: str, rng: random.Random) -> list[Any]:
 
 
 def _string(node: Schema, name: str, rng: random.Random) -> str:
-    return rng.choice(TEXTS.get(name, ["x", "data/x.jsonl"]))
+    texts = TEXTS.get(name, ["x", "data/x.jsonl"])
+    return rng.choice([text for text in texts if re.search(node.get("pattern", ""), text)])
 
 
 def _boolean(node: Schema, name: str, rng: random.Random) -> bool:

@@ -1,0 +1,167 @@
+"""Rows, model and code as a run would find them, in seconds: processes of the trainer's package look, and report here.
+
+    data ───┐
+    model ──┼─> lines in files ─> faults at their fields, notes of what could not be looked at
+    code ───┘
+
+User code runs there and never here. A process that does not end within its deadline is ended, and what it was at is
+named: code that hangs is a fault, rows that take long are a note.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from polyrl.manifest.job import PolyRLJob
+from polyrl.wire.checks import (
+    CheckBegan,
+    CheckEnded,
+    CheckFault,
+    CheckMessage,
+    CheckPart,
+    CheckSkipped,
+    RewardTried,
+    decode_checks,
+)
+from polyrl.worker import user_env, user_inherits
+from polyrl_cli.environment import process_environment
+from polyrl_cli.manifests.yaml_source import ManifestFault
+
+REWARD_FIELD: Final = ("spec", "recipe", "reward", "function")
+
+DEADLINES_S: Final = {CheckPart.DATA: 300.0, CheckPart.MODEL: 60.0, CheckPart.CODE: 60.0, CheckPart.REWARD: 60.0}
+"""Code that imports torch and calls a judge takes some ten seconds; reading rows takes 1 s per 100,000."""
+
+NEEDS: Final = "needs the trainer extra (pip install 'polyrl[trainer]'); these checks were not made"
+
+LAST_LINES: Final = 3
+"""Shown of what a process printed that broke; the last line of a traceback says what it was."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found."""
+
+    faults: list[ManifestFault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    tried: RewardTried | None = None
+    printed: str = ""
+    """By user code."""
+
+
+@dataclass
+class _Started:
+    part: CheckPart
+    report: Path
+    output: Path
+    process: subprocess.Popen[bytes]
+    deadline_s: float
+    began: float = field(default_factory=time.monotonic)
+
+
+def check_job(job: PolyRLJob, manifest_dir: Path) -> Checked:
+    """All parts, beside each other."""
+    parts = [CheckPart.DATA, CheckPart.CODE]
+    if job.spec.recipe.model.config is not None:
+        parts.append(CheckPart.MODEL)
+    with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
+        started = [_start(job, manifest_dir, Path(folder), part) for part in parts]
+        found = [_finished(process) for process in started]
+    faults = [fault for one in found for fault in one.faults]
+    notes = [note for one in found for note in one.notes]
+    tried = next((one.tried for one in found if one.tried is not None), None)
+    if tried is not None and tried.refusal:
+        faults.append(ManifestFault(REWARD_FIELD, _refused(tried)))
+    return Checked(faults, notes, tried=tried)
+
+
+def reward_on_row(job: PolyRLJob, manifest_dir: Path, row: int, response: str | None) -> Checked:
+    """The reward on one row, counted from 1; a reward that is refused is in `tried`, and no fault."""
+    with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
+        more = ("--row", str(row), *(() if response is None else (f"--response={response}",)))
+        process = _start(job, manifest_dir, Path(folder), CheckPart.REWARD, more)
+        checked = _finished(process)
+        return replace(checked, printed=process.output.read_text(errors="replace"))
+
+
+def _start(job: PolyRLJob, manifest_dir: Path, folder: Path, part: CheckPart, more: Sequence[str] = ()) -> _Started:
+    job_file, report, output = folder / "job.json", folder / f"{part.value}.jsonl", folder / f"{part.value}.log"
+    job_file.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+    argv = [sys.executable, "-m", "polyrl_trainer.check", "--job", str(job_file), "--manifest-dir"]
+    argv += [str(manifest_dir), "--out", str(report), "--part", part.value, *more]
+    environment = process_environment(user_env(job.spec), user_inherits(job.spec))
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    return _Started(part, report, output=output, process=process, deadline_s=_deadline(job, part))
+
+
+def _deadline(job: PolyRLJob, part: CheckPart) -> float:
+    reward = job.spec.recipe.reward
+    calls = reward is not None and part in (CheckPart.CODE, CheckPart.REWARD)
+    return DEADLINES_S[part] + (reward.timeout_seconds if calls and reward is not None else 0)
+
+
+def _finished(started: _Started) -> Checked:
+    """Waits until it ends or its deadline is over, and leaves none of its children."""
+    try:
+        started.process.wait(max(0.0, started.began + started.deadline_s - time.monotonic()))
+        timed_out = False
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.process.pid, signal.SIGKILL)
+        started.process.wait()
+    messages = list(decode_checks(started.report.read_bytes())) if started.report.exists() else []
+    return _read(started, messages, timed_out)
+
+
+def _read(started: _Started, messages: Sequence[CheckMessage], timed_out: bool) -> Checked:
+    faults = [ManifestFault(one.field, one.sentence) for one in messages if isinstance(one, CheckFault)]
+    skipped = [f"{one.what} ({one.module})" for one in messages if isinstance(one, CheckSkipped)]
+    notes = [f"{NEEDS}: {', '.join(skipped)}"] if skipped else []
+    tried = next((one for one in messages if isinstance(one, RewardTried)), None)
+    began = next((one for one in reversed(messages) if isinstance(one, CheckBegan)), None)
+    if not any(isinstance(one, CheckEnded) for one in messages):
+        unfinished = _unfinished(started, began, timed_out)
+        if began is not None and started.part in (CheckPart.CODE, CheckPart.REWARD):
+            faults.append(ManifestFault(began.field, unfinished))
+        else:
+            notes.append(unfinished)
+    return Checked(faults, notes, tried=tried)
+
+
+def _unfinished(started: _Started, began: CheckBegan | None, timed_out: bool) -> str:
+    what = began.what if began is not None else f"the check of {started.part.value}"
+    if timed_out:
+        return f"{what} did not end within {started.deadline_s:g} s"
+    last = started.output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+    return f"{what} ended the process with exit code {started.process.returncode}: {' | '.join(last)}"
+
+
+def _refused(tried: RewardTried) -> str:
+    return f"on {tried.place}, for response {_short(tried.response)}: {tried.refusal}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def unset_variables(job: PolyRLJob) -> Iterator[ManifestFault]:
+    """Variables that the manifest takes from the user's environment, which has them not."""
+    for index, variable in enumerate(job.spec.recipe.env):
+        if variable.value is None and variable.name not in os.environ:
+            sentence = f"{variable.name} is not set in your environment; export it, or give it a value"
+            yield ManifestFault(("spec", "recipe", "env", index, "name"), sentence)

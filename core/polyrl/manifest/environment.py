@@ -1,0 +1,29 @@
+"""Which variables of the user's environment reach a process of a run: few, and by name, so that what a run depends on
+can be read here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Final
+
+EVERY_WORKER: Final = (
+    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+)
+"""What a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is, and
+that it finds no GPU or no network here."""
+
+USER_CODE: Final = (
+    *("HF_*", "WANDB_*", "MLFLOW_*", "*_API_KEY", "*_BASE_URL"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+)
+"""What the trainer inherits besides, for the user's code that runs in it: accounts, services, proxies, certificates.
+`*` stands for any text. Anything else is named in `recipe.env`."""
+
+
+def inherited(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """The variables whose names match one of the patterns."""
+    wanted = tuple(patterns)
+    return {name: text for name, text in environ.items() if any(fnmatchcase(name, pattern) for pattern in wanted)}

@@ -1,0 +1,192 @@
+"""What used to end a run after ten to fifty seconds is refused before it starts, with file and line."""
+
+# ruff: noqa: E501 - a row of a table is one line
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from polyrl.errors import InvalidManifest
+from polyrl_cli.manifests import checks
+from polyrl_cli.manifests.load import check_contents, load_manifest
+
+GOOD = """\
+apiVersion: polyrl.dev/v1alpha1
+kind: PolyRLJob
+metadata: {name: sort}
+spec:
+  recipe:
+    mode: sft+rl
+    model:
+      config: {model_type: qwen2, hidden_size: 16}
+      tokenizer: {type: characters, alphabet: "0123456789 "}
+    data:
+      sft: [{path: sft.jsonl}]
+      rl: [{path: rl.jsonl}]
+    sft: {steps: 1}
+    algorithm: {steps: 1}
+    sampling: {maxNewTokens: 8}
+    reward: {function: "reward:score", timeoutSeconds: 2}
+  rollout:
+    engine: {type: embedded, maxContext: 24}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    (tmp_path / "sft.jsonl").write_text('{"prompt": "1", "response": "1"}\n')
+    (tmp_path / "rl.jsonl").write_text('{"prompt": "12", "answer": "12"}\n')
+    (tmp_path / "reward.py").write_text("def score(sample):\n    return 1.0\n")
+    return tmp_path / "job.yaml"
+
+
+def refusal(job: Path, *sets: str) -> list[str]:
+    with pytest.raises(InvalidManifest) as refused:
+        check_contents(load_manifest(job, sets), job, sets)
+    return [fault.replace(f"{job.parent}/", "") for fault in refused.value.faults]
+
+
+FAULTS = [
+    # file, content, overrides, the one line
+    ("rl.jsonl", '{"prompt": "1"}\n{"question": "1"}\n', "", "job.yaml:12 spec.recipe.data.rl[0].path: rl.jsonl:2: field `prompt` is missing; the row has `question`"),
+    ("rl.jsonl", '{"prompt": "1"}\n{"prompt": \n', "", "job.yaml:12 spec.recipe.data.rl[0].path: rl.jsonl:2: not valid JSON: Expecting value at column 1"),
+    ("rl.jsonl", b'{"prompt": "1"}\n{"prompt": "\xff"}\n', "", "job.yaml:12 spec.recipe.data.rl[0].path: rl.jsonl:2: not UTF-8 at byte 12 of the line"),
+    ("rl.jsonl", '{"prompt": "x"}\n', "", "job.yaml:12 spec.recipe.data.rl[0].path: rl.jsonl:1: field `prompt`: character 'x' is not in recipe.model.tokenizer.alphabet"),
+    ("rl.jsonl", '{"prompt": "12345678901234567890"}\n', "", "job.yaml:12 spec.recipe.data.rl[0].path: rl.jsonl:1: the prompt has 21 tokens; at most 16 leave room for recipe.sampling.maxNewTokens in rollout.engine.maxContext"),
+    ("sft.jsonl", '{"prompt": "1"}\n', "", "job.yaml:11 spec.recipe.data.sft[0].path: sft.jsonl:1: field `response` is missing; the row has `prompt`"),
+    ("sft.jsonl", "\n\n", "", "job.yaml:11 spec.recipe.data.sft[0].path: sft.jsonl: holds no rows"),
+    ("", "", "spec.recipe.model.config.vocab_size=8", "--set spec.recipe.model.config.vocab_size: the tokenizer has 14 tokens, the model's vocab_size is 8; make it that"),
+    ("", "", "spec.recipe.model.config.hidden_sise=8", "--set spec.recipe.model.config.hidden_sise: qwen2 has no such field; did you mean hidden_size?"),
+    ("", "", "spec.recipe.model.config.model_type=qwen22", "--set spec.recipe.model.config.model_type: transformers knows no 'qwen22'; did you mean qwen2?"),
+    ("reward.py", "import torch_of_tomorrow\ndef score(s): ...\n", "", "job.yaml:16 spec.recipe.reward.function: reward:score: importing `reward` raised ModuleNotFoundError: No module named 'torch_of_tomorrow' (reward.py:1)"),
+    ("reward.py", "def score(): ...\n", "", "job.yaml:16 spec.recipe.reward.function: reward:score: is called with 1 argument, but its signature is ()"),
+    ("reward.py", "def score(sample):\n    return sample.metadata['anwser']\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': KeyError: 'anwser' (reward.py:2)"),
+    ("reward.py", "import json\ndef score(sample):\n    return json.loads('{')\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (reward.py:3)"),
+    ("reward.py", "def score(sample):\n    print('{}')\n    return None\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': `reward` must be a finite number, got None"),
+    ("reward.py", "import time\ndef score(sample):\n    time.sleep(600)\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': no reward within 2 s"),
+    ("reward.py", "import os\ndef score(sample):\n    print('bye', flush=True)\n    os._exit(7)\n", "", "job.yaml:16 spec.recipe.reward.function: calling the reward on a row ended the process with exit code 7: bye"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "content", "override", "line"), FAULTS, ids=[row[3][-60:] for row in FAULTS])
+def test_what_ended_a_run_late_is_refused_first(
+    job: Path, name: str, content: str | bytes, override: str, line: str
+) -> None:
+    if name:
+        (job.parent / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert refusal(job, *filter(None, [override])) == [line]
+
+
+@pytest.mark.slow
+def test_all_faults_come_at_once_and_a_few_of_a_file(job: Path) -> None:
+    (job.parent / "rl.jsonl").write_text('{"promt": "1"}\n' * 40)
+    (job.parent / "reward.py").write_text("def score(a, b): ...\n")
+    faults = refusal(job, "spec.recipe.model.config.hidden_sise=8")
+    assert len(faults) == 5 + 1 + 1 + 1
+    assert faults[5] == "job.yaml:12 spec.recipe.data.rl[0].path: rl.jsonl: 35 more rows are refused likewise"
+
+
+@pytest.mark.slow
+def test_code_that_hangs_is_named_and_leaves_no_process(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = job.parent / "pid"
+    child = "import os, subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    (job.parent / "reward.py").write_text(f"{child}open({str(pid)!r}, 'w').write(str(child.pid))\ntime.sleep(600)\n")
+    monkeypatch.setitem(checks.DEADLINES_S, checks.CheckPart.CODE, 4.0)
+    assert refusal(job) == ["job.yaml:16 spec.recipe.reward.function: importing reward:score did not end within 6 s"]
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_without_the_extra_one_note_says_what_was_not_checked(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys\nfor name in ('transformers', 'huggingface_hub', 'torch'): sys.modules[name] = None\n"
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "$(cat {tmp_path}/without.txt)" "$@"\n')
+    fake.chmod(0o755)
+    (tmp_path / "without.txt").write_text(
+        f"{program}import runpy; runpy.run_module('polyrl_trainer.check', run_name='__main__')"
+    )
+    monkeypatch.setattr(checks.sys, "executable", str(fake))
+    (note,) = check_contents(load_manifest(job), job)
+    assert note.startswith(
+        "needs the trainer extra (pip install 'polyrl[trainer]'); these checks were not made: the model's config"
+    )
+
+
+class _Judge(http.server.BaseHTTPRequestHandler):
+    """Wants a key, and answers with a number."""
+
+    def do_GET(self) -> None:
+        right = self.headers.get("Authorization") == "Bearer sesame"
+        self.send_response(200 if right else 401)
+        self.end_headers()
+        self.wfile.write(b"0.75")
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Judge)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+ASKS = """\
+import os, urllib.request
+
+def score(sample):
+    print("asked about", sample.response)
+    key = {"Authorization": "Bearer " + os.environ["JUDGE_API_KEY"]}
+    request = urllib.request.Request(os.environ["JUDGE_URL"] + os.environ["JUDGE_PATH"], headers=key)
+    return {"reward": float(urllib.request.urlopen(request).read()), "length": len(sample.response)}
+"""
+
+
+def polyrl(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "polyrl_cli.app", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(program, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.slow
+def test_a_judge_over_the_network_gets_its_key_and_the_reward_is_shown(job: Path, judge: str) -> None:
+    (job.parent / "reward.py").write_text(ASKS)
+    sets = ("--set", "spec.recipe.env=[{name: JUDGE_URL}, {name: JUDGE_PATH, value: score}]")
+    asked = ("reward", "job.yaml", "--response", "21", *sets)
+    done = polyrl(*asked, cwd=job.parent, JUDGE_API_KEY="sesame", JUDGE_URL=judge)
+    assert done.returncode == 0, done.stderr
+    shown = [line for line in done.stdout.splitlines() if not line.startswith("took ")]
+    assert shown == [
+        "row       rl.jsonl:1",
+        "prompt    '12'",
+        "response  '21'",
+        "reward    0.75",
+        "metric    length 2",
+        "printed:",
+        "  asked about 21",
+    ]
+    wrong = polyrl(*asked, cwd=job.parent, JUDGE_API_KEY="barley", JUDGE_URL=judge)
+    assert wrong.returncode == 1
+    assert f"no reward: HTTPError: HTTP Error 401: Unauthorized ({job.parent}/reward.py:7)" in wrong.stdout
+    unset = polyrl(*asked, cwd=job.parent, JUDGE_API_KEY="sesame")
+    assert (unset.returncode, unset.stderr) == (
+        2,
+        "--set spec.recipe.env[0].name: JUDGE_URL is not set in your environment; export it, or give it a value\n",
+    )

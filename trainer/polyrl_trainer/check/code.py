@@ -1,0 +1,141 @@
+"""Reward, filter and environment: imported, their signatures read, the reward called on one row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from polyrl.errors import InvalidCode, InvalidData
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec, RewardSpec
+from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, RewardTried
+from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.data.examples import Prompt, prepare_prompts
+from polyrl_trainer.data.rows import rows_or_faults
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.preparation import tokenizer_of
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.calls import UserCalls
+from polyrl_trainer.user_code.episodes import load_environment
+from polyrl_trainer.user_code.loading import load_function
+from polyrl_trainer.user_code.rewards import RewardFunction, Unscored
+
+REWARD: Final[CheckedField] = (*RECIPE, "reward", "function")
+ANSWERS: Final = ("response", "answer")
+"""Fields of a row that hold, by custom, what the policy should write: the first that is text stands in for it."""
+
+
+def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
+    """Everything that the manifest names is imported, whatever the mode calls."""
+    folder = manifest_dir / recipe.code.path
+    if not folder.is_dir():
+        return  # on the machine that trains; a missing one is reported where files are named
+    named: list[tuple[CheckedField, str, Callable[[], Any]]] = []
+    if (reward := recipe.reward) is not None:
+        named.append((REWARD, reward.function, lambda: load_function(reward.function, folder)))
+    if recipe.algorithm.group_filter is GroupFilter.CUSTOM and (function := recipe.algorithm.filter_function):
+        field = (*RECIPE, "algorithm", "filterFunction")
+        named.append((field, function, lambda: load_function(function, folder)))
+    if (environment := recipe.environment) is not None:
+        field = (*RECIPE, "environment", "classPath")
+        named.append((field, environment.class_path, lambda: load_environment(environment, folder)))
+    for field, name, load in named:
+        yield CheckBegan(field, f"importing {name}")
+        try:
+            load()
+        except InvalidCode as error:
+            yield CheckFault(field, str(error))
+
+
+async def try_reward(
+    spec: JobSpec, manifest_dir: Path, number: int = 1, response: str | None = None
+) -> CheckMessage | None:
+    """Calls the reward on row `number`, counted from 1, of the first file of prompts; `response` stands in for what the
+    policy will write. None when there is no such row here. Raises InvalidData for a row or response that cannot be
+    used."""
+    recipe = spec.recipe
+    folder = manifest_dir / recipe.code.path
+    if recipe.reward is None or not folder.is_dir() or not tokenizer_is_here(recipe, manifest_dir):
+        return None
+    try:
+        found = _prompt(spec, manifest_dir, number)
+        if found is None:
+            return None
+        prompt, tokenizer = found
+        sample = sample_of(prompt, tokenizer, response)
+        function = load_function(recipe.reward.function, folder)
+    except ModuleNotFoundError as error:
+        return CheckSkipped("the reward on a row", error.name or str(error))
+    except InvalidCode as error:
+        return CheckFault(REWARD, str(error))
+    return await _call(function, recipe.reward, sample, prompt.place)
+
+
+async def _call(function: Callable[..., Any], reward: RewardSpec, sample: Sample, place: str) -> RewardTried:
+    calls, began = UserCalls(1), time.perf_counter()
+    verdict = await RewardFunction(function, calls, timeout_s=float(reward.timeout_seconds)).score(sample)
+    tried = RewardTried(
+        place=place, prompt=sample.prompt, response=sample.response, seconds=time.perf_counter() - began
+    )
+    calls.close()
+    if isinstance(verdict, Unscored):
+        return _with(tried, refusal=verdict.detail)
+    return _with(tried, reward=verdict.value, metrics=verdict.metrics)
+
+
+def _with(tried: RewardTried, **changes: Any) -> RewardTried:
+    return msgspec.structs.replace(tried, **changes)
+
+
+def _prompt(spec: JobSpec, manifest_dir: Path, number: int) -> tuple[Prompt, Tokenizer] | None:
+    recipe = spec.recipe
+    generates = recipe.mode in (Mode.RL, Mode.SFT_RL)
+    for dataset in [*(recipe.data.rl if generates else ()), *recipe.data.eval]:
+        file = manifest_dir / dataset.path
+        if not file.is_file():
+            continue
+        row = next(islice(rows_or_faults(file), number - 1, None), None)
+        if row is None:
+            return None
+        if isinstance(row, InvalidData):
+            raise row
+        tokenizer = tokenizer_of(recipe, manifest_dir)
+        room = spec.rollout.engine.max_context - recipe.sampling.max_new_tokens
+        return prepare_prompts([row], tokenizer, room)[0], tokenizer
+    return None
+
+
+def sample_of(prompt: Prompt, tokenizer: Tokenizer, response: str | None) -> Sample:
+    """A finished sample as the reward function gets it. Raises InvalidData when `response` cannot be encoded."""
+    text, ids = _response(prompt, tokenizer) if response is None else (response, tokenizer.encode_text(response))
+    ids = [*ids, tokenizer.eos_id]
+    mask = np.concatenate([np.zeros(len(prompt.ids)), np.ones(len(ids))]).astype(np.float32)
+    return Sample(
+        tokens=np.asarray([*prompt.ids, *ids], dtype=np.int64),
+        loss_mask=mask,
+        prompt_length=len(prompt.ids),
+        id="0.0",
+        group=0,
+        prompt=prompt.text,
+        response=text,
+        rollout_log_probs=np.zeros(len(mask), dtype=np.float32),
+        versions=(0,),
+        metadata=prompt.metadata,
+    )
+
+
+def _response(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """What stands in for the policy's: the row's own answer, else the prompt once more."""
+    for text in (*(prompt.metadata.get(name) for name in ANSWERS), prompt.text):
+        if isinstance(text, str):
+            try:
+                return text, tokenizer.encode_text(text)
+            except InvalidData:
+                continue
+    return "", []

@@ -1,0 +1,40 @@
+"""The model's config, by transformers and without a tensor: a misspelt field, an architecture that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from polyrl.errors import InvalidData, InvalidManifest
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.wire.checks import CheckBegan, CheckFault, CheckMessage, CheckSkipped
+from polyrl_trainer.backends.configs import SpecialTokens
+from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.preparation import tokenizer_of
+
+CONFIG = (*RECIPE, "model", "config")
+
+
+def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
+    """A config in the manifest; a folder's own was written by transformers."""
+    fields = recipe.model.config
+    if fields is None or not tokenizer_is_here(recipe, manifest_dir):
+        return
+    yield CheckBegan(CONFIG, "reading the model's config")
+    try:
+        from polyrl_trainer.backends.model_config import model_config
+
+        vocabulary = tokenizer_of(recipe, manifest_dir).vocabulary
+        model_config(fields, SpecialTokens(), vocabulary)
+    except ModuleNotFoundError as error:
+        yield CheckSkipped("the model's config", error.name or str(error))
+    except InvalidData:
+        return  # the tokenizer's fault, which the check of rows reports
+    except InvalidManifest as error:
+        yield from (CheckFault(*_placed(fault)) for fault in error.faults)
+
+
+def _placed(fault: str) -> tuple[tuple[str | int, ...], str]:
+    """`spec.recipe.model.config.x: sentence`, apart."""
+    place, _, sentence = fault.partition(": ")
+    return tuple(place.split(".")), sentence

@@ -1,0 +1,147 @@
+"""The tokenizer, all rows, and the model's size: every fault with its file and line, a few per file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import DatasetSpec, Mode, RecipeSpec
+from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped
+from polyrl_trainer.data import examples
+from polyrl_trainer.data.rows import DataRow, rows_or_faults
+from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.preparation import tokenizer_of
+
+RECIPE: Final[CheckedField] = ("spec", "recipe")
+FAULTS_PER_FILE: Final = 5
+"""Shown of one file; a column that is missing is missing in every row."""
+
+Prepare = Callable[[list[DataRow]], Any]
+
+
+def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
+    """The tokenizer, then every file that is there; the vocabulary is compared where both sizes are known."""
+    recipe = spec.recipe
+    if not tokenizer_is_here(recipe, manifest_dir):
+        return
+    yield CheckBegan((*RECIPE, "model", "tokenizer"), "reading the tokenizer")
+    try:
+        tokenizer = tokenizer_of(recipe, manifest_dir)
+    except ModuleNotFoundError as error:
+        yield CheckSkipped("tokenizer and rows", error.name or str(error))
+        return
+    except InvalidData as error:
+        yield CheckFault((*RECIPE, "model", "tokenizer"), str(error))
+        return
+    yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
+    for stage, datasets, prepare in _stages(spec, tokenizer):
+        for index, dataset in enumerate(datasets):
+            file = manifest_dir / dataset.path
+            if file.is_file():
+                field = (*RECIPE, "data", stage, index, "path")
+                yield CheckBegan(field, f"reading the rows of {file}")
+                yield from _file_messages(file, field, prepare)
+
+
+def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
+    """False when its folder is on another machine, or on none, which whoever names files reports."""
+    folder = recipe.model.tokenizer.path or recipe.model.path
+    return recipe.model.tokenizer.type == "characters" or folder is None or (manifest_dir / folder).is_dir()
+
+
+def _stages(spec: JobSpec, tokenizer: Tokenizer) -> Iterator[tuple[str, Sequence[DatasetSpec], Prepare]]:
+    """The files that the mode reads, and what makes of a row what is learned from it."""
+    data, mode, context = spec.recipe.data, spec.recipe.mode, spec.rollout.engine.max_context
+    room = context - spec.recipe.sampling.max_new_tokens
+
+    def prompts(rows: list[DataRow]) -> Any:
+        return examples.prepare_prompts(rows, tokenizer, room)
+
+    if mode in (Mode.SFT, Mode.SFT_RL):
+        yield "sft", data.sft, lambda rows: examples.prepare_conversations(rows, tokenizer, context)
+    if mode in (Mode.RL, Mode.SFT_RL):
+        yield "rl", data.rl, prompts
+    if mode is Mode.OFFLINE_RL:
+        yield "rl", data.rl, lambda rows: examples.prepare_finished_groups(rows, tokenizer, context)
+    yield "eval", data.eval, prompts
+
+
+def _file_messages(file: Path, field: CheckedField, prepare: Prepare) -> Iterator[CheckMessage]:
+    try:
+        faults = list(row_faults(file, prepare))
+    except ModuleNotFoundError as error:
+        yield CheckSkipped(f"the rows of {file}", error.name or str(error))
+        return
+    yield from (CheckFault(field, fault) for fault in faults[:FAULTS_PER_FILE])
+    if len(faults) > FAULTS_PER_FILE:
+        yield CheckFault(field, f"{file}: {len(faults) - FAULTS_PER_FILE} more rows are refused likewise")
+
+
+def row_faults(file: Path, prepare: Prepare) -> Iterator[str]:
+    """What is wrong with each row of a file, and with the rows together where they are all well one by one."""
+    good: list[DataRow] = []
+    refused = False
+    try:
+        for row in rows_or_faults(file):
+            fault = row if isinstance(row, InvalidData) else None
+            if isinstance(row, DataRow):
+                good.append(row)
+            else:
+                refused = True
+                yield str(fault)
+    except InvalidData as error:
+        yield str(error)
+        return
+    if not good and not refused:
+        yield f"{file}: holds no rows"
+    yield from _faults_of(good, prepare)
+
+
+def _faults_of(rows: list[DataRow], prepare: Prepare) -> Iterator[str]:
+    """All at once where nothing is wrong, which is the common case; else one by one, to name each."""
+    try:
+        prepare(rows)
+    except InvalidData as whole:
+        alone = list(_single_faults(rows, prepare))
+        # Rows that are wrong only beside each other, as a group of one, have the fault of the whole.
+        yield from alone or [str(whole)]
+
+
+def _single_faults(rows: Iterable[DataRow], prepare: Prepare) -> Iterator[str]:
+    for row in rows:
+        try:
+            # Twice: what needs company has it.
+            prepare([row, row])
+        except InvalidData as error:
+            yield str(error)
+
+
+def _vocabulary_faults(recipe: RecipeSpec, manifest_dir: Path, tokenizer: Tokenizer) -> Iterator[CheckFault]:
+    config = recipe.model.config
+    place: CheckedField = (*RECIPE, "model", "config", "vocab_size")
+    if config is None and recipe.model.path is not None:
+        file, place = manifest_dir / recipe.model.path / "config.json", (*RECIPE, "model", "path")
+        try:
+            config = json.loads(file.read_bytes())
+        except OSError:
+            return  # reported where the file is named
+        except ValueError as error:
+            yield CheckFault(place, f"{file}: is not valid JSON: {error}")
+            return
+    size = model_vocabulary(config)
+    if size is not None and size < tokenizer.vocabulary:
+        yield CheckFault(
+            place, f"the tokenizer has {tokenizer.vocabulary} tokens, the model's vocab_size is {size}; make it that"
+        )
+
+
+def model_vocabulary(config: object) -> int | None:
+    """`vocab_size` of a model's config, also where the text part of a larger model holds it; None when not given."""
+    if not isinstance(config, dict):
+        return None
+    size = config.get("vocab_size", None)
+    return size if isinstance(size, int) else model_vocabulary(config.get("text_config"))
