@@ -6,7 +6,6 @@ An event has been decided; nothing here judges it again, and nothing here fails 
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import isfunction
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
@@ -21,10 +20,9 @@ def apply(state: LedgerState, event: Event) -> None:
 
 
 def _appliers(*modules: ModuleType) -> dict[type, Callable[[LedgerState, Any], None]]:
-    """The function of `modules` for each type of event, as its parameter `event` is annotated."""
-    functions = [item for module in modules for item in vars(module).values() if isfunction(item)]
-    hints = [(get_type_hints(function).get("event"), function) for function in functions]
-    return {kind: function for kind, function in hints if kind in EVENT_TYPES and function.__name__[0] != "_"}
+    """The function `apply_*` of `modules` for each type of event, as its parameter `event` is annotated."""
+    functions = [item for module in modules for name, item in vars(module).items() if name.startswith("apply_")]
+    return {get_type_hints(function)["event"]: function for function in functions}
 
 
 _APPLY: Final = _appliers(samples, engines)

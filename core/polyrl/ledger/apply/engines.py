@@ -25,46 +25,46 @@ SERVED_MEMORY: Final = 128
 """Verified versions remembered per engine: twice the largest allowed staleness."""
 
 
-def step_ended(state: LedgerState, event: events.StepEnded) -> None:
+def apply_step_ended(state: LedgerState, event: events.StepEnded) -> None:
     step = state.steps.get(step_key(event.step, event.purpose))
     if step is not None:
         step.notices.clear()
 
 
-def version_published(state: LedgerState, event: events.VersionPublished) -> None:
+def apply_version_published(state: LedgerState, event: events.VersionPublished) -> None:
     state.weights = event.weights
 
 
-def window_set(state: LedgerState, event: events.WindowSet) -> None:
+def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:
     state.window_open = event.open
 
 
-def reported(state: LedgerState, event: events.Reported) -> None:
+def apply_reported(state: LedgerState, event: events.Reported) -> None:
     state.phase, state.step, state.values = event.phase, event.step, event.values
 
 
-def request_done(state: LedgerState, event: events.RequestDone) -> None:
+def apply_request_done(state: LedgerState, event: events.RequestDone) -> None:
     state.answered[event.request] = event.digest
     if len(state.answered) > ANSWERED_MEMORY:
         del state.answered[next(iter(state.answered))]
 
 
-def trainer_heard(state: LedgerState, event: events.TrainerHeard) -> None:
+def apply_trainer_heard(state: LedgerState, event: events.TrainerHeard) -> None:
     state.trainer_at = event.at
 
 
-def trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> None:
+def apply_trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> None:
     if state.trainer and event.trainer != state.trainer:
         state.replaced.append(state.trainer)
         del state.replaced[:-REPLACED_MEMORY]
     state.trainer, state.trainer_since = event.trainer, event.at
 
 
-def run_finished(state: LedgerState, event: events.RunFinished) -> None:
+def apply_run_finished(state: LedgerState, event: events.RunFinished) -> None:
     state.finished, state.ok, state.message = True, event.ok, event.message
 
 
-def engine_greeted(state: LedgerState, event: events.EngineGreeted) -> None:
+def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> None:
     engine = state.engines.get(event.engine)
     if engine is None:
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
@@ -88,24 +88,24 @@ def _serve(engine: LeasedEngine, version: int) -> None:
     del engine.served[:-SERVED_MEMORY]
 
 
-def engine_heard(state: LedgerState, event: events.EngineHeard) -> None:
+def apply_engine_heard(state: LedgerState, event: events.EngineHeard) -> None:
     state.engines[event.engine].heard_at = event.at
 
 
-def engine_load(state: LedgerState, event: events.EngineLoad) -> None:
+def apply_engine_load(state: LedgerState, event: events.EngineLoad) -> None:
     state.engines[event.engine].load = (event.running, event.queued, event.kv_free_tokens)
 
 
-def engine_serving(state: LedgerState, event: events.EngineServing) -> None:
+def apply_engine_serving(state: LedgerState, event: events.EngineServing) -> None:
     _serve(state.engines[event.engine], event.version)
 
 
-def weights_awaited(state: LedgerState, event: events.WeightsAwaited) -> None:
+def apply_weights_awaited(state: LedgerState, event: events.WeightsAwaited) -> None:
     state.engines[event.engine].weights_at = event.retry_at
     wake(state, event.retry_at)
 
 
-def engine_quarantined(state: LedgerState, event: events.EngineQuarantined) -> None:
+def apply_engine_quarantined(state: LedgerState, event: events.EngineQuarantined) -> None:
     engine = state.engines[event.engine]
     engine.failures += 1
     engine.quarantined_until = event.quarantined_until
@@ -114,22 +114,22 @@ def engine_quarantined(state: LedgerState, event: events.EngineQuarantined) -> N
     wake(state, event.quarantined_until)
 
 
-def engine_restored(state: LedgerState, event: events.EngineRestored) -> None:
+def apply_engine_restored(state: LedgerState, event: events.EngineRestored) -> None:
     engine = state.engines[event.engine]
     engine.straggler, engine.failures, engine.quarantined_until = False, 0, event.at
 
 
-def engine_draining(state: LedgerState, event: events.EngineDraining) -> None:
+def apply_engine_draining(state: LedgerState, event: events.EngineDraining) -> None:
     engine = state.engines[event.engine]
     engine.draining, engine.drain_at = event.reason, event.drain_at
     wake(state, event.drain_at)
 
 
-def drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
+def apply_drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
     state.engines[event.engine].drain_at = -inf
 
 
-def engine_gone(state: LedgerState, event: events.EngineGone) -> None:
+def apply_engine_gone(state: LedgerState, event: events.EngineGone) -> None:
     del state.engines[event.engine]
     if event.cause == events.GoneCause.DEREGISTERED:
         state.vanished.pop(event.engine, None)
@@ -141,20 +141,20 @@ def engine_gone(state: LedgerState, event: events.EngineGone) -> None:
         del state.vanished[next(iter(state.vanished))]
 
 
-def gap_seen(state: LedgerState, event: events.GapSeen) -> None:
+def apply_gap_seen(state: LedgerState, event: events.GapSeen) -> None:
     state.engines[state.assignments[event.assignment].engine].gaps[event.assignment] = event.at
 
 
-def leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
+def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
     for engine in state.engines.values():
         engine.heard_at = max(engine.heard_at, event.at)
     for assignment in state.assignments.values():
         assignment.progress_at = max(assignment.progress_at, event.at)
 
 
-def ticked(state: LedgerState, event: events.Ticked) -> None:
+def apply_ticked(state: LedgerState, event: events.Ticked) -> None:
     state.due = event.due
 
 
-def ignored(state: LedgerState, event: events.Ignored) -> None:
+def apply_ignored(state: LedgerState, event: events.Ignored) -> None:
     increment(state.counters.ignored, event.kind)

@@ -76,7 +76,7 @@ def _forget_group(state: LedgerState, group: Group) -> None:
         del state.samples[sample_id(group.id, index)]
 
 
-def group_submitted(state: LedgerState, event: events.GroupSubmitted) -> None:
+def apply_group_submitted(state: LedgerState, event: events.GroupSubmitted) -> None:
     group = event.group
     _mark_seen(state, group.id)
     key = step_key(group.step, group.purpose)
@@ -103,7 +103,7 @@ def _mark_seen(state: LedgerState, number: int) -> None:
     ranges.insert(place, (start, end))
 
 
-def numbers_taken(state: LedgerState, event: events.NumbersTaken) -> None:
+def apply_numbers_taken(state: LedgerState, event: events.NumbersTaken) -> None:
     state.next_batch = max(state.next_batch, event.batch)
     state.next_assignment = max(state.next_assignment, event.assignment)
     if event.group:
@@ -124,7 +124,7 @@ def _forget_old_steps(state: LedgerState, newcomer: Group) -> None:
         del state.steps[key]
 
 
-def assigned(state: LedgerState, event: events.Assigned) -> None:
+def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
     sample = state.samples[event.sample]
     _unqueue_sample(state, sample)
     _enter(sample, SamplePhase.ASSIGNED, event.at)
@@ -155,16 +155,16 @@ def assigned(state: LedgerState, event: events.Assigned) -> None:
     wake(state, event.at + state.config.progress_deadline_s)
 
 
-def placement_paused(state: LedgerState, event: events.PlacementPaused) -> None:
+def apply_placement_paused(state: LedgerState, event: events.PlacementPaused) -> None:
     wake(state, event.until)
 
 
-def balance_paused(state: LedgerState, event: events.BalancePaused) -> None:
+def apply_balance_paused(state: LedgerState, event: events.BalancePaused) -> None:
     state.balanced_at = event.at
     wake(state, event.until)
 
 
-def tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
+def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
     numbers, _, counts, _ = row_columns(event.rows)
     assignments, samples, ids, logprobs = state.assignments, state.samples, event.ids, event.logprobs
     version, at, begin = event.version, event.at, 0
@@ -215,7 +215,7 @@ def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, toke
     speed.observe_tokens(engine, tokens, event.at)
 
 
-def recall_sent(state: LedgerState, event: events.RecallSent) -> None:
+def apply_recall_sent(state: LedgerState, event: events.RecallSent) -> None:
     assignment = state.assignments[event.assignment]
     assignment.recall_cause, assignment.recall_target = event.cause, event.to
     state.engines[assignment.engine].recalled += 1
@@ -233,7 +233,7 @@ def end_recall(state: LedgerState, number: int) -> None:
         assignment.recall_cause, assignment.recall_target = None, ""
 
 
-def moved(state: LedgerState, event: events.Moved) -> None:
+def apply_moved(state: LedgerState, event: events.Moved) -> None:
     assignment = _end_assignment(state, event.assignment)
     sample = state.samples[assignment.sample]
     sample.moved_at = event.at
@@ -243,7 +243,7 @@ def moved(state: LedgerState, event: events.Moved) -> None:
     _queue_sample(state, sample, event.at)
 
 
-def turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
+def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     sample = state.samples[event.sample]
     if sample.assignment:
         _end_assignment(state, sample.assignment)
@@ -260,14 +260,14 @@ def turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     wake(state, event.ask_due)
 
 
-def verdict_requested(state: LedgerState, event: events.VerdictRequested) -> None:
+def apply_verdict_requested(state: LedgerState, event: events.VerdictRequested) -> None:
     sample = state.samples[event.sample]
     sample.asks += 1
     sample.ask_due = event.ask_due
     wake(state, event.ask_due)
 
 
-def turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
+def apply_turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     sample = state.samples[event.sample]
     del state.awaiting_verdict[event.sample]
     start = sample.length
@@ -280,7 +280,7 @@ def turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     _queue_sample(state, sample, event.at)
 
 
-def sample_scored(state: LedgerState, event: events.SampleScored) -> None:
+def apply_sample_scored(state: LedgerState, event: events.SampleScored) -> None:
     sample = state.samples[event.sample]
     del state.awaiting_verdict[event.sample]
     sample.reward = event.reward
@@ -289,7 +289,7 @@ def sample_scored(state: LedgerState, event: events.SampleScored) -> None:
     _enter(sample, SamplePhase.SCORED, event.at)
 
 
-def group_completed(state: LedgerState, event: events.GroupCompleted) -> None:
+def apply_group_completed(state: LedgerState, event: events.GroupCompleted) -> None:
     entry = state.groups[event.group]
     entry.ready = True
     if entry.group.purpose is Purpose.TRAIN:
@@ -300,7 +300,7 @@ def group_completed(state: LedgerState, event: events.GroupCompleted) -> None:
     step.ready.append(event.group)
 
 
-def group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
+def apply_group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
     entry = state.groups[event.group]
     group = entry.group
     for index in range(group.n):
@@ -337,17 +337,17 @@ def _leave_step(state: LedgerState, entry: GroupState) -> None:
         step.open -= 1
 
 
-def batch_requested(state: LedgerState, event: events.BatchRequested) -> None:
+def apply_batch_requested(state: LedgerState, event: events.BatchRequested) -> None:
     due = event.at + event.wanted.deadline_s
     state.pending[event.wanted.request] = PendingRequest(event.wanted, event.at, due=due)
     wake(state, due)
 
 
-def batch_request_closed(state: LedgerState, event: events.BatchRequestClosed) -> None:
+def apply_batch_request_closed(state: LedgerState, event: events.BatchRequestClosed) -> None:
     del state.pending[event.request]
 
 
-def batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
+def apply_batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
     del state.pending[event.wanted.request]
     state.next_batch = event.batch + 1
     if not event.groups:
@@ -363,7 +363,7 @@ def batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
             _enter(state.samples[sample_id(number, index)], SamplePhase.PACKED, event.at)
 
 
-def batch_returned(state: LedgerState, event: events.BatchReturned) -> None:
+def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> None:
     numbers = state.batches.pop(event.batch).groups
     for number in reversed(numbers):
         entry = state.groups[number]
@@ -375,7 +375,7 @@ def batch_returned(state: LedgerState, event: events.BatchReturned) -> None:
             _enter(state.samples[sample_id(number, index)], SamplePhase.SCORED, event.at)
 
 
-def batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
+def apply_batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
     for number in state.batches.pop(event.batch).groups:
         group = state.groups[number].group
         step = _step_of(state, group)
