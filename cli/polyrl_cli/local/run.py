@@ -85,7 +85,7 @@ def run_command(
     unchecked = check_contents(job, file, overrides) if check else []
     for note in [*notes(job), *unchecked]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
-    folder = resumed or run_folder.new_folder(out, job.metadata.name, datetime.now(UTC))
+    folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
         run_epoch = run_folder.prepare_folder(folder, job)
         place = RunLocation(

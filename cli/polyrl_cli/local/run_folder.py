@@ -74,7 +74,7 @@ def find_run(given: Path | None) -> RunFolder:
     return existing_folder(given, str(given))
 
 
-def new_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
+def new_run_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
     """Makes the folder of a new run: `out`, else runs/<job>-<UTC time>. Raises UserError when `out` is not empty."""
     root = out if out is not None else RUNS / f"{job_name}-{now:%Y%m%d-%H%M%S}"
     try:

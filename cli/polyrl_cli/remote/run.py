@@ -23,7 +23,7 @@ from polyrl_cli.manifests.file_checks import named_files
 from polyrl_cli.manifests.load import check_files, job_of, read_manifest
 from polyrl_cli.manifests.yaml_source import path_text
 from polyrl_cli.remote.cluster import GONE, ClusterOptions, UserCluster, user_cluster
-from polyrl_cli.remote.status import condition_of, ended, headline, status_report
+from polyrl_cli.remote.status import ended, find_condition, headline, status_report
 from polyrl_cli.report.progress import PLAIN_EVERY_S, clock_text
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import EVENT, JOB
@@ -173,7 +173,7 @@ async def _watch(
 
 def _exit_code(raw: Object, emit: Emit) -> int | None:
     """Exit code of a job that is over; None while it is not. Raises UserError when it cannot run as written."""
-    accepted = condition_of(raw, "Accepted")
+    accepted = find_condition(raw, "Accepted")
     if accepted.get("status") == "False" and accepted.get("observedGeneration") == raw["metadata"]["generation"]:
         raise UserError(f"{raw['metadata']['name']} is not accepted: {accepted.get('message', '')}")
     end = ended(raw)

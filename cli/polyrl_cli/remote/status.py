@@ -59,7 +59,7 @@ def headline(raw: Object) -> str:
     return ", ".join(parts)
 
 
-def condition_of(raw: Object, kind: str) -> dict[str, Any]:
+def find_condition(raw: Object, kind: str) -> dict[str, Any]:
     """The condition of that type; empty when it was never set."""
     found: list[dict[str, Any]] = (raw.get("status") or {}).get("conditions") or []
     return next((one for one in found if one["type"] == kind), {})
@@ -67,7 +67,7 @@ def condition_of(raw: Object, kind: str) -> dict[str, Any]:
 
 def ended(raw: Object) -> dict[str, Any]:
     """The condition by which a job is over; empty while it is not."""
-    return next((one for kind in ENDS if (one := condition_of(raw, kind)).get("status") == "True"), {})
+    return next((one for kind in ENDS if (one := find_condition(raw, kind)).get("status") == "True"), {})
 
 
 def _steps(raw: Object) -> int:
