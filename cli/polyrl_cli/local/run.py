@@ -31,7 +31,8 @@ from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.manifests.checks import unset_variables
 from polyrl_cli.manifests.load import check_contents, check_files, load_manifest, notes, read_manifest
-from polyrl_cli.report import summary
+from polyrl_cli.report import results, summary
+from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
@@ -154,7 +155,7 @@ def _conclude(ended: EndedRun, console: Console) -> int:
     reports, events = read_metrics(folder.metrics), read_timeline(folder.timeline)
     if reports:
         draw_run(f"{made.job}, seed {made.seed}", reports, events, folder.plot)
-    summary.print_summary(made, folder.root, console)
+    print_summary(made, folder.root, console, results.rewards(reports))
     return _exit_code(ended, console)
 
 
@@ -175,19 +176,26 @@ def _exit_code(ended: EndedRun, console: Console) -> int:
 
 def _summary(ended: EndedRun) -> summary.Summary:
     folder, status = ended.folder, ended.run.status
-    reports = [report for report in read_metrics(folder.metrics) if report.time >= ended.began]
+    whole_run = read_metrics(folder.metrics)
+    reports = [report for report in whole_run if report.time >= ended.began]
     events = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
     outcome = "interrupted" if ended.run.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
+    worker = ended.end.worker
     losses = summary.losses(events, reports)
     return summary.Summary(
         job=ended.job.metadata.name,
         outcome=outcome,
+        cause="" if outcome == "succeeded" or worker is None else run_folder.cause_of(folder.log_of(worker)),
         why=ended.end.why,
         seed=ended.job.spec.recipe.seed,
         run_epoch=ended.run_epoch,
         wall_seconds=round(ended.wall_seconds, 3),
         seconds=summary.seconds_by_stage(reports, ended.began, ended.wall_seconds),
+        learned=results.courses(whole_run),
+        evaluations=results.evaluations(whole_run),
         samples=status.samples,
+        samples_trained=results.samples_trained(reports),
+        samples_evaluated=results.samples_evaluated(reports),
         tokens=status.tokens,
         bytes_per_token=summary.bytes_per_token(status),
         preemptions=len(losses),

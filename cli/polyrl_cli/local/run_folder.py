@@ -30,6 +30,8 @@ RUNS: Final = Path("runs")
 NAMED_RUNS: Final = 3
 """Runs that are named when the one asked for does not exist."""
 
+TRACEBACK: Final = "Traceback (most recent call last):"
+
 TAIL_BYTES: Final = 16384
 """How much of a log's end is read; a hundred long lines."""
 
@@ -178,6 +180,12 @@ def last_words(log: Path) -> str:
             break
         words.append(line)
     return "\n".join(reversed(words)).strip()
+
+
+def cause_of(log: Path) -> str:
+    """The sentence with which a worker gave up; of a traceback, what it ends with."""
+    words = last_words(log)
+    return words.splitlines()[-1] if TRACEBACK in words else words
 
 
 def end_of_log(log: Path, lines: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import matplotlib
 
-from polyrl_cli.report.progress import EXACT_MATCH, REWARD
+from polyrl_cli.report.progress import EVALUATED, EXACT_MATCH, REWARD
 from polyrl_cli.report.timeline import FLEET, RECLAIMED, FleetEvent, MetricsRow
 
 matplotlib.use("Agg")  # before pyplot searches for a display
@@ -49,15 +49,17 @@ def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> No
     if rewards:
         axes.plot(times, rewards, color=REWARD_COLOR, alpha=0.25, linewidth=1)
         axes.plot(times, _smoothed(rewards), color=REWARD_COLOR, linewidth=2, label="reward of training samples")
-    times, exact = _series(reports, EXACT_MATCH, began)
+    name = next((name for name in EVALUATED if any(name in row.values for row in reports)), EXACT_MATCH)
+    times, exact = _series(reports, name, began)
     if exact:
-        axes.plot(times, exact, color=EVAL_COLOR, marker="o", linewidth=1.5, label="exact match, held-out, greedy")
+        label = f"{EVALUATED[name]}, held-out, greedy"
+        axes.plot(times, exact, color=EVAL_COLOR, marker="o", linewidth=1.5, label=label)
         for point in zip(times, exact, strict=True):
             above = {"xytext": (0, 7), "textcoords": "offset points"}
             axes.annotate(f"{point[1]:.2f}", point, ha="center", color=EVAL_COLOR, **above)
     axes.set_ylim(bottom=min(0.0, *rewards, 0.0), top=None)
     axes.margins(y=0.12)
-    axes.set_ylabel("reward, exact match")
+    axes.set_ylabel(f"reward, {EVALUATED[name]}")
 
 
 def _series(reports: Sequence[MetricsRow], name: str, began: float) -> tuple[list[float], list[float]]:

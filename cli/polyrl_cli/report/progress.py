@@ -29,6 +29,10 @@ SHOWN_EVENTS: Final = 5
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH: Final = 16
 PROGRESS_BAR_WIDTH: Final = 24
+BESIDE_BAR: Final = 36
+"""Columns of frame, label, count and loss on the line of a bar."""
+BESIDE_BAR: Final = 36
+"""Columns of frame, label, count and loss on the line of a bar."""
 WIDTH: Final = 80
 
 REFRESH_PER_S: Final = 4
@@ -38,6 +42,9 @@ REWARD: Final = "reward/mean"
 LOSS: Final = "sft/loss"
 EXACT_MATCH: Final = "eval/exact_match"
 """Names under which the trainer reports; the field's."""
+
+EVALUATED: Final = {EXACT_MATCH: "exact match", "eval/reward": "evaluated reward"}
+"""Of an evaluation the first of these is shown that it has."""
 
 STATE_MARKS: Final = {
     EngineState.JOINING: ("◌", "yellow"),
@@ -56,7 +63,9 @@ class Progress:
         self.name = name
         self.status = ManagerStatus(seq=-1, run_epoch=0)
         self.conditions: Sequence[str] = ()
-        self.exact_match: dict[str, float] = {}
+        self.evaluated = ""
+        """What `evaluations` are numbers of."""
+        self.evaluations: dict[str, float] = {}
         self.rewards: deque[float] = deque(maxlen=SPARK_WIDTH)
         self.loss: float | None = None
         self.events: deque[FleetEvent] = deque(maxlen=SHOWN_EVENTS)
@@ -87,8 +96,10 @@ class Progress:
         if report.phase in self.totals:
             self.steps[report.phase] = report.step
         self.loss = report.values.get(LOSS, self.loss)
-        if EXACT_MATCH in report.values:
-            self.exact_match[self._moment()] = report.values[EXACT_MATCH]
+        for name, words in EVALUATED.items():
+            if name in report.values:
+                self.evaluated, self.evaluations[self._moment()] = words, report.values[name]
+                break
         if REWARD in report.values:
             self.rewards.append(report.values[REWARD])
 
@@ -101,7 +112,7 @@ class Progress:
         return (n1 - n0) / max(t1 - t0, 1e-9)
 
     def _moment(self) -> str:
-        """To which moment of the run an exact match belongs that is reported now."""
+        """To which moment of the run an evaluation belongs that is reported now."""
         if self.steps.get("rl") or self.steps.get("offline-rl"):
             return "now"
         return "SFT" if self.steps.get("sft") else "base"
@@ -117,7 +128,7 @@ class ProgressView:
         self._live: Live | None = None
         if console.is_terminal and sys.stdout.isatty():
             self._live = Live(
-                get_renderable=lambda: picture(progress),
+                get_renderable=lambda: picture(progress, console.width),
                 console=console,
                 refresh_per_second=REFRESH_PER_S,
                 transient=True,
@@ -163,7 +174,7 @@ def line(progress: Progress) -> str:
         parts.append(f"loss {progress.loss:.3f}")
     if progress.rewards:
         parts.append(f"reward {progress.rewards[-1]:.3f}")
-    parts += [f"exact match {moment} {value:.3f}" for moment, value in list(progress.exact_match.items())[-1:]]
+    parts += [f"{progress.evaluated} {at} {value:.3f}" for at, value in list(progress.evaluations.items())[-1:]]
     if status.engines:
         serving = sum(engine.state is EngineState.SERVING for engine in status.engines)
         parts.append(f"engines {serving}/{len(status.engines)}")
@@ -172,15 +183,16 @@ def line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def picture(progress: Progress) -> RenderableType:
-    """The run at this moment, as a panel."""
-    parts: list[RenderableType] = [_bars(progress), Text()]
+def picture(progress: Progress, width: int) -> RenderableType:
+    """The run at this moment, as a panel no wider than the terminal."""
+    width = min(WIDTH, width)
+    parts: list[RenderableType] = [_bars(progress, width), Text()]
     if progress.status.engines:
-        parts += [_numbers(progress), Text(), _engines(progress.status.engines), Text()]
+        parts += [_numbers(progress), Text(), _engines(progress.status.engines, width), Text()]
     parts += [Text(f"! {sentence}", style="bold yellow") for sentence in progress.conditions]
     parts += [_event_line(event) for event in progress.events]
     title = f"[bold]{progress.name}[/]  [dim]{clock_text(progress.elapsed)}[/]"
-    return Panel(Group(*parts), title=title, title_align="left", width=WIDTH, border_style="blue", padding=(1, 2))
+    return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="blue", padding=(1, 2))
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -207,11 +219,12 @@ def _totals(spec: JobSpec) -> dict[str, int]:
     return {stage: steps[stage] for stage in spec.recipe.mode.value.split("+")}
 
 
-def _bars(progress: Progress) -> Table:
+def _bars(progress: Progress, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
+    longest = min(PROGRESS_BAR_WIDTH, max(1, width - BESIDE_BAR))
     for phase, total in progress.totals.items():
         done = progress.steps.get(phase, 0)
-        bar = ProgressBar(total=max(total, 1), completed=done, width=PROGRESS_BAR_WIDTH, finished_style="green")
+        bar = ProgressBar(total=max(total, 1), completed=done, width=longest, finished_style="green")
         table.add_row(Text(phase.upper(), style="bold"), bar, f"{done}/{total}", _bar_note(progress, phase))
     return table
 
@@ -228,9 +241,9 @@ def _bar_note(progress: Progress, phase: str) -> Text:
 def _numbers(progress: Progress) -> Table:
     samples, tokens = progress.status.samples, progress.status.tokens
     table = Table.grid(padding=(0, 2))
-    if progress.exact_match:
-        steps = [f"{moment} {value:.3f}" for moment, value in progress.exact_match.items()]
-        table.add_row(Text("exact match", style="dim"), Text("  →  ".join(steps), style="bold"))
+    if progress.evaluations:
+        steps = [f"{moment} {value:.3f}" for moment, value in progress.evaluations.items()]
+        table.add_row(Text(progress.evaluated, style="dim"), Text("  →  ".join(steps), style="bold"))
     table.add_row(Text("tokens", style="dim"), f"{progress.tokens_per_s:,.0f} /s   {tokens.generated:,} generated")
     discarded = sum(samples.discarded.values())
     balance = f"{samples.acknowledged:,} done   {discarded:,} discarded   {samples.open:,} under way"
@@ -238,8 +251,14 @@ def _numbers(progress: Progress) -> Table:
     return table
 
 
-def _engines(engines: Sequence[EngineStatus]) -> Table:
+def _engines(engines: Sequence[EngineStatus], width: int) -> Table:
     table = Table.grid(padding=(0, 2))
+    if width < WIDTH:
+        for engine in engines:
+            mark, style = STATE_MARKS[engine.state]
+            shown = f"{engine.running} running" if engine.state is EngineState.SERVING else engine.state.value
+            table.add_row(Text(f"{mark} {engine.engine}", style=style), shown)
+        return table
     for engine in engines:
         mark, style = STATE_MARKS[engine.state]
         load = ProgressBar(total=max(engine.max_running, 1), completed=engine.running, width=10, pulse=False)
