@@ -31,8 +31,6 @@ SPARK_WIDTH: Final = 16
 PROGRESS_BAR_WIDTH: Final = 24
 BESIDE_BAR: Final = 36
 """Columns of frame, label, count and loss on the line of a bar."""
-BESIDE_BAR: Final = 36
-"""Columns of frame, label, count and loss on the line of a bar."""
 WIDTH: Final = 80
 
 REFRESH_PER_S: Final = 4
@@ -257,7 +255,7 @@ def _engines(engines: Sequence[EngineStatus], width: int) -> Table:
         for engine in engines:
             mark, style = STATE_MARKS[engine.state]
             shown = f"{engine.running} running" if engine.state is EngineState.SERVING else engine.state.value
-            table.add_row(Text(f"{mark} {engine.engine}", style=style), shown)
+            table.add_row(Text(f"{mark} {engine.name}", style=style), shown)
         return table
     for engine in engines:
         mark, style = STATE_MARKS[engine.state]
