@@ -282,6 +282,23 @@ def export(
 
 
 @app.command()
+def get(
+    job: JobName,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    step: Step = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Fetch the model, the metrics and the result of a job on a cluster."""
+    from polyrl_cli.model.get import get_from_cluster
+    from polyrl_cli.remote.cluster import ClusterOptions
+
+    options = ClusterOptions(kubeconfig, context, namespace=namespace)
+    get_from_cluster(job, target, step, options, typer.echo)
+
+
+@app.command()
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or an exported model's.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model answers.")],

@@ -9,7 +9,7 @@ import msgspec
 from polyrl.errors import UNDECODABLE, UserError
 from polyrl.model_card import CARD, ORIGIN, ModelOrigin, model_card
 from polyrl_cli.local.run_folder import find_run
-from polyrl_cli.model.sealed import MODEL, SEAL, chunks_of, copy_sealed, find_checkpoint, new_folder, read_seal
+from polyrl_cli.model.sealed import MODEL, SEAL, copy_sealed, find_checkpoint, new_folder, read_seal
 
 
 class _Results(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ def export_lines(run: Path, target: Path, step: int | None) -> list[str]:
     files = read_seal((checkpoint / SEAL).read_bytes(), str(checkpoint / SEAL)).of_model()
     with new_folder(target) as unfinished:
         for name, sealed in files.items():
-            copy_sealed(chunks_of(checkpoint / MODEL / name), unfinished / name, sealed)
+            copy_sealed(checkpoint / MODEL / name, unfinished / name, sealed)
         if newest:
             # The last evaluation comes after the last checkpoint.
             complete_card(unfinished, folder.trainer_result)

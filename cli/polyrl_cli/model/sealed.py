@@ -5,9 +5,10 @@ Names in a seal are text from elsewhere: one that would leave the folder is refu
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -22,8 +23,6 @@ MODEL: Final = "model"
 
 LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json")
 """Of no use to those who use the model, and twice its size."""
-
-CHUNK_BYTES: Final = 1 << 20
 
 
 class SealedFile(msgspec.Struct, frozen=True):
@@ -93,25 +92,18 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise UserError(f"{error.filename or target}: {error.strerror}") from error
 
 
-def copy_sealed(chunks: Iterator[bytes], target: Path, sealed: SealedFile) -> None:
-    """Writes a file that must be what was sealed. Raises UserError when it is not; never writes more than its size."""
+def copy_sealed(source: Path, target: Path, sealed: SealedFile) -> None:
+    """Copies a file that must be what was sealed, onto the disk. Raises UserError when it is not."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest, size = xxhash.xxh3_128(), 0
-    with target.open("xb") as file:
-        for chunk in chunks:
-            size += len(chunk)
-            if size > sealed.size:
-                break
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    if (size, digest.hexdigest()) != (sealed.size, sealed.xxh3):
-        raise UserError(f"{target.name}: is not what the checkpoint was sealed with (size or checksum)")
+    shutil.copyfile(source, target)
+    check_sealed(target, sealed)
+    with target.open("rb") as copied:
+        os.fsync(copied.fileno())
 
 
-def chunks_of(file: Path) -> Iterator[bytes]:
-    """A file in pieces."""
+def check_sealed(file: Path, sealed: SealedFile) -> None:
+    """Raises UserError when a file is not what was sealed."""
     with file.open("rb") as opened:
-        read: Callable[[], bytes] = lambda: opened.read(CHUNK_BYTES)  # noqa: E731 - iter() wants a callable
-        yield from iter(read, b"")
+        digest = hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
+    if (file.stat().st_size, digest) != (sealed.size, sealed.xxh3):
+        raise UserError(f"{file.name}: is not what the checkpoint was sealed with (size or checksum)")

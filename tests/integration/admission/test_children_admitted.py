@@ -15,6 +15,7 @@ from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
+from polyrl_cli.remote.reader_pod import reader_pod
 
 CHART = Path(__file__).parents[3] / "charts/polyrl"
 LONGEST = 46
@@ -99,6 +100,19 @@ def test_the_trainers_pod_is_held_to_the_same(api_server: Any, namespace: str) -
         path = PATHS["Pod"].format(namespace) + "?dryRun=All&fieldValidation=Strict"
         status, answer = api_server.request("POST", path, body)
         assert status == 201, answer
+
+
+@pytest.mark.parametrize("theirs", [{}, {"template": TEMPLATE}], ids=["plain", "templates"])
+def test_the_pod_that_reads_an_ended_jobs_volume_is_taken(
+    api_server: Any, namespace: str, theirs: dict[str, Any]
+) -> None:
+    name = "n" * LONGEST
+    raw = manifest("GKE", trainer=theirs) | {"metadata": {"name": name, "namespace": namespace, "uid": "uid"}}
+    job = PolyRLJob.model_validate(raw)
+    trainer = trainer_job(Owner(name, namespace, "uid", job=job, settings=SETTINGS))
+    path = PATHS["Pod"].format(namespace) + "?dryRun=All&fieldValidation=Strict"
+    status, answer = api_server.request("POST", path, reader_pod(raw, trainer))
+    assert status == 201, answer
 
 
 @pytest.mark.parametrize("values", [[], ["replicas=2", "metrics.podMonitor.enabled=true", "log.level=debug"]], ids=str)

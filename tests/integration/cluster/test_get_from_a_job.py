@@ -1,0 +1,186 @@
+"""`polyrl get` over HTTP and a WebSocket: the test plays API server and kubelet, and runs here what is to run there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+import yaml
+from aiohttp import web
+
+from polyrl.cluster import names
+from polyrl.cluster.resources.owner import Owner, Settings
+from polyrl.cluster.resources.workers import trainer_job
+from polyrl.errors import PolyRLError, RunFailed, UserError
+from polyrl.manifest.job import PolyRLJob
+from polyrl_cli.model.get import get_from_cluster
+from polyrl_cli.remote.cluster import ClusterOptions
+
+EXAMPLE = Path(__file__).parents[3] / "examples/sort-digits/job.yaml"
+STEP_S = 60.0
+WEIGHTS = bytes(range(256)) * 20_000
+"""More than any one message or buffer holds."""
+PROTOCOL = "v4.channel.k8s.io"
+CORE, PODS = "/api/v1/namespaces/ns", "/api/v1/namespaces/ns/pods"
+
+
+@dataclass
+class Cluster:
+    """One job in one namespace, and its run's folder."""
+
+    run: Path
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    made: list[dict[str, Any]] = field(default_factory=list)
+    entered: list[str] = field(default_factory=list)
+    breaks_after: int | None = None
+    """Bytes of stdout after which the connection is gone."""
+    forbids: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        manifest = yaml.safe_load(EXAMPLE.read_text())
+        self.job = manifest | {"metadata": {"name": "job", "namespace": "ns", "uid": "uid"}, "status": {"state": "x"}}
+        owner = Owner("job", "ns", "uid", PolyRLJob.model_validate(manifest), Settings("m", "t", rollout_image="r"))
+        self.trainer = trainer_job(owner)
+        self.trainer["spec"]["template"]["spec"]["containers"][0]["command"][0] = sys.executable
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/apis/polyrl.dev/v1alpha1/namespaces/ns/polyrljobs/job", self._job)
+        app.router.add_get("/apis/batch/v1/namespaces/ns/jobs/job-trainer", self._trainer)
+        app.router.add_get(PODS, self._list)
+        app.router.add_post(PODS, self._create)
+        app.router.add_delete(f"{PODS}/{{name}}", self._delete)
+        app.router.add_get(f"{PODS}/{{name}}/exec", self._exec)
+        return app
+
+    def add_trainer(self, phase: str) -> None:
+        template = self.trainer["spec"]["template"]
+        state = "running" if phase == "Running" else "terminated"
+        status = {"phase": phase, "containerStatuses": [{"name": "trainer", "state": {state: {}}}]}
+        metadata = template["metadata"] | {"name": "job-trainer-0-x", "uid": "pod"}
+        self.pods["job-trainer-0-x"] = {"metadata": metadata, "spec": template["spec"], "status": status}
+
+    async def _job(self, _: web.Request) -> web.Response:
+        return web.json_response(self.job)
+
+    async def _trainer(self, _: web.Request) -> web.Response:
+        return web.json_response(self.trainer)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        field_selector = request.query.get("fieldSelector", "")
+        wanted = [pod for name, pod in self.pods.items() if field_selector in ("", f"metadata.name={name}")]
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": wanted})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        if "create" in self.forbids:
+            return web.json_response({"message": "no", "reason": "Forbidden"}, status=403)
+        pod = await request.json()
+        pod["metadata"]["uid"] = "made"
+        self.made.append(pod)
+        self.pods[pod["metadata"]["name"]] = pod | {"status": {"phase": "Running"}}
+        return web.json_response(pod, status=201)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        return web.json_response(self.pods.pop(request.match_info["name"]))
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        if "exec" in self.forbids:
+            return web.json_response({}, status=403)
+        self.entered.append(request.match_info["name"])
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await socket.prepare(request)
+        command = [word.replace(names.RUN_DIR, str(self.run)) for word in request.query.getall("command")]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        sent = 0
+        while part := await process.stdout.read(30_000):
+            sent += len(part)
+            if self.breaks_after is not None and sent > self.breaks_after:
+                process.kill()
+                break
+            await socket.send_bytes(b"\x01" + part)
+        await process.wait()
+        if self.breaks_after is None:
+            await socket.send_bytes(b"\x03" + json.dumps({"status": "Success"}).encode())
+        await socket.close()
+        return socket
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    place = folder / "checkpoints/rl-step-000002"
+    (place / "model").mkdir(parents=True)
+    (place / "model/model.safetensors").write_bytes(WEIGHTS)
+    sealed = {"size": len(WEIGHTS), "xxh3": xxhash.xxh3_128(WEIGHTS).hexdigest()}
+    (place / "COMPLETE.json").write_text(json.dumps({"serial": 1, "files": {"model/model.safetensors": sealed}}))
+    (folder / "metrics.jsonl").write_text("{}\n")
+    return folder
+
+
+@pytest.fixture
+async def cluster(run: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(run)
+    runner = web.AppRunner(cluster.app(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {"token": "t"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
+    }  # fmt: skip
+    (run.parent / "kubeconfig").write_text(yaml.safe_dump(config))
+    yield cluster
+    await runner.cleanup()
+
+
+async def get(cluster: Cluster) -> tuple[Path, list[str]]:
+    target, printed = cluster.run.parent / "got", list[str]()
+    options = ClusterOptions(cluster.run.parent / "kubeconfig")
+    await asyncio.wait_for(asyncio.to_thread(get_from_cluster, "job", target, None, options, printed.append), STEP_S)
+    return target, printed
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded", "Failed", "none"])
+async def test_all_of_it_comes_from_the_trainer_or_from_a_reader(cluster: Cluster, phase: str) -> None:
+    if phase != "none":
+        cluster.add_trainer(phase)
+    before = dict(cluster.pods)
+    target, printed = await get(cluster)
+    assert {str(path.relative_to(target)) for path in target.rglob("*.*")} == {
+        "model/model.safetensors", "metrics.jsonl", "job.json", "status.json",
+    }  # fmt: skip
+    assert (target / "model/model.safetensors").read_bytes() == WEIGHTS
+    PolyRLJob.model_validate_json((target / "job.json").read_bytes())
+    assert printed == [f"{target}: the model of rl-step-000002, 2 files, {len(WEIGHTS) + 3:,} bytes"]
+    if phase == "Running":
+        assert (cluster.entered, cluster.made) == (["job-trainer-0-x"], [])
+    else:
+        assert cluster.entered == [cluster.made[0]["metadata"]["name"]]
+    assert cluster.pods == before, "the reader is gone again"
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "breaks_after", "error", "sentence"),
+    [
+        ("create", None, UserError, "it takes create and delete of pods"),
+        ("exec", None, UserError, "it takes get and create of pods/exec"),
+        ("", 1_000_000, RunFailed, "the connection ended before the command"),
+    ],
+)
+async def test_what_does_not_come_leaves_nothing_behind(
+    cluster: Cluster, forbidden: str, breaks_after: int | None, error: type[PolyRLError], sentence: str
+) -> None:
+    cluster.forbids, cluster.breaks_after = frozenset({forbidden}), breaks_after
+    with pytest.raises(error, match=sentence):
+        await get(cluster)
+    assert cluster.pods == {}
+    assert sorted(path.name for path in cluster.run.parent.iterdir()) == ["kubeconfig", "run"]
