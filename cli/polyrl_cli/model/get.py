@@ -37,7 +37,7 @@ BESIDE: Final = ("metrics.jsonl", "samples.jsonl", RESULT)
 
 SILENCE_S: Final = 60.0
 """Longest wait for the next bytes."""
-MAX_LINE_BYTES: Final = 16 << 20
+MAX_OFFER_BYTES: Final = 16 << 20
 """Of the list of files; a checkpoint has tens."""
 MAX_FREE_SHARE: Final = 0.9
 """Of the disk's free room that may be filled."""
@@ -64,7 +64,7 @@ class ByteReader:
     async def line(self) -> bytes:
         """Up to the next line end. Raises RunFailed when none comes."""
         while b"\n" not in self._left:
-            if len(self._left) > MAX_LINE_BYTES:
+            if len(self._left) > MAX_OFFER_BYTES:
                 raise RunFailed("the cluster sends no list of files but something longer")
             self._left += await self._next()
         line, _, self._left = self._left.partition(b"\n")
