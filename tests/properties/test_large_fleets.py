@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.actions import Create, Delete, DrainEngine, ReconcileResult
-from polyrl.cluster.fleet.capacity_split import CapacitySplit
-from polyrl.cluster.fleet.plan import CONTINUE_AFTER_S, MAX_CREATIONS, MAX_RELEASES, limited
+from polyrl.cluster.fleet.plan import CONTINUE_AFTER_S, MAX_CREATIONS, MAX_RELEASES
 from polyrl.testing.fake_cluster import FakeCluster
 from polyrl.testing.fake_operator import FakeOperator
 from polyrl.testing.job_values import raw_job
@@ -16,28 +15,6 @@ from polyrl.worker import Role
 
 FLEET = 3 * MAX_CREATIONS
 RECONCILES = 3
-
-
-@pytest.mark.parametrize(
-    ("wanted", "made"),
-    [
-        (CapacitySplit(spot=3, on_demand=2, standing_in=1), CapacitySplit(spot=3, on_demand=2, standing_in=1)),
-        (CapacitySplit(spot=MAX_CREATIONS), CapacitySplit(spot=MAX_CREATIONS)),
-        (CapacitySplit(spot=MAX_CREATIONS + 1), CapacitySplit(spot=MAX_CREATIONS)),
-        (CapacitySplit(spot=9, on_demand=MAX_CREATIONS - 4), CapacitySplit(spot=4, on_demand=MAX_CREATIONS - 4)),
-        (
-            CapacitySplit(spot=9, on_demand=MAX_CREATIONS + 7, standing_in=9),
-            CapacitySplit(on_demand=MAX_CREATIONS, standing_in=2),
-        ),
-        (CapacitySplit(spot=9, on_demand=MAX_CREATIONS + 7, standing_in=5), CapacitySplit(on_demand=MAX_CREATIONS)),
-        (
-            CapacitySplit(spot=MAX_CREATIONS * 2, excess=3, due=5.0),
-            CapacitySplit(spot=MAX_CREATIONS, excess=3, due=5.0),
-        ),
-    ],
-)
-def test_what_is_made_at_once(wanted: CapacitySplit, made: CapacitySplit) -> None:
-    assert limited(wanted) == made
 
 
 class Large:

@@ -47,7 +47,7 @@ def conditions(assessment: Assessment) -> list[Condition]:
     """All conditions after this reconcile; lastTransitionTime moves only when a status flips."""
     before = {known.type: known for known in assessment.ctx.status.conditions}
     generation, now = assessment.ctx.facts.generation, assessment.ctx.now
-    return [condition_of(type_, draft, before.get(type_), generation, now) for type_, draft in _drafts(assessment)]
+    return [to_condition(type_, draft, before.get(type_), generation, now) for type_, draft in _drafts(assessment)]
 
 
 def stall_due(assessment: Assessment) -> float | None:
@@ -58,7 +58,7 @@ def stall_due(assessment: Assessment) -> float | None:
     return since + max(SHORTEST_STALL_S, STALL_STEPS * reported.values.get(StepValue.STEP_SECONDS, 0.0))
 
 
-def condition_of(type_: str, draft: ConditionDraft, before: Condition | None, generation: int, now: float) -> Condition:
+def to_condition(type_: str, draft: ConditionDraft, before: Condition | None, generation: int, now: float) -> Condition:
     """The condition to store, after `before` of the same type."""
     kept = before is not None and before.status == draft.status
     return Condition(

@@ -14,7 +14,7 @@ from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState, of_pool
 from polyrl.cluster.reasons import AcceptedReason
 from polyrl.cluster.reporting.assessment import Assessment
-from polyrl.cluster.reporting.conditions import ConditionDraft, condition_of, conditions
+from polyrl.cluster.reporting.conditions import ConditionDraft, conditions, to_condition
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond, second, unix
 from polyrl.manifest.status import (
@@ -67,7 +67,7 @@ def job_status(assessment: Assessment) -> JobStatus:
 def refused(stored: JobStatus, generation: int, sentence: str, now: float) -> JobStatus:
     """Status of an object that this version does not understand: Accepted=False, and all else as stored."""
     drafted = ConditionDraft("False", AcceptedReason.INVALID, message=sentence)
-    accepted = condition_of("Accepted", drafted, stored.condition("Accepted"), generation, now)
+    accepted = to_condition("Accepted", drafted, stored.condition("Accepted"), generation, now)
     rest = [known for known in stored.conditions if known.type != "Accepted"]
     return stored.model_copy(update={"observed_generation": generation, "conditions": [accepted, *rest]})
 

@@ -1,4 +1,4 @@
-"""Where work goes: placement, the reserved window, rebalancing, speed."""
+"""Where work goes: placement, the reserved window, speed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ import random
 
 import pytest
 
-from polyrl.ledger import speed
+from polyrl.ledger import LedgerConfig, speed
 from polyrl.ledger.scheduling import placement
-from polyrl.ledger.scheduling.rebalance import gain
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Assign,
     Cancel,
-    Deregister,
     GroupDropped,
     HandBack,
-    Recall,
     ReservedWindow,
     Submit,
     WeightsLoaded,
     pack_ids,
 )
 from polyrl_rollout.testing.stage import Stage, sent
-
-
-def pace(step_s: float) -> speed.Pace:
-    return speed.Pace(step_s, speed.HALF_BATCH, prefill_s=step_s / speed.PREFILL_RATIO)
 
 
 def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
@@ -302,65 +295,6 @@ def test_a_closing_window_hands_over_and_an_open_one_does_not() -> None:
     assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
 
 
-@pytest.mark.parametrize(
-    ("victim", "victim_running", "thief", "context", "moves"),
-    [
-        (0.02, 2, 0.02, 100, False),
-        (0.20, 2, 0.02, 100, True),
-        (0.02, 60, 0.02, 100, True),
-        (0.02, 60, 0.02, 100_000, False),
-        (0.02, 10, 0.02, 100, False),
-    ],
-)
-def test_moving_must_pay(victim: float, victim_running: int, thief: float, context: int, moves: bool) -> None:
-    assert gain(500, context, (pace(victim), victim_running), (pace(thief), 0), 0.03) is moves
-
-
-def slow_beside_fast(samples: int, **room: int) -> Stage:
-    """A slow engine runs them, and a fast one has just come; `room` is its."""
-    stage = Stage()
-    stage.engine("slow")
-    stage.submit(samples)
-    stage.ledger.state.engines["slow"].step_scale = 0.5
-    stage.pass_time(2.0)
-    stage.engine("fast", **room)
-    stage.ledger.state.engines["fast"].step_scale = 0.01
-    return stage
-
-
-def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
-    stage = slow_beside_fast(4)
-    outcome = stage.pass_time(0.5)
-    assert len(sent(outcome, Recall)) == 4
-    assert not stage.pass_time(0.1).to_agents, "once is enough"
-    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 4, "fast": 0}
-    stage.give_back()
-    assert {name: len(samples) for name, samples in stage.placed().items()} == {"slow": 0, "fast": 4}
-    before = stage.placed()
-    stage.pass_time_heard(10)
-    assert stage.placed() == before
-
-
-def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -> None:
-    stage = slow_beside_fast(2, max_running=2)
-    stage.pass_time(0.5)
-    stage.submit(1)
-    assert stage.placed()["fast"] == [], "it goes where there is room"
-    stage.tokens("slow", stage.number("0.0"), [5, 2], "stop")
-    stage.submit(1)
-    assert stage.placed()["fast"] == ["3.0"], "one of those it waited for has ended"
-    stage.give_back()
-    assert sorted(stage.placed()["fast"]) == ["1.0", "3.0"]
-
-
-def test_a_sample_whose_new_engine_has_gone_waits_like_any_other() -> None:
-    stage = slow_beside_fast(1)
-    stage.pass_time(0.5)
-    stage.agent("fast", Deregister("gone"))
-    stage.give_back()
-    assert stage.placed() == {"slow": ["0.0"]}
-
-
 def test_speed_is_measured_from_tokens() -> None:
     stage = Stage()
     stage.engine("a")
@@ -372,3 +306,21 @@ def test_speed_is_measured_from_tokens() -> None:
     measured = stage.ledger.state.engines["a"]
     assert measured.tokens_per_s == pytest.approx(80, rel=0.1)
     assert speed.pace_of(measured, 1.0).step(2) == pytest.approx(0.025, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("backlog", "asked_for", "expected"),
+    [
+        pytest.param(100, [], None, id="the trainer keeps up"),
+        pytest.param(101, [], {4}, id="the oldest step that lives goes on"),
+        pytest.param(101, [7], {4, 7}, id="and what the trainer waits for"),
+    ],
+)
+def test_steps_that_may_begin(backlog: int, asked_for: list[int], expected: set[int] | None) -> None:
+    stage = Stage(LedgerConfig(run_epoch=1, backlog_tokens=100))
+    for step in (4, 5, 7):
+        stage.submit(1, step=step)
+    for step in asked_for:
+        stage.ask(step=step)
+    stage.ledger.state.backlog = backlog
+    assert placement.steps_wanted(stage.ledger.state) == expected

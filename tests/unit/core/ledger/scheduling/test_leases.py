@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from polyrl.ledger.scheduling import leases
 from polyrl.sample import DiscardReason
 from polyrl.wire import (
     Announce,
@@ -215,3 +218,46 @@ def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
     stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.pass_time(0.1)
     assert sorted(stage.ledger.state.engines) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("again_s", "ends_s", "sent_again"),
+    [
+        pytest.param(5.0, 5.0, True, id="an earlier deadline wins"),
+        pytest.param(20.0, 10.0, False, id="a later one does not"),
+        pytest.param(10.0, 10.0, False, id="nor the same"),
+        pytest.param(-3.0, 0.0, True, id="one that has passed is now"),
+        pytest.param(float("nan"), 0.0, True, id="what is no number is now"),
+    ],
+)
+def test_a_second_drain(again_s: float, ends_s: float, sent_again: bool) -> None:
+    stage = two_engines()
+    stage.drain("a", 10.0)
+    outcome = stage.drain("a", again_s)
+    assert bool(sent(outcome, StartDrain)) is sent_again
+    drained = stage.ledger.state.engines["a"]
+    assert drained.drain_at == stage.now + ends_s
+
+
+@pytest.mark.parametrize(
+    ("first_token", "read_ago_s", "left_s"),
+    [
+        pytest.param(True, 0.0, 10.0, id="it generates: its last token counts"),
+        pytest.param(False, None, 10.0, id="nothing was read since it came"),
+        pytest.param(False, 5.0, 25.0, id="its engine read another prompt since"),
+    ],
+)
+def test_how_long_no_progress_is_forgiven(first_token: bool, read_ago_s: float | None, left_s: float) -> None:
+    """20 s after the sample came, or got its first token."""
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    assignment = stage.ledger.state.assignments[1]
+    engine = stage.ledger.state.engines["a"]
+    if first_token:
+        assignment.at -= 1.0
+    now = assignment.progress_at + 20.0
+    if read_ago_s is not None:
+        engine.read_at = now - read_ago_s
+    engine.heard_at = now
+    assert leases._progress_deadline(stage.ledger.state, assignment) - now == left_s

@@ -1,18 +1,16 @@
-"""The trainer's side: verdicts, filters, packing, batches, steps, versions, the end."""
+"""The trainer's messages: verdicts, steps, versions, the end."""
 
 from __future__ import annotations
 
 import pytest
 
 from polyrl.ledger import LedgerConfig
-from polyrl.ledger.batching import passes
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import (
     Accepted,
     Acknowledge,
     Announce,
     Assign,
-    Batch,
     Cancel,
     Declined,
     Deregister,
@@ -20,7 +18,6 @@ from polyrl.wire import (
     Fenced,
     FinishRun,
     GroupDropped,
-    Late,
     PublishVersion,
     StartDrain,
     TrainerHeartbeat,
@@ -38,27 +35,6 @@ def ready(count: int = 1, n: int = 1, group_filter: str = "none", **fields: obje
     return stage
 
 
-def groups(batch: Batch) -> list[int]:
-    return list(dict.fromkeys(scored.group for scored in batch.samples))
-
-
-@pytest.mark.parametrize(
-    ("group_filter", "rewards", "expected"),
-    [
-        ("none", [0, 0], True),
-        ("custom", [0, 0], True),
-        ("anySuccess", [0, 0], False),
-        ("anySuccess", [-1, 0], False),
-        ("anySuccess", [0, 0.1], True),
-        ("nonzeroSpread", [1, 1], False),
-        ("nonzeroSpread", [0.5], False),
-        ("nonzeroSpread", [0, 1], True),
-    ],
-)
-def test_filters(group_filter: str, rewards: list[float], expected: bool) -> None:
-    assert passes(group_filter, rewards) is expected
-
-
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpose: Purpose) -> None:
     stage = ready(n=2, group_filter="nonzeroSpread", purpose=purpose)
@@ -69,115 +45,10 @@ def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpos
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "max_tokens", "complete", "expected"),
-    [
-        (1, 64, 10**6, 2, [0, 1]),
-        (5, 64, 10**6, 2, None),
-        (4, 64, 10**6, 2, [0, 1]),
-        (1, 2, 10**6, 2, [0]),
-        (1, 3, 10**6, 2, [0]),
-        (3, 3, 10**6, 2, [0]),
-        (1, 64, 24, 2, [0]),
-        (1, 64, 1, 2, [0]),
-        (1, 64, 48, 2, [0, 1]),
-        (64, 64, 10**6, 3, [0, 1, 2]),
-        (64, 4, 10**6, 2, [0, 1]),
-        (0, 64, 10**6, 0, None),
-        (1, 64, 10**6, 0, None),
-    ],
-)
-def test_packing(least: int, most: int, max_tokens: int, complete: int, expected: list[int] | None) -> None:
-    stage = ready(3, n=2)
-    for group in range(complete):
-        for index in range(2):
-            sample = f"{group}.{index}"
-            stage.tokens("a", stage.number(sample), [5, 2], "stop")
-            stage.score(sample)
-    batches = sent(stage.ask(least, most, max_tokens=max_tokens), Batch)
-    assert [groups(batch) for batch in batches] == ([] if expected is None else [expected])
-    assert all(batch.last is (expected == [0, 1, 2]) for batch in batches)
-
-
-def test_a_waiting_next_is_answered_by_the_event_it_waits_for() -> None:
-    stage = ready(2)
-    assert not sent(stage.ask(), Batch)
-    stage.tokens("a", stage.number("1.0"), [2], "stop")
-    (batch,) = sent(stage.score("1.0"), Batch)
-    assert (groups(batch), batch.last, batch.number) == ([1], False, 0)
-
-
-def test_groups_come_in_order_of_completion_and_last_is_true_at_the_end() -> None:
-    stage = ready(2)
-    for sample in ("1.0", "0.0"):
-        stage.tokens("a", stage.number(sample), [2], "stop")
-        stage.score(sample)
-    (batch,) = sent(stage.ask(), Batch)
-    assert (groups(batch), batch.last) == ([1, 0], True)
-
-
-def test_an_asked_batch_is_repeated_until_it_is_acknowledged() -> None:
-    stage = ready(2)
-    stage.finish_all()
-    first = sent(stage.ask(most=1, request=500), Batch)
-    assert sent(stage.ask(most=1, request=500), Batch) == first
-    assert sent(stage.acknowledge(0), Accepted)
-    assert sent(stage.acknowledge(0), Accepted)
-    assert sent(stage.acknowledge(7), Declined)
-    assert stage.ledger.status(0.0).samples.acknowledged == 1
-
-
-def test_nothing_left_is_an_empty_last_batch_also_when_the_rest_is_dropped_meanwhile() -> None:
-    stage = ready()
-    assert sent(stage.ask(step=9), Batch)[0].last
-    assert not sent(stage.ask(), Batch)
-    outcome = stage.reject("0.0")
-    assert [(batch.samples, batch.last) for batch in sent(outcome, Batch)] == [((), True)]
-    stage.submit()
-    assert not sent(stage.ask(), Batch), "a replacement opens the step again"
-
-
-def test_late_names_who_is_awaited() -> None:
-    stage = ready(2)
-    stage.tokens("a", 1, [2], "stop")
-    stage.ask(deadline_s=2.0)
-    (late,) = sent(stage.pass_time(2.0), Late)
-    for part in ("2 of 2 groups are open", "1 on a", "1 samples wait for a verdict"):
-        assert part in late.waiting_for
-    assert any("trainer" in wait.sentence(stage.now) for wait in stage.ledger.waits(stage.now))
-
-
-@pytest.mark.parametrize("fields", [{"deadline_s": 2.0}, {"most": 2, "least": 2}, {"step": 9}])
-def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> None:
-    """The trainer takes the first answer to a request; a batch for a second one would be trained by nobody."""
-    stage = ready(2, n=3)
-    stage.tokens("a", stage.number("0.0"), [2], "stop")
-    if "most" in fields:
-        stage.finish_all()
-        stage.score("0.0")
-    outcomes = [stage.ask(request=500, **fields), stage.pass_time(2.0)]  # type: ignore[arg-type]
-    first = [answer for outcome in outcomes for answer in sent(outcome, (Late, Declined, Batch))]
-    assert len(first) == 1
-    stage.finish_all()
-    stage.submit(step=9)
-    again = stage.ask(request=500, **fields)  # type: ignore[arg-type]
-    assert sent(again, (Late, Declined, Batch)) == first
-    assert not stage.ledger.state.batches
-    assert sent(stage.ask(step=9, least=9), Batch) == []
-    assert len(stage.ledger.state.pending) == 1
-
-
-@pytest.mark.parametrize(
     "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
 )
 def test_an_impossible_next_is_refused(fields: dict[str, float]) -> None:
     assert sent(ready().ask(**fields), Declined)  # type: ignore[arg-type]
-
-
-def test_a_group_larger_than_max_samples_is_refused_with_the_numbers() -> None:
-    stage = ready(n=3)
-    stage.finish_all()
-    (refused,) = sent(stage.ask(most=2), Declined)
-    assert "3 samples of group 0" in refused.reason
 
 
 def test_a_reject_takes_the_group_along_and_cancels_what_runs() -> None:

@@ -1,0 +1,91 @@
+"""An agent's greeting, and what it gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from polyrl.ledger.events import EngineQuarantined, Moved
+from polyrl.sample import Pool
+from polyrl.wire import Assign, Cancel, Fenced, HandBack, HeldAssignment, Hello, Resend, WeightsLoaded, Welcome
+from polyrl_rollout.testing.stage import Stage, sent
+
+HELLO = Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=1000, max_context=4096, weight_version=-1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        pytest.param({}, Welcome, id="as it should be"),
+        pytest.param({"engine": "b"}, Fenced, id="another's name"),
+        pytest.param({"run_epoch": 2}, Fenced, id="another epoch"),
+        pytest.param({"max_running": 0}, Fenced, id="no slot"),
+        pytest.param({"kv_tokens": 0}, Fenced, id="no KV room"),
+        pytest.param({"max_context": 0}, Fenced, id="no context"),
+    ],
+)
+def test_who_is_welcome(changes: dict[str, Any], answer: type) -> None:
+    stage = Stage()
+    outcome = stage.agent("a", msgspec.structs.replace(HELLO, **changes))
+    assert [type(message) for message in sent(outcome, (Welcome, Fenced))] == [answer]
+    assert bool(stage.ledger.state.engines) is (answer is Welcome)
+
+
+@pytest.mark.parametrize(
+    ("held", "resent", "cancelled", "moved"),
+    [
+        pytest.param([], [], [], ["notHeld"], id="it forgot it"),
+        pytest.param([(1, 3)], [Resend(1, 3)], [], [], id="it has what we have"),
+        pytest.param([(1, 9)], [Resend(1, 3)], [], [], id="it has more"),
+        pytest.param([(1, 2)], [], [Cancel(1)], ["notHeld"], id="it has fewer, and would draw others"),
+        pytest.param([(1, 3), (7, 5)], [Resend(1, 3)], [Cancel(7)], [], id="it holds what is over"),
+    ],
+)
+def test_what_it_holds_when_it_greets_again(
+    held: list[tuple[int, int]], resent: list[Resend], cancelled: list[Cancel], moved: list[str]
+) -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    stage.tokens("a", 1, [5, 5, 5])
+    hello = msgspec.structs.replace(
+        HELLO,
+        held=tuple(HeldAssignment(number, "0.0", attempt=1, length=length) for number, length in held),
+        weight_version=0,
+    )
+    outcome = stage.agent("a", hello)
+    assert (sent(outcome, Resend), sent(outcome, Cancel)) == (resent, cancelled)
+    assert [event.cause for event in outcome.events if isinstance(event, Moved)] == moved
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "pauses", "version"),
+    [
+        pytest.param("engineError", "engineError", True, 0, id="the engine failed"),
+        pytest.param("fire", "engineError", True, 0, id="a reason of a later version"),
+        pytest.param("draining", "draining", True, 0, id="it drains, and did not say so"),
+        pytest.param("rejected", "rejected", False, 0, id="the sample is at fault"),
+        pytest.param("versionChanged", "versionChanged", False, -1, id="it is about to load another version"),
+    ],
+)
+def test_what_giving_back_means(reason: str, cause: str, pauses: bool, version: int) -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    outcome = stage.agent("a", HandBack(1, reason))
+    assert [event.cause for event in outcome.events if isinstance(event, Moved)] == [cause]
+    paused = [event.cause for event in outcome.events if isinstance(event, EngineQuarantined)]
+    assert paused == ([cause] if pauses else [])
+    assert stage.ledger.state.engines["a"].version == version
+    assert bool(sent(outcome, Assign)) is (cause == "rejected"), "straight back only where it would not be repeated"
+
+
+def test_what_another_engine_runs_is_not_its_to_give() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    stage.engine("b")
+    assert not [event for event in stage.agent("b", HandBack(1, "rejected")).events if isinstance(event, Moved)]
+    assert not sent(stage.agent("b", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1)), Assign)
