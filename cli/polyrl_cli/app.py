@@ -212,6 +212,33 @@ def logs(
     )
 
 
+@app.command("ls")
+def list_of_runs(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Folder of runs; default: runs.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List runs, the newest first: state, steps, reward, last evaluation, duration, age."""
+    from polyrl_cli.inspection.runs import list_runs
+
+    list_runs(folder, as_json=as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of two runs or more.")],
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw their rewards there (.png, .svg, .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Print the settings in which runs differ, and their results, side by side."""
+    from polyrl_cli.inspection.compare import compare_runs
+
+    compare_runs(runs, plot, as_json=as_json)
+
+
 @app.command("samples")
 def kept_samples(  # noqa: PLR0913 - each is a flag
     run: NewestRun = None,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from polyrl.sample_record import SampleRecord
 from polyrl_cli.inspection.kept_samples import SampleQuery, find, ordered, read_samples
 from polyrl_cli.local.run_folder import find_run
 from polyrl_cli.report.foreign_text import json_line, printable
+from polyrl_cli.report.terminal import terminal
 
 SHOWN_CHARS: Final = 1200
 """Of one text on a terminal, about fifteen lines, so that several samples fit a screen or two."""
@@ -25,8 +25,6 @@ LINE_CHARS: Final = 60
 """A text so short stands beside its name."""
 INDENT: Final = (0, 0, 0, 2)
 DEEPER: Final = (0, 0, 0, 4)
-WIDTH_ELSEWHERE: Final = 120
-"""Columns where there is no terminal."""
 
 
 def show_samples(run: Path | None, query: SampleQuery, *, full: bool, as_json: bool) -> None:
@@ -41,7 +39,7 @@ def show_samples(run: Path | None, query: SampleQuery, *, full: bool, as_json: b
         for row in shown:
             print(json_line(row))
         return
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_ELSEWHERE, highlight=False)
+    console = terminal()
     console.print(Text(heading(found, shown, query), style="bold"))
     for row in shown:
         console.print()

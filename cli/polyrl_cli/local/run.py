@@ -36,6 +36,7 @@ from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
+from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
 
 FAILED: Final = 1
@@ -82,7 +83,7 @@ def run_command(
     missing = list(unset_variables(job))
     if missing:
         raise InvalidManifest(read_manifest(file, overrides).describe(missing))
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = terminal()
     unchecked = check_contents(job, file, overrides) if check else []
     for note in [*notes(job), *unchecked]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)

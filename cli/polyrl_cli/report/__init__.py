@@ -7,6 +7,7 @@
     summary       summary.json: what a run came to
     panel         the same on the terminal, at the end
     plot          run.png
+    terminal      where commands print
     foreign_text  texts of models, data and user code, made harmless for a terminal
 
 `local.run` imports all of it; `timeline` imports nothing of the command line.

@@ -1,8 +1,9 @@
-"""One picture of a run: reward and exact match above, the serving rollouts below, every loss marked. A PNG."""
+"""One picture of a run: reward and exact match above, the serving rollouts below, every loss marked. And one of several
+runs: reward and evaluations by step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,13 +36,48 @@ def draw_run(title: str, reports: Sequence[MetricsRow], events: Sequence[FleetEv
     _mark_losses(above, below, events, began)
     above.set_title(title, loc="left", fontsize=14, fontweight="bold")
     for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color=GRID_COLOR, linewidth=0.8)
-        axes.set_axisbelow(True)
+        _make_plain(axes)
     if above.get_legend_handles_labels()[0]:
         above.legend(loc="lower right", frameon=False)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
+
+
+def draw_comparison(runs: Mapping[str, Sequence[MetricsRow]], file: Path) -> None:
+    """Draws the rewards of several runs over their steps into `file`, in the format that its ending names; evaluations
+    are dots. Raises ValueError for an ending that names none, OSError when it cannot be written."""
+    figure, axes = pyplot.subplots(figsize=(10, 5), constrained_layout=True)
+    try:
+        for name, rows in runs.items():
+            steps = [row for row in rows if REWARD in row.values]
+            values = [row.values[REWARD] for row in steps]
+            (line,) = axes.plot([row.step for row in steps], _smoothed(values), linewidth=2, label=name)
+            points = _evaluations_after_rl(rows)
+            axes.plot([step for step, _ in points], [value for _, value in points], "o", color=line.get_color())
+        axes.set_xlabel("RL step")
+        axes.set_ylabel("reward; dots: evaluation")
+        _make_plain(axes)
+        axes.legend(loc="lower right", frameon=False)
+        figure.savefig(file, dpi=120)
+    finally:
+        pyplot.close(figure)
+
+
+def _evaluations_after_rl(rows: Sequence[MetricsRow]) -> list[tuple[int, float]]:
+    """Those on the axis of RL steps, of whatever is shown of evaluations."""
+    begun = next((index for index, row in enumerate(rows) if REWARD in row.values), len(rows))
+    name = _evaluated(rows)
+    return [(row.step, row.values[name]) for row in rows[begun:] if name in row.values]
+
+
+def _evaluated(reports: Sequence[MetricsRow]) -> str:
+    return next((name for name in EVALUATED if any(name in row.values for row in reports)), EXACT_MATCH)
+
+
+def _make_plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=GRID_COLOR, linewidth=0.8)
+    axes.set_axisbelow(True)
 
 
 def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> None:
@@ -49,7 +85,7 @@ def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> No
     if rewards:
         axes.plot(times, rewards, color=REWARD_COLOR, alpha=0.25, linewidth=1)
         axes.plot(times, _smoothed(rewards), color=REWARD_COLOR, linewidth=2, label="reward of training samples")
-    name = next((name for name in EVALUATED if any(name in row.values for row in reports)), EXACT_MATCH)
+    name = _evaluated(reports)
     times, exact = _series(reports, name, began)
     if exact:
         label = f"{EVALUATED[name]}, held-out, greedy"
@@ -95,7 +131,7 @@ def _mark_losses(above: Any, below: Any, events: Sequence[FleetEvent], began: fl
 
 def _smoothed(values: Sequence[float]) -> list[float]:
     """Exponential moving average."""
-    average = values[0]
+    average = values[0] if values else 0.0
     out = []
     for value in values:
         average += SMOOTHING * (value - average)

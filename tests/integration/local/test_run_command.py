@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from polyrl.sample_record import SAMPLES, parse_records
 from polyrl_cli.app import USER_ERROR, app
+from polyrl_cli.local.run_folder import RunFolder, locked
 from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -65,6 +66,34 @@ def test_sft_and_rl_and_the_same_folder_is_refused_afterwards(tmp_path: Path) ->
     assert again.returncode == 2
     assert "the folder is not empty" in again.stderr
     what_the_model_wrote_can_be_read(out)
+    assert "reward 0" in " ".join(done.stdout.split())
+    assert "= 256 trained + 48 evaluated + 0 discarded" in " ".join(done.stdout.split())
+    runs_are_listed_and_compared(out)
+
+
+def runs_are_listed_and_compared(out: Path) -> None:
+    killed = out.parent / "killed"
+    (killed / "run").mkdir(parents=True)
+    job = json.loads((out / "job.json").read_text())
+    job["spec"]["recipe"]["seed"] = 12345
+    (killed / "job.json").write_text(json.dumps(job))
+    listed = [json.loads(line) for line in ask("ls", out.parent, "--json").stdout.splitlines()]
+    assert [(one["run"], one["state"]) for one in listed] == [(str(killed), "killed"), (str(out), "succeeded")]
+    assert listed[1]["steps"] == {"sft": 2, "rl": 4}
+    with locked(RunFolder(killed)):
+        assert "running" in ask("ls", out.parent).stdout
+    drawn = out.parent / "both.png"
+    compared = ask("compare", out, killed, "--plot", drawn, "--json")
+    assert json.loads(compared.stdout)["settings"] == {"spec.recipe.seed": ["0", "12345"]}
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert "settings that differ" in ask("compare", out, killed).stdout
+    for words, sentence in (
+        ((out,), "name two runs or more"),
+        ((out, out.parent / "nowhere"), "no run lies there"),
+        ((out, killed, "--plot", out.parent / "both.docx"), "cannot be drawn there"),
+    ):
+        refused = ask("compare", *words)
+        assert (refused.exit_code, sentence in refused.stderr) == (USER_ERROR, True), refused.stderr
 
 
 def ask(*words: str | Path) -> Result:

@@ -205,12 +205,15 @@ def test_a_killed_manager_has_a_successor_and_the_others_stay(root: Path, start:
 
 def test_a_wrong_input_is_one_sentence(root: Path, start: Run) -> None:
     sentence = "rl.jsonl:3: the row has no prompt"
-    code = f'import sys; print(\'{{"event": "a log record"}}\'); print({sentence!r}, flush=True); sys.exit(2)'
+    log = """import sys; print("a reward's print"); print('{"event": "a log record"}', file=sys.stderr); """
+    code = f"{log}print({sentence!r}, file=sys.stderr, flush=True); print('another', flush=True); sys.exit(2)"
     run = start(root, trainer=code)
     output = output_of(run)
     assert run.returncode == 2
     assert output.splitlines()[-1] == sentence
     assert "Traceback" not in output
+    assert output.index(sentence) < output.index("the trainer ended with exit code 2")
+    assert "print" not in output.replace("prints.log", "")
 
 
 def test_rollouts_that_fail_at_start_are_given_up_while_the_run_goes_on(root: Path, start: Run) -> None:

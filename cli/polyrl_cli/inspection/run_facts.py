@@ -1,0 +1,125 @@
+"""What is known of a run from its folder alone, live or ended, whole or killed: for lists and comparisons."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from polyrl_cli.local.run_folder import RunFolder
+from polyrl_cli.report.foreign_text import printable
+from polyrl_cli.report.results import Course, EvaluationPoint, courses, evaluations
+from polyrl_cli.report.timeline import MetricsRow, read_metrics
+
+TRAINING_PHASES: Final = ("sft", "rl", "offline-rl")
+"""Phases of metrics.jsonl that train."""
+
+
+class LocalRunState(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    """Its runner is at work."""
+    SUCCEEDED = "succeeded"
+    """It came to its end."""
+    FAILED = "failed"
+    """It could not go on; its summary says why."""
+    INTERRUPTED = "interrupted"
+    """It was asked to stop, and saved."""
+    KILLED = "killed"
+    """Its runner is gone and left no summary; it can be resumed if it has a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """One run, as of its newest start."""
+
+    root: Path
+    name: str
+    state: LocalRunState
+    steps: dict[str, int]
+    """Whole ones, by stage."""
+    wanted: dict[str, int]
+    """Steps that the manifest asks for, by stage."""
+    learned: dict[str, Course]
+    evaluation: EvaluationPoint | None
+    """The last one."""
+    started: float
+    """Unix seconds."""
+    seconds: float
+    settings: dict[str, Any]
+    """The whole manifest, every default filled in."""
+    summary: dict[str, Any]
+    """summary.json; empty while there is none."""
+    rows: list[MetricsRow]
+
+
+def read_facts(folder: RunFolder, now: float) -> RunFacts:
+    """All of it; what cannot be read is left out, for a list of runs should not end at a broken one."""
+    job = _json(folder.job)
+    started = folder.job.stat().st_mtime
+    # An earlier start's summary says nothing of this one.
+    ended = folder.summary.is_file() and folder.summary.stat().st_mtime >= started
+    summary = _json(folder.summary) if ended else {}
+    rows = read_metrics(folder.metrics)
+    state = (
+        LocalRunState.RUNNING
+        if not ended and is_locked(folder)
+        else LocalRunState(summary.get("outcome", LocalRunState.KILLED))
+    )
+    newest = max((row.time for row in rows), default=started)
+    until = now if state is LocalRunState.RUNNING else max(started, newest)
+    points = evaluations(rows)
+    return RunFacts(
+        root=folder.root,
+        name=printable(str(job.get("metadata", {}).get("name", "?"))),
+        state=state,
+        steps={row.phase: row.step for row in rows if row.phase in TRAINING_PHASES},
+        wanted=_wanted(job),
+        learned=courses(rows),
+        evaluation=points[-1] if points else None,
+        started=started,
+        seconds=summary.get("wallSeconds", until - started),
+        settings=job,
+        summary=summary,
+        rows=rows,
+    )
+
+
+def is_locked(folder: RunFolder) -> bool:
+    """True while a runner holds the folder. Asked only of runs without a summary: the look itself holds the lock for a
+    moment, in which a runner would be refused."""
+    try:
+        with (folder.root / "run" / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _state(summary: Mapping[str, Any]) -> LocalRunState:
+    outcome = summary.get("outcome")
+    return next((state for state in LocalRunState if state == outcome), LocalRunState.KILLED)
+
+
+def _wanted(job: Mapping[str, Any]) -> dict[str, int]:
+    recipe = job.get("spec", {}).get("recipe", {})
+    mode, rl = recipe.get("mode", ""), recipe.get("algorithm", {}).get("steps", 0)
+    if mode == "offline-rl":
+        return {"offline-rl": rl}
+    steps = {"sft": recipe.get("sft", {}).get("steps", 0), "rl": rl}
+    return {stage: steps[stage] for stage in mode.split("+") if stage in steps}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

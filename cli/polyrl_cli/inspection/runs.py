@@ -1,0 +1,108 @@
+"""`polyrl ls`: the runs of a folder, the newest first: how they stand and what they learned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from polyrl.errors import UserError
+from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
+from polyrl_cli.local.run_folder import RUNS, RunFolder, runs_under
+from polyrl_cli.report.foreign_text import json_line, printable
+from polyrl_cli.report.progress import clock_text
+from polyrl_cli.report.results import EvaluationPoint
+from polyrl_cli.report.terminal import terminal
+
+STATE_STYLES: Final = {
+    LocalRunState.RUNNING: "cyan",
+    LocalRunState.SUCCEEDED: "green",
+    LocalRunState.FAILED: "red",
+    LocalRunState.INTERRUPTED: "yellow",
+    LocalRunState.KILLED: "red",
+}
+AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+"""Seconds of each unit, the longest first."""
+
+
+def list_runs(given: Path | None, *, as_json: bool) -> None:
+    """Prints them. Raises UserError when the folder is not there."""
+    where = RUNS if given is None else given
+    if given is not None and not given.is_dir():
+        raise UserError(f"{given}: no such folder")
+    now = time.time()
+    facts = [read_facts(RunFolder(root), now) for root in runs_under(where)]
+    if as_json:
+        for one in facts:
+            print(json_line(as_object(one)))
+        return
+    console = terminal()
+    if facts:
+        console.print(runs_table(facts, now))
+    else:
+        console.print(Text(f"no run lies in {where}; `polyrl run FILE` makes one in {RUNS}"))
+
+
+def runs_table(facts: list[RunFacts], now: float) -> Table:
+    """One line each."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("RUN", no_wrap=True, overflow="ellipsis", ratio=2)
+    for name in ("STATE", "STEPS", "REWARD", "EVALUATION"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name in ("TOOK", "AGE"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for one in facts:
+        table.add_row(
+            Text(printable(str(one.root))),
+            Text(one.state.value, style=STATE_STYLES[one.state]),
+            steps_text(one),
+            reward_text(one),
+            Text(evaluation_text(one.evaluation)),
+            clock_text(one.seconds),
+            age_text(now - one.started),
+        )
+    return table
+
+
+def steps_text(one: RunFacts) -> str:
+    """Of the stage that it is in: `rl 120/120`."""
+    stages = [stage for stage in one.wanted if one.steps.get(stage)] or list(one.wanted)[:1]
+    return "".join(f"{stage} {one.steps.get(stage, 0)}/{one.wanted[stage]}" for stage in stages[-1:])
+
+
+def reward_text(one: RunFacts) -> str:
+    """First and last of training."""
+    course = one.learned.get("reward")
+    return "" if course is None else f"{course.first:.3g} → {course.last:.3g}"
+
+
+def evaluation_text(point: EvaluationPoint | None) -> str:
+    """The number of an evaluation that says most: exact match where the reward names it."""
+    if point is None:
+        return ""
+    name = next((name for name in ("exact_match", "reward") if name in point.values), "")
+    return f"{name} {point.values[name]:.3f}" if name else ""
+
+
+def age_text(seconds: float) -> str:
+    """In the largest unit of which there are two, so that nothing is off by more than a third."""
+    seconds = max(0.0, seconds)
+    unit, name = next(((unit, name) for unit, name in AGES if seconds >= 2 * unit), AGES[-1])
+    return f"{seconds / unit:.0f} {name}"
+
+
+def as_object(one: RunFacts) -> dict[str, Any]:
+    """For programs; names as in summary.json."""
+    return {
+        "run": str(one.root),
+        "job": one.name,
+        "state": one.state.value,
+        "steps": one.steps,
+        "learned": one.learned,
+        "evaluation": one.evaluation,
+        "startedAt": round(one.started, 3),
+        "wallSeconds": round(one.seconds, 3),
+    }

@@ -1,0 +1,125 @@
+"""Runs listed and compared: from made facts."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from polyrl_cli.inspection.compare import comparison, differing_settings, flattened, result_rows, run_labels
+from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts
+from polyrl_cli.inspection.runs import age_text, as_object, evaluation_text, runs_table, steps_text
+from polyrl_cli.report.foreign_text import json_line
+from polyrl_cli.report.results import Course, EvaluationPoint
+
+
+def facts(name: str, **changes: object) -> RunFacts:
+    defaults: dict[str, object] = {
+        "root": Path("/work/runs") / name,
+        "name": "sort-digits",
+        "state": LocalRunState.SUCCEEDED,
+        "steps": {"sft": 40, "rl": 120},
+        "wanted": {"sft": 40, "rl": 120},
+        "learned": {"reward": Course(first=0.5, last=0.9321, mean_of_steps=10)},
+        "evaluation": EvaluationPoint(stage="rl", step=120, values={"reward": 0.9, "exact_match": 0.85}),
+        "started": 1000.0,
+        "seconds": 132.0,
+        "settings": {"spec": {"recipe": {"seed": 0}}},
+        "summary": {"tokens": {"generated": 244650}, "stepTimeRatio": 1.84123, "preemptions": 0},
+        "rows": [],
+    }
+    return RunFacts(**{**defaults, **changes})  # type: ignore[arg-type]
+
+
+def printed(table: Table, width: int) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_a_run_on_a_line() -> None:
+    text = printed(
+        runs_table([facts("one"), facts("two", state=LocalRunState.KILLED, evaluation=None)], now=8200.0), 120
+    )
+    one, two = (line.split("  ") for line in text.splitlines()[1:])
+    shown = [cell.strip() for cell in one if cell.strip()]
+    assert shown == ["/work/runs/one", "succeeded", "rl 120/120", "0.5 → 0.932", "exact_match 0.850", "02:12", "2 h"]
+    assert [cell.strip() for cell in two if cell.strip()][1:3] == ["killed", "rl 120/120"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_list_fits_the_terminal(width: int) -> None:
+    text = printed(runs_table([facts("a" * 60)], now=2000.0), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted", "text"),
+    [
+        ({}, {"sft": 40, "rl": 120}, "sft 0/40"),
+        ({"sft": 3}, {"sft": 40, "rl": 120}, "sft 3/40"),
+        ({"sft": 40, "rl": 1}, {"sft": 40, "rl": 120}, "rl 1/120"),
+        ({}, {}, ""),
+    ],
+)
+def test_steps(steps: dict[str, int], wanted: dict[str, int], text: str) -> None:
+    assert steps_text(facts("one", steps=steps, wanted=wanted)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (172_800, "2 d")],
+)
+def test_age(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+def test_an_evaluation_shows_exact_match_where_it_has_one_else_its_reward() -> None:
+    assert evaluation_text(facts("one").evaluation) == "exact_match 0.850"
+    assert evaluation_text(EvaluationPoint(stage="rl", step=1, values={"reward": -1.5})) == "reward -1.500"
+    assert evaluation_text(None) == ""
+
+
+def test_a_run_as_json() -> None:
+    assert '"state": "succeeded"' in json_line(as_object(facts("one")))
+
+
+def test_settings_that_differ() -> None:
+    runs = [
+        facts("one", settings={"spec": {"seed": 0, "rl": [{"path": "a"}], "same": {"deep": 1}, "gone": "x"}}),
+        facts("two", settings={"spec": {"seed": 1, "rl": [{"path": "b"}], "same": {"deep": 1}}}),
+    ]
+    assert differing_settings(runs) == [
+        ("spec.seed", ["0", "1"]),
+        ("spec.rl", ['[{"path": "a"}]', '[{"path": "b"}]']),
+        ("spec.gone", ["x", "-"]),
+    ]
+    assert differing_settings([runs[0], runs[0]]) == []
+    assert flattened({"a": {}}) == [("a", "{}")]
+
+
+def test_results_side_by_side_without_rows_that_no_run_has() -> None:
+    style = {"reward": Course(first=0.1, last=0.2, mean_of_steps=1), "style": Course(first=1, last=2, mean_of_steps=1)}
+    rows = dict(result_rows([facts("one"), facts("two", learned=style, summary={}, evaluation=None)]))
+    assert rows["reward"] == ["0.5 → 0.932", "0.1 → 0.2"]
+    assert rows["style"] == ["-", "1 → 2"]
+    assert rows["evaluated exact_match"] == ["0.85", "-"]
+    assert rows["tokens generated"] == ["244,650", "-"]
+    assert rows["step time ÷ the longer part"] == ["1.841", "-"]
+    assert "samples trained" not in rows
+
+
+def test_labels_tell_runs_apart() -> None:
+    assert run_labels([facts("one"), facts("two")]) == ["one", "two"]
+    assert run_labels([facts("one"), facts("one", root=Path("/other/one"))]) == ["/work/runs/one", "/other/one"]
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_a_comparison_fits_and_obeys_nothing(width: int) -> None:
+    rows = [("spec.recipe.reward.function", ["[bold]a\x1b[2J", "y" * 90])]
+    text = printed(comparison("settings", ["one", "two"], rows), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert text.replace(".recipe", "").count("y") == 90
+    assert "\x1b[2J" not in text
