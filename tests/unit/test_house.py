@@ -29,7 +29,7 @@ MAX_FILE_LINES: Final = 500
 MAX_FUNCTION_LINES: Final = 60
 P90_FUNCTION_LINES: Final = 35
 MAX_MODULES_IN_A_FOLDER: Final = 12
-MAX_LINES: Final = 36_400
+MAX_LINES: Final = 37_200
 """Of production code in all."""
 ENUMS: Final = {"Enum", "StrEnum", "IntEnum", "IntFlag"}
 VAGUE: Final = {"utils", "util", "helpers", "helper", "common", "misc"}
