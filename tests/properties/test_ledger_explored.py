@@ -16,7 +16,14 @@ ONE_FAULT = Bounds(groups=1, n=1, faults=1)
 Patch = pytest.MonkeyPatch
 
 
-@pytest.mark.parametrize("bounds", [ONE_FAULT, Bounds(groups=2, n=1, faults=0, ticks=1), Bounds(faults=0, ticks=1)])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        pytest.param(ONE_FAULT, id="one fault"),
+        pytest.param(Bounds(groups=2, n=1, faults=0, ticks=1), id="two groups"),
+        pytest.param(Bounds(faults=0, ticks=1), id="one group"),
+    ],
+)
 def test_every_invariant_holds_in_every_scene(bounds: Bounds) -> None:
     seen = explore(bounds)
     print(bounds, seen)
@@ -50,7 +57,11 @@ def sample_lost_when_moved(patch: Patch) -> None:
 
 @pytest.mark.parametrize(
     ("mutant", "invariant"),
-    [(tokens_not_journaled, "I10"), (tokens_lost_when_moved, "I4"), (sample_lost_when_moved, "I5")],
+    [
+        pytest.param(tokens_not_journaled, "I10", id="tokens not journaled"),
+        pytest.param(tokens_lost_when_moved, "I4", id="tokens lost when moved"),
+        pytest.param(sample_lost_when_moved, "I5", id="sample lost when moved"),
+    ],
 )
 def test_a_broken_ledger_is_noticed(mutant: Callable[[Patch], None], invariant: str, monkeypatch: Patch) -> None:
     mutant(monkeypatch)

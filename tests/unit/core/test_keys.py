@@ -75,13 +75,21 @@ AGENT = make_run_keys()[2]
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "a.key: not a key file of agent"),
-        ("{}", "publicKey"),
-        ("[]", "not a key file of agent"),
-        (format_keys(AGENT)[:-20], "not a key file of agent"),
-        (format_keys(AGENT).replace("secretKey", "secret"), "secret"),
-        (format_keys(msgspec.structs.replace(AGENT, secret_key="short")), "secretKey is not a CURVE key of 40"),
-        (format_keys(msgspec.structs.replace(AGENT, manager_public_key="~" * 40)), "managerPublicKey is not a CURVE"),
+        pytest.param("", "a.key: not a key file of agent", id="empty"),
+        pytest.param("{}", "publicKey", id="no field"),
+        pytest.param("[]", "not a key file of agent", id="a list"),
+        pytest.param(format_keys(AGENT)[:-20], "not a key file of agent", id="cut off"),
+        pytest.param(format_keys(AGENT).replace("secretKey", "secret"), "secret", id="another field"),
+        pytest.param(
+            format_keys(msgspec.structs.replace(AGENT, secret_key="short")),
+            "secretKey is not a CURVE key of 40",
+            id="a short key",
+        ),
+        pytest.param(
+            format_keys(msgspec.structs.replace(AGENT, manager_public_key="~" * 40)),
+            "managerPublicKey is not a CURVE",
+            id="a key with a wrong letter",
+        ),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_place_and_without_its_secret(text: str, sentence: str) -> None:
@@ -112,17 +120,17 @@ US, OUR_GROUP = 10001, 10001
 @pytest.mark.parametrize(
     ("mode", "owner", "group", "exposed"),
     [
-        (0o600, US, OUR_GROUP, False),
-        (0o400, US, 7, False),
-        (0o440, US, OUR_GROUP, True),
-        (0o604, US, OUR_GROUP, True),
-        (0o440, 0, OUR_GROUP, False),
-        (0o640, 0, OUR_GROUP, False),
-        (0o440, 0, 7, True),
-        (0o440, 7, OUR_GROUP, True),
-        (0o444, 0, OUR_GROUP, True),
-        (0o460, 0, OUR_GROUP, True),
-        (0o450, 0, OUR_GROUP, True),
+        pytest.param(0o600, US, OUR_GROUP, False, id="ours alone"),
+        pytest.param(0o400, US, 7, False, id="ours, to be read only, whatever the group"),
+        pytest.param(0o440, US, OUR_GROUP, True, id="our group may read ours"),
+        pytest.param(0o604, US, OUR_GROUP, True, id="everybody may read ours"),
+        pytest.param(0o440, 0, OUR_GROUP, False, id="root's, lent to our group"),
+        pytest.param(0o640, 0, OUR_GROUP, False, id="root's, which may write it"),
+        pytest.param(0o440, 0, 7, True, id="root's, lent to another group"),
+        pytest.param(0o440, 7, OUR_GROUP, True, id="another user's"),
+        pytest.param(0o444, 0, OUR_GROUP, True, id="root's, everybody reads it"),
+        pytest.param(0o460, 0, OUR_GROUP, True, id="root's, our group may write it"),
+        pytest.param(0o450, 0, OUR_GROUP, True, id="root's, our group may run it"),
     ],
 )
 def test_only_root_may_lend_a_key_file_and_only_to_our_group(mode: int, owner: int, group: int, exposed: bool) -> None:

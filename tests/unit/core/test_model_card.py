@@ -41,10 +41,14 @@ def front_matter(card: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ({"path": "/home/ada/secret/qwen"}, "qwen"),
-        ({"path": "../models/qwen/"}, "qwen"),
-        ({"path": "Qwen/Qwen2.5-0.5B"}, "Qwen/Qwen2.5-0.5B"),
-        ({"config": {"model_type": "qwen2"}, "tokenizer": {"path": "words"}}, "a fresh qwen2 with random weights"),
+        pytest.param({"path": "/home/ada/secret/qwen"}, "qwen", id="a path at home"),
+        pytest.param({"path": "../models/qwen/"}, "qwen", id="a relative path"),
+        pytest.param({"path": "Qwen/Qwen2.5-0.5B"}, "Qwen/Qwen2.5-0.5B", id="an id"),
+        pytest.param(
+            {"config": {"model_type": "qwen2"}, "tokenizer": {"path": "words"}},
+            "a fresh qwen2 with random weights",
+            id="a fresh one",
+        ),
     ],
 )
 def test_a_base_model_has_a_name_for_strangers(model: dict[str, object], name: str) -> None:
@@ -70,7 +74,10 @@ def test_a_card_says_what_was_run_and_measured() -> None:
     assert "/home" not in card
 
 
-@pytest.mark.parametrize(("base", "linked"), [("Qwen/Qwen2.5-0.5B", True), ("tiny: [", False)])
+@pytest.mark.parametrize(
+    ("base", "linked"),
+    [pytest.param("Qwen/Qwen2.5-0.5B", True, id="an id"), pytest.param("tiny: [", False, id="no id")],
+)
 def test_only_a_models_id_links_to_it(base: str, linked: bool) -> None:
     found = front_matter(model_card(origin(base_model=base)))
     assert found["library_name"] == "transformers"

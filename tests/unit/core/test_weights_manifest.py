@@ -103,26 +103,46 @@ def replaced(**changes: object) -> VersionManifest:
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
-        (replaced(chunks=()), "tensors end at byte 49, chunks at byte 0"),
-        (replaced(chunks=(ChunkEntry(b"x" * 16, 0),)), "impossible size"),
-        (replaced(chunks=(ChunkEntry(b"x", 49),)), "impossible size"),
-        (replaced(tensors=(TensorEntry("t", "U8", shape=(4,), offset=4, size=4, checksum=b""),)), "impossible place"),
-        (
+        pytest.param(replaced(chunks=()), "tensors end at byte 49, chunks at byte 0", id="no chunks"),
+        pytest.param(replaced(chunks=(ChunkEntry(b"x" * 16, 0),)), "impossible size", id="an empty chunk"),
+        pytest.param(replaced(chunks=(ChunkEntry(b"x", 49),)), "impossible size", id="a short hash"),
+        pytest.param(
+            replaced(tensors=(TensorEntry("t", "U8", shape=(4,), offset=4, size=4, checksum=b""),)),
+            "impossible place",
+            id="a gap before a tensor",
+        ),
+        pytest.param(
             replaced(tensors=(TensorEntry("t", "F32", shape=(4,), offset=0, size=4, checksum=b""),)),
             "impossible place or size",
+            id="less than its shape needs",
         ),
-        (replaced(tensors=(TensorEntry("t", "F3", shape=(4,), offset=0, size=4, checksum=b""),)), "dtype F3"),
-        (replaced(tensors=(TensorEntry("t", "U8", shape=(-1, -4), offset=0, size=4, checksum=b""),)), "shape"),
-        (
+        pytest.param(
+            replaced(tensors=(TensorEntry("t", "F3", shape=(4,), offset=0, size=4, checksum=b""),)),
+            "dtype F3",
+            id="no such dtype",
+        ),
+        pytest.param(
+            replaced(tensors=(TensorEntry("t", "U8", shape=(-1, -4), offset=0, size=4, checksum=b""),)),
+            "shape",
+            id="a negative size",
+        ),
+        pytest.param(
             replaced(tensors=(TensorEntry("t", "U8", shape=(0,), offset=0, size=0, checksum=b""),) * 2),
             "two tensors have one name",
+            id="one name twice",
         ),
-        (replaced(files=(file_entry("../evil", b""),)), "may not be called"),
-        (replaced(files=(file_entry(".hidden", b""),)), "may not be called"),
-        (replaced(files=(file_entry("model.safetensors", b""),)), "may not be called"),
-        (replaced(files=(msgspec.structs.replace(file_entry("a", b"1"), content=b"2"),)), "another hash"),
-        (replaced(files=(file_entry("a", b""),) * 65), "more than 64 files"),
-        (replaced(files=(file_entry("a", b""),) * 2), "two files have one name"),
+        pytest.param(replaced(files=(file_entry("../evil", b""),)), "may not be called", id="a path out of the folder"),
+        pytest.param(replaced(files=(file_entry(".hidden", b""),)), "may not be called", id="a hidden file"),
+        pytest.param(
+            replaced(files=(file_entry("model.safetensors", b""),)), "may not be called", id="a name that is ours"
+        ),
+        pytest.param(
+            replaced(files=(msgspec.structs.replace(file_entry("a", b"1"), content=b"2"),)),
+            "another hash",
+            id="content of another hash",
+        ),
+        pytest.param(replaced(files=(file_entry("a", b""),) * 65), "more than 64 files", id="too many files"),
+        pytest.param(replaced(files=(file_entry("a", b""),) * 2), "two files have one name", id="one file twice"),
     ],
 )
 def test_impossible_manifests_are_refused(manifest: VersionManifest, message: str) -> None:

@@ -438,11 +438,11 @@ def test_a_newer_peer_with_an_appended_field_is_understood() -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"rows": _ROWS[:-1]}, "impossible lengths"),
-        ({"ids": _IDS[:-1]}, "impossible lengths"),
-        ({"logprobs": _LOGPROBS + b"1234"}, "impossible lengths"),
-        ({"ids": _IDS[4:], "logprobs": _LOGPROBS[4:]}, "count other tokens"),
-        ({"rows": _ROWS[:-1] + b"\x03"}, "unknown finish code"),
+        pytest.param({"rows": _ROWS[:-1]}, "impossible lengths", id="half a row"),
+        pytest.param({"ids": _IDS[:-1]}, "impossible lengths", id="half an id"),
+        pytest.param({"logprobs": _LOGPROBS + b"1234"}, "impossible lengths", id="too many logprobs"),
+        pytest.param({"ids": _IDS[4:], "logprobs": _LOGPROBS[4:]}, "count other tokens", id="a token fewer"),
+        pytest.param({"rows": _ROWS[:-1] + b"\x03"}, "unknown finish code", id="a finish code too high"),
     ],
 )
 def test_deltas_whose_columns_disagree_are_refused(changes: dict[str, bytes], fault: str) -> None:

@@ -33,7 +33,14 @@ def test_sampling_modes_want_everything(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sft", "offline-rl"])
-@pytest.mark.parametrize("recipe", [{"reward": None}, {"data": EVAL, "reward": None}, {}])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({"reward": None}, id="no reward"),
+        pytest.param({"data": EVAL, "reward": None}, id="nothing but an evaluation that nothing scores"),
+        pytest.param({}, id="nothing to evaluate"),
+    ],
+)
 def test_modes_that_sample_nothing_want_only_the_trainer(mode: str, recipe: dict) -> None:
     workers = wanted(mode, recipe)
     assert (workers.manager, workers.reserved, workers.rollout, workers.rollouts) == (None, None, None, 0)
@@ -51,12 +58,12 @@ def test_modes_that_only_evaluate_want_the_reserved_engine_alone(mode: str) -> N
 @pytest.mark.parametrize(
     ("rollout", "expected"),
     [
-        ({}, 1),
-        ({"maxReplicas": 0}, 0),
-        ({"minReplicas": 3, "maxReplicas": 5}, 3),
-        ({"replicas": 0, "maxReplicas": 5}, 0),
-        ({"replicas": 9, "maxReplicas": 5}, 5),
-        ({"replicas": 1, "minReplicas": 2, "maxReplicas": 5}, 2),
+        pytest.param({}, 1, id="one where nothing is said"),
+        pytest.param({"maxReplicas": 0}, 0, id="none where none are allowed"),
+        pytest.param({"minReplicas": 3, "maxReplicas": 5}, 3, id="the least"),
+        pytest.param({"replicas": 0, "maxReplicas": 5}, 0, id="none where it is asked for"),
+        pytest.param({"replicas": 9, "maxReplicas": 5}, 5, id="at most the most"),
+        pytest.param({"replicas": 1, "minReplicas": 2, "maxReplicas": 5}, 2, id="at least the least"),
     ],
 )
 def test_the_first_size_of_the_fleet(rollout: dict, expected: int) -> None:

@@ -29,7 +29,13 @@ def test_verdict(build: Any, spec: dict[str, Any], dry_run: str | None, expected
     assert dry_run in (None, "") or dry_run in found.message
 
 
-@pytest.mark.parametrize(("ago", "again"), [(DRY_RUN_RETRY_S - 1, False), (DRY_RUN_RETRY_S, True)])
+@pytest.mark.parametrize(
+    ("ago", "again"),
+    [
+        pytest.param(DRY_RUN_RETRY_S - 1, False, id="too early"),
+        pytest.param(DRY_RUN_RETRY_S, True, id="a minute later"),
+    ],
+)
 def test_a_refused_job_is_tried_again(build: Any, ago: float, again: bool) -> None:
     found = acceptance(build.ctx(dry_run=REFUSED, state=ReconcileState(dry_run_at=build.now - ago)))
     assert (found.dry_run is not None) == again

@@ -24,12 +24,12 @@ def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float =
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
-        ((4, 30.0, 20.0, 0.0), 6),  # 120 engine-seconds at the pace of 20 s
-        ((4, 10.0, 20.0, 0.0), 2),
-        ((4, 30.0, 20.0, 10.0), 7),  # 130 / 20 = 6.5
-        ((0, 40.0, 20.0, 40.0), 2),  # the reserved engine did it all
-        ((3, 20.0, 20.0, 0.0), 3),
-        ((2, 50.0, 0.0, 0.0), 1024),  # no training at all: as many as there may be
+        pytest.param((4, 30.0, 20.0, 0.0), 6, id="120 engine-seconds at the pace of 20 s"),
+        pytest.param((4, 10.0, 20.0, 0.0), 2, id="training is slower"),
+        pytest.param((4, 30.0, 20.0, 10.0), 7, id="130 / 20 = 6.5"),
+        pytest.param((0, 40.0, 20.0, 40.0), 2, id="the reserved engine did it all"),
+        pytest.param((3, 20.0, 20.0, 0.0), 3, id="they keep pace"),
+        pytest.param((2, 50.0, 0.0, 0.0), 1024, id="no training at all: as many as there may be"),
     ],
 )
 def test_throughput(build: Any, times: tuple[int, float, float, float], expected: int) -> None:
@@ -40,7 +40,14 @@ def test_throughput(build: Any, times: tuple[int, float, float, float], expected
 
 @pytest.mark.parametrize(
     ("budget", "base", "num_on_demand", "expected"),
-    [(6.0, 0, 0, 6), (4.5, 0, 0, 4), (4.5, 1, 0, 2), (4.5, 0, 1, 2), (0.0, 0, 0, 0), (100.0, 0, 0, 6)],
+    [
+        pytest.param(6.0, 0, 0, 6, id="enough for all"),
+        pytest.param(4.5, 0, 0, 4, id="for four"),
+        pytest.param(4.5, 1, 0, 2, id="the base costs more"),
+        pytest.param(4.5, 0, 1, 2, id="what is on-demand costs more"),
+        pytest.param(0.0, 0, 0, 0, id="nothing"),
+        pytest.param(100.0, 0, 0, 6, id="more than enough"),
+    ],
 )
 def test_budget(build: Any, budget: float, base: int, num_on_demand: int, expected: int) -> None:
     scaling = {"objective": "ThroughputUnderBudget", "budgetPerHour": budget}
@@ -50,7 +57,10 @@ def test_budget(build: Any, budget: float, base: int, num_on_demand: int, expect
     assert expected == 0 or hourly(spec, expected, num_on_demand) <= budget
 
 
-@pytest.mark.parametrize(("reserved", "expected"), [(100.0, 6), (0.0, 0)])
+@pytest.mark.parametrize(
+    ("reserved", "expected"),
+    [pytest.param(100.0, 6, id="the trainer costs most"), pytest.param(0.0, 0, id="only rollouts cost")],
+)
 def test_cost(build: Any, reserved: float, expected: int) -> None:
     """An expensive trainer must not wait; one that costs nothing may take all the time."""
     spec = build.job(
@@ -77,17 +87,17 @@ def decide(spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True
 @pytest.mark.parametrize(
     ("sizes", "current", "expected"),
     [
-        ([8], 4, 4),  # the up window is two steps
-        ([8, 8], 4, 7),  # three at a time
-        ([6, 8], 4, 6),  # the least of the window
-        ([8, 5], 4, 5),
-        ([8, 3], 4, 4),
-        ([1, 1], 4, 4),  # the down window is three steps
-        ([1, 1, 1], 4, 3),  # one at a time
-        ([3, 1, 1], 4, 3),
-        ([4, 1, 1], 4, 4),  # the most of the window
-        ([20, 20], 9, 10),  # maxReplicas
-        ([1, 1, 1], 2, 2),  # minReplicas
+        pytest.param([8], 4, 4, id="the up window is two steps"),
+        pytest.param([8, 8], 4, 7, id="three at a time"),
+        pytest.param([6, 8], 4, 6, id="the least of the window"),
+        pytest.param([8, 5], 4, 5, id="the last one hardly more"),
+        pytest.param([8, 3], 4, 4, id="they disagree"),
+        pytest.param([1, 1], 4, 4, id="the down window is three steps"),
+        pytest.param([1, 1, 1], 4, 3, id="one at a time"),
+        pytest.param([3, 1, 1], 4, 3, id="the most of three"),
+        pytest.param([4, 1, 1], 4, 4, id="the most of the window"),
+        pytest.param([20, 20], 9, 10, id="maxReplicas"),
+        pytest.param([1, 1, 1], 2, 2, id="minReplicas"),
     ],
 )
 def test_windows_and_bounds(build: Any, sizes: list[int], current: int, expected: int) -> None:

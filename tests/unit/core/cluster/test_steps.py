@@ -54,12 +54,24 @@ RESERVED = (engine(0), engine(1), engine(9, pool=Pool.RESERVED))
 @pytest.mark.parametrize(
     ("during", "end", "steady"),
     [
-        (status(5), status(6), True),
-        (status(5, engines=3), status(6), False),  # one came and went
-        (status(5), status(6, engines=1), False),
-        (status(5, engines=2), status(6, values=TIMES | {StepValue.POLLUTED_STEP: 1.0}), False),
-        (ManagerStatus(seq=1, run_epoch=1, step=5, engines=JOINING), status(6), True),
-        (ManagerStatus(seq=1, run_epoch=1, step=5, engines=RESERVED), status(6), True),
+        pytest.param(status(5), status(6), True, id="nothing"),
+        pytest.param(status(5, engines=3), status(6), False, id="one came and went"),
+        pytest.param(status(5), status(6, engines=1), False, id="an engine left"),
+        pytest.param(
+            status(5, engines=2),
+            status(6, values=TIMES | {StepValue.POLLUTED_STEP: 1.0}),
+            False,
+            id="a validation or checkpoint",
+        ),
+        pytest.param(
+            ManagerStatus(seq=1, run_epoch=1, step=5, engines=JOINING),
+            status(6),
+            True,
+            id="an engine that joins counts not",
+        ),
+        pytest.param(
+            ManagerStatus(seq=1, run_epoch=1, step=5, engines=RESERVED), status(6), True, id="nor a reserved one"
+        ),
     ],
 )
 def test_what_makes_a_step_no_measure(build: Any, during: ManagerStatus, end: ManagerStatus, steady: bool) -> None:
@@ -68,7 +80,9 @@ def test_what_makes_a_step_no_measure(build: Any, during: ManagerStatus, end: Ma
     assert measured.steady == steady
 
 
-@pytest.mark.parametrize("values", [{}, {StepValue.ROLLOUT_SECONDS: 1.0}])
+@pytest.mark.parametrize(
+    "values", [pytest.param({}, id="none"), pytest.param({StepValue.ROLLOUT_SECONDS: 1.0}, id="one of three")]
+)
 def test_without_times_nothing_is_measured(build: Any, values: dict[str, float]) -> None:
     assert observations(build, [status(4), status(5), status(6, values=values)])[-1].measurement is None
 

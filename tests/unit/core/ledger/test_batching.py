@@ -27,14 +27,14 @@ def groups(batch: Batch) -> list[int]:
 @pytest.mark.parametrize(
     ("group_filter", "rewards", "expected"),
     [
-        ("none", [0, 0], True),
-        ("custom", [0, 0], True),
-        ("anySuccess", [0, 0], False),
-        ("anySuccess", [-1, 0], False),
-        ("anySuccess", [0, 0.1], True),
-        ("nonzeroSpread", [1, 1], False),
-        ("nonzeroSpread", [0.5], False),
-        ("nonzeroSpread", [0, 1], True),
+        pytest.param("none", [0, 0], True, id="none"),
+        pytest.param("custom", [0, 0], True, id="custom is the trainer's"),
+        pytest.param("anySuccess", [0, 0], False, id="no success"),
+        pytest.param("anySuccess", [-1, 0], False, id="failures only"),
+        pytest.param("anySuccess", [0, 0.1], True, id="one success"),
+        pytest.param("nonzeroSpread", [1, 1], False, id="all succeed"),
+        pytest.param("nonzeroSpread", [0.5], False, id="one sample has no spread"),
+        pytest.param("nonzeroSpread", [0, 1], True, id="a spread"),
     ],
 )
 def test_filters(group_filter: str, rewards: list[float], expected: bool) -> None:
@@ -44,19 +44,19 @@ def test_filters(group_filter: str, rewards: list[float], expected: bool) -> Non
 @pytest.mark.parametrize(
     ("least", "most", "max_tokens", "complete", "expected"),
     [
-        (1, 64, 10**6, 2, [0, 1]),
-        (5, 64, 10**6, 2, None),
-        (4, 64, 10**6, 2, [0, 1]),
-        (1, 2, 10**6, 2, [0]),
-        (1, 3, 10**6, 2, [0]),
-        (3, 3, 10**6, 2, [0]),
-        (1, 64, 24, 2, [0]),
-        (1, 64, 1, 2, [0]),
-        (1, 64, 48, 2, [0, 1]),
-        (64, 64, 10**6, 3, [0, 1, 2]),
-        (64, 4, 10**6, 2, [0, 1]),
-        (0, 64, 10**6, 0, None),
-        (1, 64, 10**6, 0, None),
+        pytest.param(1, 64, 10**6, 2, [0, 1], id="what is ready"),
+        pytest.param(5, 64, 10**6, 2, None, id="fewer than the least: wait"),
+        pytest.param(4, 64, 10**6, 2, [0, 1], id="exactly the least"),
+        pytest.param(1, 2, 10**6, 2, [0], id="one group fills it"),
+        pytest.param(1, 3, 10**6, 2, [0], id="half a group is none"),
+        pytest.param(3, 3, 10**6, 2, [0], id="full with less than the least asked for"),
+        pytest.param(1, 64, 24, 2, [0], id="tokens for one group"),
+        pytest.param(1, 64, 1, 2, [0], id="one group may exceed them"),
+        pytest.param(1, 64, 48, 2, [0, 1], id="tokens for both exactly"),
+        pytest.param(64, 64, 10**6, 3, [0, 1, 2], id="the last one, although short"),
+        pytest.param(64, 4, 10**6, 2, [0, 1], id="the least is bounded by the most"),
+        pytest.param(0, 64, 10**6, 0, None, id="nothing ready, though nothing is the least"),
+        pytest.param(1, 64, 10**6, 0, None, id="nothing ready"),
     ],
 )
 def test_packing(least: int, most: int, max_tokens: int, complete: int, expected: list[int] | None) -> None:
@@ -119,7 +119,14 @@ def test_late_names_who_is_awaited() -> None:
     assert any("trainer" in wait.sentence(stage.now) for wait in stage.ledger.waits(stage.now))
 
 
-@pytest.mark.parametrize("fields", [{"deadline_s": 2.0}, {"most": 2, "least": 2}, {"step": 9}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"deadline_s": 2.0}, id="late"),
+        pytest.param({"most": 2, "least": 2}, id="refused"),
+        pytest.param({"step": 9}, id="nothing left"),
+    ],
+)
 def test_an_answer_without_samples_is_repeated_too(fields: dict[str, float]) -> None:
     """The trainer takes the first answer to a request; a batch for a second one would be trained by nobody."""
     stage = ready(2, n=3)

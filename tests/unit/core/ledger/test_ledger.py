@@ -48,7 +48,14 @@ def four(slow: float = 0.02) -> dict[str, Speed]:
 # --- speeds are measured ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("truth", [Speed(0.02), Speed(0.05, 16.0), Speed(0.01, 200.0)])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        pytest.param(Speed(0.02), id="as usual"),
+        pytest.param(Speed(0.05, 16.0), id="slow and soon full"),
+        pytest.param(Speed(0.01, 200.0), id="fast and wide"),
+    ],
+)
 def test_steps_and_their_growth_with_the_batch_are_measured(truth: Speed) -> None:
     flow = step_of({"a": truth}, 1)
     flow.run()
@@ -87,7 +94,10 @@ def test_an_engine_ten_times_slower_does_not_hold_the_step(seed: int, monkeypatc
     assert balanced / without_it < 1.35
 
 
-@pytest.mark.parametrize(("heals", "least", "most"), [(True, 0.3, 0.7), (False, 0.0, 0.2)])
+@pytest.mark.parametrize(
+    ("heals", "least", "most"),
+    [pytest.param(True, 0.3, 0.7, id="it heals"), pytest.param(False, 0.0, 0.2, id="it stays slow")],
+)
 def test_an_engine_that_has_recovered_gets_work_again(heals: bool, least: float, most: float) -> None:
     flow = Flow({"a": FAST, "b": Speed(0.2)}, drawn(3))
     tokens: list[int] = []
@@ -290,7 +300,9 @@ def test_a_later_turn_returns_to_the_engine_that_holds_its_prefix(seed: int, mon
     assert read_again / read > 1.8
 
 
-@pytest.mark.parametrize(("context", "waits"), [(20_000, True), (20, False)])
+@pytest.mark.parametrize(
+    ("context", "waits"), [pytest.param(20_000, True, id="long"), pytest.param(20, False, id="short")]
+)
 def test_a_later_turn_waits_for_its_prefix_unless_that_costs_more(context: int, waits: bool) -> None:
     flow = Flow({"a": Speed(0.02, prefill_s=0.002, max_running=1)}, drawn(1), turns=2)
     flow.submit(1, max_new_tokens=200, prompt_ids=bytes(4 * context))
@@ -438,7 +450,9 @@ def test_prompts_up_to_32k_and_responses_up_to_64k_share_a_fleet_with_flat_memor
     assert max(sizes) < 64 * 1024, "what has ended is forgotten"
 
 
-@pytest.mark.parametrize(("bound", "flat"), [(20_000, True), (10**9, False)])
+@pytest.mark.parametrize(
+    ("bound", "flat"), [pytest.param(20_000, True, id="bounded"), pytest.param(10**9, False, id="without a bound")]
+)
 def test_a_slow_trainer_holds_engines_back_and_memory_stays_flat(bound: int, flat: bool) -> None:
     """Twenty steps are submitted at once; one is trained in the time in which engines could generate ten."""
     flow = Flow(four(), lambda sample, turn: 200, LedgerConfig(run_epoch=1, backlog_tokens=bound))

@@ -141,13 +141,13 @@ def test_the_schema_is_one_and_takes_a_manifest_with_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("spec.rollout.maxReplicas", 1025),
-        ("spec.rollout.maxReplicas", "3"),
-        ("spec.recipe.sampling.topP", 0),
-        ("spec.recipe.model.config", {"hidden_size": 8}),
-        ("spec.recipe.mode", "sft-rl"),
-        ("spec.rollout.template", {"spec": {"containers": []}}),
-        ("metadata.name", "a" * 47),
+        pytest.param("spec.rollout.maxReplicas", 1025, id="too large"),
+        pytest.param("spec.rollout.maxReplicas", "3", id="a text for a number"),
+        pytest.param("spec.recipe.sampling.topP", 0, id="an open bound"),
+        pytest.param("spec.recipe.model.config", {"hidden_size": 8}, id="a fresh model without a tokenizer"),
+        pytest.param("spec.recipe.mode", "sft-rl", id="no such mode"),
+        pytest.param("spec.rollout.template", {"spec": {"containers": []}}, id="a pod without containers"),
+        pytest.param("metadata.name", "a" * 47, id="a name too long for its children"),
     ],
 )
 def test_the_schema_refuses(path: str, value: Any) -> None:

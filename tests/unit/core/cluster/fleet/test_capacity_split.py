@@ -61,16 +61,25 @@ def split(
 @pytest.mark.parametrize(
     ("spot", "on_demand", "desired", "capacity", "expected"),
     [
-        ("", "", 3, {"policy": "Spot"}, (3, 0, 0, 0)),
-        ("", "", 3, {"policy": "OnDemand"}, (0, 3, 0, 0)),
-        ("", "", 3, {"policy": "Spot", "baseOnDemand": 1}, (2, 1, 0, 0)),
-        ("vv", "", 3, {"policy": "Spot", "baseOnDemand": 1}, (0, 1, 0, 0)),
-        ("v", "v", 3, {"policy": "Spot", "baseOnDemand": 1}, (1, 0, 0, 0)),
-        ("vvv", "", 3, {"policy": "Spot"}, (0, 0, 0, 0)),
-        ("vvvv", "", 3, {"policy": "Spot"}, (0, 0, 0, 1)),
-        ("vvwf", "", 4, {"policy": "Spot"}, (0, 0, 0, 0)),  # a failure is counted before it is replaced
-        ("vvv", "", 0, {"policy": "Spot"}, (0, 0, 0, 3)),
-        ("", "vvv", 3, {"policy": "Spot"}, (1, 0, 0, 0)),  # policy changed: one by one
+        pytest.param("", "", 3, {"policy": "Spot"}, (3, 0, 0, 0), id="all spot"),
+        pytest.param("", "", 3, {"policy": "OnDemand"}, (0, 3, 0, 0), id="all on-demand"),
+        pytest.param("", "", 3, {"policy": "Spot", "baseOnDemand": 1}, (2, 1, 0, 0), id="a base on-demand"),
+        pytest.param(
+            "vv", "", 3, {"policy": "Spot", "baseOnDemand": 1}, (0, 1, 0, 0), id="spot serves, the base is missing"
+        ),
+        pytest.param("v", "v", 3, {"policy": "Spot", "baseOnDemand": 1}, (1, 0, 0, 0), id="one spot is missing"),
+        pytest.param("vvv", "", 3, {"policy": "Spot"}, (0, 0, 0, 0), id="as many as desired"),
+        pytest.param("vvvv", "", 3, {"policy": "Spot"}, (0, 0, 0, 1), id="one too many"),
+        pytest.param("vvwf", "", 4, {"policy": "Spot"}, (0, 0, 0, 0), id="a failure is counted before it is replaced"),
+        pytest.param("vvv", "", 0, {"policy": "Spot"}, (0, 0, 0, 3), id="none are desired"),
+        pytest.param(
+            "",
+            "vvv",
+            3,
+            {"policy": "Spot"},
+            (1, 0, 0, 0),
+            id="policy changed: one by one",
+        ),
     ],
 )
 def test_without_fallback(spot: str, on_demand: str, desired: int, capacity: Any, expected: tuple[int, ...]) -> None:
@@ -81,16 +90,16 @@ def test_without_fallback(spot: str, on_demand: str, desired: int, capacity: Any
 @pytest.mark.parametrize(
     ("spot", "on_demand", "limited_s", "expected"),
     [
-        ("vw", "", 100.0, (0, 0, 0, 0)),  # room 1 for spot is taken by the probe; not yet time
-        ("vw", "", 300.0, (0, 2, 0, 0)),  # 3 desired: two stand in, the probe waits beside
-        ("vwww", "", 300.0, (0, 2, 0, 0)),
-        ("vw", "vv", 900.0, (0, 0, 0, 0)),
-        ("vs", "vv", None, (0, 0, 0, 0)),  # the probe got a node: it starts, stand-ins stay
-        ("vv", "vv", None, (0, 0, 1, 0)),  # it serves: a stand-in goes
-        ("vv", "v", None, (1, 0, 0, 0)),  # and the next spot pod is asked for
-        ("vvw", "v", None, (0, 0, 0, 0)),
-        ("vvv", "v", None, (0, 0, 1, 0)),
-        ("", "vvv", 900.0, (1, 0, 0, 0)),  # the probe was taken: another
+        pytest.param("vw", "", 100.0, (0, 0, 0, 0), id="room 1 for spot is taken by the probe; not yet time"),
+        pytest.param("vw", "", 300.0, (0, 2, 0, 0), id="3 desired: two stand in, the probe waits beside"),
+        pytest.param("vwww", "", 300.0, (0, 2, 0, 0), id="one that waits in vain has no place"),
+        pytest.param("vw", "vv", 900.0, (0, 0, 0, 0), id="they are there already"),
+        pytest.param("vs", "vv", None, (0, 0, 0, 0), id="the probe got a node: it starts, stand-ins stay"),
+        pytest.param("vv", "vv", None, (0, 0, 1, 0), id="it serves: a stand-in goes"),
+        pytest.param("vv", "v", None, (1, 0, 0, 0), id="and the next spot pod is asked for"),
+        pytest.param("vvw", "v", None, (0, 0, 0, 0), id="it is on its way"),
+        pytest.param("vvv", "v", None, (0, 0, 1, 0), id="all serve: the last one leaves"),
+        pytest.param("", "vvv", 900.0, (1, 0, 0, 0), id="the probe was taken: another"),
     ],
 )
 def test_stand_ins(spot: str, on_demand: str, limited_s: float | None, expected: tuple[int, ...]) -> None:

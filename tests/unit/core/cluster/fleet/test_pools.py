@@ -53,7 +53,16 @@ def test_overdue_pods_make_it_back_off_with_one_probe(build: Any) -> None:
     assert build.now + 30 <= until <= build.now + 60
 
 
-@pytest.mark.parametrize(("number", "full"), [(1, 60), (2, 120), (3, 240), (6, 1800), (40, 1800)])
+@pytest.mark.parametrize(
+    ("number", "full"),
+    [
+        pytest.param(1, 60, id="the first"),
+        pytest.param(2, 120, id="twice as long"),
+        pytest.param(3, 240, id="and so on"),
+        pytest.param(6, 1800, id="up to the longest"),
+        pytest.param(40, 1800, id="for ever"),
+    ],
+)
 def test_length_doubles_with_a_jitter_that_repeats(number: int, full: float) -> None:
     lengths = {backoff_s(number, f"job-{n}") for n in range(50)}
     assert all(full / 2 <= length <= full for length in lengths)
@@ -72,11 +81,11 @@ def held(build: Any, left: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ages", "left", "room", "surplus", "failures", "state"),
     [
-        ([TIMEOUT_S + 9], 5, 0, 0, 1, "BackingOff"),  # the probe waits on
-        ([], 5, 1, 0, 1, "BackingOff"),  # the probe was lost: another
-        ([TIMEOUT_S + 9], -1, 1, 1, 2, "BackingOff"),  # its time is up: a fresh one, twice the time
-        ([20], -1, 0, 0, 1, "BackingOff"),  # a young probe is left alone
-        ([], -1, UNLIMITED, 0, 1, "Available"),  # nothing waits any more
+        pytest.param([TIMEOUT_S + 9], 5, 0, 0, 1, "BackingOff", id="the probe waits on"),
+        pytest.param([], 5, 1, 0, 1, "BackingOff", id="the probe was lost: another"),
+        pytest.param([TIMEOUT_S + 9], -1, 1, 1, 2, "BackingOff", id="its time is up: a fresh one, twice the time"),
+        pytest.param([20], -1, 0, 0, 1, "BackingOff", id="a young probe is left alone"),
+        pytest.param([], -1, UNLIMITED, 0, 1, "Available", id="nothing waits any more"),
     ],
 )
 def test_while_held(
@@ -108,7 +117,16 @@ def test_pod_pushed_out_by_the_scheduler_holds_the_pool(build: Any) -> None:
     assert spot(build, [], preempted=[elsewhere]).status.state == "Available"
 
 
-@pytest.mark.parametrize(("starts", "wait"), [(1, 10), (2, 20), (3, 40), (6, 300), (60, 300)])
+@pytest.mark.parametrize(
+    ("starts", "wait"),
+    [
+        pytest.param(1, 10, id="the first"),
+        pytest.param(2, 20, id="twice as long"),
+        pytest.param(3, 40, id="and so on"),
+        pytest.param(6, 300, id="up to the longest"),
+        pytest.param(60, 300, id="for ever"),
+    ],
+)
 def test_failed_starts_wait_longer_each_time(build: Any, starts: int, wait: float) -> None:
     stored = {"failedStarts": starts, "lastFailureTime": millisecond(build.now - 1)}
     view = spot(build, [], stored)
@@ -136,7 +154,15 @@ def test_only_a_newer_rollout_that_registers_proves_the_pool(build: Any) -> None
     assert spot(build, [build.rollout(age=40)], stored).status.failed_starts == 0
 
 
-@pytest.mark.parametrize(("times", "wait"), [(1, 60), (2, 120), (4, 480), (9, 600)])
+@pytest.mark.parametrize(
+    ("times", "wait"),
+    [
+        pytest.param(1, 60, id="the first"),
+        pytest.param(2, 120, id="twice as long"),
+        pytest.param(4, 480, id="and so on"),
+        pytest.param(9, 600, id="up to the longest"),
+    ],
+)
 def test_refused_requests_are_repeated_slowly(build: Any, times: int, wait: float) -> None:
     state = ReconcileState()
     for number in range(times):

@@ -115,7 +115,10 @@ def test_shutdown_leaves_fifteen_seconds(build: Any) -> None:
     assert not is_dead(pod, ctx(build, pod, nodes=build.nodes(pod, **off)))
 
 
-@pytest.mark.parametrize(("silent", "confirmed"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("silent", "confirmed"),
+    [pytest.param(False, False, id="the manager hears it"), pytest.param(True, True, id="the manager has lost it")],
+)
 def test_node_that_is_not_ready_needs_a_second_witness(build: Any, silent: bool, confirmed: bool) -> None:
     pod = build.pod()
     nodes = build.nodes(pod, ready=False, ready_reason="NodeStatusUnknown")

@@ -31,13 +31,13 @@ def marked(number: int | None, counter: str = "preemption") -> PodFacts:
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("preemption-7", LossNumber(LossCounter.PREEMPTION, 7)),
-        ("failure-1", LossNumber(LossCounter.FAILURE, 1)),
-        ("disruption-2", LossNumber(LossCounter.DISRUPTION, 2)),
-        ("preemption-", None),
-        ("preemption-x", None),
-        ("theft-3", None),
-        ("", None),
+        pytest.param("preemption-7", LossNumber(LossCounter.PREEMPTION, 7), id="a preemption"),
+        pytest.param("failure-1", LossNumber(LossCounter.FAILURE, 1), id="a failure"),
+        pytest.param("disruption-2", LossNumber(LossCounter.DISRUPTION, 2), id="a disruption"),
+        pytest.param("preemption-", None, id="no number"),
+        pytest.param("preemption-x", None, id="not a number"),
+        pytest.param("theft-3", None, id="another counter"),
+        pytest.param("", None, id="no mark"),
     ],
 )
 def test_mark(build: Any, written: str, read: LossNumber | None) -> None:
@@ -60,7 +60,13 @@ def gone(mark: str = "") -> LastSeenPod:
 
 @pytest.mark.parametrize(
     ("marks", "preemptions", "failures"),
-    [([""], 4, 5), (["", ""], 5, 5), (["preemption-4"], 4, 5), (["failure-6"], 3, 6), (["preemption-4", ""], 5, 5)],
+    [
+        pytest.param([""], 4, 5, id="one without a number"),
+        pytest.param(["", ""], 5, 5, id="two without"),
+        pytest.param(["preemption-4"], 4, 5, id="a preemption"),
+        pytest.param(["failure-6"], 3, 6, id="a failure"),
+        pytest.param(["preemption-4", ""], 5, 5, id="one with and one without"),
+    ],
 )
 def test_of_the_vanished_each_has_its_number_or_gets_one(marks: list[str], preemptions: int, failures: int) -> None:
     vanished = [gone(mark) for mark in marks]
@@ -71,13 +77,19 @@ def test_of_the_vanished_each_has_its_number_or_gets_one(marks: list[str], preem
 @pytest.mark.parametrize(
     ("uids", "reached", "seen", "given_to"),
     [
-        (["a", "b"], 3, {}, ["failure-4", "failure-5"]),
-        (["a", "b"], 3, {"a": "failure-4"}, ["failure-4", "failure-5"]),
-        (["a", "b"], 5, {"a": "failure-4", "b": "failure-5"}, ["failure-4", "failure-5"]),  # reached by b's, with a's
-        (["b"], 3, {"a": "failure-4"}, ["failure-5"]),  # a's may be on its way
-        (["a"], 3, {"a": "preemption-9"}, ["preemption-9"]),  # it has been counted as that
-        (["b"], 3, {"a": "preemption-9"}, ["failure-4"]),
-        (["a"], 3, {"a": ""}, ["failure-4"]),
+        pytest.param(["a", "b"], 3, {}, ["failure-4", "failure-5"], id="new ones"),
+        pytest.param(["a", "b"], 3, {"a": "failure-4"}, ["failure-4", "failure-5"], id="one was numbered"),
+        pytest.param(
+            ["a", "b"],
+            5,
+            {"a": "failure-4", "b": "failure-5"},
+            ["failure-4", "failure-5"],
+            id="reached by b's, with a's",
+        ),
+        pytest.param(["b"], 3, {"a": "failure-4"}, ["failure-5"], id="a's may be on its way"),
+        pytest.param(["a"], 3, {"a": "preemption-9"}, ["preemption-9"], id="it has been counted as that"),
+        pytest.param(["b"], 3, {"a": "preemption-9"}, ["failure-4"], id="and moves nobody else's"),
+        pytest.param(["a"], 3, {"a": ""}, ["failure-4"], id="seen without a number"),
     ],
 )
 def test_a_pod_keeps_the_number_that_it_was_given(

@@ -212,13 +212,13 @@ def test_nonsense_is_not_known_and_never_an_exception(pod: Any, other: tuple[Any
 @pytest.mark.parametrize(
     ("timestamp", "at"),
     [
-        ("2026-11-21T19:35:00Z", 1795289700.0),
-        ("2026-11-21T19:35:00.250Z", 1795289700.25),
-        ("2026-11-21T20:35:00.123456+01:00", 1795289700.123456),
-        ("2026-11-21T19:35:00", None),
-        ("soon", None),
-        (None, None),
-        (7, None),
+        pytest.param("2026-11-21T19:35:00Z", 1795289700.0, id="whole seconds"),
+        pytest.param("2026-11-21T19:35:00.250Z", 1795289700.25, id="fractions"),
+        pytest.param("2026-11-21T20:35:00.123456+01:00", 1795289700.123456, id="another zone"),
+        pytest.param("2026-11-21T19:35:00", None, id="no zone"),
+        pytest.param("soon", None, id="no time"),
+        pytest.param(None, None, id="nothing"),
+        pytest.param(7, None, id="a number"),
     ],
 )
 def test_times(timestamp: object, at: float | None) -> None:

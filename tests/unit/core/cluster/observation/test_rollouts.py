@@ -29,17 +29,23 @@ def stands(build: Any, pod: dict[str, Any], *, state: ReconcileState = KNOWN, **
 @pytest.mark.parametrize(
     ("pod", "state"),
     [
-        ({"placed": None}, PodState.PENDING),
-        ({}, PodState.SERVING),
-        ({"annotations": {names.ANNOTATION_RELEASED: "why"}}, PodState.DELETING),
-        ({"annotations": {names.ANNOTATION_COUNTED: "failure-3"}}, PodState.FAILED),
-        ({"disruption": "EvictionByEvictionAPI"}, PodState.PREEMPTED),
-        (OOM, PodState.FAILED),
-        (OOM | {"disruption": "TerminationByKubelet"}, PodState.PREEMPTED),
-        (ENDED, PodState.PREEMPTED),
-        (ENDED | {"ended_at": 1_000_000.0 - QUIET_S + 1}, PodState.EXITED),
-        (ENDED | {"ended_at": 1_000_000.0 - QUIET_S}, PodState.PREEMPTED),
-        ({"phase": PodPhase.FAILED, "reason": "UnexpectedAdmissionError"}, PodState.FAILED),
+        pytest.param({"placed": None}, PodState.PENDING, id="no node"),
+        pytest.param({}, PodState.SERVING, id="it serves"),
+        pytest.param({"annotations": {names.ANNOTATION_RELEASED: "why"}}, PodState.DELETING, id="released"),
+        pytest.param({"annotations": {names.ANNOTATION_COUNTED: "failure-3"}}, PodState.FAILED, id="counted as failed"),
+        pytest.param({"disruption": "EvictionByEvictionAPI"}, PodState.PREEMPTED, id="evicted"),
+        pytest.param(OOM, PodState.FAILED, id="out of memory"),
+        pytest.param(
+            OOM | {"disruption": "TerminationByKubelet"}, PodState.PREEMPTED, id="out of memory as its node was"
+        ),
+        pytest.param(ENDED, PodState.PREEMPTED, id="it ended well long ago"),
+        pytest.param(ENDED | {"ended_at": 1_000_000.0 - QUIET_S + 1}, PodState.EXITED, id="it ended well just now"),
+        pytest.param(ENDED | {"ended_at": 1_000_000.0 - QUIET_S}, PodState.PREEMPTED, id="no longer just now"),
+        pytest.param(
+            {"phase": PodPhase.FAILED, "reason": "UnexpectedAdmissionError"},
+            PodState.FAILED,
+            id="the kubelet refused it",
+        ),
     ],
 )
 def test_by_the_pod(build: Any, pod: dict[str, Any], state: PodState) -> None:
@@ -57,12 +63,12 @@ def test_failures_say_what_failed(build: Any) -> None:
 @pytest.mark.parametrize(
     ("silent_s", "node_ready", "expected"),
     [
-        (0, True, PodState.STARTING),
-        (SILENT_S - 1, True, PodState.STARTING),
-        (SILENT_S, True, PodState.FAILED),
-        (LEASE_LOST_S - 1, False, PodState.STARTING),
-        (LEASE_LOST_S, False, PodState.PREEMPTED),
-        (SILENT_S, False, PodState.PREEMPTED),
+        pytest.param(0, True, PodState.STARTING, id="just now"),
+        pytest.param(SILENT_S - 1, True, PodState.STARTING, id="not long enough"),
+        pytest.param(SILENT_S, True, PodState.FAILED, id="too long"),
+        pytest.param(LEASE_LOST_S - 1, False, PodState.STARTING, id="on a silent node, just now"),
+        pytest.param(LEASE_LOST_S, False, PodState.PREEMPTED, id="on a silent node, its lease is over"),
+        pytest.param(SILENT_S, False, PodState.PREEMPTED, id="on a silent node, for long"),
     ],
 )
 def test_engine_that_the_manager_lost(build: Any, silent_s: float, node_ready: bool, expected: PodState) -> None:
@@ -72,7 +78,14 @@ def test_engine_that_the_manager_lost(build: Any, silent_s: float, node_ready: b
     assert one.state is expected
 
 
-@pytest.mark.parametrize("manager", [None, {"failed_polls": 3}, {"ago": 200.0}])
+@pytest.mark.parametrize(
+    "manager",
+    [
+        pytest.param(None, id="no manager"),
+        pytest.param({"failed_polls": 3}, id="it does not answer"),
+        pytest.param({"ago": 200.0}, id="its answer is old"),
+    ],
+)
 def test_silence_of_the_manager_proves_nothing_about_engines(build: Any, manager: dict[str, Any] | None) -> None:
     state = ReconcileState(registered=frozenset({UID}), silent_since={UID: 0.0}, began_at=0.0)
     manager = None if manager is None else build.manager([], **manager)
@@ -82,10 +95,12 @@ def test_silence_of_the_manager_proves_nothing_about_engines(build: Any, manager
 @pytest.mark.parametrize(
     ("placed", "watched_s", "expected"),
     [
-        (1799.0, 5000.0, PodState.STARTING),
-        (1800.0, 5000.0, PodState.FAILED),
-        (1800.0, SILENT_S - 1, PodState.STARTING),  # A new operator beside a new manager knows nobody yet.
-        (1800.0, SILENT_S, PodState.FAILED),
+        pytest.param(1799.0, 5000.0, PodState.STARTING, id="in time"),
+        pytest.param(1800.0, 5000.0, PodState.FAILED, id="too late"),
+        pytest.param(
+            1800.0, SILENT_S - 1, PodState.STARTING, id="A new operator beside a new manager knows nobody yet."
+        ),
+        pytest.param(1800.0, SILENT_S, PodState.FAILED, id="too late, and the operator knows"),
     ],
 )
 def test_startup_timeout(build: Any, placed: float, watched_s: float, expected: PodState) -> None:

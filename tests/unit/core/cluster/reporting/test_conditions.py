@@ -72,7 +72,10 @@ def test_rollout_available(build: Any, engines: int, minimum: int, desired: int,
     assert reasons(found)["RolloutAvailable"] == expected
 
 
-@pytest.mark.parametrize(("ago", "expected"), [(1.0, "StepAdvanced"), (SHORTEST_STALL_S, "Stalled")])
+@pytest.mark.parametrize(
+    ("ago", "expected"),
+    [pytest.param(1.0, "StepAdvanced", id="in time"), pytest.param(SHORTEST_STALL_S, "Stalled", id="stalled")],
+)
 def test_progressing(build: Any, ago: float, expected: str) -> None:
     step = {"step": 5, "stepTime": millisecond(build.now - ago)}
     found = result(build, status={"manager": step}, manager=build.manager(step=5, phase="rl"))
@@ -94,7 +97,11 @@ def test_capacity_limited_by_the_api_server(build: Any, message: str, expected: 
 
 @pytest.mark.parametrize(
     ("requested", "expected"),
-    [(9, ("True", "TooManyReplicas")), (1, ("True", "TooFewReplicas")), (3, ("False", "WithinBounds"))],
+    [
+        pytest.param(9, ("True", "TooManyReplicas"), id="above"),
+        pytest.param(1, ("True", "TooFewReplicas"), id="below"),
+        pytest.param(3, ("False", "WithinBounds"), id="between"),
+    ],
 )
 def test_scaling_limited(build: Any, requested: int, expected: tuple[str, str]) -> None:
     job = build.job({"replicas": requested, "minReplicas": 2}, scaling={"mode": "Manual"})

@@ -79,17 +79,24 @@ def test_machines_by_preset(preset: str, spot: list[str], on_demand: list[str], 
 @pytest.mark.parametrize(
     ("theirs", "ours", "merged"),
     [
-        ({}, {"requests": {"cpu": "1"}}, {"requests": {"cpu": "1"}}),
-        (
+        pytest.param({}, {"requests": {"cpu": "1"}}, {"requests": {"cpu": "1"}}, id="theirs says nothing"),
+        pytest.param(
             {"limits": {"cpu": "500m"}},
             {"requests": {"cpu": "1", "memory": "1Gi"}},
             {"requests": {"memory": "1Gi"}, "limits": {"cpu": "500m"}},
+            id="they limit what we request",
         ),
-        ({"requests": {"memory": "9Gi"}}, {"limits": {"memory": "2Gi"}}, {"requests": {"memory": "9Gi"}}),
-        (
+        pytest.param(
+            {"requests": {"memory": "9Gi"}},
+            {"limits": {"memory": "2Gi"}},
+            {"requests": {"memory": "9Gi"}},
+            id="they request what we limit",
+        ),
+        pytest.param(
             {"claims": [{"name": "gpu"}]},
             {"requests": {"cpu": "1"}},
             {"claims": [{"name": "gpu"}], "requests": {"cpu": "1"}},
+            id="what is no resource stays",
         ),
     ],
 )
@@ -97,7 +104,17 @@ def test_no_request_of_ours_exceeds_a_limit_of_theirs(theirs: dict, ours: dict, 
     assert merged_resources(theirs, ours) == merged
 
 
-@pytest.mark.parametrize(("amount", "cores"), [("2", 2), ("500m", 1), ("2500m", 3), ("0.5", 1), (4, 4), ("many", 1)])
+@pytest.mark.parametrize(
+    ("amount", "cores"),
+    [
+        pytest.param("2", 2, id="whole"),
+        pytest.param("500m", 1, id="a part of one"),
+        pytest.param("2500m", 3, id="millicores are rounded up"),
+        pytest.param("0.5", 1, id="a fraction of one"),
+        pytest.param(4, 4, id="a number"),
+        pytest.param("many", 1, id="not a quantity"),
+    ],
+)
 def test_whole_cores(amount: object, cores: int) -> None:
     assert whole_cpus({"requests": {"cpu": amount}}) == cores
     assert whole_cpus({"requests": {"cpu": 9}, "limits": {"cpu": amount}}) == cores
@@ -242,9 +259,15 @@ def test_what_this_version_cannot_run_is_reported_by_field(spec: dict[str, Any],
 @pytest.mark.parametrize(
     "spec",
     [
-        {},
-        {"rollout": {"template": template(tolerations=[{"key": "team", "operator": "Exists"}])}},
-        {"trainer": {"template": template(metadata={"annotations": {"karpenter.sh/do-not-disrupt": "true"}})}},
+        pytest.param({}, id="nothing said"),
+        pytest.param(
+            {"rollout": {"template": template(tolerations=[{"key": "team", "operator": "Exists"}])}},
+            id="a toleration by key",
+        ),
+        pytest.param(
+            {"trainer": {"template": template(metadata={"annotations": {"karpenter.sh/do-not-disrupt": "true"}})}},
+            id="the trainer's node may be spared",
+        ),
     ],
 )
 def test_everything_else_runs(spec: dict[str, Any]) -> None:

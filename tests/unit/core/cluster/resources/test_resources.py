@@ -224,14 +224,22 @@ def test_twenty_rules_are_what_a_job_takes() -> None:
 @pytest.mark.parametrize(
     ("code", "path", "source"),
     [
-        ({"configMap": "files"}, "/polyrl/manifest", {"configMap": {"name": "files"}}),
-        ({"path": "code", "configMap": "files"}, "/polyrl/manifest/code", {"configMap": {"name": "files"}}),
-        (
+        pytest.param(
+            {"configMap": "files"}, "/polyrl/manifest", {"configMap": {"name": "files"}}, id="beside the manifest"
+        ),
+        pytest.param(
+            {"path": "code", "configMap": "files"},
+            "/polyrl/manifest/code",
+            {"configMap": {"name": "files"}},
+            id="in a folder of it",
+        ),
+        pytest.param(
             {"path": "/code", "volumeClaim": "disk"},
             "/code",
             {"persistentVolumeClaim": {"claimName": "disk", "readOnly": True}},
+            id="on a volume",
         ),
-        ({"path": "/app"}, None, None),
+        pytest.param({"path": "/app"}, None, None, id="in the image"),
     ],
 )
 def test_where_the_users_files_are(code: dict[str, str], path: str | None, source: dict | None) -> None:
@@ -249,9 +257,11 @@ def test_where_the_users_files_are(code: dict[str, str], path: str | None, sourc
 @pytest.mark.parametrize(
     ("storage", "volume", "made"),
     [
-        ({}, {"persistentVolumeClaim": {"claimName": "?"}}, True),
-        ({"claimName": "disk"}, {"persistentVolumeClaim": {"claimName": "disk"}}, False),
-        ({"ephemeral": True}, {"emptyDir": {}}, False),
+        pytest.param({}, {"persistentVolumeClaim": {"claimName": "?"}}, True, id="a claim is made"),
+        pytest.param(
+            {"claimName": "disk"}, {"persistentVolumeClaim": {"claimName": "disk"}}, False, id="the user's own claim"
+        ),
+        pytest.param({"ephemeral": True}, {"emptyDir": {}}, False, id="nothing"),
     ],
 )
 def test_what_outlives_its_pod(role: str, storage: dict[str, Any], volume: dict[str, Any], made: bool) -> None:
@@ -314,11 +324,13 @@ def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("change", "roles"),
     [
-        ({"rollout": {"template": template()}}, {Role.ROLLOUT}),
-        ({"rollout": {"engine": {"threads": 2}}}, {Role.ROLLOUT, Role.TRAINER, Role.RESERVED}),
-        ({"trainer": {"template": template()}}, {Role.TRAINER, Role.RESERVED}),
-        ({"manager": {"template": template()}}, {Role.MANAGER}),
-        ({"recipe": {"seed": 2}}, {Role.TRAINER, Role.RESERVED}),
+        pytest.param({"rollout": {"template": template()}}, {Role.ROLLOUT}, id="the rollout's template"),
+        pytest.param(
+            {"rollout": {"engine": {"threads": 2}}}, {Role.ROLLOUT, Role.TRAINER, Role.RESERVED}, id="the engine"
+        ),
+        pytest.param({"trainer": {"template": template()}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's template"),
+        pytest.param({"manager": {"template": template()}}, {Role.MANAGER}, id="the manager's template"),
+        pytest.param({"recipe": {"seed": 2}}, {Role.TRAINER, Role.RESERVED}, id="the recipe"),
     ],
 )
 def test_a_change_is_seen_where_it_matters(change: dict[str, Any], roles: set[Role]) -> None:

@@ -366,7 +366,9 @@ def test_a_window_without_a_measured_speed_is_not_said_to_be_timed() -> None:
     assert "windows at a measured speed" not in verdict.examined
 
 
-@pytest.mark.parametrize(("factor", "words"), [(100.0, "too many"), (0.1, "too few")])
+@pytest.mark.parametrize(
+    ("factor", "words"), [pytest.param(100.0, "too many", id="too many"), pytest.param(0.1, "too few", id="too few")]
+)
 def test_bytes_that_do_not_fit_their_tokens(factor: float, words: str) -> None:
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(STATE), type=LedgerState)
     state.counters.delta_bytes = int(factor * state.counters.delta_bytes)

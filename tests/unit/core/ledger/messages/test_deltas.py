@@ -141,7 +141,10 @@ def test_a_lost_engine_costs_no_token() -> None:
     assert sent(stage.tokens("a", 1, [7]), Fenced)
 
 
-@pytest.mark.parametrize(("last", "finish"), [([5, 2], Finish.STOP), ([5, 6, 7], Finish.LENGTH)])
+@pytest.mark.parametrize(
+    ("last", "finish"),
+    [pytest.param([5, 2], Finish.STOP, id="a stop token"), pytest.param([5, 6, 7], Finish.LENGTH, id="the budget")],
+)
 def test_what_is_over_is_not_generated_on(last: list[int], finish: Finish) -> None:
     stage = ready(max_new_tokens=3)
     turn = sent(stage.tokens("a", 1, last), TurnDone) or sent(stage.agent("a", Deregister("gone")), TurnDone)
@@ -207,9 +210,9 @@ def test_facts_rebuild_the_state_also_after_a_journey_through_bytes() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Deltas(1, 0, rows=b"short", ids=b"", logprobs=b""),
-        Deltas(1, 0, rows=bytes(11), ids=b"1234", logprobs=b"1234"),
-        Deltas(1, 0, rows=bytes(10) + b"\x09", ids=b"", logprobs=b""),
+        pytest.param(Deltas(1, 0, rows=b"short", ids=b"", logprobs=b""), id="no whole row"),
+        pytest.param(Deltas(1, 0, rows=bytes(11), ids=b"1234", logprobs=b"1234"), id="tokens without a row"),
+        pytest.param(Deltas(1, 0, rows=bytes(10) + b"\x09", ids=b"", logprobs=b""), id="no such finish code"),
     ],
 )
 def test_malformed_columns_are_counted(frame: Deltas) -> None:

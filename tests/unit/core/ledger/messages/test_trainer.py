@@ -45,7 +45,13 @@ def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpos
 
 
 @pytest.mark.parametrize(
-    "fields", [{"most": 0}, {"least": -2, "most": -1}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
+    "fields",
+    [
+        pytest.param({"most": 0}, id="nothing"),
+        pytest.param({"least": -2, "most": -1}, id="less than nothing"),
+        pytest.param({"deadline_s": float("nan")}, id="a deadline that is no number"),
+        pytest.param({"deadline_s": -1.0}, id="a deadline in the past"),
+    ],
 )
 def test_an_impossible_next_is_refused(fields: dict[str, float]) -> None:
     assert sent(ready().ask(**fields), Declined)  # type: ignore[arg-type]
@@ -131,12 +137,12 @@ def test_submissions_are_idempotent_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"n": 0}, "n is 0"),
-        ({"prompt_ids": b""}, "prompt"),
-        ({"prompt_ids": b"12345"}, "prompt"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"min_version": 2, "max_version": 1}, "versions 2 to 1"),
-        ({"id": -1}, "negative"),
+        pytest.param({"n": 0}, "n is 0", id="no samples"),
+        pytest.param({"prompt_ids": b""}, "prompt", id="no prompt"),
+        pytest.param({"prompt_ids": b"12345"}, "prompt", id="no whole tokens"),
+        pytest.param({"max_new_tokens": 0}, "max_new_tokens", id="no budget"),
+        pytest.param({"min_version": 2, "max_version": 1}, "versions 2 to 1", id="no version"),
+        pytest.param({"id": -1}, "negative", id="no number"),
     ],
 )
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:

@@ -81,7 +81,9 @@ def test_a_measurement_is_believed_for_a_while() -> None:
     assert not stage.placed()["slow"]
 
 
-@pytest.mark.parametrize(("step_s", "more"), [(0.02, True), (0.2, False)])
+@pytest.mark.parametrize(
+    ("step_s", "more"), [pytest.param(0.02, True, id="faster now"), pytest.param(0.2, False, id="as slow as before")]
+)
 def test_what_the_trial_measures_replaces_what_was_known(step_s: float, more: bool) -> None:
     stage = idle_for(speed.STALE_S)
     stage.submit()
@@ -218,7 +220,16 @@ def test_kv_room_is_set_aside_but_an_empty_engine_takes_anything() -> None:
     assert stage.placed()["b"] == ["1.0"]
 
 
-@pytest.mark.parametrize(("served", "expected"), [(-1, False), (0, False), (1, True), (2, True), (3, False)])
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [
+        pytest.param(-1, False, id="none"),
+        pytest.param(0, False, id="too old"),
+        pytest.param(1, True, id="the oldest"),
+        pytest.param(2, True, id="the newest"),
+        pytest.param(3, False, id="too new"),
+    ],
+)
 def test_only_verified_fitting_versions_generate(served: int, expected: bool) -> None:
     stage = Stage()
     stage.publish(3)

@@ -27,11 +27,11 @@ def pace(step_s: float) -> speed.Pace:
 @pytest.mark.parametrize(
     ("victim", "victim_running", "thief", "context", "moves"),
     [
-        (0.02, 2, 0.02, 100, False),
-        (0.20, 2, 0.02, 100, True),
-        (0.02, 60, 0.02, 100, True),
-        (0.02, 60, 0.02, 100_000, False),
-        (0.02, 10, 0.02, 100, False),
+        pytest.param(0.02, 2, 0.02, 100, False, id="equals"),
+        pytest.param(0.20, 2, 0.02, 100, True, id="ten times slower"),
+        pytest.param(0.02, 60, 0.02, 100, True, id="much fuller"),
+        pytest.param(0.02, 60, 0.02, 100_000, False, id="much fuller, but all must be read again"),
+        pytest.param(0.02, 10, 0.02, 100, False, id="a little fuller"),
     ],
 )
 def test_moving_must_pay(victim: float, victim_running: int, thief: float, context: int, moves: bool) -> None:

@@ -104,7 +104,14 @@ def test_it_is_suspect_and_pauses_then_is_tried_with_one_fresh_sample() -> None:
     assert len(stage.placed()["e"]) == 1
 
 
-@pytest.mark.parametrize(("step_s", "proven"), [(STEP_S, True), (0.3, True), (0.6, False)])
+@pytest.mark.parametrize(
+    ("step_s", "proven"),
+    [
+        pytest.param(STEP_S, True, id="as fast as the others"),
+        pytest.param(0.3, True, id="slower than the others"),
+        pytest.param(0.6, False, id="as slow as before"),
+    ],
+)
 def test_a_window_proves_it_and_a_token_does_not(step_s: float, proven: bool) -> None:
     stage = with_straggler()
     stage.finish_all()
