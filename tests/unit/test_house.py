@@ -31,6 +31,8 @@ P90_FUNCTION_LINES: Final = 35
 MAX_MODULES_IN_A_FOLDER: Final = 12
 MAX_LINES: Final = 37_200
 """Of production code in all."""
+NAMED_ROWS: Final = ("tests/unit/core", "tests/properties")
+"""Folders of tests whose tables name their rows."""
 ENUMS: Final = {"Enum", "StrEnum", "IntEnum", "IntFlag"}
 VAGUE: Final = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -256,6 +258,34 @@ def test_unit_tests_lie_as_what_they_test_lies() -> None:
         and not (folder.parts[0] in PACKAGES and (ROOT / PACKAGES[folder.parts[0]] / Path(*folder.parts[1:])).is_dir())
     ]
     assert strangers == []
+
+
+def names_itself(row: ast.expr) -> bool:
+    """Strings do, and single values; `pytest.param` with an `id` has a name."""
+    if isinstance(row, ast.Call):
+        return any(keyword.arg == "id" for keyword in row.keywords)
+    if isinstance(row, ast.Tuple):
+        return all(isinstance(value, ast.Constant) and isinstance(value.value, str) for value in row.elts)
+    return not isinstance(row, ast.List | ast.Dict | ast.Lambda)
+
+
+def rows(path: Path, table: ast.expr) -> list[ast.expr]:
+    """Of a table as it is written, in the call or under a name of the module; none of one that is computed."""
+    if isinstance(table, ast.Name):
+        constants = [node for node in tree(path).body if isinstance(node, ast.Assign)]
+        table = next((node.value for node in constants if ast.unparse(node.targets[0]) == table.id), table)
+    return table.elts if isinstance(table, ast.List | ast.Tuple) else []
+
+
+def test_rows_of_tables_have_names() -> None:
+    """A failure says which case it is about, not `1-64-expected0`."""
+    nameless = []
+    for path in [file for folder in NAMED_ROWS for file in (ROOT / folder).rglob("test_*.py")]:
+        calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and called(node) == "parametrize"]
+        tables = [node for node in calls if not any(keyword.arg == "ids" for keyword in node.keywords)]
+        found = [row for node in tables for row in rows(path, node.args[1]) if not names_itself(row)]
+        nameless += [f"{name(path)}:{row.lineno}" for row in found]
+    assert nameless == []
 
 
 def test_tests_are_no_package() -> None:

@@ -214,6 +214,7 @@ def test_a_move_that_would_put_the_steps_end_off_is_not_made() -> None:
 @pytest.mark.parametrize(
     ("fault", "lost_s"),
     [("frozen", 3.0), ("mute", 3.0), ("stuck", 30.0), ("deaf", 30.0)],
+    ids=["frozen", "mute", "stuck", "deaf"],
 )
 @pytest.mark.parametrize("seed", range(2))
 def test_a_silent_engine_costs_its_deadline_and_what_must_be_read_again(fault: str, lost_s: float, seed: int) -> None:

@@ -35,7 +35,7 @@ def workers(env: list[dict[str, str]]) -> Workers:
     return workers_of(PolyRLJob.model_validate(raw).spec, place)
 
 
-@pytest.mark.parametrize(("name", "everywhere", "trainer"), NAMES)
+@pytest.mark.parametrize(("name", "everywhere", "trainer"), NAMES, ids=[row[0] for row in NAMES])
 def test_a_variable_reaches_whom_it_is_for(name: str, everywhere: bool, trainer: bool) -> None:
     all_of_them = workers([{"name": "JUDGE_MODEL"}])
     assert all_of_them.rollout is not None

@@ -243,7 +243,9 @@ TRANSITION_TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("change", "before", "after", "allowed"), TRANSITION_TABLE)
+@pytest.mark.parametrize(
+    ("change", "before", "after", "allowed"), TRANSITION_TABLE, ids=[row[0] for row in TRANSITION_TABLE]
+)
 def test_a_stored_job_refuses_what_cannot_change(change: str, before: Any, after: Any, allowed: bool) -> None:
     facts = {"self": json_to_cel(after), "oldSelf": json_to_cel(before)}
     assert bool(CHANGES[change].evaluate(facts)) is allowed

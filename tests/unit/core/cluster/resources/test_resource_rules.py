@@ -48,7 +48,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("preset", "spot", "on_demand", "tolerated"), PLACES)
+@pytest.mark.parametrize(("preset", "spot", "on_demand", "tolerated"), PLACES, ids=[row[0] for row in PLACES])
 def test_machines_by_preset(preset: str, spot: list[str], on_demand: list[str], tolerated: list[str]) -> None:
     spec = job(rollout={"capacity": {"preset": preset}}).spec
     anywhere = job(rollout={"capacity": {"preset": preset}}, trainer={"capacity": "Any"}).spec
@@ -251,7 +251,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "sentence"), REFUSED)
+@pytest.mark.parametrize(("spec", "sentence"), REFUSED, ids=[row[1] for row in REFUSED])
 def test_what_this_version_cannot_run_is_reported_by_field(spec: dict[str, Any], sentence: str) -> None:
     assert unsupported(job(**spec)).startswith(sentence)
 

@@ -307,10 +307,14 @@ def test_every_manifest_that_is_right_is_right_for_its_workers() -> None:
         PolyRLJob.model_validate_json(fixed_children(owner(**spec))[0]["data"]["job.json"])
 
 
-SAME_CONFIG = [{"rollout": {"maxReplicas": 9}}, {"suspend": True}, {"scaling": {"mode": "Manual"}}]
+SAME_CONFIG = [
+    pytest.param({"rollout": {"maxReplicas": 9}}, id="maxReplicas"),
+    pytest.param({"suspend": True}, id="suspend"),
+    pytest.param({"scaling": {"mode": "Manual"}}, id="scaling"),
+]
 
 
-@pytest.mark.parametrize("change", [*SAME_CONFIG, {"rollout": {"template": template()}}])
+@pytest.mark.parametrize("change", [*SAME_CONFIG, pytest.param({"rollout": {"template": template()}}, id="a template")])
 def test_what_workers_do_not_read_makes_no_new_config_map(change: dict[str, Any]) -> None:
     assert fixed_children(owner())[0] == fixed_children(owner(**change))[0]
 
