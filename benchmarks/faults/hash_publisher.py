@@ -18,7 +18,15 @@ import zmq.asyncio
 from hash_engine import VOCABULARY
 
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import VersionManifest, cut_chunks, encode_manifest, file_entry, manifest_hash, tensor_entry
+from polyrl.weights import (
+    VersionManifest,
+    WeightsRef,
+    cut_chunks,
+    encode_manifest,
+    file_entry,
+    manifest_hash,
+    tensor_entry,
+)
 from polyrl.wire import ChunkReply, GetManifest, ManifestReply, decode_from_puller, encode
 
 CONFIG: Final = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096}
@@ -32,6 +40,11 @@ class HashPublisher:
         self.public_key = keys.public_key
         self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
         self._socket = socket
+
+    def ref_of(self, version: int) -> WeightsRef:
+        """What is sent to the manager."""
+        digest = manifest_hash(encode_manifest(version_of(version)[0]))
+        return WeightsRef(version, self.endpoint, public_key=self.public_key, manifest_hash=digest)
 
     async def serve(self) -> None:
         """Until cancelled."""
@@ -53,11 +66,6 @@ def version_of(version: int) -> tuple[VersionManifest, bytes]:
     tensors = (tensor_entry("weights", "I64", (1,), 0, data),)
     files = (file_entry("config.json", json.dumps(CONFIG).encode()),)
     return VersionManifest(version, None, kind="full", tensors=tensors, chunks=chunks, files=files), data
-
-
-def hash_of(version: int) -> bytes:
-    """What is sent to the manager."""
-    return manifest_hash(encode_manifest(version_of(version)[0]))
 
 
 @asynccontextmanager

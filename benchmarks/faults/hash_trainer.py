@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from hash_publisher import HashPublisher, hash_of, publishing
+from hash_publisher import HashPublisher, publishing
 from jobs import HASHED_PROMPTS, HASHED_SAMPLES, HASHED_STEPS, HASHED_TOKENS
 from outcome import TRAINED, TrainedSample
 
@@ -64,7 +64,7 @@ class HashTrainer:
         while self._state.step < HASHED_STEPS:
             version = self._state.step
             publisher = self._publisher
-            await self._client.publish(version, publisher.endpoint, publisher.public_key, hash_of(version))
+            await self._client.publish(publisher.ref_of(version))
             await self._step(self._state.step + 1, version)
             self._state.step += 1
             fresh = self._file.with_suffix(".fresh")

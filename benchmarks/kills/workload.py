@@ -43,7 +43,7 @@ class Workload:
         """Version 0."""
         model = load_model(self._plan["config"], self._plan["seed"], "float32")
         published = await asyncio.to_thread(publisher.publish, 0, model.state_dict().items(), serving_files(model))
-        await self._client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
+        await self._client.publish(published)
 
     async def work(self) -> None:
         """Returns when it was enough and nothing is open."""

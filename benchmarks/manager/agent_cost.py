@@ -69,7 +69,7 @@ async def cost(form: Form) -> float:
             publisher = WeightPublisher(folder / "keys/trainer.key")
             tensors = {"weight": torch.zeros(8)}
             published = await asyncio.to_thread(publisher.publish, 0, tensors.items(), {"config.json": CONFIG})
-            await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
+            await client.publish(published)
             await _step(client, 0, N, 100)
             began = _cpu(agent)
             await _step(client, 1, form.streams, form.tokens)

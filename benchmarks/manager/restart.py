@@ -165,7 +165,7 @@ async def working(bench: Bench, engines: int, streams: int, pace: float, head: i
 async def _submit(client: RolloutClient, publisher: WeightPublisher, groups: int) -> None:
     tensors = {"weight": torch.zeros(8)}
     published = await asyncio.to_thread(publisher.publish, 0, tensors.items(), {"config.json": b"{}"})
-    await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
+    await client.publish(published)
     prompt = pack_ids(range(PROMPT_TOKENS))
     sampling = SamplingParams(BUDGET)
     await client.submit(

@@ -26,6 +26,8 @@ from drive import Drive, connected
 from loads import ROWS, Load
 from stand import Stand, standing
 
+from polyrl.weights import WeightsRef
+
 RSS_POLL_S: Final = 0.1
 TENTHS: Final = 10
 WARMUP_S: Final = 5.0
@@ -65,7 +67,7 @@ async def run_load(load: Load, core: int | None) -> dict[str, float]:
         async with standing(Path(name), core) as stand:
             context = zmq.asyncio.Context()
             async with connected(stand) as client:
-                await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"")
+                await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b""))
                 drive = Drive(load, stand, client, context)
                 figures = await _measure(load, drive, stand)
                 await drive.end()

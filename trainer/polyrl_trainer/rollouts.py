@@ -8,14 +8,15 @@ from typing import Protocol
 import numpy.typing as npt
 
 from polyrl.sample import DiscardReason, Group, Purpose
+from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, TurnDone
 
 
 class Rollouts(Protocol):
     """Groups in, scored samples out. Every call is safe to repeat, and ends: with its answer or DeadlineExceeded."""
 
-    async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        """Announces a weight version; agents pull it from `endpoint`, whose CURVE server key is `public_key` (Z85)."""
+    async def publish(self, weights: WeightsRef) -> None:
+        """Announces a weight version; agents pull it from where `weights` says."""
 
     async def submit(self, groups: Sequence[Group]) -> None:
         """Requests these groups; a number already known is ignored. Raises RequestRefused for groups that cannot be."""

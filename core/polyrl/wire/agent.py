@@ -207,6 +207,10 @@ class Announce(Message, frozen=True, tag="announce"):
     def of(cls, weights: WeightsRef) -> Announce:
         return cls(weights.version, weights.endpoint, weights.public_key, weights.manifest_hash)
 
+    @property
+    def weights(self) -> WeightsRef:
+        return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)
+
 
 class StartDrain(Message, frozen=True, tag="drain"):
     """Finish or hand back everything before `deadline_s`, take nothing new, then Deregister."""

@@ -104,6 +104,16 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     public_key: str
     manifest_hash: bytes
 
+    @classmethod
+    def of(cls, request: int, weights: WeightsRef) -> PublishVersion:
+        return cls(
+            request,
+            weights.version,
+            endpoint=weights.endpoint,
+            public_key=weights.public_key,
+            manifest_hash=weights.manifest_hash,
+        )
+
     @property
     def weights(self) -> WeightsRef:
         return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)

@@ -120,7 +120,7 @@ class Agent:
             case wire.Recall(assignment):
                 self.spawn(self._give_back([assignment], HandBackReason.RECALLED))
             case wire.Announce():
-                self._versions.announce(message)
+                self._versions.announce(message.weights)
             case wire.StartDrain():
                 self._drain(message)
 

@@ -23,7 +23,7 @@ from polyrl import wire
 from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
-from polyrl.weights import ChunkEntry, VersionManifest, chunk_matches, decode_manifest, missing_chunks
+from polyrl.weights import ChunkEntry, VersionManifest, WeightsRef, chunk_matches, decode_manifest, missing_chunks
 from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.weights.staging import Partial, Staged, Staging
 
@@ -64,24 +64,24 @@ class Puller:
         self._keys, self._staging = keys, staging
         self._chunk_s, self._progress_s = chunk_s, progress_s
 
-    async def pull(self, announce: wire.Announce, served: Staged | None) -> Pulled:
+    async def pull(self, weights: WeightsRef, served: Staged | None) -> Pulled:
         """The announced version, verified, on this machine. Chunks that `served` has are copied from it.
 
         May be cancelled at any await. Raises PullFailed.
         """
-        if announce.public_key != self._keys.trainer_public_key:
-            raise PullFailed(f"version {announce.version} is announced under a key that is not the trainer's")
+        if weights.public_key != self._keys.trainer_public_key:
+            raise PullFailed(f"version {weights.version} is announced under a key that is not the trainer's")
         begun = asyncio.get_running_loop().time()
-        with zmq.asyncio.Context() as context, self._connect(context, announce) as socket:
-            pull = _Pull(socket, announce, self._chunk_s, self._progress_s)
+        with zmq.asyncio.Context() as context, self._connect(context, weights) as socket:
+            pull = _Pull(socket, weights, self._chunk_s, self._progress_s)
             try:
                 manifest = await pull.manifest()
                 staged = await self._assemble(pull, manifest, served)
             except OSError as error:
-                raise PullFailed(f"version {announce.version} cannot be staged: {error.strerror or error}") from error
+                raise PullFailed(f"version {weights.version} cannot be staged: {error.strerror or error}") from error
             except ProtocolError as error:
-                self._staging.discard(announce.version)
-                raise PullFailed(f"version {announce.version} is not what was announced: {error}") from error
+                self._staging.discard(weights.version)
+                raise PullFailed(f"version {weights.version} is not what was announced: {error}") from error
         return Pulled(staged, asyncio.get_running_loop().time() - begun, bytes_pulled=pull.bytes)
 
     async def _assemble(self, pull: _Pull, manifest: VersionManifest, served: Staged | None) -> Staged:
@@ -93,17 +93,17 @@ class Puller:
         finally:
             partial.close()
 
-    def _connect(self, context: zmq.asyncio.Context, announce: wire.Announce) -> zmq.asyncio.Socket:
+    def _connect(self, context: zmq.asyncio.Context, weights: WeightsRef) -> zmq.asyncio.Socket:
         socket = context.socket(zmq.DEALER)
         socket.curve_publickey = self._keys.public_key.encode()
         socket.curve_secretkey = self._keys.secret_key.encode()
-        socket.curve_serverkey = announce.public_key.encode()
+        socket.curve_serverkey = weights.public_key.encode()
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        socket.ipv6 = may_be_ipv6(announce.endpoint)
-        socket.connect(announce.endpoint)
+        socket.ipv6 = may_be_ipv6(weights.endpoint)
+        socket.connect(weights.endpoint)
         return socket
 
 
@@ -121,19 +121,19 @@ class Versions:
         """`switch` has the engine load a staged version and notifies the manager; False when the old one serves on."""
         self._engine, self._puller, self._staging = engine, puller, staging
         self._switch, self._send = switch, send
-        self._wanted: wire.Announce | None = None
+        self._wanted: WeightsRef | None = None
         self._changed = asyncio.Event()
         self._served: Staged | None = None
 
-    def announce(self, message: wire.Announce) -> None:
+    def announce(self, weights: WeightsRef) -> None:
         """A version exists; repeats are harmless."""
-        if message.version == self._engine.version:
-            self._send(wire.WeightsLoaded(message.version, 0.0, load_seconds=0.0, bytes_pulled=0))
-        elif message.version < self._engine.version:
+        if weights.version == self._engine.version:
+            self._send(wire.WeightsLoaded(weights.version, 0.0, load_seconds=0.0, bytes_pulled=0))
+        elif weights.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
-            self._send(wire.WeightsFailed(message.version, self._engine.version, reason=why))
-        elif message != self._wanted:
-            self._wanted = message
+            self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=why))
+        elif weights != self._wanted:
+            self._wanted = weights
             self._changed.set()
 
     async def run(self) -> None:
@@ -141,29 +141,29 @@ class Versions:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            announce = self._wanted
-            if announce is None:
+            weights = self._wanted
+            if weights is None:
                 continue
-            pulled = await self._pull(announce)
+            pulled = await self._pull(weights)
             if pulled is not None and await self._switch(pulled):
                 self._served = pulled.staged
                 self._staging.keep_only(pulled.staged.version)
-            if self._wanted is announce and not self._changed.is_set():
+            if self._wanted is weights and not self._changed.is_set():
                 self._wanted = None
 
-    async def _pull(self, announce: wire.Announce) -> Pulled | None:
+    async def _pull(self, weights: WeightsRef) -> Pulled | None:
         """None when it failed, or a newer announcement came first."""
-        pulling = asyncio.create_task(self._puller.pull(announce, self._served))
+        pulling = asyncio.create_task(self._puller.pull(weights, self._served))
         newer = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait({pulling, newer}, return_when=asyncio.FIRST_COMPLETED)
             if not pulling.done():
-                log.info("pull superseded", version=announce.version)
+                log.info("pull superseded", version=weights.version)
                 return None
             return await pulling
         except PullFailed as error:
-            log.warning("weights not pulled", version=announce.version, error=str(error))
-            self._send(wire.WeightsFailed(announce.version, self._engine.version, reason=str(error)))
+            log.warning("weights not pulled", version=weights.version, error=str(error))
+            self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=str(error)))
             return None
         finally:
             pulling.cancel()
@@ -174,8 +174,8 @@ class Versions:
 class _Pull:
     """Requests and replies about one version."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, announce: wire.Announce, chunk_s: float, progress_s: float) -> None:
-        self._socket, self._announce = socket, announce
+    def __init__(self, socket: zmq.asyncio.Socket, weights: WeightsRef, chunk_s: float, progress_s: float) -> None:
+        self._socket, self._weights = socket, weights
         self._chunk_s, self._progress_s = chunk_s, progress_s
         self._loop = asyncio.get_running_loop()
         self._progress_at = self._loop.time()
@@ -185,13 +185,13 @@ class _Pull:
     async def manifest(self) -> VersionManifest:
         """Raises PullFailed when the publisher is silent or no longer has it, ProtocolError when it is a false one."""
         while True:
-            await self._ask(wire.GetManifest(self._announce.version))
+            await self._ask(wire.GetManifest(self._weights.version))
             reply = await self._receive(self._loop.time() + self._chunk_s)
-            if isinstance(reply, wire.ManifestReply) and reply.version == self._announce.version:
+            if isinstance(reply, wire.ManifestReply) and reply.version == self._weights.version:
                 if not reply.body:
-                    raise PullFailed(f"version {self._announce.version} is no longer kept by its publisher")
+                    raise PullFailed(f"version {self._weights.version} is no longer kept by its publisher")
                 self._progress_at = self._loop.time()
-                return decode_manifest(reply.body, self._announce.manifest_hash)
+                return decode_manifest(reply.body, self._weights.manifest_hash)
 
     async def chunks(self, missing: list[ChunkEntry], partial: Partial) -> None:
         """Gets all of `missing` into `partial`, in any order."""
@@ -201,7 +201,7 @@ class _Pull:
             while todo and len(due) < OUTSTANDING:
                 chunk = todo.popleft()
                 due[chunk.hash] = self._loop.time() + self._chunk_s
-                await self._ask(wire.GetChunk(self._announce.version, chunk.hash))
+                await self._ask(wire.GetChunk(self._weights.version, chunk.hash))
             reply = await self._receive(min(due.values()))
             if isinstance(reply, wire.ChunkReply) and await self._take(reply, wanted, partial):
                 due.pop(reply.hash, None)
@@ -215,10 +215,10 @@ class _Pull:
         if chunk is None:
             return False  # a late answer to a chunk that was requested twice
         if not reply.data:
-            raise PullFailed(f"version {self._announce.version} is no longer kept by its publisher")
+            raise PullFailed(f"version {self._weights.version} is no longer kept by its publisher")
         if not await asyncio.to_thread(chunk_matches, chunk, reply.data):
             self._false += 1
-            log.warning("a chunk does not have its hash", version=self._announce.version, times=self._false)
+            log.warning("a chunk does not have its hash", version=self._weights.version, times=self._false)
             if self._false >= MAX_FALSE_CHUNKS:
                 raise ProtocolError(f"{self._false} chunks do not have their hash")
             return False
@@ -235,7 +235,7 @@ class _Pull:
         give_up = self._progress_at + self._progress_s
         if self._loop.time() >= give_up:
             raise PullFailed(
-                f"the publisher at {self._announce.endpoint} gave nothing of version {self._announce.version}"
+                f"the publisher at {self._weights.endpoint} gave nothing of version {self._weights.version}"
                 f" for {self._progress_s:.0f} s"
             )
         frame = await self._within(self._socket.recv(), min(until, give_up))

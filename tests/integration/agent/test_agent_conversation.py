@@ -174,9 +174,7 @@ class Rig:
         published = self.publisher.publish(
             version, {"w": torch.full((7,), float(version))}.items(), {"config.json": b"{}"}
         )
-        return Announce(
-            version, published.endpoint, public_key=published.public_key, manifest_hash=published.manifest_hash
-        )
+        return Announce.of(published)
 
     async def serve(self, version: int = 0) -> None:
         await self.manager.receive(Hello)

@@ -60,7 +60,7 @@ class Site:
     async def publish(self, version: int) -> None:
         tensors = {"w": torch.full((1000,), float(version))}
         published = await asyncio.to_thread(self.publisher.publish, version, tensors.items(), {"config.json": b"{}"})
-        await self.client.publish(version, published.endpoint, published.public_key, published.manifest_hash)
+        await self.client.publish(published)
 
     def serving(self) -> list[str]:
         return [engine.name for engine in self.manager.status().engines if engine.weight_version >= 0]

@@ -20,6 +20,7 @@ from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
+from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, pack_ids, unpack_ids
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
@@ -112,7 +113,7 @@ class Site:
         judge = asyncio.create_task(self.judge_all(client))
         taken: list[Scored] = []
         try:
-            await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"hash")
+            await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"hash"))
             await client.submit(groups)
             while len(taken) < sum(group.n for group in groups):
                 batch = await client.next(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from polyrl.errors import DeadlineExceeded, InvalidData, RunFailed, Superseded
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import DiscardReason, Purpose
+from polyrl.weights import WeightsRef
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.manager.server import Listen, Manager
@@ -28,7 +28,7 @@ ANY = {"purpose": Purpose.TRAIN, "min_samples": 1, "max_samples": 16, "max_token
 
 async def test_a_late_batch_raises_with_the_chain_of_waits(site: Any) -> None:
     async with site.client() as client:
-        await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"")
+        await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b""))
         await client.submit([site.group(0)])
         with pytest.raises(DeadlineExceeded, match=r"a batch of step 0 .* from the rollouts .*4 samples wait for an"):
             await client.next(0, **ANY, deadline_s=0.3)
@@ -89,7 +89,7 @@ async def test_a_refusal_names_what_was_asked_and_why(site: Any) -> None:
 async def test_a_rejected_sample_drops_its_group_once(site: Any) -> None:
     agent = asyncio.create_task(site.agent("engine-1").run())
     async with site.client() as client:
-        await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"")
+        await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b""))
         await client.submit([site.group(0), site.group(1)])
         async for turn in client.turns():
             await client.reject(turn.response.sample, DiscardReason.REWARD_RAISED, "ValueError: no")
@@ -164,9 +164,9 @@ async def test_the_example_of_the_reference_page_runs_as_it_stands(site: Any, tm
     names: dict[str, Any] = {}
     exec(compile(code, "client.md", "exec"), names)
     write_endpoints(site.manager.endpoints, tmp_path / "manager.json")
-    publisher = SimpleNamespace(endpoint="tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"")
+    weights = WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40)
     agent = asyncio.create_task(site.agent("engine-1").run())
-    train = names["train"](tmp_path / "manager.json", site.keys / "trainer.key", EPOCH, publisher)
+    train = names["train"](tmp_path / "manager.json", site.keys / "trainer.key", EPOCH, weights)
     rewards = await asyncio.wait_for(train, DEADLINE_S)
     assert len(rewards) == 8
     assert min(rewards) > 1

@@ -49,7 +49,7 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
         agent = asyncio.create_task(generate(manager.endpoints.agents, keys, tmp_path))
         async with RolloutClient.connect(manager.endpoints.trainer, keys / "trainer.key", EPOCH) as client:
             published = await asyncio.to_thread(publisher.publish, 0, [("w", torch.zeros(9))], {"config.json": b"{}"})
-            await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
+            await client.publish(published)
             await client.submit(
                 [
                     Group(

@@ -26,6 +26,7 @@ from polyrl.keys import AgentKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
+from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
 from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.secret import write_run_keys
@@ -244,7 +245,7 @@ async def test_a_wall_clock_that_is_set_while_the_manager_is_away_changes_nothin
     async with opened(tmp_path, tmp_path) as site:
         await site.listens(await site.start())
         async with site.client() as client:
-            await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"hash")
+            await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"hash"))
             await client.submit([group(number, PROMPT[:40], 4) for number in range(3)])
             await site.stop(kill=True)
             await site.listens(await site.start(PYTHONPATH=str(tmp_path / "set")))

@@ -23,6 +23,7 @@ from polyrl import wire
 from polyrl.control import Endpoints
 from polyrl.keys import AgentKeys, OperatorKeys, TrainerKeys, read_keys
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
+from polyrl.weights import WeightsRef
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
 from polyrl_trainer.client import RolloutClient
 
@@ -207,7 +208,7 @@ async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_wo
     memory = psutil.Process(ends.pid).memory_info
     async with RolloutClient.connect(ends.trainer, folder / "keys/trainer.key", EPOCH) as client:
         judging = asyncio.create_task(judge(client))
-        await client.publish(0, "tcp://127.0.0.1:1", "k" * 40, b"")
+        await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b""))
         await work(client, range(10))
         before = memory().rss
         received = threading.Event()

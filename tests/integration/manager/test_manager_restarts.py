@@ -163,7 +163,7 @@ class World:
 async def publish(client: RolloutClient, publisher: WeightPublisher) -> None:
     tensors = {"w": torch.zeros(8)}
     published = await asyncio.to_thread(publisher.publish, 0, tensors.items(), {"config.json": b"{}"})
-    await client.publish(0, published.endpoint, published.public_key, published.manifest_hash)
+    await client.publish(published)
 
 
 @asynccontextmanager

@@ -17,8 +17,8 @@ import zmq
 from safetensors.torch import load_file
 
 from polyrl.keys import AgentKeys, TrainerKeys, format_keys
-from polyrl.weights import VersionManifest, cut_chunks, encode_manifest, manifest_hash, tensor_entry
-from polyrl.wire import Announce, ChunkReply, GetChunk, GetManifest, ManifestReply, decode_from_puller, encode
+from polyrl.weights import VersionManifest, WeightsRef, cut_chunks, encode_manifest, manifest_hash, tensor_entry
+from polyrl.wire import ChunkReply, GetChunk, GetManifest, ManifestReply, decode_from_puller, encode
 from polyrl_rollout.weights.puller import Puller, PullFailed
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
@@ -84,7 +84,7 @@ async def test_what_is_pulled_is_what_was_published_to_the_bit(
 ) -> None:
     publisher, tensors = publishers(), weights(0)
     published = publisher.publish(0, tensors.items(), FILES)
-    pulled = await Puller(keys.agent, staging).pull(Announce.of(published), None)
+    pulled = await Puller(keys.agent, staging).pull(published, None)
     assert pulled.bytes_pulled == sum(t.nbytes for t in tensors.values())
     loaded = load_file(pulled.staged.folder / "model.safetensors")
     assert loaded.keys() == tensors.keys()
@@ -99,9 +99,9 @@ async def test_only_chunks_that_changed_are_pulled(
 ) -> None:
     publisher, tensors = publishers(), weights(1)
     puller = Puller(keys.agent, staging)
-    first = await puller.pull(Announce.of(publisher.publish(0, tensors.items(), FILES)), None)
+    first = await puller.pull(publisher.publish(0, tensors.items(), FILES), None)
     tensors["norm"] = tensors["norm"] + 1
-    second = await puller.pull(Announce.of(publisher.publish(1, tensors.items(), FILES)), first.staged)
+    second = await puller.pull(publisher.publish(1, tensors.items(), FILES), first.staged)
     assert 0 < second.bytes_pulled <= CHUNK
     assert torch.equal(load_file(second.staged.folder / "model.safetensors")["norm"], tensors["norm"])
     staging.keep_only(1)
@@ -116,7 +116,7 @@ async def test_a_version_that_is_no_longer_kept_fails_the_pull(
     for version in (1, 2):
         publisher.publish(version, weights(version).items(), FILES)
     with pytest.raises(PullFailed, match="no longer kept"):
-        await Puller(keys.agent, staging).pull(Announce.of(old), None)
+        await Puller(keys.agent, staging).pull(old, None)
 
 
 async def test_a_publisher_that_comes_back_is_asked_only_for_what_is_missing(
@@ -129,7 +129,7 @@ async def test_a_publisher_that_comes_back_is_asked_only_for_what_is_missing(
     some = dict(list(chunks.items())[:2])
     with Liar(keys.trainer, body, some.get) as dies, pytest.raises(PullFailed, match="gave nothing"):
         await Puller(keys.agent, staging, chunk_s=0.1, progress_s=3.0).pull(dies.announce(0), None)
-    pulled = await Puller(keys.agent, staging).pull(Announce.of(published), None)
+    pulled = await Puller(keys.agent, staging).pull(published, None)
     assert pulled.bytes_pulled == sum(len(data) for hash_, data in chunks.items() if hash_ not in some)
     assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["embed"], tensors["embed"])
 
@@ -172,11 +172,11 @@ async def test_a_false_tensor_checksum_and_a_false_manifest_are_never_served(key
             await Puller(keys.agent, staging).pull(liar.announce(0), None)
         with pytest.raises(PullFailed, match="not the announced one"):
             await Puller(keys.agent, staging).pull(
-                Announce(0, liar.endpoint, public_key=keys.trainer.public_key, manifest_hash=b"another hash"), None
+                WeightsRef(0, liar.endpoint, public_key=keys.trainer.public_key, manifest_hash=b"another hash"), None
             )
         with pytest.raises(PullFailed, match="not the trainer's"):
             await Puller(keys.agent, staging).pull(
-                Announce(0, liar.endpoint, public_key="x" * 40, manifest_hash=manifest_hash(body)), None
+                WeightsRef(0, liar.endpoint, public_key="x" * 40, manifest_hash=manifest_hash(body)), None
             )
     assert not list(staging.root.glob("v*"))
 
@@ -193,7 +193,7 @@ async def test_a_stranger_gets_nothing(
         trainer_public_key=keys.agent.trainer_public_key,
     )
     with pytest.raises(PullFailed, match="gave nothing"):
-        await Puller(stranger, staging, chunk_s=0.1, progress_s=0.5).pull(Announce.of(published), None)
+        await Puller(stranger, staging, chunk_s=0.1, progress_s=0.5).pull(published, None)
 
 
 STALLING_PULLER = """
@@ -233,14 +233,14 @@ async def test_a_puller_that_stalls_and_dies_costs_the_trainer_and_other_pullers
     begun = time.monotonic()
     second = publisher.publish(1, weights(1).items(), FILES)
     took = time.monotonic() - begun
-    pulled = await Puller(keys.agent, staging).pull(Announce.of(second), None)
+    pulled = await Puller(keys.agent, staging).pull(second, None)
     assert pulled.bytes_pulled == sum(tensor.nbytes for tensor in weights(1).values())
     stalling.kill()
     await stalling.wait()
     begun = time.monotonic()
     third = publisher.publish(2, weights(2).items(), FILES)
     took = max(took, time.monotonic() - begun)
-    assert (await Puller(keys.agent, staging).pull(Announce.of(third), pulled.staged)).staged.version == 2
+    assert (await Puller(keys.agent, staging).pull(third, pulled.staged)).staged.version == 2
     # Publishing is a copy and a hash of 310 kB: had it waited for the puller, it had waited for its minute of sleep.
     assert took < STALL_S / 2
 
@@ -262,7 +262,7 @@ async def test_malformed_requests_are_counted_and_dropped(
         socket.send(encode(GetManifest(0)))
         assert await asyncio.to_thread(socket.poll, 5000)
     assert publisher.dropped_frames.count == 5
-    assert (await Puller(keys.agent, staging).pull(Announce.of(published), None)).staged.version == 0
+    assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
 
 
 async def test_a_version_is_published_once(publishers: Callable[..., WeightPublisher]) -> None:
@@ -303,8 +303,8 @@ class Liar:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve)
 
-    def announce(self, version: int) -> Announce:
-        return Announce(version, self.endpoint, public_key=self._public_key, manifest_hash=manifest_hash(self._body))
+    def announce(self, version: int) -> WeightsRef:
+        return WeightsRef(version, self.endpoint, public_key=self._public_key, manifest_hash=manifest_hash(self._body))
 
     def __enter__(self) -> Liar:
         self._thread.start()

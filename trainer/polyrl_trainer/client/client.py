@@ -21,6 +21,7 @@ from polyrl.control import parse_endpoints
 from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
+from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, TrainerWelcome, TurnDone, pack_ids
 from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests
 from polyrl_trainer.client.link import ManagerLink
@@ -48,10 +49,11 @@ class RolloutClient(Rollouts):
 
     >>> import asyncio
     >>> from polyrl.sample import Group, Purpose, SamplingParams
+    >>> from polyrl.weights import WeightsRef
     >>> from polyrl.wire import pack_ids, unpack_ids
     >>> from polyrl_trainer.testing.fake_rollouts import FakeRollouts
     >>> async def train(client):
-    ...     await client.publish(0, "tcp://127.0.0.1:5555", "public key", b"manifest hash")
+    ...     await client.publish(WeightsRef(0, "tcp://127.0.0.1:5555"))
     ...     sampling, prompt = SamplingParams(max_new_tokens=8), pack_ids([1, 2, 3])
     ...     await client.submit([Group(0, 0, Purpose.TRAIN, prompt, 1, sampling, min_version=0, max_version=0)])
     ...     turn = await anext(client.turns())
@@ -114,13 +116,8 @@ class RolloutClient(Rollouts):
         """What the manager knew when it first welcomed this trainer: numbers taken, newest version, groups held."""
         return self._first_welcome.result()
 
-    async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        await self._request(
-            lambda n: self._announce(
-                wire.PublishVersion(n, version, endpoint=endpoint, public_key=public_key, manifest_hash=manifest_hash)
-            ),
-            f"version {version}",
-        )
+    async def publish(self, weights: WeightsRef) -> None:
+        await self._request(lambda n: self._announce(wire.PublishVersion.of(n, weights)), f"version {weights.version}")
 
     async def submit(self, groups: Sequence[Group]) -> None:
         self._cursor.submit(groups)

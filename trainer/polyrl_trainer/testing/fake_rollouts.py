@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, Scored, Span, sample_id, split_sample_id
+from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, TurnDone, pack_ids
 
 Write = Callable[[Group, int, list[int]], list[int]]
@@ -58,8 +59,8 @@ class FakeRollouts:
         self.windows: list[bool] = []
         self.reports: list[tuple[str, int, dict[str, float]]] = []
 
-    async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        self.published.append(version)
+    async def publish(self, weights: WeightsRef) -> None:
+        self.published.append(weights.version)
 
     async def submit(self, groups: Sequence[Group]) -> None:
         for group in groups:

@@ -242,7 +242,7 @@ class PolicyVersions:
             return 0.0
         started = time.monotonic()
         ref = await asyncio.to_thread(self._publish_next, state.version, backend)
-        await self.rollouts.publish(ref.version, ref.endpoint, ref.public_key, ref.manifest_hash)
+        await self.rollouts.publish(ref)
         state.version, state.weights_changed, self._served_here = ref.version, False, True
         return time.monotonic() - started
 

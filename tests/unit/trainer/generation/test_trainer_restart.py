@@ -112,8 +112,8 @@ class Recorder:
     async def score(self, sample: str, turn: int, reward: float, metrics: dict[str, float]) -> None:
         self.scored.append(sample)
 
-    async def publish(self, version: int, endpoint: str, public_key: str, manifest_hash: bytes) -> None:
-        self.published.append(version)
+    async def publish(self, weights: WeightsRef) -> None:
+        self.published.append(weights.version)
 
     async def turns(self) -> Any:
         while True:

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from polyrl.errors import ProtocolError
 from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Span
+from polyrl.weights import WeightsRef
 from polyrl.wire import pack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
@@ -98,7 +99,7 @@ async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Re
 async def submit(rollouts: FakeRollouts) -> None:
     sampling = SamplingParams(200, stop_token_ids=(EOS_ID,))
     ids = pack_ids(PROMPT.ids)
-    await rollouts.publish(0, "", "", b"")
+    await rollouts.publish(WeightsRef(0))
     await rollouts.submit(
         [
             Group(
