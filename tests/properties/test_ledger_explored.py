@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyrl.ledger import events as f
-from polyrl.ledger.apply import apply, samples
+from polyrl.ledger import apply, events as f
+from polyrl.ledger.apply import samples
 from polyrl_rollout.testing.simulation import Violation
 from polyrl_rollout.testing.simulation.explore import Bounds, explore
 

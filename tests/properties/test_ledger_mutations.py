@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import batching, events as f, journal, ledger
-from polyrl.ledger.apply import apply, engines, samples
+from polyrl.ledger import apply, batching, events as f, journal, ledger
+from polyrl.ledger.apply import engines, samples
 from polyrl.ledger.messages import agents, deltas, trainer
 from polyrl.ledger.scheduling import leases, moves, placement
 from polyrl.sample import Finish, Purpose

@@ -33,7 +33,7 @@ import msgspec
 from msgspec.structs import replace
 
 from polyrl.errors import ProtocolError
-from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.apply import apply
 from polyrl.ledger.events import AnyEvent, Event
 from polyrl.ledger.state import GroupState, LedgerState, SampleState
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.apply import apply
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import Event, FollowUp, Ignored
 from polyrl.ledger.state import LedgerState

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
-from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.apply import apply
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, events as f
-from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.apply import apply
 from polyrl.ledger.journal import decode_events, decode_state, encode_events, encode_state
 from polyrl.ledger.state import Counters, LedgerState
 from polyrl.sample import Response

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from polyrl.ledger import Effects, Event, Ledger, events as f
-from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
 from polyrl.ledger.events import AnyEvent

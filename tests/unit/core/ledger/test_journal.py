@@ -9,7 +9,7 @@ import pytest
 
 from polyrl.errors import ProtocolError
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, journal as form
-from polyrl.ledger.apply.apply import apply
+from polyrl.ledger.apply import apply
 from polyrl.ledger.journal import PageBook, PageRow, decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
