@@ -59,7 +59,7 @@ def run_job(root: Path, kind: JobKind, faults: Sequence[PlannedFault], undisturb
     folder = RunFolder(root)
     began = time.monotonic()
     with locked(folder):
-        run_epoch = prepare_folder(folder, kind.manifest())
+        run_epoch = prepare_folder(folder, kind.manifest(), root)
         injected, violations = asyncio.run(_run(folder, run_epoch, kind, faults, undisturbed))
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, undisturbed)

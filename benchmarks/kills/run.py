@@ -102,7 +102,7 @@ def measure(root: Path, plan: Plan) -> Report:
     folder = RunFolder(root)
     began = time.monotonic()
     with locked(folder):
-        kills = asyncio.run(run(folder, prepare_folder(folder, plan.job()), plan))
+        kills = asyncio.run(run(folder, prepare_folder(folder, plan.job(), root), plan))
     return judge(root, kills, reference, plan, time.monotonic() - began)
 
 

@@ -56,6 +56,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a field, as spec.rollout.maxReplicas=4; repeatable."),
 ]
+ShowPrints = Annotated[
+    bool, typer.Option("--show-prints", help="Show what the reward and the environment print, as it comes.")
+]
+Checked = Annotated[bool, typer.Option(help="Look at rows, model config and code first, as validate does.")]
 NewestRun = Annotated[
     Path | None,
     typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/.", show_default=False),
@@ -129,10 +133,8 @@ def run(  # noqa: PLR0913 - each is a flag
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")] = None,
     name: Annotated[str | None, typer.Option(help="Override metadata.name.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
-    show_prints: Annotated[
-        bool, typer.Option("--show-prints", help="Show what the reward and the environment print, as it comes.")
-    ] = False,
-    check: Annotated[bool, typer.Option(help="Look at rows, model config and code first, as validate does.")] = True,
+    show_prints: ShowPrints = False,
+    check: Checked = True,
     on: Annotated[On, typer.Option(help="Run processes on this machine, or pods on a cluster.")] = On.HERE,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -158,6 +160,19 @@ def run(  # noqa: PLR0913 - each is a flag
     except KeyboardInterrupt:
         typer.echo(DETACHED)
         raise
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    sets: Overrides = None,
+    show_prints: ShowPrints = False,
+    check: Checked = True,
+) -> None:
+    """Go on with a run of this machine from its newest checkpoint, as it began but for what --set changes."""
+    from polyrl_cli.local.run import resume_command
+
+    raise typer.Exit(resume_command(run, sets or [], show_prints=show_prints, check=check))
 
 
 def _print(lines: list[str]) -> None:

@@ -25,11 +25,11 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
+from polyrl_cli.local.feasibility import faults_here
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
-from polyrl_cli.manifests.checks import unset_variables
 from polyrl_cli.manifests.load import check_contents, check_files, load_manifest, notes, read_manifest
 from polyrl_cli.report import results, summary
 from polyrl_cli.report.panel import print_summary
@@ -70,29 +70,34 @@ def run_command(
     out: Path | None,
     *,
     resume: Path | None,
+    base: Path | None = None,
     show_prints: bool = False,
     check: bool = True,
 ) -> int:
-    """Runs the manifest at `file` here. Returns the exit code; raises UserError when the input is wrong. `check` looks
-    at rows, model config and code first, which takes seconds; without it the trainer finds their faults later."""
+    """Runs the manifest at `file` here; its relative paths begin at `base`, else beside it. Returns the exit code;
+    raises UserError when the input is wrong. `check` looks at rows, model config and code first, which takes seconds;
+    without it the trainer finds their faults later."""
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
     resumed = None if resume is None else run_folder.existing_folder(resume, f"--resume {resume}")
     job = load_manifest(file, overrides)
-    check_files(job, file, overrides)
-    missing = list(unset_variables(job))
-    if missing:
-        raise InvalidManifest(read_manifest(file, overrides).describe(missing))
+    # A run's own job.json has every field, so it shows none that the user wrote in vain.
+    remarks = notes(job) if base is None else []
+    base = base or file.parent
+    check_files(job, file, overrides, base=base)
+    faults = list(faults_here(job, base, resumed))
+    if faults:
+        raise InvalidManifest(read_manifest(file, overrides).describe(faults))
     console = terminal()
-    unchecked = check_contents(job, file, overrides) if check else []
-    for note in [*notes(job), *unchecked]:
+    unchecked = check_contents(job, file, overrides, base=base) if check else []
+    for note in [*remarks, *unchecked]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
-        run_epoch = run_folder.prepare_folder(folder, job)
+        run_epoch = run_folder.prepare_folder(folder, job, base)
         place = RunLocation(
             run=str(folder.root),
-            manifest_dir=str(file.resolve().parent),
+            manifest_dir=str(base.resolve()),
             python=sys.executable,
             run_epoch=run_epoch,
             cpus=len(os.sched_getaffinity(0)),
@@ -102,6 +107,13 @@ def run_command(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
         return execute(job, workers_of(job.spec, place), folder, run_epoch, console, show_prints=show_prints)
+
+
+def resume_command(run: Path, overrides: list[str], *, show_prints: bool = False, check: bool = True) -> int:
+    """Goes on with the run in this folder as it began, but for the overrides. Exit code and errors as `run_command`."""
+    folder = run_folder.existing_folder(run, str(run))
+    base = run_folder.manifest_dir(folder)
+    return run_command(folder.job, overrides, None, resume=folder.root, base=base, show_prints=show_prints, check=check)
 
 
 def execute(

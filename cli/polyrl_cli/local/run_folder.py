@@ -11,6 +11,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -46,6 +47,8 @@ class RunFolder:
         self.endpoints = root / "run" / "endpoints" / "manager.json"
         self.control = root / "run" / "control.sock"
         """The runner's socket, there while it is at work."""
+        self.manifest_dir = root / "run" / "manifest-dir"
+        """Names the folder that the manifest's relative paths start from."""
         self.logs = root / "logs"
         self.prints = self.logs / PRINTS
         self.timeline = root / "fleet.jsonl"
@@ -82,10 +85,25 @@ def new_run_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
     try:
         if root.is_dir() and any(root.iterdir()):
             raise UserError(f"--out {root}: the folder is not empty; name a new one, or continue with --resume {root}")
-        root.mkdir(parents=True, exist_ok=out is not None)
+        root = _made(root, alone=out is None)
     except OSError as error:
         raise UserError(f"{root}: cannot make the run's folder: {error.strerror}") from error
     return RunFolder(root.resolve())
+
+
+def _made(root: Path, *, alone: bool) -> Path:
+    """The folder; with `alone` one that nobody else has, numbered where runs begin within one second."""
+    folder = root
+    for number in count(2):
+        try:
+            folder.mkdir(parents=True, exist_ok=not alone)
+        except FileExistsError:
+            if not alone:
+                raise
+            folder = root.with_name(f"{root.name}-{number}")
+        else:
+            break
+    return folder
 
 
 def existing_folder(root: Path, named: str) -> RunFolder:
@@ -96,6 +114,18 @@ def existing_folder(root: Path, named: str) -> RunFolder:
         known = f"; the newest runs here are {', '.join(newest)}" if newest else ""
         raise UserError(f"{named}: no run lies there (it has no job.json){known}")
     return folder
+
+
+def manifest_dir(folder: RunFolder) -> Path:
+    """Where the relative paths of the run's manifest begin. Raises UserError when that is not known or is gone."""
+    try:
+        found = Path(folder.manifest_dir.read_text().strip())
+    except OSError:
+        found = None
+    if found is None or not found.is_dir():
+        gone = "does not say where its manifest lay" if found is None else f"its manifest lay in {found}, which is gone"
+        raise UserError(f"{folder.root}: {gone}; name the manifest: polyrl run FILE --resume {folder.root}")
+    return found
 
 
 def runs_under(folder: Path) -> list[Path]:
@@ -117,24 +147,29 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def prepare_folder(folder: RunFolder, job: PolyRLJob) -> int:
+def prepare_folder(folder: RunFolder, job: PolyRLJob, manifest_dir: Path) -> int:
     """Writes what the workers read, makes keys where there are none, and returns the run_epoch: 1, then 2, ..."""
-    folder.logs.mkdir(exist_ok=True)
     folder.endpoints.parent.mkdir(parents=True, exist_ok=True)
     folder.endpoints.unlink(missing_ok=True)
     folder.trainer_result.unlink(missing_ok=True)
     if not folder.keys.exists():
         write_run_keys(folder.keys)
+    folder.manifest_dir.write_text(f"{manifest_dir.resolve()}\n")
     folder.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n")
     return _next_epoch(folder)
 
 
 def _next_epoch(folder: RunFolder) -> int:
-    """Counts the run_epoch, and sets the journal of the last one aside: its samples are fenced, its history is kept."""
+    """Counts the run_epoch, and sets aside what the last one left: its samples are fenced, its history is kept, and its
+    errors are not taken for this one's."""
     file = folder.root / "run" / "epoch"
     last = int(file.read_text()) if file.exists() else 0
     for part in folder.root.glob("journal.sqlite*"):
         part.rename(part.with_name(part.name.replace("journal", f"journal-of-epoch-{last}", 1)))
+    for part in (folder.summary, folder.logs):
+        if part.exists():
+            part.rename(part.with_name(f"{part.stem}-of-epoch-{last}{part.suffix}"))
+    folder.logs.mkdir()
     file.write_text(f"{last + 1}\n")
     return last + 1
 

@@ -58,20 +58,22 @@ def job_of(source: ManifestSource) -> PolyRLJob:
         raise InvalidManifest(source.describe(_faults(source.data, error))) from error
 
 
-def check_files(job: PolyRLJob, manifest: Path, sets: Sequence[str] = (), *, absolute: bool = True) -> None:
+def check_files(
+    job: PolyRLJob, manifest: Path, sets: Sequence[str] = (), *, absolute: bool = True, base: Path | None = None
+) -> None:
     """Raises InvalidManifest with every file that the job names and that is not there or not what it is named for.
 
     `sets` are the overrides that made the job, so that a fault names its flag; `absolute` false leaves absolute paths
-    to the machine that trains, which need not be this one.
+    to the machine that trains, which need not be this one; relative ones begin at `base`, else beside the manifest.
     """
-    faults = file_faults(job.spec.recipe, manifest.parent, absolute=absolute)
+    faults = file_faults(job.spec.recipe, base or manifest.parent, absolute=absolute)
     if faults:
         raise InvalidManifest(read_manifest(manifest, sets).describe(faults))
 
 
-def check_contents(job: PolyRLJob, manifest: Path, sets: Sequence[str] = ()) -> list[str]:
+def check_contents(job: PolyRLJob, manifest: Path, sets: Sequence[str] = (), *, base: Path | None = None) -> list[str]:
     """Notes of what could not be looked at. Raises InvalidManifest with every fault of rows, model config and code."""
-    checked = check_job(job, manifest.parent)
+    checked = check_job(job, base or manifest.parent)
     if checked.faults:
         raise InvalidManifest(read_manifest(manifest, sets).describe(checked.faults))
     return checked.notes
@@ -181,12 +183,19 @@ def _apply(source: ManifestSource, text: str) -> str | None:
     if not equals or not steps or "".join(step[0] for step in steps) != written:
         return f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4"
     path: FieldPath = tuple(step[1] or int(step[2]) for step in steps)
-    if node_at(path) is None:
+    node = node_at(path)
+    if node is None:
         return f"--set {written}: {unknown_field(path)[0]}"
+    is_text = node.get("type") == "string"
     try:
         value = parse(given, f"--set {written}").data
     except InvalidManifest:
-        return f"--set {written}: {given!r} is not valid YAML"
+        if not is_text:
+            return f"--set {written}: {given!r} is not valid YAML"
+        value = given
+    if is_text and value is not None and not isinstance(value, str):
+        # A shell takes the quotes away with which a file would say that 0123 is text.
+        value = given
     fault = _write(source.data, path, value)
     if fault is None:
         source.overridden.add(path)

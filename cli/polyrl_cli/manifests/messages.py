@@ -18,6 +18,9 @@ from polyrl_cli.manifests.yaml_source import FieldPath, path_text
 MAX_SHOWN: Final = 40
 """Characters of a wrong value that are repeated; enough to recognise it."""
 
+MAX_GUESSES: Final = 3
+"""Fields of one name that are offered together."""
+
 MAX_LISTED: Final = 12
 """Names listed when no known field is close to a misspelt one."""
 
@@ -66,18 +69,32 @@ def node_at(path: FieldPath) -> Schema | None:
 
 def unknown_field(path: FieldPath) -> tuple[str, FieldPath | None]:
     """Sentence for a field that does not exist, and the field that was probably meant."""
-    parent, name = path[:-1], str(path[-1])
+    parent, name = path[:-1], _plain(path[-1])
     siblings = sorted((node_at(parent) or {}).get("properties", {}))
-    plain = {key.lower(): key for key in siblings}
-    if close := difflib.get_close_matches(name.lower().replace("_", ""), plain, n=1):
-        return f"unknown field; did you mean {plain[close[0]]}?", (*parent, plain[close[0]])
-    elsewhere = [known for known in _all_fields(manifest_schema(), ()) if known[-1] == name and known[0] != "status"]
-    # The one nearest to the top is the one people mean; two at the same depth are a guess.
-    nearest = [known for known in elsewhere if len(known) == min(map(len, elsewhere))]
+    plain = {_plain(key): key for key in siblings}
+    # A name that is right in another place is meant before one that only looks alike here.
+    nearest = [] if name in plain else _same_name(parent, name)
     if len(nearest) == 1:
         return f"unknown field; did you mean {path_text(nearest[0])}?", nearest[0]
+    if not nearest and (close := difflib.get_close_matches(name, plain, n=1)):
+        return f"unknown field; did you mean {plain[close[0]]}?", (*parent, plain[close[0]])
+    if 0 < len(nearest) <= MAX_GUESSES:
+        return f"unknown field; did you mean {' or '.join(map(path_text, nearest))}?", None
     listed = ", ".join(siblings[:MAX_LISTED]) + (", ..." if len(siblings) > MAX_LISTED else "")
     return (f"unknown field; known here: {listed}" if siblings else "unknown field; nothing stands below this"), None
+
+
+def _plain(name: str | int) -> str:
+    return str(name).lower().replace("_", "")
+
+
+def _same_name(parent: FieldPath, name: str) -> list[FieldPath]:
+    """Fields of that name: those nearest below where it was written, else those nearest to the top."""
+    found = [known for known in _all_fields(manifest_schema(), ()) if _plain(known[-1]) == name]
+    outside = [known for known in found if known[0] != "status"]
+    below = [known for known in outside if parent and known[: len(parent)] == parent]
+    wanted = below or outside
+    return sorted((known for known in wanted if len(known) == min(map(len, wanted))), key=path_text)
 
 
 def _all_fields(node: Schema, path: FieldPath) -> Iterator[FieldPath]:

@@ -251,7 +251,10 @@ def _without_engines(wanted: Workers, run: RunObservation) -> RunEnd | None:
     rollouts_gone = wanted.rollout is None or wanted.rollouts == 0 or _given_up(run, Role.ROLLOUT)
     if not (reserved_gone and rollouts_gone):
         return None
-    last = failures[-1] if failures else _of_role(run.observed, Role.RESERVED)[-1]
+    ended = failures or _of_role(run.observed, Role.RESERVED)
+    if not ended:
+        return RunEnd(ok=False, why="no engine: rollout.replicas is 0 and there is no reserved engine")
+    last = ended[-1]
     return RunEnd(
         ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name
     )

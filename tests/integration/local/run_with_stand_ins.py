@@ -41,7 +41,7 @@ def main() -> int:
     root, trainer, agent = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     job, folder = PolyRLJob.model_validate(MANIFEST), RunFolder(root)
     with locked(folder):
-        run_epoch = prepare_folder(folder, job)
+        run_epoch = prepare_folder(folder, job, root)
         wanted = workers_of(
             job.spec, RunLocation(str(root), str(root), python=sys.executable, run_epoch=run_epoch, cpus=2)
         )

@@ -6,11 +6,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polyrl.errors import InvalidManifest
-from polyrl_cli.manifests.load import check_files, load_manifest, notes
+from polyrl_cli.manifests.load import check_files, load_manifest, notes, read_manifest
 
 GOOD = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -250,6 +251,18 @@ OVERRIDES = [
     ("spec.rollout.maxReplica=4", "unknown field; did you mean maxReplicas?"),
     ("rollout.maxReplicas=4", "unknown field"),
     ("spec.maxReplicas=4", "did you mean spec.rollout.maxReplicas?"),
+    ("data=[]", "unknown field; did you mean spec.recipe.data?"),
+    (
+        "spec.recipe.algorithm.learningRate=1",
+        "unknown field; did you mean spec.recipe.algorithm.optimizer.learningRate?",
+    ),
+    ("spec.recipe.sft.learning_rate=1", "unknown field; did you mean spec.recipe.sft.optimizer.learningRate?"),
+    (
+        "spec.recipe.learningRate=1",
+        "did you mean spec.recipe.algorithm.optimizer.learningRate or spec.recipe.sft.optimizer.learningRate?",
+    ),
+    ("spec.recipe.steps=1", "did you mean spec.recipe.algorithm.steps or spec.recipe.sft.steps?"),
+    ("replicas=1", "did you mean spec.rollout.replicas or spec.trainer.replicas?"),
     ("spec.rollout.maxReplicas=[", "'[' is not valid YAML"),
     ("spec.rollout.maxReplicas.x=1", "unknown field; nothing stands below this"),
     ("spec.recipe.data.rl[5].path=x", "has 1 entries"),
@@ -270,6 +283,25 @@ def test_overrides_are_applied_in_order(job: Path) -> None:
     assert spec.rollout.max_replicas == 5
     assert [row.weight for row in spec.recipe.data.rl] == [1.0, 3.0]
     assert spec.recipe.model.config == {"model_type": "qwen2", "pad_token_id": None, "hidden_size": 64}
+
+
+TEXT_VALUES = [
+    # a field that holds text, what a shell hands over, what it becomes
+    ("spec.recipe.model.tokenizer.alphabet", "0123456789", "0123456789"),
+    ("spec.recipe.model.tokenizer.alphabet", "[]{}:,", "[]{}:,"),
+    ("spec.recipe.model.tokenizer.alphabet", '"01"', "01"),
+    ("spec.recipe.model.tokenizer.alphabet", "null", None),
+    ("metadata.name", "1e3", "1e3"),
+    ("metadata.name", "true", "true"),
+]
+
+
+@pytest.mark.parametrize(("field", "given", "value"), TEXT_VALUES, ids=[row[1] for row in TEXT_VALUES])
+def test_an_override_of_a_text_is_a_text(job: Path, field: str, given: str, value: str | None) -> None:
+    held: Any = read_manifest(job, [f"{field}={given}"]).data
+    for key in field.split("."):
+        held = held[key]
+    assert held == value
 
 
 def test_all_faults_come_at_once_in_file_order(job: Path) -> None:

@@ -38,8 +38,8 @@ SMALL = {
 
 def command(out: Path, resume: bool = False, **changes: object) -> list[str]:
     sets = [f"--set={path}={value}" for path, value in {**SMALL, **changes}.items()]
-    where = "--resume" if resume else "--out"
-    return [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), *sets, where, str(out)]
+    what = ["resume", str(out)] if resume else ["run", str(JOB), "--out", str(out)]
+    return [sys.executable, "-m", "polyrl_cli.app", *what, *sets]
 
 
 def run(out: Path, resume: bool = False, **changes: object) -> subprocess.CompletedProcess[str]:
@@ -137,9 +137,14 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     assert first.returncode == 130
     assert summary_of(out)["outcome"] == "interrupted"
     reached = summary_of(out)["steps"]["rl"]
+    refused = run(out, resume=True, **{"spec.recipe.model.config.hidden_size": 64})
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("--set spec.recipe.model.config.hidden_size: was 128 when the run began, 64 now")
     done = run(out, resume=True, **{"spec.recipe.algorithm.steps": LONG_STEPS})
     assert done.returncode == 0, done.stdout + done.stderr
     assert (summary_of(out)["epoch"], summary_of(out)["steps"]["rl"]) == (2, LONG_STEPS)
+    assert json.loads((out / "summary-of-epoch-1.json").read_text())["outcome"] == "interrupted"
+    assert (out / "logs-of-epoch-1" / "trainer.log").is_file()
     assert 2 <= reached < LONG_STEPS
     assert steps_of(out, "rl") == list(range(1, LONG_STEPS + 1))
     kept = [(row.moment, row.sample) for row in parse_records((out / SAMPLES).read_bytes().splitlines())]

@@ -1,12 +1,22 @@
 """What a runner reads of the folder of an earlier run."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from polyrl.errors import UserError
-from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
+from polyrl.manifest.job import PolyRLJob
+from polyrl.testing.job_values import raw_job
+from polyrl_cli.local.run_folder import (
+    RunFolder,
+    last_words,
+    manifest_dir,
+    new_run_folder,
+    prepare_folder,
+    rl_steps_kept,
+)
 
 
 def checkpoint(root: Path, stage: str, step: int, serial: int, complete: bool = True) -> Path:
@@ -26,6 +36,33 @@ def test_rl_steps_are_those_of_the_newest_complete_checkpoint(tmp_path: Path) ->
     checkpoint(tmp_path, "rl", 25, serial=2)
     checkpoint(tmp_path, "rl", 50, serial=3, complete=False)
     assert rl_steps_kept(run) == 25
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    made = [new_run_folder(None, "sort", now).root.name for _ in range(3)]
+    assert made == ["sort-20260102-030405", "sort-20260102-030405-2", "sort-20260102-030405-3"]
+
+
+def test_the_next_epoch_sets_summary_and_logs_of_the_last_one_aside(tmp_path: Path) -> None:
+    run, job = RunFolder(tmp_path), PolyRLJob.model_validate(raw_job())
+    assert prepare_folder(run, job, tmp_path) == 1
+    run.log_of("trainer").write_text("the first attempt's error\n")
+    run.summary.write_text("{}")
+    assert prepare_folder(run, job, tmp_path) == 2
+    assert last_words(run.log_of("trainer")) == ""
+    assert (tmp_path / "logs-of-epoch-1" / "trainer.log").read_text() == "the first attempt's error\n"
+    assert (tmp_path / "summary-of-epoch-1.json").read_text() == "{}"
+    assert not run.summary.exists()
+    assert manifest_dir(run) == tmp_path
+
+
+def test_a_manifest_that_is_gone_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="does not say where its manifest lay; name the manifest: polyrl run FILE --resume"
+    ):
+        manifest_dir(RunFolder(tmp_path))
 
 
 def test_a_checkpoint_without_its_state_is_named(tmp_path: Path) -> None:

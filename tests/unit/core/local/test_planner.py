@@ -1,5 +1,7 @@
 """The planner, row by row: what is seen, and what is to be done."""
 
+import dataclasses
+
 import pytest
 
 from polyrl.local.planner import (
@@ -292,6 +294,12 @@ def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:
     assert isinstance(end, RunEnd)
     assert (end.ok, end.worker) == (False, "rollout-2")
     assert str(end) == "end: no engine is left: rollout-2 ended with exit code 1"
+
+
+def test_without_any_engine_from_the_start_the_run_ends_and_names_why() -> None:
+    nobody = dataclasses.replace(WANTED, reserved=None, rollouts=0)
+    (end,) = planned([seen(manager(0))], nobody)
+    assert end == "end: no engine: rollout.replicas is 0 and there is no reserved engine"
 
 
 def test_a_wrong_input_is_distinguished() -> None:

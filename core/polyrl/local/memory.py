@@ -1,0 +1,76 @@
+"""Whether a job can fit into one machine's memory at all: a lower bound, so that nothing that would run is refused.
+
+learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once
+reference   float32 weights, with a KL penalty
+engines     each its own copy of the weights, where the embedded engine runs on the CPU
+processes   what torch and transformers take before any weight is there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.rollout import EngineType
+from polyrl.worker import num_rollouts, samples_to_train, wants_engines
+
+LEARNER_BYTES: Final = 16
+"""Of a parameter in training: weight, gradient and AdamW's two moments, 4 bytes each."""
+FLOAT32_BYTES: Final = 4
+PROCESS_BYTES: Final = 300 << 20
+"""Private memory of a process that has imported torch and transformers: 330 MB, measured."""
+SERVED_BYTES: Final = {"float32": 4, "bfloat16": 2}
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a run may use."""
+
+    memory_bytes: int
+    has_gpu: bool
+
+
+def parameters_of(config: Mapping[str, Any]) -> int:
+    """Parameters that a decoder of these sizes has at least: embeddings, and per layer two square matrices of attention
+    and two of the MLP; 0 where sizes are not given."""
+    sizes = [config.get(name) for name in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")]
+    hidden, layers, inner, vocabulary = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
+    return hidden * (vocabulary + layers * (2 * hidden + 2 * inner))
+
+
+def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> str | None:
+    """Why the machine cannot hold the job, as a sentence with its sizes; None when it may."""
+    engines = num_engines(spec)
+    embedded = spec.rollout.engine.type is EngineType.EMBEDDED
+    learner = parameters * (FLOAT32_BYTES if machine.has_gpu else LEARNER_BYTES)
+    if spec.recipe.algorithm.kl_coefficient > 0 and not machine.has_gpu:
+        learner += parameters * FLOAT32_BYTES
+    served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded and not machine.has_gpu else 0
+    processes = PROCESS_BYTES * (1 + (engines if embedded else 0))
+    needed = learner + served + processes
+    if needed <= machine.memory_bytes:
+        return None
+    return (
+        f"needs at least {needed / GIB:.1f} GiB of memory here (learner {learner / GIB:.1f}, weights of"
+        f" {engines} engines {served / GIB:.1f}, processes {processes / GIB:.1f}), and this machine has"
+        f" {machine.memory_bytes / GIB:.1f}; take a smaller model, fewer rollouts, or a cluster"
+    )
+
+
+def num_engines(spec: JobSpec) -> int:
+    """Engines that a run on one machine begins with."""
+    if not wants_engines(spec):
+        return 0
+    if not samples_to_train(spec):
+        return 1
+    return num_rollouts(spec) + int(spec.trainer.reserved_engine)
+
+
+def engines_fault(spec: JobSpec) -> str | None:
+    """Why nothing would generate here, where no autoscaler adds rollouts; None when something does."""
+    if not wants_engines(spec) or num_engines(spec) > 0:
+        return None
+    return "0 rollouts, and trainer.reservedEngine is false: on this machine nothing would generate; raise it to 1"

@@ -1,0 +1,45 @@
+"""What must be as it was when a run goes on from a checkpoint: what its tensors and its place in the data need.
+
+All else may change: steps, learning rates, sampling, the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from polyrl.manifest.spec import JobSpec
+
+FieldOfSpec: TypeAlias = tuple[tuple[str, ...], Callable[[JobSpec], Any]]
+
+FIXED: Final[tuple[FieldOfSpec, ...]] = (
+    (("recipe", "mode"), lambda spec: spec.recipe.mode),
+    (("recipe", "seed"), lambda spec: spec.recipe.seed),
+    (("recipe", "model", "path"), lambda spec: spec.recipe.model.path),
+    (("recipe", "model", "config"), lambda spec: spec.recipe.model.config is None),
+    (("recipe", "model", "tokenizer"), lambda spec: spec.recipe.model.tokenizer),
+    (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
+    (("recipe", "data", "shuffle"), lambda spec: spec.recipe.data.shuffle),
+    (("recipe", "data", "sft"), lambda spec: [one.weight for one in spec.recipe.data.sft]),
+    (("recipe", "data", "rl"), lambda spec: [one.weight for one in spec.recipe.data.rl]),
+)
+"""Path below spec, and what is compared: of data files their number and weights, for a folder may have moved."""
+
+
+def changed_fields(began: JobSpec, now: JobSpec) -> list[tuple[tuple[str, ...], str]]:
+    """Each field that may not differ and does, and a sentence that reads on from its name."""
+    fixed = [(path, value(began), value(now)) for path, value in FIXED]
+    one, other = (spec.recipe.model.config or {} for spec in (began, now))
+    fixed += [(("recipe", "model", "config", key), one.get(key), other.get(key)) for key in sorted({*one, *other})]
+    return [(path, _sentence(was, is_now)) for path, was, is_now in fixed if was != is_now]
+
+
+def _sentence(was: Any, now: Any) -> str:
+    if all(isinstance(value, str | int | Enum) for value in (was, now)):
+        return f"was {_shown(was)} when the run began, {_shown(now)} now; put it back, or begin a new run"
+    return "is not what the run began with, and its checkpoints fit nothing else; put it back or begin a new run"
+
+
+def _shown(value: Any) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
