@@ -1,1 +1,4 @@
-"""Test kit of the operator: nodes without kubelets. No image carries it."""
+"""Test kit of the operator: `fake_nodes` runs pods and Jobs of an API server that has no kubelet.
+
+Tests and benchmarks import it; no production code does, and no image carries it.
+"""

@@ -87,6 +87,7 @@ def test_an_equal_outcome_is_equal(outcome: Any, trained: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [({"ids": (5, 6, 8)}, "samples differ"), ({"versions": (0,)}, "samples differ"), ({"reward": 0.0}, "differ")],
+    ids=["other tokens", "other versions", "another reward"],
 )
 def test_one_sample_that_differs_is_noticed(outcome: Any, trained: Any, change: dict[str, Any], sentence: str) -> None:
     other = copy.deepcopy(trained)

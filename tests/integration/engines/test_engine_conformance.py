@@ -388,6 +388,14 @@ async def test_weights_that_do_not_fit_leave_the_old_ones_serving(
 @pytest.mark.parametrize(
     ("prompt", "budget"),
     [([1] * 10, MAX_CONTEXT - 9), ([1] * (MAX_CONTEXT + 1), 1), ([], 4), ([1, VOCAB], 4), ([-1], 4), ([1], 0)],
+    ids=[
+        "budget above context",
+        "prompt above context",
+        "no prompt",
+        "above vocabulary",
+        "negative token",
+        "no budget",
+    ],
 )
 async def test_requests_that_cannot_be_are_rejected(engine: InferenceEngine, prompt: list[int], budget: int) -> None:
     with pytest.raises(RequestRejected):

@@ -80,7 +80,11 @@ def test_special_tokens_reach_the_files_that_engines_read() -> None:
         assert [content[f"{name}_token_id"] for name in ("pad", "bos", "eos")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("known", "becomes"), [(5, [2, 5]), ([5, 2], [5, 2]), (2, 2), (None, 2)])
+@pytest.mark.parametrize(
+    ("known", "becomes"),
+    [(5, [2, 5]), ([5, 2], [5, 2]), (2, 2), (None, 2)],
+    ids=["another", "both", "the same", "none"],
+)
 def test_a_model_ends_where_it_learns_to_end(tmp_path: Path, known: object, becomes: object) -> None:
     """A base model's own end is not that of its chat template."""
     load_model({"model_type": "llama", **SIZES}, 0, "float32").save_pretrained(tmp_path)

@@ -75,6 +75,7 @@ def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -
         (DeadlineExceeded("a batch", "the manager", 600.0), 1, TEMPORARY_EXIT),
         (Superseded("another trainer has come"), 1, HANDED_OVER_EXIT),
     ],
+    ids=["invalid code", "run failed", "protocol error", "deadline", "superseded"],
 )
 def test_what_an_ending_says(error: PolyRLError, local: int, in_a_pod: int) -> None:
     assert exit_code_of(error, hand_over=False) == local

@@ -1,4 +1,7 @@
-"""Environments that ship (`calculator`), and the `protocol` for the user's own; import both from here."""
+"""Environments of several turns: the `protocol` for the user's own, and `calculator`, which ships as an example.
+
+A user's code and the trainer import both from here; the folder imports only `sample` of the trainer.
+"""
 
 from polyrl_trainer.environments.calculator import CalculatorEnvironment
 from polyrl_trainer.environments.protocol import Environment, Generate

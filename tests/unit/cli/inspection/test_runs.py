@@ -63,6 +63,7 @@ def test_the_list_fits_the_terminal(width: int) -> None:
         ({"sft": 40, "rl": 1}, {"sft": 40, "rl": 120}, "rl 1/120"),
         ({}, {}, ""),
     ],
+    ids=["before the first stage", "within the first", "within the second", "nothing desired"],
 )
 def test_steps(steps: dict[str, int], wanted: dict[str, int], text: str) -> None:
     assert steps_text(facts("one", steps=steps, wanted=wanted)) == text

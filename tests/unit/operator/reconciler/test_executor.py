@@ -226,6 +226,7 @@ async def test_keys_are_made_once() -> None:
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [(Answer(201, pod("x")), ""), (TAKEN, ""), (FULL, "Pod j-r-0: exceeded quota: pods=5")],
+    ids=["made", "taken", "quota is full"],
 )
 async def test_a_dry_run_brings_the_servers_own_words(answer: Answer, expected: str) -> None:
     act, _, transport, _ = actor(answer)
