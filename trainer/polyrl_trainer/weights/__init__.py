@@ -1,4 +1,4 @@
 """The sending side of weights: `publisher` numbers what changed, and serves it to agents as chunks.
 
-`app` and `loops` import it. The receiving side is `polyrl_rollout.weights`; both go by `polyrl.weights` and `polyrl.wire`.
+`app` and `loops` import it. `polyrl_rollout.weights` receives; both go by `polyrl.weights` and `polyrl.wire`.
 """
