@@ -53,9 +53,8 @@ def discard_group(
     event = GroupDiscarded(number, culprit, reason=reason, detail=detail, notify=notify, at=transition.now)
     transition.record(event)
     if notify:
-        group = entry.group
-        dropped = wire.GroupDropped(number, group.step, purpose=group.purpose, reason=reason, detail=detail)
-        transition.answer(dropped)
+        # Kept by the step as well, for a trainer that comes back.
+        transition.answer(transition.state.steps[step_key(entry.group.step, entry.group.purpose)].notices[-1])
 
 
 def discard_unservable(transition: Transition, groups: Sequence[int]) -> None:
