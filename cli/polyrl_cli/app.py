@@ -100,6 +100,14 @@ Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; de
 
 
 @app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to.")] = Path()) -> None:
+    """Write a job to begin with: a short manifest, a reward, ten rows and a test of the reward."""
+    from polyrl_cli.manifests.starter import init_lines
+
+    _print(init_lines(folder))
+
+
+@app.command()
 def validate(file: ManifestFile, sets: Overrides = None) -> None:
     """Check a manifest, all rows, model config and code; every fault is shown with its line."""
     from polyrl_cli.manifests.load import validation_report

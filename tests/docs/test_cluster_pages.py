@@ -86,7 +86,9 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 def test_yaml_is_what_it_says_it_is(where: str, document: Any) -> None:
     if document.keys() <= FIELDS:
         document = {"spec": document}
-    if document.get("kind") == "PolyRLJob" or document.keys() == {"spec"}:
+    if document.get("kind") == "PolyRLJob":
+        PolyRLJob.model_validate(document, by_alias=True, by_name=False)
+    elif document.keys() == {"spec"}:
         PolyRLJob.model_validate(merged(BASE, document), by_alias=True, by_name=False)
     elif "images" in document:
         schema = json.loads((ROOT / "charts/polyrl/values.schema.json").read_text())

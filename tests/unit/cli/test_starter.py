@@ -1,0 +1,66 @@
+"""`polyrl init` writes a job that is valid as it stands, and writes over nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyrl.errors import UserError
+from polyrl.manifest.job import Metadata
+from polyrl_cli.manifests.load import check_files, load_manifest
+from polyrl_cli.manifests.starter import MANIFEST, ROWS, init_lines, job_name
+
+README = Path(__file__).parents[3] / "README.md"
+FILES = {"job.yaml", "reward.py", "rows.jsonl", "test_reward.py"}
+MAX_LINES = 15
+
+
+def without_comments(text: str) -> list[str]:
+    lines = (re.sub(r"\s*#.*", "", line) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def test_what_is_written_is_valid(tmp_path: Path) -> None:
+    folder = tmp_path / "My Task"
+    lines = init_lines(folder)
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert str(folder / "job.yaml") in lines[-1]
+    job = load_manifest(folder / "job.yaml")
+    assert job.metadata.name == "my-task"
+    check_files(job, folder / "job.yaml")
+
+
+def test_it_is_short() -> None:
+    assert len(without_comments(MANIFEST)) <= MAX_LINES
+    assert ROWS.count("\n") == 10
+
+
+def test_the_readme_shows_the_same_manifest() -> None:
+    shown = re.findall(r"^```yaml\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    ours = without_comments(MANIFEST.replace("NAME", "my-task"))
+    assert ours in [without_comments(block) for block in shown]
+
+
+@pytest.mark.parametrize("there", sorted(FILES))
+def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(UserError, match=f"{there}: is there already"):
+        init_lines(tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "mine")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("digits", "digits"),
+        ("My_Task 2", "my-task-2"),
+        ("--é--", "my-task"),
+        ("x" * 90, "x" * 46),
+        ("a" * 45 + "_b", "a" * 45),
+    ],
+)
+def test_a_folder_gives_its_name(folder: str, name: str) -> None:
+    assert job_name(folder) == name
+    Metadata(name=name)
