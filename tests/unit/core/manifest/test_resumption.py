@@ -49,7 +49,7 @@ def spec_of(raw: dict[str, Any]) -> JobSpec:
     return PolyRLJob.model_validate(manifest).spec
 
 
-@pytest.mark.parametrize(("path", "value", "refused"), CHANGES)
+@pytest.mark.parametrize(("path", "value", "refused"), CHANGES, ids=[f"{path}: {value}" for path, value, _ in CHANGES])
 def test_only_what_checkpoints_were_made_for_is_fixed(path: str, value: object, refused: str | None) -> None:
     now: Any = deepcopy(BEGAN)
     *above, last = path.split(".")
