@@ -34,6 +34,9 @@ class LocalRunState(StrEnum):
     """Its runner is gone and left no summary; it can be resumed if it has a checkpoint."""
 
 
+TRAINER_OUTCOMES: Final = {"done": LocalRunState.SUCCEEDED, "stopped": LocalRunState.INTERRUPTED}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """One run, as of its newest start."""
@@ -66,13 +69,14 @@ def read_facts(folder: RunFolder, now: float) -> RunFacts:
     ended = folder.summary.is_file() and folder.summary.stat().st_mtime >= started
     summary = _json(folder.summary) if ended else {}
     rows = read_metrics(folder.metrics)
-    state = (
-        LocalRunState.RUNNING
-        if not ended and is_locked(folder)
-        else LocalRunState(summary.get("outcome", LocalRunState.KILLED))
-    )
     newest = max((row.time for row in rows), default=started)
-    until = now if state is LocalRunState.RUNNING else max(started, newest)
+    if not ended and is_locked(folder):
+        state, until = LocalRunState.RUNNING, now
+    else:
+        state = _state(summary.get("outcome") or _json(folder.trainer_result).get("outcome"))
+        if newest < started:  # fetched from a cluster, after all of it
+            started = rows[0].time
+        until = newest
     points = evaluations(rows)
     return RunFacts(
         root=folder.root,
@@ -103,9 +107,10 @@ def is_locked(folder: RunFolder) -> bool:
     return False
 
 
-def _state(summary: Mapping[str, Any]) -> LocalRunState:
-    outcome = summary.get("outcome")
-    return next((state for state in LocalRunState if state == outcome), LocalRunState.KILLED)
+def _state(outcome: object) -> LocalRunState:
+    """By a summary's word, or by the trainer's where a run was fetched from a cluster."""
+    named = TRAINER_OUTCOMES.get(str(outcome), outcome)
+    return next((state for state in LocalRunState if state == named), LocalRunState.KILLED)
 
 
 def _wanted(job: Mapping[str, Any]) -> dict[str, int]:

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from polyrl_cli.inspection.explain import explain_lines
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 900
@@ -29,6 +32,14 @@ def test_make_run(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "fleet.jsonl", "trainer-result.json", "run.png", "checkpoints", "tensorboard"):
         assert (out / name).exists(), name
     assert (out / "run.png").read_bytes().startswith(b"\x89PNG")
+    the_sample_that_the_readme_names_is_there(out)
+
+
+def the_sample_that_the_readme_names_is_there(out: Path) -> None:
+    named = re.search(r"`polyrl explain RUN (\S+)`", (ROOT / "README.md").read_text())
+    assert named is not None
+    explained = explain_lines(out, named.group(1))
+    assert "(train)" in explained[1]
 
 
 def learned(summary: dict[str, dict[str, float]]) -> None:

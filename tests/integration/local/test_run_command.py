@@ -82,6 +82,14 @@ def runs_are_listed_and_compared(out: Path) -> None:
     assert listed[1]["steps"] == {"sft": 2, "rl": 4}
     with locked(RunFolder(killed)):
         assert "running" in ask("ls", out.parent).stdout
+    fetched = out.parent / "fetched"
+    fetched.mkdir()
+    for name in ("job.json", "metrics.jsonl", "samples.jsonl", "trainer-result.json"):
+        (fetched / name).write_bytes((out / name).read_bytes())
+    listed = [json.loads(line) for line in ask("ls", out.parent, "--json").stdout.splitlines()]
+    assert (listed[0]["run"], listed[0]["state"]) == (str(fetched), "succeeded")
+    assert listed[0]["wallSeconds"] > 0
+    assert ask("samples", fetched).stdout == ask("samples", out).stdout
     drawn = out.parent / "both.png"
     compared = ask("compare", out, killed, "--plot", drawn, "--json")
     assert json.loads(compared.stdout)["settings"] == {"spec.recipe.seed": ["0", "12345"]}
