@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,9 @@ def main(  # noqa: PLR0913 - one argument per flag
     """Learn until the recipe is done."""
     parent_death_signal.hold()
     _log_json()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # User code prints in many threads; unbuffered, a line and its end are two writes, between which others come.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     if hand_over:
         # The first process of a container is deaf to signals without a handler; the loop brings its own.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(HANDED_OVER_EXIT))

@@ -71,8 +71,10 @@ def _end(summary: Summary) -> list[RenderableType]:
 
 
 def _courses(learned: Mapping[str, Course], rewards: Sequence[float]) -> Table:
+    """The reward, and what is named beside it; a number that only repeats the reward is left out."""
     table = _table()
-    for name, course in list(learned.items())[: SHOWN_METRICS + 1]:
+    own = {name: course for name, course in learned.items() if name == "reward" or course != learned.get("reward")}
+    for name, course in list(own.items())[: SHOWN_METRICS + 1]:
         curve = sparkline(_buckets(rewards, SPARK_WIDTH)) if name == "reward" else ""
         shown = Text.assemble((f"{course.first:.3g} → {course.last:.3g}", "bold"), (f"  {curve}", "cyan"))
         table.add_row(Text(printable(name)), shown)

@@ -170,14 +170,34 @@ def test_sft_alone_starts_nothing_but_the_trainer(tmp_path: Path) -> None:
     assert summary_of(out)["steps"] == {"sft": 2}
 
 
+PRINTING_REWARD = """
+def score(sample):
+    print(f"\\x1b[2J{sample.prompt} {sample.response}")
+    return {"reward": len(sample.response) - 10, "length": len(sample.response)}
+"""
+
+
 @pytest.mark.slow
-def test_sft_with_evaluation_starts_the_reserved_engine(tmp_path: Path) -> None:
+def test_sft_with_evaluation_starts_the_reserved_engine_and_shows_what_the_reward_prints(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = run(out, **{"spec.recipe.mode": "sft"})
+    (tmp_path / "reward.py").write_text(PRINTING_REWARD)
+    argv = command(out, **{"spec.recipe.mode": "sft", "spec.recipe.code.path": tmp_path})
+    done = subprocess.run([*argv, "--show-prints"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = sorted(log.name for log in (out / "logs").iterdir())
     assert logs == ["manager.log", "prints.log", "reserved.log", "trainer.log"]
-    assert set(summary_of(out)["exactMatch"]) == {"base", "afterSft"}
+    summary = summary_of(out)
+    assert summary["exactMatch"] == {}
+    assert [point["stage"] for point in summary["evaluations"]] == ["", "sft"]
+    assert {*summary["evaluations"][0]["values"]} == {"reward", "length"}
+    printed = (out / "logs" / "prints.log").read_text().splitlines()
+    assert len(printed) == 32
+    assert all(line.startswith("\x1b[2J") for line in printed)
+    shown = [line for line in done.stdout.splitlines() if line.startswith("print: \\x1b[2J")]
+    assert len(shown) == 32
+    assert "\x1b[2J" not in done.stdout
+    assert "evaluated after SFT" in done.stdout
+    assert "exact match" not in done.stdout
 
 
 def test_a_missing_folder_to_resume_is_a_sentence(tmp_path: Path) -> None:
