@@ -1,4 +1,4 @@
-"""What a run on one machine should do next, as pure functions (`planner`); the processes are `polyrl_cli.local`'s.
+"""A run on one machine, as pure functions: what it should do next (`planner`), and what memory it needs (`memory`).
 
-Imports `polyrl.worker` alone, and shares nothing else with `polyrl.cluster`, which plans pods.
+The processes are `polyrl_cli.local`'s. Imports the manifest and `polyrl.worker`, nothing of `polyrl.cluster`.
 """

@@ -26,6 +26,7 @@ def machine(gib: float, gpu: bool = False) -> Machine:
 @pytest.mark.parametrize(
     ("config", "least", "most"),
     [(SEVEN, 4.4e9, 7.6e9), ({}, 0, 0), ({**SEVEN, "vocab_size": None}, 4.0e9, 7.6e9), ({"hidden_size": "x"}, 0, 0)],
+    ids=["all sizes", "no size", "no vocabulary", "a size that is none"],
 )
 def test_parameters_are_a_lower_bound(config: dict, least: float, most: float) -> None:
     assert least <= parameters_of(config) <= most
@@ -44,9 +45,20 @@ ROWS = [
     (1_000, spec(rollout={"engine": {"type": "embedded"}, **FORTY}), machine(8), "processes 12.3"),
     (1_000, spec(rollout={"engine": {"type": "sglang"}, **FORTY}), machine(8), None),
 ]  # fmt: skip
+NAMES = [
+    "a tiny model",
+    "7B on a CPU",
+    "7B with a GPU",
+    "7B with a GPU and little memory",
+    "1B",
+    "1B with a reference policy",
+    "1B in float32",
+    "forty engines of their own weights",
+    "forty engines elsewhere",
+]
 
 
-@pytest.mark.parametrize(("parameters", "job", "here", "words"), ROWS)
+@pytest.mark.parametrize(("parameters", "job", "here", "words"), ROWS, ids=NAMES)
 def test_what_surely_does_not_fit_is_refused_with_its_sizes(
     parameters: int, job: JobSpec, here: Machine, words: str | None
 ) -> None:
@@ -65,6 +77,7 @@ NOBODY = {"trainer": {"reservedEngine": False}, "rollout": {"replicas": 0, "maxR
         (spec(trainer={"reservedEngine": False}), 1, False),
         (spec(mode="sft", **NOBODY), 0, False),
     ],
+    ids=["none at all", "the reserved one", "one rollout", "none is needed"],
 )
 def test_a_job_without_engines_is_refused(job: JobSpec, engines: int, refused: bool) -> None:
     assert num_engines(job) == engines
