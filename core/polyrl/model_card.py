@@ -6,6 +6,7 @@ machine: of a folder only its last name, and no environment.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -43,6 +44,8 @@ class ModelOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     chat: bool
     """Prompts went through the chat template; else they began the text as they were."""
     max_new_tokens: int
+    system_prompt: str = ""
+    """Began every conversation."""
     reward_function: str | None = None
     reward: float | None = None
     """Mean of the newest RL step."""
@@ -141,7 +144,10 @@ def _example(origin: ModelOrigin) -> Iterator[str]:
     yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
     yield "model = AutoModelForCausalLM.from_pretrained(folder)"
     if origin.chat:
-        yield 'messages = [{"role": "user", "content": "..."}]'
+        system = (
+            f'{{"role": "system", "content": {json.dumps(origin.system_prompt)}}}, ' if origin.system_prompt else ""
+        )
+        yield f'messages = [{system}{{"role": "user", "content": "..."}}]'
         yield (
             "inputs = tokenizer.apply_chat_template("
             'messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")'

@@ -90,7 +90,9 @@ async def run_trainer(arguments: Arguments) -> bool:
         await _report_done(arguments)
         return True
     prepared = prepare(job.spec, arguments.manifest_dir)
-    session, resumed_from = _open_session(arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat))
+    session, resumed_from = _open_session(
+        arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat, system_prompt=prepared.system_prompt)
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.stop.set)

@@ -13,6 +13,7 @@ from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import DatasetSpec, GroupFilter, Mode, RecipeSpec
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
+from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.environments.protocol import Environment
@@ -37,6 +38,8 @@ class Prepared:
     environment: Environment | None
     chat: bool
     """Prompts went through the tokenizer's chat template."""
+    system_prompt: str
+    """That begins every conversation; empty: none."""
 
 
 def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
@@ -51,22 +54,31 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     def rows(path: str) -> list[DataRow]:
         return read_rows(manifest_dir / path)
 
-    def prompts(of_file: list[DataRow]) -> list[examples.Prompt]:
-        return examples.prepare_prompts(of_file, tokenizer, room)
+    def prompts(dataset: DatasetSpec) -> list[examples.Prompt]:
+        return examples.prepare_prompts(prompt_rows(rows(dataset.path), dataset), tokenizer, room)
 
-    def buffer(datasets: Sequence[DatasetSpec], make: Callable[[list[DataRow]], list[Item]]) -> DataBuffer[Item]:
-        sources = [make(rows(dataset.path)) for dataset in datasets]
+    def answered(dataset: DatasetSpec) -> list[DataRow]:
+        return answered_rows(rows(dataset.path), dataset)
+
+    def buffer(datasets: Sequence[DatasetSpec], make: Callable[[DatasetSpec], list[Item]]) -> DataBuffer[Item]:
+        sources = [make(dataset) for dataset in datasets]
         weights = [dataset.weight for dataset in datasets]
         return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle)
 
+    # Of the stage that has the last word; its first row speaks for all.
+    newest = (recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl)[0]
     conversations, to_generate, finished = None, None, None
-    evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(rows(dataset.path))]
+    evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(dataset)]
     if recipe.mode in (Mode.SFT, Mode.SFT_RL):
-        conversations = buffer(recipe.data.sft, lambda rows: examples.prepare_conversations(rows, tokenizer, context))
+        conversations = buffer(
+            recipe.data.sft, lambda one: examples.prepare_conversations(answered(one), tokenizer, context)
+        )
     if recipe.mode in (Mode.RL, Mode.SFT_RL):
         to_generate = buffer(recipe.data.rl, prompts)
     if recipe.mode is Mode.OFFLINE_RL:
-        finished = buffer(recipe.data.rl, lambda rows: examples.prepare_finished_groups(rows, tokenizer, context))
+        finished = buffer(
+            recipe.data.rl, lambda one: examples.prepare_finished_groups(answered(one), tokenizer, context)
+        )
     return Prepared(
         tokenizer=tokenizer,
         conversations=conversations,
@@ -75,15 +87,10 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         evaluation=evaluation[: recipe.evaluation.max_samples],
         reward=load_function(recipe.reward.function, code_path) if recipe.reward is not None else None,
         group_filter=_group_filter(recipe, code_path),
-        chat=_is_chat(recipe, rows),
+        chat=is_chat(rows(newest.path)[0], newest),
+        system_prompt=newest.system_prompt,
         environment=load_environment(recipe.environment, code_path) if recipe.environment is not None else None,
     )
-
-
-def _is_chat(recipe: RecipeSpec, rows: Callable[[str], list[DataRow]]) -> bool:
-    """Whether the newest stage's rows are conversations; the first one speaks for all."""
-    datasets = recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl
-    return "messages" in rows(datasets[0].path)[0].fields
 
 
 def tokenizer_of(recipe: RecipeSpec, manifest_dir: Path) -> Tokenizer:

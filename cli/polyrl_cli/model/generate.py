@@ -46,7 +46,7 @@ def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | No
     disable_progress_bar()  # type: ignore[no-untyped-call]
     origin = read_origin(folder / ORIGIN)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ids = prompt_ids(tokenizer, prompt, chat=origin.chat)
+    ids = prompt_ids(tokenizer, prompt, chat=origin.chat, system_prompt=origin.system_prompt)
     auto_model: Any = AutoModelForCausalLM
     model = auto_model.from_pretrained(folder, local_files_only=True)
     torch.manual_seed(wanted.seed)
@@ -69,11 +69,12 @@ def model_folder(place: Path, step: int | None) -> Path:
     return find_checkpoint(existing_folder(place, str(place)).checkpoints, step)[0] / MODEL
 
 
-def prompt_ids(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
+def prompt_ids(tokenizer: Any, prompt: str, *, chat: bool, system_prompt: str = "") -> list[int]:
     """As the run's rows were read. Raises UserError for text that the tokenizer does not know."""
     try:
         if chat:
-            messages = [{"role": "user", "content": prompt}]
+            system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+            messages = [*system, {"role": "user", "content": prompt}]
             ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         else:
             ids = tokenizer(prompt)["input_ids"]

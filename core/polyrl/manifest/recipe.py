@@ -98,6 +98,9 @@ class ModelSpec(ManifestModel):
     """Dtype of the weights that engines serve and of the learner's forward pass."""
 
 
+FieldName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class DatasetSpec(ManifestModel):
     """One file of rows and its weight in the mixture."""
 
@@ -106,6 +109,14 @@ class DatasetSpec(ManifestModel):
     rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
     weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Share of draws, relative to the other files' weights."""
+    prompt_field: FieldName | None = None
+    """The rows' own name of what is read as `prompt`, such as `question`; it counts before `messages`."""
+    response_field: FieldName | None = None
+    """The rows' own name of what is read as `response`, for SFT and `offline-rl`."""
+    chat: bool = False
+    """Take `prompt` through the tokenizer's chat template, as a user's message; rows with `messages` always are."""
+    system_prompt: Annotated[str, Field(max_length=65_536)] = ""
+    """Begins every conversation that does not begin with a system message; implies `chat`."""
 
 
 class DataSpec(ManifestModel):

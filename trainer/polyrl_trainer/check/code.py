@@ -16,6 +16,7 @@ from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec, RewardSpec
 from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, RewardTried
 from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.data.columns import prompt_rows
 from polyrl_trainer.data.examples import Prompt, prepare_prompts
 from polyrl_trainer.data.rows import rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
@@ -107,7 +108,7 @@ def _prompt(spec: JobSpec, manifest_dir: Path, number: int) -> tuple[Prompt, Tok
             raise row
         tokenizer = tokenizer_of(recipe, manifest_dir)
         room = spec.rollout.engine.max_context - recipe.sampling.max_new_tokens
-        return prepare_prompts([row], tokenizer, room)[0], tokenizer
+        return prepare_prompts(prompt_rows([row], dataset), tokenizer, room)[0], tokenizer
     return None
 
 

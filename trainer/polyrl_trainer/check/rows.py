@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import DatasetSpec, Mode, RecipeSpec
 from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.data import examples
+from polyrl_trainer.data.columns import answered_rows, prompt_rows
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
@@ -21,6 +23,7 @@ FAULTS_PER_FILE: Final = 5
 """Shown of one file; a column that is missing is missing in every row."""
 
 Prepare = Callable[[list[DataRow]], Any]
+PrepareDataset = Callable[[list[DataRow], DatasetSpec], Any]
 
 
 def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
@@ -44,7 +47,7 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
             if file.is_file():
                 field = (*RECIPE, "data", stage, index, "path")
                 yield CheckBegan(field, f"reading the rows of {file}")
-                yield from _file_messages(file, field, prepare)
+                yield from _file_messages(file, field, partial(_of_dataset, prepare, dataset))
 
 
 def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
@@ -53,21 +56,31 @@ def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
     return recipe.model.tokenizer.type == "characters" or folder is None or (manifest_dir / folder).is_dir()
 
 
-def _stages(spec: JobSpec, tokenizer: Tokenizer) -> Iterator[tuple[str, Sequence[DatasetSpec], Prepare]]:
+def _stages(spec: JobSpec, tokenizer: Tokenizer) -> Iterator[tuple[str, Sequence[DatasetSpec], PrepareDataset]]:
     """The files that the mode reads, and what makes of a row what is learned from it."""
     data, mode, context = spec.recipe.data, spec.recipe.mode, spec.rollout.engine.max_context
     room = context - spec.recipe.sampling.max_new_tokens
 
-    def prompts(rows: list[DataRow]) -> Any:
-        return examples.prepare_prompts(rows, tokenizer, room)
+    def prompts(rows: list[DataRow], dataset: DatasetSpec) -> Any:
+        return examples.prepare_prompts(prompt_rows(rows, dataset), tokenizer, room)
+
+    def conversations(rows: list[DataRow], dataset: DatasetSpec) -> Any:
+        return examples.prepare_conversations(answered_rows(rows, dataset), tokenizer, context)
+
+    def finished(rows: list[DataRow], dataset: DatasetSpec) -> Any:
+        return examples.prepare_finished_groups(answered_rows(rows, dataset), tokenizer, context)
 
     if mode in (Mode.SFT, Mode.SFT_RL):
-        yield "sft", data.sft, lambda rows: examples.prepare_conversations(rows, tokenizer, context)
+        yield "sft", data.sft, conversations
     if mode in (Mode.RL, Mode.SFT_RL):
         yield "rl", data.rl, prompts
     if mode is Mode.OFFLINE_RL:
-        yield "rl", data.rl, lambda rows: examples.prepare_finished_groups(rows, tokenizer, context)
+        yield "rl", data.rl, finished
     yield "eval", data.eval, prompts
+
+
+def _of_dataset(prepare: PrepareDataset, dataset: DatasetSpec, rows: list[DataRow]) -> Any:
+    return prepare(rows, dataset)
 
 
 def _file_messages(file: Path, field: CheckedField, prepare: Prepare) -> Iterator[CheckMessage]:

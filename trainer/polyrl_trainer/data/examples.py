@@ -95,6 +95,9 @@ def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], list[
 
 def _encode(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
     """Ids of prompt and response with its end-of-sequence, and how many are the prompt's."""
+    if "messages" in row.fields:
+        ids, mask, _, _ = _from_messages(row, tokenizer)
+        return ids, mask.index(1)
     with row.named_in():
         prompt_ids = tokenizer.encode_prompt(row.fields["prompt"])
         return [*prompt_ids, *tokenizer.encode_text(row.fields["response"]), tokenizer.eos_id], len(prompt_ids)

@@ -22,12 +22,15 @@ class ModelFiles:
     tokenizer: Tokenizer
     chat: bool
     """Prompts go through the chat template."""
+    system_prompt: str = ""
 
     def write(self, folder: Path, state: TrainerState) -> None:
         """Beside the weights in `folder`, which are those of `state`."""
         self.tokenizer.save(folder)
         stage, results = state.stage.value, state.results
         origin = model_origin(self.job, stage, state.step, chat=self.chat, version=version("polyrl"))
-        origin = msgspec.structs.replace(origin, reward=results.reward, evaluations=results.evaluations)
+        origin = msgspec.structs.replace(
+            origin, system_prompt=self.system_prompt, reward=results.reward, evaluations=results.evaluations
+        )
         (folder / ORIGIN).write_bytes(msgspec.json.format(msgspec.json.encode(origin)) + b"\n")
         (folder / CARD).write_text(model_card(origin), encoding="utf-8")

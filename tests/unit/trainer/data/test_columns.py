@@ -1,0 +1,102 @@
+"""Columns by other names and prompts as conversations: what is learned is what rows of ours would have said."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.recipe import DatasetSpec
+from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
+from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
+from polyrl_trainer.data.rows import DataRow
+from polyrl_trainer.data.tokenizers import CharacterTokenizer
+
+TOKENIZER = CharacterTokenizer("0123456789=+")
+SYSTEM = {"role": "system", "content": "9"}
+USER, ASSISTANT = {"role": "user", "content": "1="}, {"role": "assistant", "content": "11"}
+RENAMED = {"promptField": "question", "responseField": "solution"}
+THEIRS = {"question": "1=", "solution": "11", "level": 3}
+
+
+def dataset(**fields: object) -> DatasetSpec:
+    return DatasetSpec.model_validate({"path": "a.jsonl", **fields})
+
+
+CASES = [
+    # (of the manifest, the row, as a prompt, with its answer)
+    ({}, {"prompt": "1=", "response": "11"}, {"prompt": "1="}, {"prompt": "1=", "response": "11"}),
+    (RENAMED, THEIRS, {"prompt": "1="}, {"prompt": "1=", "response": "11"}),
+    ({"promptField": "question"}, {"question": "1=", "messages": [USER]}, {"prompt": "1="}, None),
+    ({"chat": True}, {"prompt": "1=", "response": "11"}, {"messages": [USER]}, {"messages": [USER, ASSISTANT]}),
+    (
+        {"systemPrompt": "9"},
+        {"prompt": "1=", "response": "11"},
+        {"messages": [SYSTEM, USER]},
+        {"messages": [SYSTEM, USER, ASSISTANT]},
+    ),
+    ({"systemPrompt": "9"}, {"messages": [USER]}, {"messages": [SYSTEM, USER]}, {"messages": [SYSTEM, USER]}),
+    (
+        {"systemPrompt": "9"},
+        {"messages": [{"role": "system", "content": "8"}, USER]},
+        {"messages": [{"role": "system", "content": "8"}, USER]},
+        None,
+    ),
+    (
+        {"systemPrompt": "9", **RENAMED},
+        THEIRS,
+        {"messages": [SYSTEM, USER]},
+        {"messages": [SYSTEM, USER, ASSISTANT]},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "row", "asked", "answered"), CASES)
+def test_a_row_becomes_one_of_ours(
+    fields: dict[str, object], row: dict[str, object], asked: dict[str, object], answered: dict[str, object] | None
+) -> None:
+    spec, given = dataset(**fields), DataRow("f:1", row)
+    for wanted, rows in ((asked, prompt_rows), (answered, answered_rows)):
+        if wanted is None:
+            continue
+        (mapped,) = rows([given], spec)
+        assert {name: mapped.fields.get(name) for name in wanted} == wanted
+        assert ("messages" in mapped.fields) is ("messages" in wanted)
+        assert mapped.fields.get("level") == row.get("level"), "what the reward wants to know stays"
+    assert given.fields == row
+    assert is_chat(given, spec) is ("messages" in asked)
+
+
+def test_what_is_learned_is_the_answer_after_system_and_question() -> None:
+    spec = dataset(systemPrompt="9", **RENAMED)
+    (row,) = answered_rows([DataRow("f:1", THEIRS)], spec)
+    sample = prepare_conversation(row, TOKENIZER, 20)
+    assert TOKENIZER.decode(sample.tokens.tolist()) == "91=11"
+    assert sample.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    (prompt,) = prepare_prompts(prompt_rows([DataRow("f:1", THEIRS)], spec), TOKENIZER, 20)
+    assert TOKENIZER.decode(prompt.ids) == "91="
+    assert prompt.text == "1="
+    assert prompt.metadata["solution"] == "11"
+
+
+def test_finished_samples_may_be_conversations() -> None:
+    rows = [DataRow(f"f:{number}", {**THEIRS, "reward": float(number), "group": 1}) for number in range(2)]
+    spec = dataset(systemPrompt="9", **RENAMED)
+    ((first, _),) = prepare_finished_groups(answered_rows(rows, spec), TOKENIZER, 20)
+    assert TOKENIZER.decode(first.tokens.tolist()) == "91=11"
+    assert first.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert (first.prompt, first.response) == ("1=", "11")
+
+
+@pytest.mark.parametrize(
+    ("fields", "row", "sentence"),
+    [
+        ({"promptField": "question"}, {"prompt": "1="}, "f:7: field `question` is missing; the row has `prompt`"),
+        ({"promptField": "question"}, {"question": 1}, "f:7: field `question` must be text, got a number"),
+        ({"responseField": "solution"}, {"prompt": "1="}, "f:7: field `solution` is missing"),
+        ({"chat": True}, {"prompt": "1="}, "f:7: field `response` is missing"),
+        ({"chat": True}, {"messages": []}, "f:7: field `messages` must be a list with at least one message"),
+    ],
+)
+def test_a_fault_names_the_users_own_column(fields: dict[str, object], row: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidData, match=sentence):
+        answered_rows([DataRow("f:7", row)], dataset(**fields))

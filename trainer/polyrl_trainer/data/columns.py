@@ -1,0 +1,56 @@
+"""Rows of any data set as the rows that stages read: columns by other names, and prompts as turns of a conversation.
+
+What a manifest says of a file is done here, once, before anything else looks at its rows; a fault names the user's
+own column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from polyrl.manifest.recipe import DatasetSpec
+from polyrl_trainer.data.rows import DataRow, messages_field, text_field
+
+Message = dict[str, str]
+
+
+def prompt_rows(rows: Iterable[DataRow], dataset: DatasetSpec) -> list[DataRow]:
+    """Rows to answer: `prompt` or `messages`, and whatever else they hold. Raises InvalidData."""
+    return [_mapped(row, dataset, answered=False) for row in rows]
+
+
+def answered_rows(rows: Iterable[DataRow], dataset: DatasetSpec) -> list[DataRow]:
+    """Rows with their answers: `prompt` and `response`, or `messages`. Raises InvalidData."""
+    return [_mapped(row, dataset, answered=True) for row in rows]
+
+
+def is_chat(row: DataRow, dataset: DatasetSpec) -> bool:
+    """Whether the row's prompt goes through the tokenizer's chat template."""
+    return _makes_chat(dataset) or (dataset.prompt_field is None and "messages" in row.fields)
+
+
+def _makes_chat(dataset: DatasetSpec) -> bool:
+    return dataset.chat or bool(dataset.system_prompt)
+
+
+def _mapped(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> DataRow:
+    fields = dict(row.fields)
+    if dataset.prompt_field is not None:
+        fields.pop("messages", None)
+        fields["prompt"] = text_field(row, dataset.prompt_field)
+    if answered and dataset.response_field is not None:
+        fields["response"] = text_field(row, dataset.response_field)
+    mapped = DataRow(row.place, fields)
+    if _makes_chat(dataset):
+        fields["messages"] = _turns(mapped, dataset.system_prompt, answered=answered)
+    return mapped
+
+
+def _turns(row: DataRow, system_prompt: str, *, answered: bool) -> list[Message]:
+    if "messages" in row.fields:
+        turns = messages_field(row)
+    else:
+        turns = [{"role": "user", "content": text_field(row, "prompt")}]
+        turns += [{"role": "assistant", "content": text_field(row, "response")}] if answered else []
+    begins_so = turns[0]["role"] == "system" or not system_prompt
+    return turns if begins_so else [{"role": "system", "content": system_prompt}, *turns]
