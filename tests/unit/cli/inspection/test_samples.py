@@ -28,6 +28,7 @@ def row(name: str, step: int, reward: float = 0.0, *chosen: Chosen, stage: str =
 
 ROWS = [
     row("0.0", 0, 0.5, stage="sft"),
+    row("1.0", 2, 0.5, stage="sft"),
     row("5.0", 1, 0.1, R),
     row("6.0", 1, 0.9, B),
     row("7.0", 2, 0.2, R),
@@ -49,6 +50,7 @@ ROWS = [
         (SampleQuery(order=Order.BEST, limit=1), "9.0"),
         (SampleQuery(evaluation=True), "10.0 11.0"),
         (SampleQuery(evaluation=True, step=0), "0.0"),
+        (SampleQuery(evaluation=True, step=2), "10.0 11.0"),
         (SampleQuery(group=7), "7.0 7.1"),
         (SampleQuery(group=0), "0.0"),
     ],
@@ -58,7 +60,7 @@ def test_what_is_shown(query: SampleQuery, found: str) -> None:
 
 
 def test_drawn_ones_are_only_those_that_were_kept_whatever_their_reward() -> None:
-    query = SampleQuery(order=Order.RANDOM, limit=3)
+    query = SampleQuery(order=Order.RANDOM, limit=10)
     assert {one.sample for one in ordered(find(ROWS, query), query, random.Random(0))} == {"7.0", "7.1", "9.0"}
 
 
@@ -72,8 +74,8 @@ def test_before_the_first_step_the_evaluation_is_shown() -> None:
         ([], SampleQuery(), "no sample was kept yet"),
         (ROWS, SampleQuery(step=7), "nothing was kept of step 7; kept are steps 1 to 2"),
         (ROWS, SampleQuery(step=1, evaluation=True), "nothing was kept of step 1; kept are steps 0, 2"),
-        (ROWS, SampleQuery(group=4), "nothing was kept of group 4; among those kept are 0, 5, 6, 7, 8, 9, 10, 11"),
-        (ROWS[1:2], SampleQuery(evaluation=True), "only training samples were kept, no evaluation"),
+        (ROWS, SampleQuery(group=4), "nothing was kept of group 4; among those kept are 1, 5, 6, 7, 8, 9, 10, 11"),
+        (ROWS[2:3], SampleQuery(evaluation=True), "only training samples were kept, no evaluation"),
         (ROWS[:1], SampleQuery(step=3), "only evaluations were kept (--evaluation)"),
     ],
 )

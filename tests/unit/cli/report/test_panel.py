@@ -89,6 +89,7 @@ def test_it_fits_the_terminal_and_loses_no_word(tmp_path: Path, width: int) -> N
     ):
         assert part in words(text), (part, text)
     assert "…" not in text
+    assert any("after RL" in line and "0.900" in line for line in text.splitlines()), "a bar beside its label"
 
 
 def test_reward_comes_first_with_its_course(tmp_path: Path) -> None:
