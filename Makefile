@@ -37,7 +37,7 @@ install: $(STAMP) ## Make .venv with everything pinned by constraints.txt
 $(STAMP):
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[all,dev]'
+	$(BIN)/uv pip install -q --python $(BIN)/python $$(make/torch-backend $(BIN)/uv $(BIN)/python) -c constraints.txt -e '.[all,dev]'
 	@rm -f $(VENV)/.installed-*; touch $@
 
 lint: install ## ruff: style, format, imports

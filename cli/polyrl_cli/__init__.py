@@ -9,6 +9,7 @@
     model       export, generate: what a run has trained
     inspection  why, explain, check: a run's state and history from its journal
 
+    extras      which packages a command needs beyond the core, said in one sentence
     environment which variables a process of ours gets
 
 Above it there is nothing: no other package imports it. It imports `polyrl`, and of the operator `secret`,

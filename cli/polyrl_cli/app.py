@@ -37,15 +37,22 @@ class _Commands(TyperGroup):
 
             typer.echo(printable(str(error), lines=True), err=True)
             raise typer.Exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED) from None
+        except ModuleNotFoundError as error:
+            from polyrl_cli.extras import EXTRA_OF, missing_packages
+
+            module = (error.name or "").partition(".")[0]
+            if module not in EXTRA_OF:
+                raise
+            command = f"polyrl {ctx.invoked_subcommand}"
+            typer.echo(missing_packages(command, [module], EXTRA_OF[module]), err=True)
+            raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(
     cls=_Commands,
-    help="Reinforcement learning of language models on a few reserved trainers and many preemptible rollouts.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Rich help costs 0.2 s of import for a table.
     rich_markup_mode=None,
@@ -97,6 +104,21 @@ Kubeconfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Kubeconfig; default: $KUBECONFIG, else ~/.kube/config.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: its current one.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reinforcement learning of language models on a few reserved trainers and many preemptible rollouts."""
 
 
 @app.command()
@@ -154,6 +176,9 @@ def run(  # noqa: PLR0913 - each is a flag
     overrides = [*(sets or []), *own_overrides(seed, name)]
     cluster = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
     if on is On.HERE:
+        from polyrl_cli.extras import require_for_run
+
+        require_for_run("polyrl run")
         from polyrl_cli.local.run import run_command
 
         _refuse_flags(cluster, "--on kubernetes")
@@ -178,6 +203,9 @@ def resume(
     check: Checked = True,
 ) -> None:
     """Go on with a run of this machine from its newest checkpoint, as it began but for what --set changes."""
+    from polyrl_cli.extras import require_for_run
+
+    require_for_run("polyrl resume")
     from polyrl_cli.local.run import resume_command
 
     raise typer.Exit(resume_command(run, sets or [], show_prints=show_prints, check=check))

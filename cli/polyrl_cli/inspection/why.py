@@ -14,7 +14,6 @@ from polyrl.control import Waits, parse_endpoints
 from polyrl.errors import PolyRLError
 from polyrl.ledger.status import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
-from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.run_folder import RunFolder, find_run
 
 WAITS_ANSWER_S: Final = 3.0
@@ -35,10 +34,15 @@ async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
     """The manager's answer; or why there is none."""
     try:
         endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
+        # A live run has what this needs installed beside it; a folder that was copied here may be read without.
+        from polyrl_cli.local.manager import LocalManager
+
         client = LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch)
         async with asyncio.timeout(WAITS_ANSWER_S), client:
             await client.find()
             waits = await client.waits()
+    except ModuleNotFoundError as error:
+        return None, f"asking it needs {error.name}: pip install 'polyrl[operator]'"
     except FileNotFoundError:
         return None, "it never announced where it listens"
     except TimeoutError:

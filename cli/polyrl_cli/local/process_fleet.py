@@ -26,9 +26,7 @@ from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.kinds import Part
 from polyrl_cli.environment import process_environment
-
-PRINTS: Final = "prints.log"
-"""Standard output of all trainers of a run: what user code prints."""
+from polyrl_cli.local.run_folder import PRINTS
 
 CANNOT_START: Final = 127
 """Exit code of a worker whose program could not be started; as in a shell."""

@@ -3,6 +3,8 @@
 job.json  keys/  run/endpoints/  run/control.sock  logs/   what the workers need and print, the control socket
 fleet.jsonl  metrics.jsonl  samples.jsonl  tensorboard/    what happened, what was measured, what the model wrote
 checkpoints/  journal.sqlite  trainer-result.json  summary.json  run.png
+
+Commands that only read a run import this, so it imports no package of an extra before something is written.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import msgspec
 from polyrl.errors import UNDECODABLE, UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample_record import SAMPLES
-from polyrl_cli.local.process_fleet import PRINTS
-from polyrl_operator.secret import write_run_keys
 
 T = TypeVar("T")
 
 RUNS: Final = Path("runs")
 """Where `polyrl run` puts runs unless `--out` says otherwise."""
+
+PRINTS: Final = "prints.log"
+"""Standard output of all trainers of a run: what user code prints."""
 
 NAMED_RUNS: Final = 3
 """Runs that are named when the one asked for does not exist."""
@@ -153,6 +156,8 @@ def prepare_folder(folder: RunFolder, job: PolyRLJob, manifest_dir: Path) -> int
     folder.endpoints.unlink(missing_ok=True)
     folder.trainer_result.unlink(missing_ok=True)
     if not folder.keys.exists():
+        from polyrl_operator.secret import write_run_keys
+
         write_run_keys(folder.keys)
     folder.manifest_dir.write_text(f"{manifest_dir.resolve()}\n")
     folder.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n")

@@ -150,9 +150,10 @@ def judge() -> Iterator[str]:
 
 ASKS = """\
 import os, urllib.request
+from importlib.util import find_spec
 
 def score(sample):
-    print("asked about", sample.response)
+    print("asked about", sample.response, find_spec("torch") is not None)
     key = {"Authorization": "Bearer " + os.environ["JUDGE_API_KEY"]}
     request = urllib.request.Request(os.environ["JUDGE_URL"] + os.environ["JUDGE_PATH"], headers=key)
     return {"reward": float(urllib.request.urlopen(request).read()), "length": len(sample.response)}
@@ -180,11 +181,11 @@ def test_a_judge_over_the_network_gets_its_key_and_the_reward_is_shown(job: Path
         "reward    0.75",
         "metric    length 2",
         "printed:",
-        "  asked about 21",
+        "  asked about 21 True",
     ]
     wrong = polyrl(*asked, cwd=job.parent, JUDGE_API_KEY="barley", JUDGE_URL=judge)
     assert wrong.returncode == 1
-    assert f"no reward: HTTPError: HTTP Error 401: Unauthorized ({job.parent}/reward.py:7)" in wrong.stdout
+    assert f"no reward: HTTPError: HTTP Error 401: Unauthorized ({job.parent}/reward.py:8)" in wrong.stdout
     unset = polyrl(*asked, cwd=job.parent, JUDGE_API_KEY="sesame")
     assert (unset.returncode, unset.stderr) == (
         2,

@@ -38,7 +38,7 @@ def main(
     parent_death_signal.hold()
     # What a run logs of a failure is in the report.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    if part is not CheckPart.CODE:
+    if part in (CheckPart.DATA, CheckPart.MODEL):
         # transformers then reads configs and tokenizers without loading tensors, in half the time. User code, which
         # may need them, runs in the other process.
         sys.modules["torch"] = None  # type: ignore[assignment]

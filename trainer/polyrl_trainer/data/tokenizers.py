@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import TokenizerSpec
-from polyrl_trainer.data.character_files import tokenizer_files
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Special tokens of the character tokenizer, before the alphabet."""
@@ -98,6 +97,9 @@ class CharacterTokenizer:
         return "".join(self._characters.get(int(token), "") for token in ids)
 
     def save(self, folder: Path) -> None:
+        # A check reads rows where transformers, which brings the package tokenizers, is not installed.
+        from polyrl_trainer.data.character_files import tokenizer_files
+
         for name, content in tokenizer_files(self._alphabet).items():
             (folder / name).write_text(content, encoding="utf-8")
 
