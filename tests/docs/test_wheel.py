@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 WORKS = [("--help",), ("--version",), ("version",), ("crd",), ("validate", str(ROOT / JOB)), ("ls",)]
-WORKS += [("reward", str(ROOT / JOB), "--response", "012345")]
+WORKS += [("reward", str(ROOT / JOB), "--response", "012345"), ("init", "my-task")]
 
 
 @pytest.mark.slow
