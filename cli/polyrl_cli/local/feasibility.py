@@ -32,8 +32,9 @@ def faults_here(job: PolyRLJob, base: Path, resumed: RunFolder | None) -> Iterat
     yield from unset_variables(job)
     if (fault := engines_fault(job.spec)) is not None:
         yield ManifestFault(("spec", "rollout", "replicas"), fault)
-    if (fault := memory_fault(job.spec, _parameters(job.spec.recipe.model, base), this_machine())) is not None:
-        yield ManifestFault(("spec", "recipe", "model"), fault)
+    too_large = memory_fault(job.spec, _parameters(job.spec.recipe.model, base), this_machine())
+    if too_large is not None:
+        yield ManifestFault(("spec", *too_large[0].split(".")), too_large[1])
     if resumed is not None and any(resumed.checkpoints.glob("[!.]*/COMPLETE.json")):
         for path, sentence in changed_fields(read_job(resumed.job).spec, job.spec):
             yield ManifestFault(("spec", *path), sentence)

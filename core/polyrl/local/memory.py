@@ -41,8 +41,8 @@ def parameters_of(config: Mapping[str, Any]) -> int:
     return hidden * (vocabulary + layers * (2 * hidden + 2 * inner))
 
 
-def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> str | None:
-    """Why the machine cannot hold the job, as a sentence with its sizes; None when it may."""
+def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str, str] | None:
+    """The field to change, below spec, and a sentence with the sizes; None when the machine may hold the job."""
     engines = num_engines(spec)
     embedded = spec.rollout.engine.type is EngineType.EMBEDDED
     learner = parameters * (FLOAT32_BYTES if machine.has_gpu else LEARNER_BYTES)
@@ -53,7 +53,8 @@ def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> str | None
     needed = learner + served + processes
     if needed <= machine.memory_bytes:
         return None
-    return (
+    field = "recipe.model" if learner + served > processes else "rollout.replicas"
+    return field, (
         f"needs at least {needed / GIB:.1f} GiB of memory here (learner {learner / GIB:.1f}, weights of"
         f" {engines} engines {served / GIB:.1f}, processes {processes / GIB:.1f}), and this machine has"
         f" {machine.memory_bytes / GIB:.1f}; take a smaller model, fewer rollouts, or a cluster"

@@ -27,7 +27,7 @@ spec:
   recipe:
     mode: sft+rl
     model:
-      config: {model_type: qwen2, hidden_size: 16}
+      config: {model_type: qwen2, hidden_size: 64}
       tokenizer: {type: characters, alphabet: "0123456789 "}
     data:
       sft: [{path: sft.jsonl}]
@@ -67,6 +67,8 @@ FAULTS = [
     ("sft.jsonl", "\n\n", "", "job.yaml:11 spec.recipe.data.sft[0].path: sft.jsonl: holds no rows"),
     ("", "", "spec.recipe.model.config.vocab_size=8", "--set spec.recipe.model.config.vocab_size: the tokenizer has 14 tokens, the model's vocab_size is 8; make it that"),
     ("", "", "spec.recipe.model.config.hidden_sise=8", "--set spec.recipe.model.config.hidden_sise: qwen2 has no such field; did you mean hidden_size?"),
+    ("", "", "spec.recipe.model.config.num_attention_heads=3", "--set spec.recipe.model.config.num_attention_heads: 3 does not divide hidden_size (64)"),
+    ("", "", "spec.recipe.model.config.num_key_value_heads=5", "--set spec.recipe.model.config.num_key_value_heads: 5 does not divide num_attention_heads (32)"),
     ("", "", "spec.recipe.model.config.model_type=qwen22", "--set spec.recipe.model.config.model_type: transformers knows no 'qwen22'; did you mean qwen2?"),
     ("reward.py", "import torch_of_tomorrow\ndef score(s): ...\n", "", "job.yaml:16 spec.recipe.reward.function: reward:score: importing `reward` raised ModuleNotFoundError: No module named 'torch_of_tomorrow' (reward.py:1)"),
     ("reward.py", "def score(): ...\n", "", "job.yaml:16 spec.recipe.reward.function: reward:score: is called with 1 argument, but its signature is ()"),

@@ -71,6 +71,13 @@ def test_a_seed_gives_the_same_weights_and_leaves_the_process_generator_alone() 
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize(("given", "size"), [({}, 14), ({"vocab_size": 29}, 29)], ids=["left out", "given"])
+def test_a_vocabulary_that_is_left_out_is_the_tokenizers(given: dict[str, int], size: int) -> None:
+    fields = {"model_type": "qwen2", **SIZES} | {"vocab_size": None}
+    fields = {name: value for name, value in fields.items() if value is not None} | given
+    assert load_model(fields, 0, "float32", vocabulary=14).get_input_embeddings().weight.shape[0] == size
+
+
 def test_special_tokens_reach_the_files_that_engines_read() -> None:
     model = load_model({"model_type": "llama", **SIZES}, 0, "bfloat16", SpecialTokens(pad=0, bos=1, eos=2))
     files = {name: json.loads(content) for name, content in serving_files(model).items()}

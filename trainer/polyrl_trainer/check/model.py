@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl.manifest.recipe import RecipeSpec
@@ -25,13 +26,25 @@ def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage
         from polyrl_trainer.backends.model_config import model_config
 
         vocabulary = tokenizer_of(recipe, manifest_dir).vocabulary
-        model_config(fields, SpecialTokens(), vocabulary)
+        yield from _uneven_heads(model_config(fields, SpecialTokens(), vocabulary))
     except ModuleNotFoundError as error:
         yield CheckSkipped("the model's config", error.name or str(error))
     except InvalidData:
         return  # the tokenizer's fault, which the check of rows reports
     except InvalidManifest as error:
         yield from (CheckFault(*_placed(fault)) for fault in error.faults)
+
+
+def _uneven_heads(config: Any) -> Iterator[CheckFault]:
+    """Heads that do not share the width evenly, which a model notices at its first token only."""
+    hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    shared = getattr(config, "num_key_value_heads", None)
+    if not isinstance(hidden, int) or not isinstance(heads, int):
+        return
+    if getattr(config, "head_dim", None) is None and (heads < 1 or hidden % heads):
+        yield CheckFault((*CONFIG, "num_attention_heads"), f"{heads} does not divide hidden_size ({hidden})")
+    elif isinstance(shared, int) and (shared < 1 or heads % shared):
+        yield CheckFault((*CONFIG, "num_key_value_heads"), f"{shared} does not divide num_attention_heads ({heads})")
 
 
 def _placed(fault: str) -> tuple[tuple[str | int, ...], str]:

@@ -33,6 +33,7 @@ def test_parameters_are_a_lower_bound(config: dict, least: float, most: float) -
 
 
 FORTY = {"replicas": 40, "maxReplicas": 40}
+ENGINES = {"engine": {"type": "embedded"}, **FORTY}
 ROWS = [
     # parameters, job, machine, what does not fit
     (600_000, spec(), machine(2), None),
@@ -42,7 +43,7 @@ ROWS = [
     (1_000_000_000, spec(), machine(20), None),
     (1_000_000_000, spec(kl=0.1), machine(20), "learner 18.6"),
     (1_000_000_000, spec(dtype="float32"), machine(20), "weights of 2 engines 7.5"),
-    (1_000, spec(rollout={"engine": {"type": "embedded"}, **FORTY}), machine(8), "processes 12.3"),
+    (1_000, spec(rollout=ENGINES), machine(8), "processes 12.3"),
     (1_000, spec(rollout={"engine": {"type": "sglang"}, **FORTY}), machine(8), None),
 ]  # fmt: skip
 NAMES = [
@@ -63,7 +64,15 @@ def test_what_surely_does_not_fit_is_refused_with_its_sizes(
     parameters: int, job: JobSpec, here: Machine, words: str | None
 ) -> None:
     fault = memory_fault(job, parameters, here)
-    assert (fault is None) if words is None else (fault is not None and words in fault)
+    assert (fault is None) if words is None else (fault is not None and words in fault[1])
+
+
+def test_what_takes_most_is_blamed() -> None:
+    model, fleet = (
+        memory_fault(spec(), 7_600_000_000, machine(8)),
+        memory_fault(spec(rollout=ENGINES), 1_000, machine(8)),
+    )
+    assert (model and model[0], fleet and fleet[0]) == ("recipe.model", "rollout.replicas")
 
 
 NOBODY = {"trainer": {"reservedEngine": False}, "rollout": {"replicas": 0, "maxReplicas": 1}}

@@ -149,6 +149,16 @@ def test_a_pods_process_is_the_one_description_of_what_runs() -> None:
         assert command[:3] == list(worker.argv[:3])
 
 
+def test_variables_of_user_code_reach_the_trainer_alone() -> None:
+    one = owner(recipe={"env": [{"name": "JUDGE", "value": "large"}, {"name": "JUDGE_TOKEN"}], "envSecret": "judge"})
+    for role, pod in pods(one).items():
+        for container in containers(pod):
+            held = container["name"] == "trainer"
+            assert ({"name": "JUDGE", "value": "large"} in container["env"]) is held, role
+            assert container.get("envFrom", []) == ([{"secretRef": {"name": "judge"}}] if held else []), role
+            assert "JUDGE_TOKEN" not in [variable["name"] for variable in container["env"]]
+
+
 def test_the_name_of_a_rollouts_engine_is_its_pods_and_it_knows_its_pool() -> None:
     for pool in (Pool.SPOT, Pool.ON_DEMAND):
         pod = rollout_pod(owner(), 7, pool)
