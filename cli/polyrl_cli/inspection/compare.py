@@ -65,12 +65,14 @@ def differing_settings(facts: Sequence[RunFacts]) -> list[Row]:
 
 
 def flattened(value: object, path: str = "") -> list[tuple[str, str]]:
-    """Each leaf of a manifest with its path; a list is a leaf."""
+    """Each leaf of a manifest with its path; a list of plain values is a leaf."""
     if isinstance(value, Mapping) and value:
-        return [
-            leaf for key, below in value.items() for leaf in flattened(below, f"{path}.{key}" if path else str(key))
-        ]
-    return [(path, value if isinstance(value, str) else json.dumps(value))]
+        below = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+    elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        below = [(f"{path}[{index}]", one) for index, one in enumerate(value)]
+    else:
+        return [(path, value if isinstance(value, str) else json.dumps(value))]
+    return [leaf for name, one in below for leaf in flattened(one, name)]
 
 
 def result_rows(facts: Sequence[RunFacts]) -> list[Row]:

@@ -56,7 +56,7 @@ def runs_table(facts: list[RunFacts], now: float) -> Table:
         table.add_column(name, no_wrap=True, justify="right")
     for one in facts:
         table.add_row(
-            Text(printable(str(one.root))),
+            Text(printable(short_path(one.root, Path.cwd()))),
             Text(one.state.value, style=STATE_STYLES[one.state]),
             steps_text(one),
             reward_text(one),
@@ -65,6 +65,11 @@ def runs_table(facts: list[RunFacts], now: float) -> Table:
             age_text(now - one.started),
         )
     return table
+
+
+def short_path(root: Path, here: Path) -> str:
+    """As a person would type it from `here`."""
+    return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)
 
 
 def steps_text(one: RunFacts) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from polyrl_cli.inspection.compare import comparison, differing_settings, flattened, result_rows, run_labels
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts
-from polyrl_cli.inspection.runs import age_text, as_object, evaluation_text, runs_table, steps_text
+from polyrl_cli.inspection.runs import age_text, as_object, evaluation_text, runs_table, short_path, steps_text
 from polyrl_cli.report.foreign_text import json_line
 from polyrl_cli.report.results import Course, EvaluationPoint
 
@@ -83,6 +83,13 @@ def test_an_evaluation_shows_exact_match_where_it_has_one_else_its_reward() -> N
     assert evaluation_text(None) == ""
 
 
+def test_a_path_is_shown_as_it_would_be_typed() -> None:
+    root, here = Path("/work/runs/one"), Path("/work")
+    assert short_path(root, here) == "runs/one"
+    assert short_path(root, Path("/work/other")) == "/work/runs/one"
+    assert short_path(root, Path("/work/run")) == "/work/runs/one"
+
+
 def test_a_run_as_json() -> None:
     assert '"state": "succeeded"' in json_line(as_object(facts("one")))
 
@@ -94,11 +101,11 @@ def test_settings_that_differ() -> None:
     ]
     assert differing_settings(runs) == [
         ("spec.seed", ["0", "1"]),
-        ("spec.rl", ['[{"path": "a"}]', '[{"path": "b"}]']),
+        ("spec.rl[0].path", ["a", "b"]),
         ("spec.gone", ["x", "-"]),
     ]
     assert differing_settings([runs[0], runs[0]]) == []
-    assert flattened({"a": {}}) == [("a", "{}")]
+    assert flattened({"a": {}, "b": [0.9, 0.95], "c": []}) == [("a", "{}"), ("b", "[0.9, 0.95]"), ("c", "[]")]
 
 
 def test_results_side_by_side_without_rows_that_no_run_has() -> None:
