@@ -7,7 +7,6 @@ machine: of a folder only its last name, and no environment.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
@@ -15,13 +14,10 @@ from typing import Final
 import msgspec
 
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.recipe import Mode, ModelSpec, RecipeSpec
+from polyrl.manifest.recipe import HUB_ID, Mode, ModelSpec, RecipeSpec
 
 ORIGIN: Final = "polyrl.json"
 CARD: Final = "README.md"
-
-HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-"""OWNER/NAME on a Hub."""
 
 MOMENTS: Final = {"base": "before", "afterSft": "after SFT", "afterRl": "after RL"}
 

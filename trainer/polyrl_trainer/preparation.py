@@ -14,6 +14,7 @@ from polyrl.manifest.recipe import DatasetSpec, GroupFilter, Mode, RecipeSpec
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
+from polyrl_trainer.data.hub import model_folder
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.environments.protocol import Environment
@@ -95,7 +96,7 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
 
 def tokenizer_of(recipe: RecipeSpec, manifest_dir: Path) -> Tokenizer:
     """The manifest's tokenizer. Raises InvalidData."""
-    return load_tokenizer(recipe.model.tokenizer, _model_folder(recipe, manifest_dir), manifest_dir)
+    return load_tokenizer(recipe.model.tokenizer, model_folder(recipe.model, manifest_dir), manifest_dir)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:
@@ -109,16 +110,12 @@ def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:
 
 def model_source(recipe: RecipeSpec, manifest_dir: Path) -> Path | dict[str, Any]:
     """The manifest's model: a folder, or the fields of a config. Raises InvalidData when it names neither."""
-    folder = _model_folder(recipe, manifest_dir)
+    folder = model_folder(recipe.model, manifest_dir)
     if folder is not None:
         return folder
     if recipe.model.config is None:
         raise InvalidData("recipe.model: needs `path` or `config`")
     return recipe.model.config
-
-
-def _model_folder(recipe: RecipeSpec, manifest_dir: Path) -> Path | None:
-    return manifest_dir / recipe.model.path if recipe.model.path is not None else None
 
 
 def _group_filter(recipe: RecipeSpec, code_path: Path) -> Callable[[list[Sample]], Any] | None:

@@ -17,6 +17,7 @@ from polyrl.manifest.rules.resumption import changed_fields
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.manifests.checks import unset_variables
 from polyrl_cli.manifests.yaml_source import ManifestFault
+from polyrl_trainer.data.hub import cached_folder
 
 CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Of a container, version 2 and 1."""
@@ -52,7 +53,7 @@ def this_machine() -> Machine:
 def _parameters(model: ModelSpec, base: Path) -> int:
     if model.path is None:
         return parameters_of(model.config or {})
-    folder = base / model.path
+    folder = cached_folder(model, base) or base / model.path
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return weights // SAVED_BYTES.get(_saved_dtype(folder), 2)
 

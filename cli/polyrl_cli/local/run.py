@@ -22,6 +22,7 @@ from rich.console import Console
 from polyrl.errors import InvalidManifest, UserError
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.recipe import ModelSpec
 from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
@@ -38,6 +39,7 @@ from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
+from polyrl_trainer.data.hub import is_on_a_hub, model_folder
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -85,10 +87,11 @@ def run_command(
     remarks = notes(job) if base is None else []
     base = base or file.parent
     check_files(job, file, overrides, base=base)
+    console = terminal()
+    _fetch_model(job.spec.recipe.model, base, console)
     faults = list(faults_here(job, base, resumed))
     if faults:
         raise InvalidManifest(read_manifest(file, overrides).describe(faults))
-    console = terminal()
     unchecked = check_contents(job, file, overrides, base=base) if check else []
     for note in [*remarks, *unchecked]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
@@ -107,6 +110,17 @@ def run_command(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
         return execute(job, workers_of(job.spec, place), folder, run_epoch, console, show_prints=show_prints)
+
+
+def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
+    """Before any process starts, so that its progress is seen; the trainer finds it in the cache."""
+    if not is_on_a_hub(model, base):
+        return
+    console.print(f"{model.path} is no folder here: taken from the Hub, or from what was downloaded before")
+    try:
+        model_folder(model, base)
+    except ImportError as error:
+        raise UserError("models of a Hub need the trainer extra (pip install 'polyrl[trainer]')") from error
 
 
 def resume_command(run: Path, overrides: list[str], *, show_prints: bool = False, check: bool = True) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.manifest.recipe import HUB_ID, Mode, RecipeSpec
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
 DATA_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
@@ -56,11 +56,11 @@ def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
         for index, row in enumerate(rows):
             yield NamedPath((*_RECIPE, "data", stage, index, "path"), row.path, check=_data)
     if model.path is not None:
-        yield NamedPath((*_RECIPE, "model", "path"), model.path, check=_model)
+        yield NamedPath((*_RECIPE, "model", "path"), model.path, check=partial(_model, model.path))
     if model.tokenizer.type == "huggingface" and model.tokenizer.path is not None:
         yield NamedPath((*_RECIPE, "model", "tokenizer", "path"), model.tokenizer.path, check=_tokenizer)
     elif model.tokenizer.type == "huggingface" and model.path is not None:
-        yield NamedPath((*_RECIPE, "model", "path"), model.path, check=_tokenizer)
+        yield NamedPath((*_RECIPE, "model", "path"), model.path, check=partial(_own_tokenizer, model.path))
 
 
 def _named_code(recipe: RecipeSpec) -> Iterator[NamedPath]:
@@ -91,7 +91,18 @@ def _folder(folder: Path) -> str:
     return f"{folder} is a file, not a folder" if folder.exists() else f"no such folder: {folder}"
 
 
-def _model(folder: Path) -> str:
+def _own_tokenizer(written: str, folder: Path) -> str:
+    return "" if _is_elsewhere(written, folder) else _tokenizer(folder)
+
+
+def _is_elsewhere(written: str, folder: Path) -> bool:
+    """On a Hub, whose models are named like folders."""
+    return HUB_ID.fullmatch(written) is not None and not folder.exists()
+
+
+def _model(written: str, folder: Path) -> str:
+    if _is_elsewhere(written, folder):
+        return ""
     if fault := _folder(folder):
         return fault
     return "" if (folder / "config.json").is_file() else f"{folder} has no config.json and is no Hugging Face model"

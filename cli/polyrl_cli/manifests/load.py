@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from polyrl.errors import InvalidManifest
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
+from polyrl.manifest.recipe import ModelSpec
 from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.schema.crd import Schema, manifest_schema
@@ -26,6 +27,7 @@ from polyrl_cli.manifests.checks import check_job, unset_variables
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
 from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, parse, path_text, read_source
+from polyrl_trainer.data.hub import is_on_a_hub
 
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
@@ -91,10 +93,16 @@ def validation_report(file: Path, sets: Sequence[str]) -> list[str]:
         f" {recipe.algorithm.steps} RL steps, {rollout.min_replicas} to {rollout.max_replicas} rollouts",
         *(f"note: {note}" for note in notes(job)),
         *(f"note: {fault.sentence}" for fault in unset_variables(job)),
+        *(f"note: {note}" for note in _hub_notes(recipe.model, file.parent)),
         *(f"note: {note}" for note in unchecked),
     ]
     elsewhere = absolute_paths_elsewhere(recipe)
     return lines + ([f"note: not on this machine, so not checked: {', '.join(elsewhere)}"] if elsewhere else [])
+
+
+def _hub_notes(model: ModelSpec, base: Path) -> Iterator[str]:
+    if is_on_a_hub(model, base):
+        yield f"spec.recipe.model.path: there is no folder {model.path} here, so the run takes it from the Hub"
 
 
 def notes(job: PolyRLJob) -> list[str]:

@@ -25,7 +25,7 @@ metadata: {name: NAME}
 spec:
   recipe:
     model:
-      # Yours: `path: FOLDER` with a Hugging Face model, and neither config nor tokenizer.
+      # Yours: `path: FOLDER`, or `path: OWNER/NAME` on a Hub, and neither config nor tokenizer.
       config: {model_type: qwen2, vocab_size: 14, hidden_size: 64, intermediate_size: 256, num_hidden_layers: 2}
       tokenizer: {type: characters, alphabet: "0123456789>"}  # one token each, after <pad>, <bos>, <eos>
     # Rows: `prompt`, and whatever your reward wants to know. Evaluate on other rows than you train on.

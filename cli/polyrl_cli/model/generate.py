@@ -36,7 +36,7 @@ def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | No
     """The answers, one after another. `place` is a run's folder or an exported model's. Raises UserError."""
     if wanted.answers > 1 and wanted.temperature == 0:
         raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
-    folder = model_folder(place, step)
+    folder = weights_folder(place, step)
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -60,7 +60,7 @@ def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | No
         yield tokenizer.decode(answer, skip_special_tokens=True)
 
 
-def model_folder(place: Path, step: int | None) -> Path:
+def weights_folder(place: Path, step: int | None) -> Path:
     """Where the weights lie. Raises UserError when there are none."""
     if (place / "config.json").is_file():
         if step is not None:

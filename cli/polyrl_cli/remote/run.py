@@ -27,6 +27,7 @@ from polyrl_cli.remote.status import ended, find_condition, headline, status_rep
 from polyrl_cli.report.progress import PLAIN_EVERY_S, clock_text
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import EVENT, JOB
+from polyrl_trainer.data.hub import is_on_a_hub
 
 NO_OPERATOR_S: Final = 20.0
 """After which a job without any status is worth a line: an operator needs a second."""
@@ -40,6 +41,8 @@ Change = tuple[str, str, list[Object]]
 
 MAX_BYTES: Final = 1 << 20
 """What the API server takes of data in one ConfigMap."""
+
+MODEL_PATH: Final = ("spec", "recipe", "model", "path")
 
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
@@ -193,7 +196,7 @@ def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | 
     files = {path.name: path for path in sorted(folder.glob("*.py"))}
     for place, written, _ in named_files(job.spec.recipe):
         file = (manifest.parent / written).resolve()
-        if Path(written).is_absolute():
+        if Path(written).is_absolute() or (place == MODEL_PATH and is_on_a_hub(job.spec.recipe.model, manifest.parent)):
             continue
         if file.parent != folder or not file.is_file():
             raise UserError(

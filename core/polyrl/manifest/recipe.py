@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -84,11 +85,18 @@ class TokenizerSpec(ManifestModel):
     """Folder of a Hugging Face tokenizer; default: the model's own folder."""
 
 
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+"""OWNER/NAME on a Hub."""
+
+
 class ModelSpec(ManifestModel):
     """The policy: a Hugging Face folder, or a fresh one made from a config."""
 
     path: PathText | None = None
-    """Folder with config.json and safetensors, relative to the manifest."""
+    """Folder with config.json and safetensors, relative to the manifest; or, where there is no such folder, OWNER/NAME
+    of a model on a Hub, downloaded when the run starts (HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE count)."""
+    revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Branch, tag or commit of a Hub's model; default: its main branch. A commit makes the run repeatable."""
     config: ModelConfig | None = None
     """Fields of a transformers config, `model_type` among them: a model with random weights, drawn from
     `recipe.seed`."""

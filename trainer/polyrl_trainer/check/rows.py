@@ -14,6 +14,7 @@ from polyrl.manifest.recipe import DatasetSpec, Mode, RecipeSpec
 from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
+from polyrl_trainer.data.hub import cached_folder
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
@@ -52,8 +53,11 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
 
 def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
     """False when its folder is on another machine, or on none, which whoever names files reports."""
-    folder = recipe.model.tokenizer.path or recipe.model.path
-    return recipe.model.tokenizer.type == "characters" or folder is None or (manifest_dir / folder).is_dir()
+    tokenizer = recipe.model.tokenizer
+    if tokenizer.type == "characters" or (tokenizer.path is None and recipe.model.path is None):
+        return True
+    folder = manifest_dir / tokenizer.path if tokenizer.path else cached_folder(recipe.model, manifest_dir)
+    return folder is not None and folder.is_dir()
 
 
 def _stages(spec: JobSpec, tokenizer: Tokenizer) -> Iterator[tuple[str, Sequence[DatasetSpec], PrepareDataset]]:
@@ -136,8 +140,9 @@ def _single_faults(rows: Iterable[DataRow], prepare: Prepare) -> Iterator[str]:
 def _vocabulary_faults(recipe: RecipeSpec, manifest_dir: Path, tokenizer: Tokenizer) -> Iterator[CheckFault]:
     config = recipe.model.config
     place: CheckedField = (*RECIPE, "model", "config", "vocab_size")
-    if config is None and recipe.model.path is not None:
-        file, place = manifest_dir / recipe.model.path / "config.json", (*RECIPE, "model", "path")
+    folder = cached_folder(recipe.model, manifest_dir)
+    if config is None and folder is not None:
+        file, place = folder / "config.json", (*RECIPE, "model", "path")
         try:
             config = json.loads(file.read_bytes())
         except OSError:

@@ -3,6 +3,7 @@
     rows              JSONL and parquet to rows that know file and line
     tokenizers        text to ids: single characters, or a Hugging Face folder
     character_files   the former as files for transformers
+    hub               a model that is no folder here, from a Hub
     columns           rows of any data set as those that are read here
     examples          rows to prompts, conversations and groups of finished samples
     buffer            `DataBuffer`: an endless weighted stream whose place fits in a checkpoint

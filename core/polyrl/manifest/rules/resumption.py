@@ -17,6 +17,7 @@ FIXED: Final[tuple[FieldOfSpec, ...]] = (
     (("recipe", "mode"), lambda spec: spec.recipe.mode),
     (("recipe", "seed"), lambda spec: spec.recipe.seed),
     (("recipe", "model", "path"), lambda spec: spec.recipe.model.path),
+    (("recipe", "model", "revision"), lambda spec: spec.recipe.model.revision),
     (("recipe", "model", "config"), lambda spec: spec.recipe.model.config is None),
     (("recipe", "model", "tokenizer"), lambda spec: spec.recipe.model.tokenizer),
     (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
