@@ -130,11 +130,17 @@ def init(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to.
 
 
 @app.command()
-def validate(file: ManifestFile, sets: Overrides = None) -> None:
+def validate(
+    file: ManifestFile,
+    sets: Overrides = None,
+    check: Annotated[
+        bool, typer.Option(help="Read all rows and the model's config; import user code and call the reward on a row.")
+    ] = True,
+) -> None:
     """Check a manifest, all rows, model config and code; every fault is shown with its line."""
     from polyrl_cli.manifests.load import validation_report
 
-    _print(validation_report(file, sets or []))
+    _print(validation_report(file, sets or [], check=check))
 
 
 @app.command()

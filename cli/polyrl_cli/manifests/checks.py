@@ -40,7 +40,7 @@ from polyrl_cli.manifests.yaml_source import ManifestFault
 REWARD_FIELD: Final = ("spec", "recipe", "reward", "function")
 
 DEADLINES_S: Final = {CheckPart.DATA: 300.0, CheckPart.MODEL: 60.0, CheckPart.CODE: 60.0, CheckPart.REWARD: 60.0}
-"""Code that imports torch and calls a judge takes some ten seconds; reading rows takes 1 s per 100,000."""
+"""Code that imports torch and calls a judge takes some ten seconds; reading rows takes 3 s per 100,000."""
 
 NEEDS: Final = "needs the trainer extra (pip install 'polyrl[trainer]'); these checks were not made"
 

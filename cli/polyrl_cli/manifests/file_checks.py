@@ -1,7 +1,7 @@
 """What a manifest names on disk: data files, the user's code, model and tokenizer folders.
 
-User code is parsed, never executed: a manifest can be validated on a machine that should not run it. Rows and weights
-are not read either: the trainer does that, and names file and line.
+User code is parsed here, never executed, so that a manifest can be looked at on a machine that should not run it
+(`--no-check`). What is in the files is `checks`'.
 """
 
 from __future__ import annotations

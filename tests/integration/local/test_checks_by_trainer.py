@@ -110,6 +110,13 @@ def test_code_that_hangs_is_named_and_leaves_no_process(job: Path, monkeypatch: 
         assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
 
 
+def test_user_code_is_not_executed_where_it_should_not_be(job: Path) -> None:
+    (job.parent / "reward.py").write_text("def score(sample): ...\nraise SystemExit('executed')\n")
+    done = polyrl("validate", "job.yaml", "--no-check", cwd=job.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "executed" in polyrl("validate", "job.yaml", cwd=job.parent).stderr
+
+
 @pytest.mark.slow
 def test_without_the_extra_one_note_says_what_was_not_checked(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
