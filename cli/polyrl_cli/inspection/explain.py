@@ -1,6 +1,6 @@
 """`polyrl explain RUN SAMPLE`: one sample's whole life, line by line, from the journal of a live or finished run.
 
-What it was asked and what it wrote follow where samples.jsonl has kept it.
+What it was asked and what it wrote come first, where samples.jsonl has kept them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def explain_lines(run: Path, sample: str) -> list[str]:
         with open_journal(path) as journal:
             known = _entries_of(journal, sample, number, index)
             if known is not None:
-                return [*_life_lines(journal, sample, *known), *_text_lines(folder, sample)]
+                first, *life = _life_lines(journal, sample, *known)
+                return [first, *_text_lines(folder, sample), *life]
     raise UserError(f"this run has no sample {sample}; {_examples(folder)}")
 
 
@@ -73,9 +74,10 @@ def _entries_of(
 
 
 def _text_lines(folder: RunFolder, sample: str) -> list[str]:
-    row = next((row for row in reversed(read_samples(folder)) if row.sample == sample), None)
+    rows = read_samples(folder)
+    row = next((row for row in reversed(rows) if row.sample == sample), None)
     if row is None:
-        return ["its text was not kept; samples.jsonl has a few of each step (recipe.logging.samples)"]
+        return ["its text was not kept: samples.jsonl has a few of each step (recipe.logging.samples)"] if rows else []
     return [
         f"{name}:\n{textwrap.indent(printable(text, lines=True) or '(empty)', '    ')}"
         for name, text in (("prompt", row.prompt), ("response", row.response))
