@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
+from polyrl_cli.manifests.starter import Task
 
 RUN_FAILED: Final = 1
 USER_ERROR: Final = 2
@@ -122,11 +123,16 @@ def options(
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to.")] = Path()) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to.", show_default=False)] = Path(),
+    task: Annotated[
+        Task, typer.Option(help="digits: a minute on two cores; chat: a model of a Hub, on a GPU.")
+    ] = Task.DIGITS,
+) -> None:
     """Write a job to begin with: a short manifest, a reward, ten rows and a test of the reward."""
     from polyrl_cli.manifests.starter import init_lines
 
-    _print(init_lines(folder))
+    _print(init_lines(folder, task))
 
 
 @app.command()

@@ -1,13 +1,14 @@
 """`polyrl init`: a first job of one's own in a new folder: manifest, reward, ten rows, and a test of the reward.
 
-It runs as it is, on two cores in about a minute, so that whoever changes one thing after another always has something
-that ran before. The README shows the same manifest.
+The task `digits` runs as it is, on two cores in about a minute, so that whoever changes one thing after another always
+has something that ran before; the README shows its manifest. `chat` is the same with a model of a Hub.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -69,18 +70,84 @@ def test_an_answer_is_worth_its_share_of_right_characters(response, worth):
     assert score(SimpleNamespace(prompt="7>", response=response, metadata={"answer": "777"})) == pytest.approx(worth)
 '''
 
+CHAT_MANIFEST: Final = """\
+# A chat model from a Hub learns to answer sums with nothing but the number. Wants a GPU, and 1 GB of download.
+# Check it: polyrl validate job.yaml.   Run it: polyrl run job.yaml.   All fields: docs/reference/manifest.md
+apiVersion: polyrl.dev/v1alpha1
+kind: PolyRLJob
+metadata: {name: NAME}
+spec:
+  recipe:
+    # OWNER/NAME on a Hub, or a folder beside this file.
+    model: {path: Qwen/Qwen2.5-0.5B-Instruct}
+    # `promptField` names your own column. The system prompt makes each row a conversation.
+    data:
+      rl: [{path: rows.jsonl, promptField: question, systemPrompt: "Answer with the number only."}]
+      eval: [{path: rows.jsonl, promptField: question, systemPrompt: "Answer with the number only."}]
+    algorithm: {steps: 20, promptsPerStep: 10, optimizer: {learningRate: 1.0e-6}}
+    sampling: {samplesPerPrompt: 8, maxNewTokens: 32}
+    reward: {function: "reward:score"}  # reward.py, beside this file
+  # On a GPU with SGLang installed: type sglang.
+  rollout: {engine: {type: embedded, maxContext: 256}}
+"""
+
+CHAT_REWARD: Final = '''\
+"""What an answer is worth: the one function that you write."""
+
+import re
+
+
+def score(sample):
+    """1 for the number alone, a half for a sentence that ends in it; `sample.metadata` holds the row's other fields."""
+    wanted = str(sample.metadata["answer"])
+    if sample.response.strip() == wanted:
+        return 1.0
+    numbers = re.findall(r"-?[0-9]+", sample.response)
+    return 0.5 if numbers and numbers[-1] == wanted else 0.0
+'''
+
+CHAT_TEST: Final = (
+    TEST_FILE[: TEST_FILE.index("@pytest")]
+    + """\
+@pytest.mark.parametrize(
+    ("response", "worth"), [("12", 1.0), (" 12\\n", 1.0), ("It is 12.", 0.5), ("13", 0.0), ("", 0.0)]
+)
+def test_the_number_alone_is_worth_most(response, worth):
+    assert score(SimpleNamespace(response=response, metadata={"answer": 12})) == worth
+"""
+)
+
+CHAT_ROWS: Final = "".join(
+    json.dumps({"question": f"What is {one} + {one + 2}?", "answer": 2 * one + 2}) + "\n" for one in range(5, 15)
+)
+
 ROWS: Final = "".join(json.dumps({"prompt": f"{digit}>", "answer": f"{digit}" * 3}) + "\n" for digit in range(10))
 
 
-def init_lines(folder: Path) -> list[str]:
+class Task(StrEnum):
+    """What the job is to learn at first."""
+
+    DIGITS = "digits"
+    """A small model with random weights repeats a digit; a minute on two cores."""
+    CHAT = "chat"
+    """A chat model from a Hub answers sums with the number alone; wants a GPU."""
+
+
+STARTERS: Final = {
+    Task.DIGITS: {"job.yaml": MANIFEST, "reward.py": REWARD_FILE, "rows.jsonl": ROWS, "test_reward.py": TEST_FILE},
+    Task.CHAT: {
+        "job.yaml": CHAT_MANIFEST,
+        "reward.py": CHAT_REWARD,
+        "rows.jsonl": CHAT_ROWS,
+        "test_reward.py": CHAT_TEST,
+    },
+}
+
+
+def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
     """Writes the files and says what to do next. Raises UserError when one of them is there already."""
     name = job_name(folder.resolve().name)
-    files = {
-        "job.yaml": MANIFEST.replace("NAME", name, 1),
-        "reward.py": REWARD_FILE,
-        "rows.jsonl": ROWS,
-        "test_reward.py": TEST_FILE,
-    }
+    files = {file: content.replace("{name: NAME}", f"{{name: {name}}}") for file, content in STARTERS[task].items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,10 @@ import pytest
 from polyrl.errors import UserError
 from polyrl.manifest.job import Metadata
 from polyrl_cli.manifests.load import check_files, load_manifest
-from polyrl_cli.manifests.starter import MANIFEST, ROWS, init_lines, job_name
+from polyrl_cli.manifests.starter import MANIFEST, STARTERS, Task, init_lines, job_name
 
 README = Path(__file__).parents[3] / "README.md"
-FILES = {"job.yaml", "reward.py", "rows.jsonl", "test_reward.py"}
+NAMES = {"job.yaml", "reward.py", "rows.jsonl", "test_reward.py"}
 MAX_LINES = 15
 
 
@@ -22,19 +24,30 @@ def without_comments(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def test_what_is_written_is_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", Task)
+def test_what_is_written_is_valid(tmp_path: Path, task: Task) -> None:
     folder = tmp_path / "My Task"
-    lines = init_lines(folder)
-    assert {path.name for path in folder.iterdir()} == FILES
+    lines = init_lines(folder, task)
+    assert {path.name for path in folder.iterdir()} == NAMES
     assert str(folder / "job.yaml") in lines[-1]
     job = load_manifest(folder / "job.yaml")
     assert job.metadata.name == "my-task"
     check_files(job, folder / "job.yaml")
 
 
-def test_it_is_short() -> None:
-    assert len(without_comments(MANIFEST)) <= MAX_LINES
-    assert ROWS.count("\n") == 10
+@pytest.mark.slow
+@pytest.mark.parametrize("task", Task)
+def test_the_test_of_the_reward_passes(tmp_path: Path, task: Task) -> None:
+    init_lines(tmp_path, task)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_reward.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("task", Task)
+def test_it_is_short(task: Task) -> None:
+    assert len(without_comments(STARTERS[task]["job.yaml"])) <= MAX_LINES
+    assert STARTERS[task]["rows.jsonl"].count("\n") == 10
 
 
 def test_the_readme_shows_the_same_manifest() -> None:
@@ -43,7 +56,7 @@ def test_the_readme_shows_the_same_manifest() -> None:
     assert ours in [without_comments(block) for block in shown]
 
 
-@pytest.mark.parametrize("there", sorted(FILES))
+@pytest.mark.parametrize("there", sorted(NAMES))
 def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("mine")
     with pytest.raises(UserError, match=f"{there}: is there already"):
