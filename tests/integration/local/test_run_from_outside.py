@@ -114,7 +114,7 @@ def check_afterwards(run: LiveRun) -> None:
     assert run.steps() == STEPS
     assert "the run is over and ended well" in run.ask("why").stdout
     trained = run.ask("explain", "20.0").stdout
-    assert trained.splitlines()[-1].endswith("is acknowledged")
+    assert "is acknowledged" in trained
     refused = CliRunner().invoke(app, ["chaos", "kill", str(run.out)])
     assert refused.exit_code == USER_ERROR
     assert "no `polyrl run` is at work there" in refused.stderr
