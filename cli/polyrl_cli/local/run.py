@@ -117,10 +117,7 @@ def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
     if not is_on_a_hub(model, base):
         return
     console.print(f"{model.path} is no folder here: taken from the Hub, or from what was downloaded before")
-    try:
-        model_folder(model, base)
-    except ImportError as error:
-        raise UserError("models of a Hub need the trainer extra (pip install 'polyrl[trainer]')") from error
+    model_folder(model, base)
 
 
 def resume_command(run: Path, overrides: list[str], *, show_prints: bool = False, check: bool = True) -> int:

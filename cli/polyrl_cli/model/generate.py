@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from polyrl.errors import UserError
 from polyrl.model_card import ORIGIN
 from polyrl_cli.local.run_folder import existing_folder
 from polyrl_cli.model.export import read_origin
 from polyrl_cli.model.sealed import MODEL, find_checkpoint
-
-NEEDS_EXTRA: Final = "polyrl generate needs torch and transformers: pip install 'polyrl[trainer]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +35,10 @@ def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | No
     if wanted.answers > 1 and wanted.temperature == 0:
         raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
     folder = weights_folder(place, step)
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
-    except ImportError as error:
-        raise UserError(NEEDS_EXTRA) from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()  # type: ignore[no-untyped-call]
     origin = read_origin(folder / ORIGIN)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
