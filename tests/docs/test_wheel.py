@@ -69,6 +69,8 @@ def folder(tmp_path: Path) -> Path:
     """A working folder with a run that was begun and wrote nothing."""
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "job.json").write_text(json.dumps(raw_job()))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     return tmp_path
 
 
@@ -84,6 +86,7 @@ def test_what_needs_no_extra_works(polyrl: Path, folder: Path, arguments: tuple[
 
 
 READS = [("why", "runs/one"), ("check", "runs/one"), ("explain", "runs/one", "0.0"), ("samples", "runs/one")]
+READS += [("export", "runs/one", "exported")]
 NEEDS = [
     (("run", str(ROOT / JOB)), "all"),
     (("resume", "runs/one"), "all"),
@@ -91,6 +94,8 @@ NEEDS = [
     (("status", "j"), "operator"),
     (("logs", "j"), "operator"),
     (("chaos", "kill", "runs/one"), "operator"),
+    (("get", "j", "got"), "operator"),
+    (("generate", "model", "hello"), "trainer"),
 ]
 
 
