@@ -349,6 +349,19 @@ def explain(
 
 
 @app.command()
+def report(
+    run: NewestRun = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write; default: report.html in the run's folder.")
+    ] = None,
+) -> None:
+    """Write a run, live or finished, as one HTML page that needs no network."""
+    from polyrl_cli.page.page import write_report
+
+    typer.echo(f"The page lies in {write_report(run, out)}")
+
+
+@app.command()
 def check(run: NewestRun = None) -> None:
     """Verify a run's invariants from its journal; exit status 1 when one is broken."""
     from polyrl_cli.inspection.check import check_lines

@@ -181,11 +181,12 @@ def _losses(summary: Summary) -> RenderableType:
     lines = [Text(f"{summary.preemptions} rollouts taken away, {replaced} replaced", style="bold")]
     for loss in summary.losses:
         fault = loss.text.removeprefix("declared fault: ")
-        lines.append(Text(f"{clock_text(loss.at_seconds)}  {fault}\n       {_loss_cost(loss)}"))
+        lines.append(Text(f"{clock_text(loss.at_seconds)}  {fault}\n       {loss_cost(loss)}"))
     return Group(*lines)
 
 
-def _loss_cost(loss: RolloutLoss) -> str:
+def loss_cost(loss: RolloutLoss) -> str:
+    """What it cost, in words."""
     again = loss.replaced_after_seconds
     words = "not replaced before the end" if again is None else f"replaced after {again:.1f} s"
     if loss.step_seconds is not None and loss.median_step_seconds is not None:
