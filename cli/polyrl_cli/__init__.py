@@ -8,6 +8,7 @@
     chaos       faults on purpose, here and on a cluster
     model       export, generate: what a run has trained
     inspection  why, explain, check: a run's state and history from its journal
+    page        report: a run as one HTML file
 
     extras      which packages a command needs beyond the core, said in one sentence
     environment which variables a process of ours gets

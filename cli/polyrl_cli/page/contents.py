@@ -3,7 +3,7 @@ that was fetched from a cluster and lacks files. All text in it is foreign; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -11,11 +11,18 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from polyrl.errors import UNDECODABLE
+from polyrl.sample import Purpose
+from polyrl.sample_record import SampleRecord
+from polyrl.status import SampleCounts, TokenCounts
+from polyrl_cli.inspection.kept_samples import read_samples
+from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
+from polyrl_cli.inspection.samples import facts as facts_line, shortened
 from polyrl_cli.local.run_folder import RunFolder
-from polyrl_cli.report import summary
-from polyrl_cli.report.progress import REWARD, clock_text
-from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow, read_metrics, read_timeline
+from polyrl_cli.report import panel, summary
+from polyrl_cli.report.foreign_text import printable
+from polyrl_cli.report.progress import clock_text
+from polyrl_cli.report.results import evaluations
+from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow, read_timeline
 
 LEARNING: Final = ("rl", "offline-rl", "sft")
 """Stages of steps, the one to show first."""
@@ -26,8 +33,11 @@ ANATOMY: Final = {
     "timing_s/other": "other",
 }
 """What an RL step's seconds add up of."""
-UNPLOTTED: Final = {"eval/scored", "eval/unscored"}
-"""Counts beside an evaluation's results."""
+MAX_SAMPLES: Final = 24
+"""Of training, and of evaluation: enough to read for a while."""
+MAX_TEXT_CHARS: Final = 8000
+"""Of one text: with MAX_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
+MAX_NAME_CHARS: Final = 40
 ENDS: Final = (RECLAIMED, "exited", "stopped")
 NOT_ROLLOUTS: Final = ("manager", "trainer")
 
@@ -79,9 +89,9 @@ class Contents:
     """The page."""
 
     job: str
-    outcome: str
-    """succeeded, failed, interrupted, or unfinished: the run is at work or died without a summary."""
+    state: LocalRunState
     why: str
+    """Cause of a bad end."""
     figures: dict[str, str]
     """What a reader asks first, in words."""
     stage: str
@@ -100,21 +110,20 @@ class Contents:
     provenance: dict[str, str]
 
 
-def read_contents(folder: RunFolder) -> Contents:
+def read_contents(folder: RunFolder, now: float) -> Contents:
     """Everything the page needs of a run. A missing file leaves its part of the page empty."""
-    rows, events = read_metrics(folder.metrics), read_timeline(folder.timeline)
-    job = msgspec.json.decode(folder.job.read_bytes())
-    end = _read_summary(folder)
+    facts, events = read_facts(folder, now), read_timeline(folder.timeline)
+    rows = facts.rows
     stage = next((stage for stage in LEARNING if any(row.phase == stage for row in rows)), "rl")
     steps = [row for row in rows if row.phase == stage]
-    began = min([event.time - event.t for event in events[:1]] + [row.time for row in rows[:1]], default=0.0)
+    began = events[0].time - events[0].t if events else rows[0].time if rows else now
     return Contents(
-        job=job["metadata"]["name"],
-        outcome=end.outcome if end else "unfinished",
-        why=end.why if end else "",
-        figures=_figures(end, rows, steps),
+        job=facts.name,
+        state=facts.state,
+        why=printable(str(facts.summary.get("cause") or facts.summary.get("why") or "")),
+        figures=_figures(facts),
         stage=stage,
-        learning=_learning(rows, steps),
+        learning=_learning(facts, steps),
         anatomy=_anatomy(steps),
         generating=_one(steps, "timing_s/gen", "generate"),
         lengths=_some(steps, {"response_length/mean": "mean", "response_length/max": "longest"}),
@@ -122,22 +131,15 @@ def read_contents(folder: RunFolder) -> Contents:
         lives=worker_lives(events, began),
         losses=_losses(events, rows, began),
         until=max([event.time for event in events] + [row.time for row in rows], default=began) - began,
-        samples=[],
-        settings=yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=100),
-        provenance=_provenance(folder, end, job),
+        samples=_samples(read_samples(folder)),
+        settings=yaml.safe_dump(facts.settings, sort_keys=False, allow_unicode=True, width=100),
+        provenance=_provenance(facts),
     )
 
 
-def _read_summary(folder: RunFolder) -> summary.Summary | None:
-    try:
-        return msgspec.json.decode(folder.summary.read_bytes(), type=summary.Summary)
-    except (OSError, *UNDECODABLE):
-        return None
-
-
-def _one(steps: Sequence[MetricsRow], metric: str, name: str, few: bool = False) -> Series | None:
-    found = [(row.step, row.values[metric]) for row in steps if metric in row.values]
-    return Series(name, *zip(*found, strict=True), few=few) if found else None
+def _one(steps: Sequence[MetricsRow], metric: str, name: str) -> Series | None:
+    found = [row for row in steps if metric in row.values]
+    return Series(name, [row.step for row in found], values=[row.values[metric] for row in found]) if found else None
 
 
 def _some(steps: Sequence[MetricsRow], metrics: dict[str, str]) -> list[Series]:
@@ -150,16 +152,34 @@ def _anatomy(steps: Sequence[MetricsRow]) -> list[Series]:
     return _some(whole, ANATOMY)
 
 
-def _learning(rows: Sequence[MetricsRow], steps: Sequence[MetricsRow]) -> list[Series]:
-    """What the stage is after, and the evaluations, each at the last step that was over before it."""
-    series = _some(steps, {REWARD: "reward of training samples", "sft/loss": "SFT loss"})
-    evaluations = [row for row in rows if row.phase == "eval"]
-    at = {id(row): max((step.step for step in steps if step.time <= row.time), default=0) for row in evaluations}
-    for name in sorted({name for row in evaluations for name in row.values} - UNPLOTTED):
-        # Several evaluations may precede the first step, of the untrained model and after SFT: the newest one counts.
-        points = {at[id(row)]: row.values[name] for row in evaluations if name in row.values}
-        series.append(Series(f"{name.removeprefix('eval/')}, evaluation", [*points], [*points.values()], few=True))
+def _learning(facts: RunFacts, steps: Sequence[MetricsRow]) -> list[Series]:
+    """What the stage is after; and the evaluations: those after its steps, and before them the newest one."""
+    series = _some(steps, {"reward/mean": "reward of training samples", "sft/loss": "SFT loss"})
+    stage = steps[0].phase if steps else ""
+    points = {point.step if point.stage == stage else 0: point.values for point in evaluations(facts.rows)}
+    for name in sorted({name for values in points.values() for name in values}):
+        found = {step: values[name] for step, values in points.items() if name in values}
+        series.append(Series(f"{_named(name)}, evaluation", [*found], values=[*found.values()], few=True))
     return series
+
+
+def _samples(kept: Sequence[SampleRecord]) -> list[SampleText]:
+    """The newest of training; of the newest evaluation those with the lowest reward: they say what is left to learn."""
+    trained = [row for row in kept if row.purpose is Purpose.TRAIN][-MAX_SAMPLES:]
+    evaluated = [row for row in kept if row.purpose is Purpose.EVAL]
+    newest = [row for row in evaluated if row.moment == evaluated[-1].moment]
+    worst = sorted(newest, key=lambda row: row.reward)[:MAX_SAMPLES]
+    return [SampleText(_heading(row), _bounded(row.prompt), response=_bounded(row.response)) for row in trained + worst]
+
+
+def _heading(row: SampleRecord) -> str:
+    moment = f"evaluation after {row.stage} step" if row.purpose is Purpose.EVAL else f"{row.stage} step"
+    chosen = f" ({', '.join(row.chosen)})" if row.chosen else ""
+    return f"{moment} {row.step}, sample {row.sample}{chosen}: reward {row.reward:g}, {facts_line(row)}"
+
+
+def _bounded(text: str) -> str:
+    return shortened(printable(text, lines=True), MAX_TEXT_CHARS)
 
 
 def worker_lives(events: Sequence[FleetEvent], began: float) -> list[WorkerLife]:
@@ -167,10 +187,10 @@ def worker_lives(events: Sequence[FleetEvent], began: float) -> list[WorkerLife]
     found: dict[str, dict[str, float]] = {}
     for event in events:
         if event.worker and not event.worker.startswith(NOT_ROLLOUTS):
-            found.setdefault(event.worker, {}).setdefault(event.event, event.time - began)
+            found.setdefault(event.worker, {}).setdefault(event.kind, event.time - began)
     return [
         WorkerLife(
-            name,
+            _named(name),
             times.get("started", min(times.values())),
             serving=times.get("serving"),
             ended=min((times[end] for end in ENDS if end in times), default=None),
@@ -180,42 +200,59 @@ def worker_lives(events: Sequence[FleetEvent], began: float) -> list[WorkerLife]
 
 
 def _losses(events: Sequence[FleetEvent], rows: Sequence[MetricsRow], began: float) -> list[Loss]:
-    reclaimed = [event for event in events if event.event == RECLAIMED]
+    reclaimed = [event for event in events if event.kind == RECLAIMED]
     return [
         Loss(
-            lost.worker,
+            _named(lost.worker),
             event.time - began,
             clock=clock_text(event.time - began),
-            text=lost.text.removeprefix("declared fault: "),
-            cost=summary.loss_cost(lost),
+            text=printable(lost.text.removeprefix("declared fault: ")),
+            cost=panel.loss_cost(lost),
         )
         for event, lost in zip(reclaimed, summary.losses(events, rows), strict=True)
     ]
 
 
-def _figures(end: summary.Summary | None, rows: Sequence[MetricsRow], steps: Sequence[MetricsRow]) -> dict[str, str]:
+def _figures(facts: RunFacts) -> dict[str, str]:
+    figures = {
+        f"{_named(name)}, training": _course(course.first, course.last) for name, course in facts.learned.items()
+    }
+    points = evaluations(facts.rows)
+    for name in points[-1].values if points else ():
+        values = [point.values[name] for point in points if name in point.values]
+        figures[f"{_named(name)}, evaluation"] = _course(values[0], values[-1])
+    steps = [f"{done:,} of {facts.wanted.get(stage, done):,} {stage}" for stage, done in facts.steps.items()]
+    figures |= {"steps": ", ".join(steps) or "none yet", "time": clock_text(facts.seconds)}
+    return figures | _totals(facts.summary)
+
+
+def _named(name: str) -> str:
+    """A metric or a worker, as a legend has room for."""
+    return printable(name)[:MAX_NAME_CHARS]
+
+
+def _course(first: float, last: float) -> str:
+    return f"{first:.3f} → {last:.3f}"
+
+
+def _totals(end: Mapping[str, Any]) -> dict[str, str]:
+    """Of a whole run's summary; empty for one that has none, or none that can be read."""
+    try:
+        samples = msgspec.convert(end["samples"], SampleCounts)
+        tokens = msgspec.convert(end["tokens"], TokenCounts)
+        ratio = msgspec.convert(end["stepTimeRatio"], float | None)
+    except (KeyError, msgspec.ValidationError):
+        return {}
     figures = {}
-    rewards = [row.values[REWARD] for row in steps if REWARD in row.values]
-    if rewards:
-        figures["reward, first → last step"] = f"{rewards[0]:.3f} → {rewards[-1]:.3f}"
-    for name in sorted({name for row in rows if row.phase == "eval" for name in row.values} - UNPLOTTED):
-        values = [row.values[name] for row in rows if name in row.values]
-        figures[f"{name.removeprefix('eval/')}, first → last evaluation"] = f"{values[0]:.3f} → {values[-1]:.3f}"
-    figures["steps"] = f"{len(steps):,}"
-    if rows:
-        figures["time"] = clock_text(end.wall_seconds if end else rows[-1].time - rows[0].time)
-    if end is not None and end.samples.submitted:
-        discarded = sum(end.samples.discarded.values())
-        figures["samples trained of submitted"] = f"{end.samples.acknowledged:,} of {end.samples.submitted:,}"
-        figures["samples discarded, open"] = f"{discarded:,}, {end.samples.open:,}"
-        figures["tokens, generated again"] = f"{end.tokens.generated:,}, {end.tokens.regenerated:,}"
-    if end is not None and end.step_time_ratio is not None:
-        figures["step ÷ longer of generating and training"] = f"{end.step_time_ratio:.2f}"
+    if samples.submitted:
+        figures["samples"] = f"{samples.submitted:,}, {sum(samples.discarded.values()):,} discarded"
+        figures["tokens"] = f"{tokens.generated:,}, {tokens.regenerated:,} twice"
+    if ratio is not None:
+        figures["step ÷ the longer of its parts"] = f"{ratio:.2f}"
     return figures
 
 
-def _provenance(folder: RunFolder, end: summary.Summary | None, job: dict[str, Any]) -> dict[str, str]:
-    known = {"PolyRL that made this page": version("polyrl"), "folder": folder.root.name, "kind": job["kind"]}
-    if end is not None:
-        known |= {"seed": str(end.seed), "starts of this run": str(end.run_epoch)}
-    return known
+def _provenance(facts: RunFacts) -> dict[str, str]:
+    known = {"page made by": f"PolyRL {version('polyrl')}", "folder": facts.root.name}
+    named = {"seed": "seed", "epoch": "starts of this run"}
+    return known | {words: printable(str(facts.summary[key])) for key, words in named.items() if key in facts.summary}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from polyrl.errors import UserError
+from polyrl_cli.inspection.run_facts import LocalRunState
 from polyrl_cli.local.run_folder import RunFolder, find_run
 from polyrl_cli.page import charts
 from polyrl_cli.page.contents import Contents, read_contents
@@ -46,12 +48,14 @@ def write_report(run: Path | None, out: Path | None) -> Path:
 
 def render_page(folder: RunFolder) -> str:
     """The HTML."""
-    contents = read_contents(folder)
+    contents = read_contents(folder, time.time())
     # Whatever comes from the run is escaped; only our own pictures are markup.
     templates = jinja2.Environment(loader=jinja2.PackageLoader("polyrl_cli.page", "."), autoescape=True)
     templates.trim_blocks = templates.lstrip_blocks = True
     return templates.get_template("page.html").render(
-        c=contents, pictures=_pictures(contents), refresh_s=REFRESH_S if contents.outcome == "unfinished" else None
+        c=contents,
+        pictures=_pictures(contents),
+        refresh_s=REFRESH_S if contents.state is LocalRunState.RUNNING else None,
     )
 
 

@@ -86,9 +86,16 @@ def num_serving(status: ManagerStatus) -> int:
 
 
 def read_timeline(file: Path) -> list[FleetEvent]:
-    """All whole lines of a timeline; the last one may be incomplete after a crash and is left out then."""
+    """All whole lines of a timeline. One that is no event is left out: the last may be torn, a received one may be
+    anything."""
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-    return [msgspec.json.decode(line, type=FleetEvent) for line in lines if line]
+    events = []
+    for line in lines:
+        try:
+            events.append(msgspec.json.decode(line, type=FleetEvent))
+        except UNDECODABLE:
+            continue
+    return events
 
 
 class MetricsRow(msgspec.Struct, frozen=True):

@@ -1,0 +1,39 @@
+"""The page in a real Chromium, without a network: it renders on a phone and on a wide screen, and no script runs."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyrl_cli.page.page import write_report
+
+pytestmark = pytest.mark.browser
+WIDTHS = (400, 1400)
+SHOWN = "document.querySelectorAll('figure svg').length"
+OVERFLOW_PX = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CLIPPED = "[...document.querySelectorAll('figure svg')].filter(one => one.getBoundingClientRect().height < 50).length"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_long_hostile_run(made_run: Callable[[int], Path], width: int) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "make test-browser needs chromium in PATH"
+    file = write_report(made_run(10_000), None)
+    with sync_playwright() as playwright:
+        # As root, as in a container, Chromium has no sandbox; the page is our own.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(file.as_uri())
+        assert page.title() != "taken"
+        assert page.evaluate(SHOWN) == 4
+        assert page.evaluate(OVERFLOW_PX) <= 0, "the page scrolls sideways"
+        assert page.evaluate(CLIPPED) == 0
+        assert asked == [file.as_uri()]
+        page.locator("details summary").first.click()
+        assert page.locator("details pre").first.is_visible()
+        browser.close()
