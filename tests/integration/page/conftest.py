@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-HOSTILE = "</pre></svg><script>document.title = 'taken'</script><img src=x onerror=alert()>\x1b[2J{{ 7*7 }}$\\no{$"
+HOSTILE = "\x1b[2J$\\no{$</svg><script>document.title = 'taken'</script><img src=x onerror=alert()></pre>{{ 7*7 }}"
 BEGAN = 1_700_000_000.0
 
 
