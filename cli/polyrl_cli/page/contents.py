@@ -38,7 +38,7 @@ MAX_SAMPLES: Final = 24
 MAX_TEXT_CHARS: Final = 8000
 """Of one text: with MAX_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
 MAX_NAME_CHARS: Final = 40
-ENDS: Final = (RECLAIMED, "exited", "stopped")
+END_KINDS: Final = (RECLAIMED, "exited", "stopped")
 NOT_ROLLOUTS: Final = ("manager", "trainer")
 
 
@@ -193,7 +193,7 @@ def worker_lives(events: Sequence[FleetEvent], began: float) -> list[WorkerLife]
             _named(name),
             times.get("started", min(times.values())),
             serving=times.get("serving"),
-            ended=min((times[end] for end in ENDS if end in times), default=None),
+            ended=min((times[end] for end in END_KINDS if end in times), default=None),
         )
         for name, times in found.items()
     ]

@@ -50,8 +50,9 @@ def render_page(folder: RunFolder) -> str:
     """The HTML."""
     contents = read_contents(folder, time.time())
     # Whatever comes from the run is escaped; only our own pictures are markup.
-    templates = jinja2.Environment(loader=jinja2.PackageLoader("polyrl_cli.page", "."), autoescape=True)
-    templates.trim_blocks = templates.lstrip_blocks = True
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("polyrl_cli.page", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     return templates.get_template("page.html").render(
         c=contents,
         pictures=_pictures(contents),
