@@ -1,6 +1,7 @@
 """The `polyrl` command and the local runner.
 
-    app         the commands and their flags; each imports what it needs when it is called
+    app         the command line: exit statuses, and which commands there are
+    commands    their flags, and which module does what is asked for
     manifests   from a YAML file to a valid job, or to sentences about what is wrong
     local       a run as processes on this machine
     report      what such a run shows while it goes on and at its end
