@@ -6,6 +6,7 @@ Any other exception is a bug in PolyRL and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
@@ -69,7 +70,7 @@ def options(
     """Reinforcement learning of language models on a few reserved trainers and many preemptible rollouts."""
 
 
-for _name, _command in {
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "init": job.init,
     "validate": job.validate,
     "reward": job.reward,
@@ -89,7 +90,9 @@ for _name, _command in {
     "generate": model.generate,
     "chaos": faults.chaos,
     "crd": job.crd,
-}.items():
+}
+"""In the order of the help."""
+for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 
 
