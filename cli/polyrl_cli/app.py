@@ -78,6 +78,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "resume": job.resume,
     "status": observe.status,
     "logs": observe.logs,
+    "top": observe.top,
     "ls": observe.list_of_runs,
     "compare": observe.compare,
     "samples": observe.kept_samples,

@@ -2,7 +2,7 @@
 
     options     arguments that several commands take, and how lines are printed
     job         init, validate, reward, run, resume, crd: from a manifest to a run
-    observe     status, logs, ls, compare, samples, why, explain, report, check
+    observe     status, logs, top, ls, compare, samples, why, explain, report, check
     model       export, get, generate: what was trained
     faults      chaos
 

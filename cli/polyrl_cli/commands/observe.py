@@ -112,6 +112,16 @@ def kept_samples(  # noqa: PLR0913 - each is a flag
     show_samples(run, query, full=full, as_json=as_json)
 
 
+def top(
+    run: NewestRun = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and do not stay.")] = False,
+) -> None:
+    """Watch a run of this machine: stages, reward, throughput, fleet, waits, losses."""
+    from polyrl_cli.inspection.top import show_top
+
+    show_top(run, once=once)
+
+
 def why(run: NewestRun = None) -> None:
     """Print who waits for whom in a run, for what, since when and until when."""
     from polyrl_cli.inspection.why import why_lines

@@ -57,10 +57,13 @@ EVENT_STYLES: Final = {RECLAIMED: "bold red", "serving": "green", "condition": "
 class Progress:
     """What is shown: totals from the manifest, the newest status, rates, the last events."""
 
-    def __init__(self, name: str, spec: JobSpec, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, spec: JobSpec, clock: Callable[[], float], began: float | None = None) -> None:
+        """`began`: when the run did, by that clock; now, if it begins now."""
         self.name = name
         self.status = ManagerStatus(seq=-1, run_epoch=0)
         self.conditions: Sequence[str] = ()
+        self.waits: Sequence[str] = ()
+        """Who waits for whom, where somebody asks the manager."""
         self.evaluated = ""
         """What `evaluations` are numbers of."""
         self.evaluations: dict[str, float] = {}
@@ -71,7 +74,7 @@ class Progress:
         self.steps: dict[str, int] = {}
         self.news = 0
         self.totals = _totals(spec)
-        self._clock, self._began = clock, clock()
+        self._clock, self._began = clock, clock() if began is None else began
         self._tokens: deque[tuple[float, int]] = deque()
 
     @property
@@ -188,6 +191,7 @@ def picture(progress: Progress, width: int) -> RenderableType:
     if progress.status.engines:
         parts += [_numbers(progress), Text(), _engines(progress.status.engines, width), Text()]
     parts += [Text(f"! {sentence}", style="bold yellow") for sentence in progress.conditions]
+    parts += [Text(f"… {sentence}", style="dim") for sentence in progress.waits]
     parts += [_event_line(event) for event in progress.events]
     title = f"[bold]{progress.name}[/]  [dim]{clock_text(progress.elapsed)}[/]"
     return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="blue", padding=(1, 2))

@@ -87,6 +87,11 @@ def test_a_run_is_seen_and_hit_while_it_lives_and_seen_again_when_it_is_over(run
     run.wait(lambda: run.steps() >= 1 and "rollout-0 serves" in run.events(), "RL step beside a rollout")
     assert "the manager says" in run.ask("why").stdout
     assert run.ask("check").stdout.endswith("nothing is broken\n")
+    seen = run.ask("top").stdout
+    assert re.search(rf"RL .*[1-9]\d*/{STEPS} .*reward", seen), seen
+    assert re.search("rollout-0.* running", seen), seen
+    page = run.ask("report").stdout.strip().removeprefix("The page lies in ")
+    assert 'http-equiv="refresh"' in Path(page).read_text()
     assert "sample 0.0, submitted " in run.ask("explain", "0.0").stdout
 
     assert re.search(
@@ -113,6 +118,7 @@ def check_afterwards(run: LiveRun) -> None:
     assert checked.exit_code == 0, checked.stdout
     assert run.steps() == STEPS
     assert "the run is over and ended well" in run.ask("why").stdout
+    assert f"{STEPS}/{STEPS}" in run.ask("top").stdout
     trained = run.ask("explain", "20.0").stdout
     assert "is acknowledged" in trained
     refused = CliRunner().invoke(app, ["chaos", "kill", str(run.out)])

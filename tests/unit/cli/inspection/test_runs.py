@@ -15,7 +15,7 @@ from polyrl_cli.report.results import Course, EvaluationPoint
 
 def facts(name: str, **changes: object) -> RunFacts:
     defaults: dict[str, object] = {
-        "root": Path("/work/runs") / name,
+        "root": Path("/home/me/runs") / name,
         "name": "sort-digits",
         "state": LocalRunState.SUCCEEDED,
         "steps": {"sft": 40, "rl": 120},
@@ -44,7 +44,7 @@ def test_a_run_on_a_line() -> None:
     )
     one, two = (line.split("  ") for line in text.splitlines()[1:])
     shown = [cell.strip() for cell in one if cell.strip()]
-    assert shown == ["/work/runs/one", "succeeded", "rl 120/120", "0.5 → 0.932", "exact_match 0.850", "02:12", "2 h"]
+    assert shown == ["/home/me/runs/one", "succeeded", "rl 120/120", "0.5 → 0.932", "exact_match 0.850", "02:12", "2 h"]
     assert [cell.strip() for cell in two if cell.strip()][1:3] == ["killed", "rl 120/120"]
 
 
@@ -84,10 +84,10 @@ def test_an_evaluation_shows_exact_match_where_it_has_one_else_its_reward() -> N
 
 
 def test_a_path_is_shown_as_it_would_be_typed() -> None:
-    root, here = Path("/work/runs/one"), Path("/work")
+    root, here = Path("/home/me/runs/one"), Path("/home/me")
     assert short_path(root, here) == "runs/one"
-    assert short_path(root, Path("/work/other")) == "/work/runs/one"
-    assert short_path(root, Path("/work/run")) == "/work/runs/one"
+    assert short_path(root, Path("/home/other")) == "/home/me/runs/one"
+    assert short_path(root, Path("/home/me/run")) == "/home/me/runs/one"
 
 
 def test_a_run_as_json() -> None:
@@ -121,7 +121,7 @@ def test_results_side_by_side_without_rows_that_no_run_has() -> None:
 
 def test_labels_tell_runs_apart() -> None:
     assert run_labels([facts("one"), facts("two")]) == ["one", "two"]
-    assert run_labels([facts("one"), facts("one", root=Path("/other/one"))]) == ["/work/runs/one", "/other/one"]
+    assert run_labels([facts("one"), facts("one", root=Path("/other/one"))]) == ["/home/me/runs/one", "/other/one"]
 
 
 @pytest.mark.parametrize("width", [40, 200])

@@ -1,0 +1,94 @@
+"""`polyrl top [RUN]`: the picture that `polyrl run` shows, from any other terminal, with who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from polyrl.control import parse_endpoints
+from polyrl.errors import PolyRLError, UserError
+from polyrl.manifest.job import PolyRLJob
+from polyrl_cli.inspection.run_facts import is_locked
+from polyrl_cli.local.run_folder import RunFolder, find_run
+from polyrl_cli.report.foreign_text import printable
+from polyrl_cli.report.progress import SHOWN_EVENTS, Progress, picture
+from polyrl_cli.report.terminal import terminal
+from polyrl_cli.report.timeline import MetricsTail, read_metrics, read_timeline
+
+REREAD_EVERY_S: Final = 1.0
+"""Between two readings of the run's files; a person sees no more."""
+FIRST_ANSWER_S: Final = 3.0
+"""What a manager gets for its first status before the picture is shown without one."""
+SHOWN_WAITS: Final = 4
+"""The longest ones; `polyrl why` shows all."""
+
+
+def show_top(run: Path | None, *, once: bool) -> None:
+    """Shows the run until it ends or the user has seen enough; once only where nobody watches a terminal. Raises
+    UserError when there is no such run, or its manifest cannot be read."""
+    folder, console = find_run(run), terminal()
+    tail = MetricsTail(folder.metrics)  # before all rows are read, so that none falls between
+    progress = _begun(folder)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_watch(folder, progress, tail, console, once=once or not console.is_terminal))
+    console.print(picture(progress, console.width))
+
+
+def _begun(folder: RunFolder) -> Progress:
+    """What the files say of the run until now. Its clock stands still when nobody is at work."""
+    try:
+        job = PolyRLJob.model_validate_json(folder.job.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{folder.job}: not the manifest of a run: {error}") from error
+    events, rows = read_timeline(folder.timeline), read_metrics(folder.metrics)
+    newest = max([event.time for event in events[-1:]] + [row.time for row in rows[-1:]], default=time.time())
+    clock: Callable[[], float] = time.time if is_locked(folder) else lambda: newest
+    # A run that was resumed counts from its newest start, as the events' own seconds do.
+    began = events[-1].time - events[-1].t if events else newest
+    progress = Progress(printable(job.metadata.name), job.spec, clock, began)
+    for row in rows:
+        progress.take_report(row)
+    return progress
+
+
+async def _watch(folder: RunFolder, progress: Progress, tail: MetricsTail, console: Console, *, once: bool) -> None:
+    seen = asyncio.Event()
+    asking = asyncio.create_task(_ask(folder, progress, seen))
+    try:
+        progress.events.extend(read_timeline(folder.timeline)[-SHOWN_EVENTS:])
+        if is_locked(folder):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(seen.wait(), FIRST_ANSWER_S)
+        if once:
+            return
+        with Live(get_renderable=lambda: picture(progress, console.width), console=console, transient=True):
+            while is_locked(folder):
+                await asyncio.sleep(REREAD_EVERY_S)
+                for row in tail.read():
+                    progress.take_report(row)
+                progress.events.extend(read_timeline(folder.timeline)[-SHOWN_EVENTS:])
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def _ask(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:
+    """Follows the manager for as long as there is one; without it the picture shows what the files say."""
+    from polyrl_cli.local.manager import LocalManager
+
+    with suppress(OSError, ValueError, PolyRLError):
+        endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
+        async with LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch) as client:
+            await client.find()
+            async for status in client.watch():
+                waits = await client.waits()
+                progress.take(status, ())
+                progress.waits = [printable(wait) for wait in waits.waits[:SHOWN_WAITS]] if waits else []
+                seen.set()
