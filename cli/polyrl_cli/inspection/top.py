@@ -35,13 +35,13 @@ def show_top(run: Path | None, *, once: bool) -> None:
     UserError when there is no such run, or its manifest cannot be read."""
     folder, console = find_run(run), terminal()
     tail = MetricsTail(folder.metrics)  # before all rows are read, so that none falls between
-    progress = _begun(folder)
+    progress = begun(folder)
     with suppress(KeyboardInterrupt):
         asyncio.run(_watch(folder, progress, tail, console, once=once or not console.is_terminal))
     console.print(picture(progress, console.width))
 
 
-def _begun(folder: RunFolder) -> Progress:
+def begun(folder: RunFolder) -> Progress:
     """What the files say of the run until now. Its clock stands still when nobody is at work."""
     try:
         job = PolyRLJob.model_validate_json(folder.job.read_bytes())
