@@ -47,9 +47,10 @@ def list_runs(given: Path | None, *, as_json: bool) -> None:
 
 
 def runs_table(facts: list[RunFacts], now: float) -> Table:
-    """One line each."""
+    """One row each."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("RUN", no_wrap=True, overflow="ellipsis", ratio=2)
+    # The one that folds: a path is long, and cut short it could not be pasted; all else is read across.
+    table.add_column("RUN", overflow="fold", min_width=12)
     for name in ("STATE", "STEPS", "REWARD", "EVALUATION"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for name in ("TOOK", "AGE"):
