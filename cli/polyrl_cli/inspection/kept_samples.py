@@ -60,6 +60,8 @@ def find(rows: Sequence[SampleRecord], query: SampleQuery) -> list[SampleRecord]
             "wants any"
         )
     if query.group is not None:
+        if query.step is not None:
+            raise UserError("--group says which step it is; leave --step away")
         return _of_group(rows, query.group)
     purpose = Purpose.EVAL if query.evaluation else Purpose.TRAIN
     found = [row for row in rows if row.purpose is purpose]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -65,8 +66,8 @@ def read_facts(folder: RunFolder, now: float) -> RunFacts:
     """All of it; what cannot be read is left out, for a list of runs should not end at a broken one."""
     job = _json(folder.job)
     started = folder.job.stat().st_mtime
-    # An earlier start's summary says nothing of this one.
-    ended = folder.summary.is_file() and folder.summary.stat().st_mtime >= started
+    # An earlier start's summary has another name.
+    ended = folder.summary.is_file()
     summary = _json(folder.summary) if ended else {}
     rows = read_metrics(folder.metrics)
     newest = max((row.time for row in rows), default=started)
@@ -80,14 +81,14 @@ def read_facts(folder: RunFolder, now: float) -> RunFacts:
     points = evaluations(rows)
     return RunFacts(
         root=folder.root,
-        name=printable(str(job.get("metadata", {}).get("name", "?"))),
+        name=printable(str(_object(job, "metadata").get("name", "?"))),
         state=state,
         steps={row.phase: row.step for row in rows if row.phase in TRAINING_PHASES},
         wanted=_wanted(job),
         learned=courses(rows),
         evaluation=points[-1] if points else None,
         started=started,
-        seconds=summary.get("wallSeconds", until - started),
+        seconds=_number(summary, "wallSeconds", until - started),
         settings=job,
         summary=summary,
         rows=rows,
@@ -114,12 +115,27 @@ def _state(outcome: object) -> LocalRunState:
 
 
 def _wanted(job: Mapping[str, Any]) -> dict[str, int]:
-    recipe = job.get("spec", {}).get("recipe", {})
-    mode, rl = recipe.get("mode", ""), recipe.get("algorithm", {}).get("steps", 0)
+    recipe = _object(_object(job, "spec"), "recipe")
+    mode, rl = str(recipe.get("mode", "")), _whole(_object(recipe, "algorithm"), "steps")
     if mode == "offline-rl":
         return {"offline-rl": rl}
-    steps = {"sft": recipe.get("sft", {}).get("steps", 0), "rl": rl}
+    steps = {"sft": _whole(_object(recipe, "sft"), "steps"), "rl": rl}
     return {stage: steps[stage] for stage in mode.split("+") if stage in steps}
+
+
+def _object(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a folder from elsewhere holds may be of any kind."""
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _whole(of: Mapping[str, Any], name: str) -> int:
+    return int(_number(of, name, 0))
+
+
+def _number(of: Mapping[str, Any], name: str, default: float) -> float:
+    found = of.get(name)
+    return found if isinstance(found, int | float) and math.isfinite(found) else default
 
 
 def _json(file: Path) -> dict[str, Any]:

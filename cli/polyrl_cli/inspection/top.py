@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 
@@ -45,8 +46,8 @@ def begun(folder: RunFolder) -> Progress:
     """What the files say of the run until now. Its clock stands still when nobody is at work."""
     try:
         job = PolyRLJob.model_validate_json(folder.job.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{folder.job}: not the manifest of a run: {error}") from error
+    except ValidationError as error:
+        raise UserError(f"{folder.job}: not the manifest of a run: {error.errors()[0]['msg']}") from error
     events, rows = read_timeline(folder.timeline), read_metrics(folder.metrics)
     newest = max([event.time for event in events[-1:]] + [row.time for row in rows[-1:]], default=time.time())
     clock: Callable[[], float] = time.time if is_locked(folder) else lambda: newest
@@ -62,7 +63,7 @@ async def _watch(folder: RunFolder, progress: Progress, tail: MetricsTail, conso
     seen = asyncio.Event()
     asking = asyncio.create_task(_ask(folder, progress, seen))
     try:
-        progress.events.extend(read_timeline(folder.timeline)[-SHOWN_EVENTS:])
+        _take_events(folder, progress)
         if is_locked(folder):
             with suppress(TimeoutError):
                 await asyncio.wait_for(seen.wait(), FIRST_ANSWER_S)
@@ -73,10 +74,16 @@ async def _watch(folder: RunFolder, progress: Progress, tail: MetricsTail, conso
                 await asyncio.sleep(REREAD_EVERY_S)
                 for row in tail.read():
                     progress.take_report(row)
-                progress.events.extend(read_timeline(folder.timeline)[-SHOWN_EVENTS:])
+                _take_events(folder, progress)
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+def _take_events(folder: RunFolder, progress: Progress) -> None:
+    """The newest that say something, in place of those shown before."""
+    progress.events.clear()
+    progress.events.extend([event for event in read_timeline(folder.timeline) if event.text][-SHOWN_EVENTS:])
 
 
 async def _ask(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:

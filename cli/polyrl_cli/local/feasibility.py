@@ -14,7 +14,7 @@ from polyrl.local.memory import Machine, engines_fault, memory_fault, parameters
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.manifest.rules.resumption import changed_fields
-from polyrl_cli.local.run_folder import RunFolder
+from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
 from polyrl_cli.manifests.checks import unset_variables
 from polyrl_cli.manifests.yaml_source import ManifestFault
 from polyrl_trainer.data.hub import cached_folder
@@ -39,6 +39,10 @@ def faults_here(job: PolyRLJob, base: Path, resumed: RunFolder | None) -> Iterat
     if resumed is not None and any(resumed.checkpoints.glob("[!.]*/COMPLETE.json")):
         for path, sentence in changed_fields(read_job(resumed.job).spec, job.spec):
             yield ManifestFault(("spec", *path), sentence)
+        done, wanted = rl_steps_kept(resumed), job.spec.recipe.algorithm.steps
+        if done > wanted:
+            sentence = f"{wanted} steps, but the newest checkpoint is of step {done}: ask for {done} or more"
+            yield ManifestFault(("spec", "recipe", "algorithm", "steps"), sentence)
 
 
 def this_machine() -> Machine:

@@ -97,6 +97,7 @@ def run_command(
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
+        done = run_folder.rl_steps_kept(folder)  # before anything is changed there: it may refuse
         run_epoch = run_folder.prepare_folder(folder, job, base)
         place = RunLocation(
             run=str(folder.root),
@@ -109,7 +110,7 @@ def run_command(
         console.print(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
-        return execute(job, workers_of(job.spec, place), folder, run_epoch, console, show_prints=show_prints)
+        return execute(job, workers_of(job.spec, place), folder, run_epoch, console, show_prints=show_prints, done=done)
 
 
 def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
@@ -128,15 +129,23 @@ def resume_command(run: Path, overrides: list[str], *, show_prints: bool = False
 
 
 def execute(
-    job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console, *, show_prints: bool = False
+    job: PolyRLJob,
+    wanted: Workers,
+    folder: RunFolder,
+    run_epoch: int,
+    console: Console,
+    *,
+    show_prints: bool = False,
+    done: int = 0,
 ) -> int:
-    """Runs the workers in a prepared folder to the end, writes and prints the summary. Returns the exit code; raises
-    UserError when the trainer says that the input is wrong."""
-    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console, show_prints)), console)
+    """Runs the workers in a prepared folder to the end, writes and prints the summary. `done`: RL steps of the
+    checkpoint that it goes on from. Returns the exit code; raises UserError when the trainer says that the input is
+    wrong."""
+    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console, show_prints, done)), console)
 
 
 async def _run(
-    job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console, show_prints: bool
+    job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console, show_prints: bool, done: int
 ) -> EndedRun:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
@@ -148,7 +157,7 @@ async def _run(
     showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics), prints))
     try:
         async with listening(folder.control, run.inject_fault):
-            end = await run.run(FaultSchedule(job.spec.fault_injection, run_folder.rl_steps_kept(folder)))
+            end = await run.run(FaultSchedule(job.spec.fault_injection, done))
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)

@@ -48,6 +48,8 @@ class RunFolder:
         self.job = root / "job.json"
         self.keys = root / "keys"
         self.endpoints = root / "run" / "endpoints" / "manager.json"
+        self.epoch = root / "run" / "epoch"
+        """Counts its starts."""
         self.control = root / "run" / "control.sock"
         """The runner's socket, there while it is at work."""
         self.manifest_dir = root / "run" / "manifest-dir"
@@ -151,7 +153,10 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 
 def prepare_folder(folder: RunFolder, job: PolyRLJob, manifest_dir: Path) -> int:
-    """Writes what the workers read, makes keys where there are none, and returns the run_epoch: 1, then 2, ..."""
+    """Writes what the workers read, makes keys where there are none, and returns the run_epoch: 1, then 2, ...
+
+    Raises UserError, before it changes anything, when the folder's count cannot be read."""
+    last = _last_epoch(folder)
     folder.endpoints.parent.mkdir(parents=True, exist_ok=True)
     folder.endpoints.unlink(missing_ok=True)
     folder.trainer_result.unlink(missing_ok=True)
@@ -161,21 +166,27 @@ def prepare_folder(folder: RunFolder, job: PolyRLJob, manifest_dir: Path) -> int
         write_run_keys(folder.keys)
     folder.manifest_dir.write_text(f"{manifest_dir.resolve()}\n")
     folder.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n")
-    return _next_epoch(folder)
+    return _next_epoch(folder, last)
 
 
-def _next_epoch(folder: RunFolder) -> int:
+def _last_epoch(folder: RunFolder) -> int:
+    file = folder.epoch
+    try:
+        return int(file.read_text()) if file.exists() else 0
+    except ValueError:
+        raise UserError(f"{file}: must hold the number of the run's last start") from None
+
+
+def _next_epoch(folder: RunFolder, last: int) -> int:
     """Counts the run_epoch, and sets aside what the last one left: its samples are fenced, its history is kept, and its
     errors are not taken for this one's."""
-    file = folder.root / "run" / "epoch"
-    last = int(file.read_text()) if file.exists() else 0
     for part in folder.root.glob("journal.sqlite*"):
         part.rename(part.with_name(part.name.replace("journal", f"journal-of-epoch-{last}", 1)))
     for part in (folder.summary, folder.logs):
         if part.exists():
             part.rename(part.with_name(f"{part.stem}-of-epoch-{last}{part.suffix}"))
     folder.logs.mkdir()
-    file.write_text(f"{last + 1}\n")
+    folder.epoch.write_text(f"{last + 1}\n")
     return last + 1
 
 

@@ -77,7 +77,8 @@ def check_job(job: PolyRLJob, manifest_dir: Path) -> Checked:
     with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
         started = [_start(job, manifest_dir, Path(folder), part) for part in parts]
         found = [_finished(process) for process in started]
-    faults = [fault for one in found for fault in one.faults]
+    # Once each: a file may stand in the manifest for training and for evaluation.
+    faults = list({fault.sentence: fault for one in found for fault in one.faults}.values())
     notes = [note for one in found for note in one.notes]
     tried = next((one.tried for one in found if one.tried is not None), None)
     if tried is not None and tried.refusal:
@@ -136,7 +137,11 @@ def _read(started: _Started, messages: Sequence[CheckMessage], timed_out: bool) 
     began = next((one for one in reversed(messages) if isinstance(one, CheckBegan)), None)
     if not any(isinstance(one, CheckEnded) for one in messages):
         unfinished = _unfinished(started, began, timed_out)
-        if began is not None and started.part in (CheckPart.CODE, CheckPart.REWARD):
+        # Slow files are no fault; rows that end the process that reads them would end the run.
+        ends_runs = started.part in (CheckPart.CODE, CheckPart.REWARD) or (
+            started.part is CheckPart.DATA and not timed_out
+        )
+        if began is not None and ends_runs:
             faults.append(ManifestFault(began.field, unfinished))
         else:
             notes.append(unfinished)

@@ -17,6 +17,7 @@ from rich.text import Text
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl_cli.report.foreign_text import printable
 from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow
 
 PLAIN_EVERY_S: Final = 5.0
@@ -146,7 +147,7 @@ class ProgressView:
     def event(self, event: FleetEvent) -> None:
         """Something happened to the fleet."""
         if self._live is None:
-            self._print(f"{clock_text(event.t)}  {event.text}")
+            self._print(f"{clock_text(event.t)}  {printable(event.text)}")
         else:
             self._progress.events.append(event)
 
@@ -277,5 +278,5 @@ def _engines(engines: Sequence[EngineStatus], width: int) -> Table:
 
 
 def _event_line(event: FleetEvent) -> Text:
-    shown = (event.text, EVENT_STYLES.get(event.kind, ""))
+    shown = (printable(event.text), EVENT_STYLES.get(event.kind, ""))
     return Text.assemble((f"{clock_text(event.t)}  ", "dim"), shown, no_wrap=True, overflow="ellipsis")

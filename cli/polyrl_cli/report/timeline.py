@@ -88,7 +88,7 @@ def num_serving(status: ManagerStatus) -> int:
 def read_timeline(file: Path) -> list[FleetEvent]:
     """All whole lines of a timeline. One that is no event is left out: the last may be torn, a received one may be
     anything."""
-    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
     events = []
     for line in lines:
         try:
@@ -138,7 +138,7 @@ class MetricsTail:
 
 def read_metrics(file: Path) -> list[MetricsRow]:
     """All whole lines; none when there is no file."""
-    return parse_metrics(file.read_bytes().rpartition(b"\n")[0]) if file.exists() else []
+    return parse_metrics(file.read_bytes().rpartition(b"\n")[0]) if file.is_file() else []
 
 
 def parse_metrics(text: bytes) -> list[MetricsRow]:

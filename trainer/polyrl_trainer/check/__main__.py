@@ -87,4 +87,6 @@ def _some(message: CheckMessage | None) -> Iterator[CheckMessage]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)  # the last lines of what it prints are quoted to the user
+    app.command()(main)
+    app()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from typing import Any
 from polyrl.errors import InvalidData
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that may be half of a pair; most rows hold none, and are not looked at again."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def _jsonl_rows(path: Path) -> Iterator[DataRow | InvalidData]:
         for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
                 try:
-                    yield _parse_line(line, f"{path}:{number}")
+                    # Editors on Windows put the mark before the first line.
+                    yield _parse_line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
                 except InvalidData as fault:
                     yield fault
 
@@ -84,9 +89,21 @@ def _parse_line(line: bytes, place: str) -> DataRow:
         raise InvalidData(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise InvalidData(f"{place}: JSON is nested too deeply") from error
+    except ValueError as error:  # Python's own limit of digits
+        raise InvalidData(f"{place}: holds a number of too many digits") from error
+    if HALF_PAIR.search(line) and not _is_whole(fields):
+        raise InvalidData(f"{place}: holds half of a surrogate pair, which is no character")
     if not isinstance(fields, dict):
         raise InvalidData(f"{place}: a row must be an object with fields, got {_kind(fields)}")
     return DataRow(place, fields)
+
+
+def _is_whole(fields: object) -> bool:
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet_rows(path: Path) -> Iterator[DataRow]:

@@ -149,4 +149,4 @@ def _bearable(error: BaseException) -> Exception:
     """SystemExit and its like must not end the trainer, and a future cannot carry StopIteration."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError):
         return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)

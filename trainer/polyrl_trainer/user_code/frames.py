@@ -14,18 +14,28 @@ import polyrl_trainer
 def describe(error: BaseException) -> str:
     """`KeyError: 'answer' (/home/me/reward.py:3)`, on one line."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    # Half a surrogate pair is legal in a Python text, and nowhere that it is sent to.
+    text = text.encode("utf-8", "backslashreplace").decode()
     place = user_place(error)
     return f"{text} ({place})" if place else text
 
 
 def user_place(error: BaseException) -> str:
-    """`FILE:LINE` of the innermost frame that is the user's own, else of the innermost one; empty without frames."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)]
-    if not frames:
-        return ""
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+    """`FILE:LINE` of the innermost frame that is the user's own, also of an error that this one came from, else of the
+    innermost one; empty without frames."""
+    found = [traceback.extract_tb(one.__traceback__) for one in _came_from(error)]
+    own = [frame for frames in found for frame in reversed(frames) if _is_own(frame.filename)]
+    innermost = own[:1] or found[0][-1:]
+    return f"{innermost[0].filename}:{innermost[0].lineno}" if innermost else ""
+
+
+def _came_from(error: BaseException) -> list[BaseException]:
+    """The error, and what it was raised over, the newest first."""
+    chain, earlier = [error], error.__cause__ or error.__context__
+    while earlier is not None and earlier not in chain:
+        chain.append(earlier)
+        earlier = earlier.__cause__ or earlier.__context__
+    return chain
 
 
 def _is_own(file: str) -> bool:

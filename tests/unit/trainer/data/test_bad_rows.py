@@ -34,6 +34,8 @@ BAD = [
     ("rl", b'{"prompt": "1"', "not valid JSON: Expecting ',' delimiter at column"),
     ("rl", b'{"prompt": "\xff\xfe"}', "not UTF-8 at byte 12"),
     ("rl", b'["1="]', "a row must be an object with fields, got a list"),
+    ("rl", b'{"prompt": "1=", "answer": %s}' % (b"9" * 5000), "holds a number of too many digits"),
+    ("rl", rb'{"prompt": "1\ud800="}', "holds half of a surrogate pair"),
     ("rl", b"7", "a row must be an object with fields, got a number"),
     ("rl", {"question": "1="}, "field `prompt` is missing; the row has `question`"),
     ("rl", {}, "field `prompt` is missing; the row has no fields"),
@@ -121,3 +123,9 @@ def test_parquet_rows_are_read_and_a_missing_column_is_named(tmp_path):
     assert [(one.text, one.metadata) for one in prompts] == [("12=", {"level": 1}), ("21=", {"level": 2})]
     with pytest.raises(InvalidData, match=f"{path}:1: field `response` is missing; the row has `prompt`, `level`"):
         prepare_conversations(read_rows(path), TOKENIZER, MAX_TOKENS)
+
+
+def test_a_mark_before_the_first_line_is_no_part_of_it_and_a_whole_pair_is_a_character(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "1="}\r\n{"prompt": "\\ud83d\\ude00"}\r\n')
+    assert [row.fields["prompt"] for row in read_rows(file)] == ["1=", "\U0001f600"]

@@ -25,3 +25,4 @@ def test_without_a_frame_of_the_users_the_innermost_one_is_named() -> None:
 def test_an_error_that_was_not_raised_has_no_place_and_a_message_has_one_line() -> None:
     assert describe(ValueError("two\nlines")) == "ValueError: two lines"
     assert describe(KeyError()) == "KeyError"
+    assert describe(ValueError("\udc80")) == "ValueError: \\udc80"
