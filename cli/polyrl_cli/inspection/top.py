@@ -61,12 +61,13 @@ def begun(folder: RunFolder) -> Progress:
 
 async def _watch(folder: RunFolder, progress: Progress, tail: MetricsTail, console: Console, *, once: bool) -> None:
     seen = asyncio.Event()
-    asking = asyncio.create_task(_ask(folder, progress, seen))
+    _take_events(folder, progress)
+    if not is_locked(folder):
+        return
+    asking = asyncio.create_task(ask_manager(folder, progress, seen))
     try:
-        _take_events(folder, progress)
-        if is_locked(folder):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(seen.wait(), FIRST_ANSWER_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(seen.wait(), FIRST_ANSWER_S)
         if once:
             return
         with Live(get_renderable=lambda: picture(progress, console.width), console=console, transient=True):
@@ -86,16 +87,29 @@ def _take_events(folder: RunFolder, progress: Progress) -> None:
     progress.events.extend([event for event in read_timeline(folder.timeline) if event.text][-SHOWN_EVENTS:])
 
 
-async def _ask(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:
-    """Follows the manager for as long as there is one; without it the picture shows what the files say."""
+async def ask_manager(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:
+    """Follows the manager; says why where it cannot, and tries again: a run that has just begun has none yet."""
+    while True:
+        try:
+            await _follow(folder, progress, seen)
+        except FileNotFoundError:
+            progress.waits = ["the manager has not said yet where it listens"]
+        except ModuleNotFoundError as error:
+            progress.waits = [f"asking the manager needs {error.name}: pip install 'polyrl[operator]'"]
+        except (OSError, ValueError, PolyRLError) as error:
+            progress.waits = [f"the manager cannot be asked: {printable(str(error))}"]
+        await asyncio.sleep(REREAD_EVERY_S)
+
+
+async def _follow(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:
+    endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
+    # An ended run is shown without what this needs.
     from polyrl_cli.local.manager import LocalManager
 
-    with suppress(OSError, ValueError, PolyRLError):
-        endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
-        async with LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch) as client:
-            await client.find()
-            async for status in client.watch():
-                waits = await client.waits()
-                progress.take(status, ())
-                progress.waits = [printable(wait) for wait in waits.waits[:SHOWN_WAITS]] if waits else []
-                seen.set()
+    async with LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch) as client:
+        await client.find()
+        async for status in client.watch():
+            waits = await client.waits()
+            progress.take(status, ())
+            progress.waits = [printable(wait) for wait in waits.waits[:SHOWN_WAITS]] if waits else []
+            seen.set()

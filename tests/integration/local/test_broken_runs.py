@@ -1,5 +1,6 @@
 """Folders of runs as they come from elsewhere, or as a crash leaves them: every command that reads one copes."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,12 @@ from typer.testing import CliRunner
 
 from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.app import USER_ERROR, app
+from polyrl_cli.inspection.top import ask_manager, begun
+from polyrl_cli.local.run_folder import RunFolder, locked
 from polyrl_cli.manifests.load import load_manifest
 
 JOB = Path(__file__).parents[3] / "examples/sort-digits/job.yaml"
+DEADLINE_S = 30
 READERS = ("ls", "compare", "report", "top")
 
 
@@ -84,6 +88,32 @@ def test_events_are_shown_once_in_order_and_can_give_no_command_to_the_terminal(
     assert "\x1b]" not in shown
     assert shown.index("00:01") < shown.index("00:02")
     assert "00:03" not in shown
+
+
+def test_top_says_why_it_cannot_ask_the_manager_and_asks_again(run: Path) -> None:
+    endpoints = run / "run" / "endpoints" / "manager.json"
+    folder = RunFolder(run)
+    with locked(folder):
+        assert "has not said yet where it listens" in ask("top", run).stdout
+        endpoints.parent.mkdir()
+        progress, broken = begun(folder), asyncio.Event()
+
+        async def watched() -> list[str]:
+            asking = asyncio.create_task(ask_manager(folder, progress, broken))
+            said = []
+            async with asyncio.timeout(DEADLINE_S):
+                for text in (None, "{"):
+                    if text is not None:
+                        endpoints.write_text(text)
+                    while list(progress.waits) in ([], said[-1:]):  # noqa: ASYNC110 - nothing announces it
+                        await asyncio.sleep(0.01)
+                    said += progress.waits
+            asking.cancel()
+            return said
+
+        first, second = asyncio.run(watched())
+    assert "has not said yet" in first
+    assert "cannot be asked" in second
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
