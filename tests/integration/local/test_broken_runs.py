@@ -100,16 +100,16 @@ def test_top_says_why_it_cannot_ask_the_manager_and_asks_again(run: Path) -> Non
 
         async def watched() -> list[str]:
             asking = asyncio.create_task(ask_manager(folder, progress, broken))
-            said = []
+            shown = []
             async with asyncio.timeout(DEADLINE_S):
                 for text in (None, "{"):
                     if text is not None:
                         endpoints.write_text(text)
-                    while list(progress.waits) in ([], said[-1:]):  # noqa: ASYNC110 - nothing announces it
+                    while list(progress.waits) in ([], shown[-1:]):  # noqa: ASYNC110 - nothing announces it
                         await asyncio.sleep(0.01)
-                    said += progress.waits
+                    shown += progress.waits
             asking.cancel()
-            return said
+            return shown
 
         first, second = asyncio.run(watched())
     assert "has not said yet" in first
