@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.state import ReconcileState as ReconcileState
 from polyrl.manifest.status import JobStatus
 
@@ -112,8 +113,7 @@ class DryRun:
 class RecordEvent:
     """An Event on the job."""
 
-    reason: str
-    """One CamelCase word."""
+    reason: EventReason
     message: str
     """One sentence."""
     type: Literal["Normal", "Warning"] = "Normal"

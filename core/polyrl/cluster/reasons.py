@@ -1,4 +1,4 @@
-"""The one word with which a condition, or a failure, says why: for machines, and the head of the sentence for people.
+"""The one word with which a condition, a failure or an event says why: for machines, and the head of people's sentence.
 
 docs/reference/cluster.md lists them by condition.
 """
@@ -112,3 +112,44 @@ class ConditionReason(StrEnum):
     """`spec.suspend` is not set."""
     TRAINER_COMPLETE = "TrainerComplete"
     """The trainer is done."""
+
+
+class EventReason(StrEnum):
+    """Of the events on a job, in the order in which the reference lists them."""
+
+    ACCEPTED = "Accepted"
+    """The job is understood, and the API server takes its pods."""
+    REFUSED = "Refused"
+    """It is not."""
+    ROLLOUT_CREATED = "RolloutCreated"
+    """Pods of rollouts are made."""
+    ROLLOUT_RELEASED = "RolloutReleased"
+    """Pods of rollouts are given back."""
+    ROLLOUT_SCALED_UP = "RolloutScaledUp"
+    """More rollouts are desired, with the measured times of the step."""
+    ROLLOUT_SCALED_DOWN = "RolloutScaledDown"
+    """Fewer are."""
+    ROLLOUT_PREEMPTED = "RolloutPreempted"
+    """Rollouts are taken away."""
+    ROLLOUT_FAILED = "RolloutFailed"
+    """Rollouts failed by themselves."""
+    FALLBACK_ON_DEMAND = "FallbackOnDemand"
+    """On-demand rollouts stand in for spot."""
+    CAPACITY_UNAVAILABLE = "CapacityUnavailable"
+    """A pool gives nothing."""
+    REPLICAS_IGNORED = "ReplicasIgnored"
+    """`replicas` was edited where it moves nothing."""
+    TRAINER_READY = "TrainerReady"
+    """The trainer is ready."""
+    STALLED = "Stalled"
+    """No step ended for too long."""
+    METRICS_STALE = "MetricsStale"
+    """The last measured step is too long ago."""
+    SUSPENDED = "Suspended"
+    """The job is suspended."""
+    RESUMED = "Resumed"
+    """It goes on."""
+    COMPLETED = "Completed"
+    """It ended well."""
+    FAILED = "Failed"
+    """It ended otherwise."""

@@ -174,6 +174,23 @@ class ScalingStatus(StatusPart):
     """The decision as a sentence."""
 
 
+class DisruptionKind(StrEnum):
+    """Why a pod is taken away, as the status names it: the most telling first."""
+
+    SPOT = "SpotInterruption"
+    """The cloud takes a spot machine back."""
+    LOST = "NodeLost"
+    """The machine is gone, or nothing on it answers any more."""
+    DRAIN = "NodeDrain"
+    """The machine is being emptied: an autoscaler, maintenance, a shutdown."""
+    EVICTION = "Eviction"
+    """The pod was evicted, or made room for one of higher priority."""
+    DELETED = "PodDeleted"
+    """Somebody other than us deleted the pod."""
+    UNKNOWN = "Unknown"
+    """It hands its work over or ended, and no signal says why."""
+
+
 class Disruption(StatusPart):
     """One rollout that was taken away."""
 
@@ -183,7 +200,7 @@ class Disruption(StatusPart):
     """UID of the pod."""
     node_name: Text = ""
     """Its node."""
-    reason: Literal["SpotInterruption", "NodeDrain", "Eviction", "NodeLost", "PodDeleted", "Unknown"] = "Unknown"
+    reason: Annotated[DisruptionKind, BY_VALUE] = DisruptionKind.UNKNOWN
     """Why, as far as the cluster reported."""
     notice_time: Time | None = None
     """When the first sign of it was seen."""

@@ -23,12 +23,12 @@ from polyrl.cluster.fleet.capacity_split import CapacitySplit, base, capacity_sp
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
 from polyrl.cluster.observation.context import ReconcileContext
-from polyrl.cluster.observation.disruption import DisruptionKind
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, assign_numbers, total
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
 from polyrl.cluster.resources.workers import rollout_pod
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import earliest, millisecond
+from polyrl.manifest.status import DisruptionKind
 from polyrl.sample import Pool
 from polyrl.status import EngineState
 from polyrl.worker import Role

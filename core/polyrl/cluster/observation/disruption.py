@@ -19,31 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import NodeFacts, PodFacts, Taint
 from polyrl.cluster.timestamps import unix
+from polyrl.manifest.status import DisruptionKind
 from polyrl.sample import Pool
-
-
-class DisruptionKind(StrEnum):
-    """Why a pod is taken away, as the status names it: the most telling first."""
-
-    SPOT = "SpotInterruption"
-    """The cloud takes a spot machine back."""
-    LOST = "NodeLost"
-    """The machine is gone, or nothing on it answers any more."""
-    DRAIN = "NodeDrain"
-    """The machine is being emptied: an autoscaler, maintenance, a shutdown."""
-    EVICTION = "Eviction"
-    """The pod was evicted, or made room for one of higher priority."""
-    DELETED = "PodDeleted"
-    """Somebody other than us deleted the pod."""
-    UNKNOWN = "Unknown"
-    """It hands its work over or ended, and no signal says why."""
 
 
 @dataclass(frozen=True)

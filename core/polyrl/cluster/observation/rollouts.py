@@ -10,10 +10,11 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.context import ReconcileContext
-from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNotice, absence_due, is_dead, notice_of
+from polyrl.cluster.observation.disruption import DisruptionNotice, absence_due, is_dead, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, loss_number_of
 from polyrl.cluster.observation.facts import PodFacts, PodPhase
 from polyrl.cluster.timestamps import earliest
+from polyrl.manifest.status import DisruptionKind
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
 from polyrl.worker import Role

@@ -15,13 +15,12 @@ from typing import Final, Literal, NamedTuple
 from polyrl.cluster.acceptance import QUOTA
 from polyrl.cluster.fleet.pools import REASON_LENGTH
 from polyrl.cluster.lifecycle import LifecycleStage
-from polyrl.cluster.observation.disruption import DisruptionKind
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import ConditionReason, FailureReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.scaling import ScalingMode
-from polyrl.manifest.status import Condition, Failure
+from polyrl.manifest.status import Condition, DisruptionKind, Failure
 from polyrl.status import StepValue
 from polyrl.worker import FAILED_STARTS_LIMIT, Role
 

@@ -13,6 +13,7 @@ from typing import Final
 from polyrl.cluster.actions import RecordEvent
 from polyrl.cluster.fleet.plan import FleetPlan
 from polyrl.cluster.observation.rollouts import PodState
+from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition, JobStatus, RunState
@@ -21,19 +22,19 @@ NAMED: Final = 3
 """Pods named in one sentence; the others are counted."""
 
 _FLIP_EVENTS: Final = {
-    ("Accepted", "True"): RecordEvent("Accepted", ""),
-    ("Accepted", "False"): RecordEvent("Refused", "", type="Warning"),
-    ("TrainerReady", "True"): RecordEvent("TrainerReady", ""),
-    ("Progressing", "False"): RecordEvent("Stalled", "", type="Warning"),
-    ("CapacityLimited", "True"): RecordEvent("CapacityUnavailable", "", type="Warning"),
-    ("ScalingActive", "False"): RecordEvent("MetricsStale", "", type="Warning"),
-    ("Suspended", "True"): RecordEvent("Suspended", ""),
-    ("Complete", "True"): RecordEvent("Completed", ""),
-    ("Failed", "True"): RecordEvent("Failed", "", type="Warning"),
+    ("Accepted", "True"): RecordEvent(EventReason.ACCEPTED, ""),
+    ("Accepted", "False"): RecordEvent(EventReason.REFUSED, "", type="Warning"),
+    ("TrainerReady", "True"): RecordEvent(EventReason.TRAINER_READY, ""),
+    ("Progressing", "False"): RecordEvent(EventReason.STALLED, "", type="Warning"),
+    ("CapacityLimited", "True"): RecordEvent(EventReason.CAPACITY_UNAVAILABLE, "", type="Warning"),
+    ("ScalingActive", "False"): RecordEvent(EventReason.METRICS_STALE, "", type="Warning"),
+    ("Suspended", "True"): RecordEvent(EventReason.SUSPENDED, ""),
+    ("Complete", "True"): RecordEvent(EventReason.COMPLETED, ""),
+    ("Failed", "True"): RecordEvent(EventReason.FAILED, "", type="Warning"),
 }
 """By type and status of a condition that flips: the event, whose message is the condition's."""
 
-_ONLY_FOR_REASON: Final = ("Stalled", "MetricsStale")
+_ONLY_FOR_REASON: Final = (EventReason.STALLED, EventReason.METRICS_STALE)
 """Events that are recorded only when the condition flipped for the reason of the same name."""
 
 
@@ -45,7 +46,7 @@ def condition_events(before: JobStatus, after: JobStatus) -> Iterator[RecordEven
         if was is None or was.status != now.status:
             yield from _flip_event(now)
     if before.state is RunState.SUSPENDED and after.state in (RunState.PENDING, RunState.RUNNING, RunState.DEGRADED):
-        yield RecordEvent("Resumed", "the job goes on from its journal and its newest checkpoint")
+        yield RecordEvent(EventReason.RESUMED, "the job goes on from its journal and its newest checkpoint")
 
 
 def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEvent]:
@@ -53,15 +54,16 @@ def fleet_events(assessment: Assessment, plan: FleetPlan) -> Iterator[RecordEven
     yield from _losses(assessment)
     made = {pool.value: number for pool, number in plan.made.items() if number}
     if made:
-        yield RecordEvent("RolloutCreated", f"{sum(made.values())} rollouts are made: {_sum_of(made)}")
+        yield RecordEvent(EventReason.ROLLOUT_CREATED, f"{sum(made.values())} rollouts are made: {_sum_of(made)}")
     if plan.standing_in:
-        yield RecordEvent("FallbackOnDemand", f"{plan.standing_in} on-demand rollouts stand in for spot")
+        yield RecordEvent(EventReason.FALLBACK_ON_DEMAND, f"{plan.standing_in} on-demand rollouts stand in for spot")
     if plan.released:
         message = f"{sum(plan.released.values())} rollouts are released: {_sum_of(plan.released)}"
-        yield RecordEvent("RolloutReleased", message)
+        yield RecordEvent(EventReason.ROLLOUT_RELEASED, message)
     if assessment.scale.changed:
         grows = assessment.scale.desired_replicas > assessment.ctx.status.rollout.desired_replicas
-        yield RecordEvent("RolloutScaledUp" if grows else "RolloutScaledDown", assessment.scale.changed)
+        reason = EventReason.ROLLOUT_SCALED_UP if grows else EventReason.ROLLOUT_SCALED_DOWN
+        yield RecordEvent(reason, assessment.scale.changed)
     yield from _ignored(assessment)
 
 
@@ -79,11 +81,11 @@ def _losses(assessment: Assessment) -> Iterator[RecordEvent]:
         kinds["PodDeleted"] += len(vanished)
         names = [one.pod.name for one in preempted] + vanished
         message = f"{len(names)} rollouts are taken away: {_sum_of(+kinds)} ({_named(names)})"
-        yield RecordEvent("RolloutPreempted", message, type="Warning")
+        yield RecordEvent(EventReason.ROLLOUT_PREEMPTED, message, type="Warning")
     failed = [one for one in assessment.in_state(PodState.FAILED) if one.loss_number is None]
     if failed:
         message = f"{len(failed)} rollouts failed: {failed[0].why} ({_named([one.pod.name for one in failed])})"
-        yield RecordEvent("RolloutFailed", message, type="Warning")
+        yield RecordEvent(EventReason.ROLLOUT_FAILED, message, type="Warning")
 
 
 def _ignored(assessment: Assessment) -> Iterator[RecordEvent]:
@@ -93,7 +95,7 @@ def _ignored(assessment: Assessment) -> Iterator[RecordEvent]:
     replicas = ctx.spec.rollout.replicas
     if ctx.spec.scaling.mode is ScalingMode.GAP and edited and replicas not in (None, desired):
         message = f"rollout.replicas ({replicas}) is only the start value in scaling mode Gap; {desired} are desired"
-        yield RecordEvent("ReplicasIgnored", message, type="Warning")
+        yield RecordEvent(EventReason.REPLICAS_IGNORED, message, type="Warning")
 
 
 def _sum_of(counts: dict[str, int] | Counter[str]) -> str:

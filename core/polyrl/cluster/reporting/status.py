@@ -8,7 +8,7 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.lifecycle import LifecycleStage, active_s
 from polyrl.cluster.observation.context import ReconcileContext
-from polyrl.cluster.observation.disruption import DisruptionKind, disruption_kind
+from polyrl.cluster.observation.disruption import disruption_kind
 from polyrl.cluster.observation.exactly_once import LossCounter, parse_loss_number, total
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState, of_pool
@@ -20,6 +20,7 @@ from polyrl.cluster.timestamps import millisecond, second, unix
 from polyrl.manifest.status import (
     Cost,
     Disruption,
+    DisruptionKind,
     JobStatus,
     ManagerSummary,
     RolloutStatus,
@@ -179,7 +180,7 @@ def is_loss(pod: LastSeenPod) -> bool:
 
 
 def _disruption(pod: PodFacts | LastSeenPod, uid: str, reason: DisruptionKind, noticed_at: float) -> Disruption:
-    fields = {"podName": pod.name, "podUID": uid, "nodeName": pod.node, "reason": reason.value}
+    fields = {"podName": pod.name, "podUID": uid, "nodeName": pod.node, "reason": reason}
     return Disruption.model_validate(fields | {"noticeTime": millisecond(noticed_at)})
 
 

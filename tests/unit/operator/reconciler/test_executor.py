@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeKeys, RecordEvent
+from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Owner
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl_operator.api import client as client_module
@@ -187,7 +188,7 @@ async def test_a_creation_that_meets_a_strangers_object_waits_for_it_to_go() -> 
 
 async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> None:
     act, _, _, recorder = actor(FULL)
-    outcome = await act.execute(OWNER, [Create(pod("j-r-1"), "why"), RecordEvent("Said", "after it")])
+    outcome = await act.execute(OWNER, [Create(pod("j-r-1"), "why"), RecordEvent(EventReason.RESUMED, "after it")])
     assert outcome.refusal == "Pod j-r-1: exceeded quota: pods=5"
     assert len(recorder.recorded) == 1
 

@@ -11,10 +11,11 @@ from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
 from polyrl.cluster.fleet.capacity_split import CapacitySplit
 from polyrl.cluster.fleet.plan import MAX_CREATIONS, fleet_plan, limited
 from polyrl.cluster.fleet.pools import pool_views
-from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNotice
+from polyrl.cluster.observation.disruption import DisruptionNotice
 from polyrl.cluster.observation.facts import PodPhase
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod
 from polyrl.cluster.state import ReconcileState
+from polyrl.manifest.status import DisruptionKind
 
 NOW = 1_000_000.0
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.fleet.plan import victims
-from polyrl.cluster.observation.disruption import DisruptionKind, DisruptionNotice
+from polyrl.cluster.observation.disruption import DisruptionNotice
 from polyrl.cluster.observation.rollouts import PodState
+from polyrl.manifest.status import DisruptionKind
 from polyrl.sample import Pool
 
 AT_RISK = DisruptionNotice(DisruptionKind.DRAIN, 0.0, deadline=0.0, confirmed=False, why="cordoned")
