@@ -29,7 +29,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PolyRLError as error:
-            from polyrl_cli.report.foreign_text import printable
+            from polyrl.history.foreign_text import printable
 
             typer.echo(printable(str(error), lines=True), err=True)
             raise typer.Exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED) from None

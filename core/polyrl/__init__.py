@@ -9,9 +9,9 @@ is `parent_death_signal`, which every process calls first thing.
     wire        the messages between processes            control  the manager's HTTP API as values
     ledger      where every sample lives                  weights  versions, manifests, chunks
     cluster     one job on Kubernetes, reconciled         keys     key files of one run
-    model_card  what lies beside a trained model
+    history     what a run leaves to be read             model_card  what lies beside a trained model
     local       the workers of one machine, planned       worker   how a worker's process is started, and how it ends
 
 import-linter holds who may import whom: cluster, ledger and local above, then wire, worker, control and model_card,
-then the rest. Everybody may import core; core imports nobody.
+then history, then the rest. Everybody may import core; core imports nobody.
 """

@@ -16,12 +16,12 @@ import msgspec
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
+from polyrl.history.results import rewards
 from polyrl_cli.inspection.top import begun
 from polyrl_cli.local.run_folder import RunFolder, find_run
 from polyrl_cli.page.page import write_report
 from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.progress import picture
-from polyrl_cli.report.results import rewards
 from polyrl_cli.report.summary import Summary
 from polyrl_cli.report.timeline import read_metrics
 

@@ -51,7 +51,7 @@ def print_lines(lines: list[str]) -> None:
 
 def echo(line: str) -> None:
     """Prints a line that may hold what models, user code or other machines wrote."""
-    from polyrl_cli.report.foreign_text import printable
+    from polyrl.history.foreign_text import printable
 
     typer.echo(printable(line, lines=True))
 

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from polyrl.errors import UserError
+from polyrl.history.foreign_text import json_line, printable
+from polyrl.history.losses import clock_text
 from polyrl_cli.inspection.run_facts import RunFacts, read_facts
 from polyrl_cli.inspection.runs import reward_text, steps_text
 from polyrl_cli.local.run_folder import find_run
-from polyrl_cli.report.foreign_text import json_line, printable
-from polyrl_cli.report.progress import clock_text
 from polyrl_cli.report.terminal import terminal
 
 ABSENT: Final = "-"

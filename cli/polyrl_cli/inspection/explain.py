@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.errors import UserError
+from polyrl.history.foreign_text import printable
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.history import (
     AssignmentTokens,
@@ -27,7 +28,6 @@ from polyrl.sample import DiscardReason, Group, Purpose, split_sample_id
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.inspection.kept_samples import examples, read_samples
 from polyrl_cli.local.run_folder import RunFolder, find_run
-from polyrl_cli.report.foreign_text import printable
 
 EXAMPLES: Final = 5
 """Samples named when the one asked for does not exist."""

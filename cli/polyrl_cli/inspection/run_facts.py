@@ -11,10 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from polyrl.history.foreign_text import printable
+from polyrl.history.results import Course, EvaluationPoint, courses, evaluations
+from polyrl.history.rows import MetricsRow
 from polyrl_cli.local.run_folder import RunFolder
-from polyrl_cli.report.foreign_text import printable
-from polyrl_cli.report.results import Course, EvaluationPoint, courses, evaluations
-from polyrl_cli.report.timeline import MetricsRow, read_metrics
+from polyrl_cli.report.timeline import read_metrics
 
 TRAINING_PHASES: Final = ("sft", "rl", "offline-rl")
 """Phases of metrics.jsonl that train."""

@@ -12,11 +12,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from polyrl.errors import UserError
+from polyrl.history.foreign_text import json_line, printable
 from polyrl.sample import Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl_cli.inspection.kept_samples import SampleQuery, find, ordered, read_samples
 from polyrl_cli.local.run_folder import find_run
-from polyrl_cli.report.foreign_text import json_line, printable
 from polyrl_cli.report.terminal import terminal
 
 SHOWN_CHARS: Final = 1200

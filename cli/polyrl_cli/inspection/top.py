@@ -15,10 +15,10 @@ from rich.live import Live
 
 from polyrl.control import parse_endpoints
 from polyrl.errors import PolyRLError, UserError
+from polyrl.history.foreign_text import printable
 from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.inspection.run_facts import is_locked
 from polyrl_cli.local.run_folder import RunFolder, find_run
-from polyrl_cli.report.foreign_text import printable
 from polyrl_cli.report.progress import SHOWN_EVENTS, Progress, picture
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, read_metrics, read_timeline

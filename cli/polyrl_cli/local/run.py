@@ -20,6 +20,8 @@ import msgspec
 from rich.console import Console
 
 from polyrl.errors import InvalidManifest, UserError
+from polyrl.history import results
+from polyrl.history.losses import losses
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import ModelSpec
@@ -32,7 +34,7 @@ from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.manifests.load import check_contents, check_files, load_manifest, notes, read_manifest
-from polyrl_cli.report import results, summary
+from polyrl_cli.report import summary
 from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.prints import PrintsTail
@@ -214,7 +216,7 @@ def _summary(ended: EndedRun) -> summary.Summary:
     events = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
     outcome = "interrupted" if ended.run.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
     worker = ended.end.worker
-    losses = summary.losses(events, reports)
+    lost = losses(events, reports)
     return summary.Summary(
         job=ended.job.metadata.name,
         outcome=outcome,
@@ -231,8 +233,8 @@ def _summary(ended: EndedRun) -> summary.Summary:
         samples_evaluated=results.samples_evaluated(reports),
         tokens=status.tokens,
         bytes_per_token=summary.bytes_per_token(status),
-        preemptions=len(losses),
-        losses=losses,
+        preemptions=len(lost),
+        losses=lost,
         step_parts=summary.step_parts(reports),
         **msgspec.structs.asdict(summary.read_trainer_result(folder.trainer_result)),
     )

@@ -15,6 +15,7 @@ import signal
 from typing import Final
 
 from polyrl.errors import UserError
+from polyrl.history.fleet import FAULT, RECLAIMED
 from polyrl.local import planner
 from polyrl.local.planner import ObservedWorker, PlannedAction, RunEnd, RunObservation, StartWorker, StopWorker
 from polyrl.status import EngineState, ManagerStatus
@@ -23,7 +24,7 @@ from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
 from polyrl_cli.local.chaos import DueFault, FaultInjector, FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
-from polyrl_cli.report.timeline import FAULT, RECLAIMED, Timeline
+from polyrl_cli.report.timeline import Timeline
 
 LONGEST_SLEEP_S: Final = 30.0
 """Between two turns of the loop when nothing happens at all; every change wakes it anyway."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 import matplotlib
 import numpy as np
 
-from polyrl_cli.page.contents import Loss, Series, WorkerLife
+from polyrl.history.fleet import WorkerLife
+from polyrl_cli.page.contents import Loss, Series
 
 matplotlib.use("Agg")  # before pyplot searches for a display
 

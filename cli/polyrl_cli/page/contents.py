@@ -4,13 +4,18 @@ that was fetched from a cluster and lacks files. All text in it is foreign; the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final
 
 import msgspec
 import yaml
 
+from polyrl.history.fleet import RECLAIMED, FleetEvent, WorkerLife, worker_lives
+from polyrl.history.foreign_text import printable
+from polyrl.history.losses import clock_text, loss_cost, losses
+from polyrl.history.results import evaluations
+from polyrl.history.rows import MetricsRow
 from polyrl.sample import Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl.status import SampleCounts, TokenCounts
@@ -18,11 +23,7 @@ from polyrl_cli.inspection.kept_samples import read_samples
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
 from polyrl_cli.inspection.samples import facts as facts_line, shortened
 from polyrl_cli.local.run_folder import RunFolder
-from polyrl_cli.report import panel, summary
-from polyrl_cli.report.foreign_text import printable
-from polyrl_cli.report.progress import clock_text
-from polyrl_cli.report.results import evaluations
-from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow, read_timeline
+from polyrl_cli.report.timeline import read_timeline
 
 LEARNING: Final = ("rl", "offline-rl", "sft")
 """Stages of steps, the one to show first."""
@@ -38,8 +39,6 @@ MAX_SAMPLES: Final = 24
 MAX_TEXT_CHARS: Final = 8000
 """Of one text: with MAX_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
 MAX_NAME_CHARS: Final = 40
-END_KINDS: Final = (RECLAIMED, "exited", "stopped")
-NOT_ROLLOUTS: Final = ("manager", "trainer")
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,6 @@ class Series:
     values: Sequence[float]
     few: bool = False
     """Single measurements, as evaluations are: drawn with marks, never averaged."""
-
-
-@dataclass(frozen=True)
-class WorkerLife:
-    """When a rollout was there, in seconds since the run began; None for what has not happened."""
-
-    worker: str
-    started: float
-    serving: float | None
-    ended: float | None
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,7 @@ def read_contents(folder: RunFolder, now: float) -> Contents:
         generating=_one(steps, "timing_s/gen", "generate"),
         lengths=_some(steps, {"response_length/mean": "mean", "response_length/max": "longest"}),
         staleness=_some(steps, {"rollout/staleness": "staleness", "rollout/dropped_groups": "groups dropped"}),
-        lives=worker_lives(events, began),
+        lives=[replace(life, worker=_named(life.worker)) for life in worker_lives(events, began)],
         losses=_losses(events, rows, began),
         until=max([event.time for event in events] + [row.time for row in rows], default=began) - began,
         samples=_samples(read_samples(folder)),
@@ -182,23 +171,6 @@ def _bounded(text: str) -> str:
     return shortened(printable(text, lines=True), MAX_TEXT_CHARS)
 
 
-def worker_lives(events: Sequence[FleetEvent], began: float) -> list[WorkerLife]:
-    """A rollout's first start, its first serving, its end; those that are neither manager nor trainer."""
-    found: dict[str, dict[str, float]] = {}
-    for event in events:
-        if event.worker and not event.worker.startswith(NOT_ROLLOUTS):
-            found.setdefault(event.worker, {}).setdefault(event.kind, event.time - began)
-    return [
-        WorkerLife(
-            _named(name),
-            times.get("started", min(times.values())),
-            serving=times.get("serving"),
-            ended=min((times[end] for end in END_KINDS if end in times), default=None),
-        )
-        for name, times in found.items()
-    ]
-
-
 def _losses(events: Sequence[FleetEvent], rows: Sequence[MetricsRow], began: float) -> list[Loss]:
     reclaimed = [event for event in events if event.kind == RECLAIMED]
     return [
@@ -207,9 +179,9 @@ def _losses(events: Sequence[FleetEvent], rows: Sequence[MetricsRow], began: flo
             event.time - began,
             clock=clock_text(event.time - began),
             text=printable(lost.text.removeprefix("declared fault: ")),
-            cost=panel.loss_cost(lost),
+            cost=loss_cost(lost),
         )
-        for event, lost in zip(reclaimed, summary.losses(events, rows), strict=True)
+        for event, lost in zip(reclaimed, losses(events, rows), strict=True)
     ]
 
 

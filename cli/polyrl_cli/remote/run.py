@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
+from polyrl.history.losses import clock_text
 from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.manifests.file_checks import named_files
 from polyrl_cli.manifests.load import check_files, job_of, read_manifest
 from polyrl_cli.manifests.yaml_source import path_text
 from polyrl_cli.remote.cluster import GONE, ClusterOptions, UserCluster, user_cluster
 from polyrl_cli.remote.status import ended, find_condition, headline, status_report
-from polyrl_cli.report.progress import PLAIN_EVERY_S, clock_text
+from polyrl_cli.report.progress import PLAIN_EVERY_S
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import EVENT, JOB
 from polyrl_trainer.data.hub import is_on_a_hub

@@ -3,12 +3,10 @@
     timeline      fleet.jsonl: what happened to the fleet and when; metrics.jsonl: rows that the trainer writes
     progress      the run as it goes on: a live picture on a terminal, plain lines elsewhere
     prints        what user code prints, for run --show-prints
-    results       what was learned, from the trainer's rows
     summary       summary.json: what a run came to
     panel         the same on the terminal, at the end
     plot          run.png
     terminal      where commands print
-    foreign_text  texts of models, data and user code, made harmless for a terminal
 
 `local.run` imports all of it; `timeline` imports nothing of the command line.
 """

@@ -16,10 +16,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from polyrl_cli.report.foreign_text import printable
-from polyrl_cli.report.progress import BESIDE_BAR, EXACT_MATCH, SPARK_WIDTH, WIDTH, clock_text, sparkline
-from polyrl_cli.report.results import EVALUATION_PREFIX, Course, EvaluationPoint, milestones
-from polyrl_cli.report.summary import RolloutLoss, Summary
+from polyrl.history.foreign_text import printable
+from polyrl.history.losses import clock_text, loss_cost
+from polyrl.history.results import EVALUATION_PREFIX, Course, EvaluationPoint, milestones
+from polyrl_cli.report.progress import BESIDE_BAR, EXACT_MATCH, SPARK_WIDTH, WIDTH, sparkline
+from polyrl_cli.report.summary import Summary
 
 OUTCOME_STYLES: Final = {"succeeded": "green", "interrupted": "yellow", "failed": "red"}
 STAGES: Final = {"start": "start", "sft": "SFT", "rl": "RL", "offline-rl": "offline RL", "rest": "evaluation and rest"}
@@ -183,15 +184,6 @@ def _losses(summary: Summary) -> RenderableType:
         fault = loss.text.removeprefix("declared fault: ")
         lines.append(Text(f"{clock_text(loss.at_seconds)}  {fault}\n       {loss_cost(loss)}"))
     return Group(*lines)
-
-
-def loss_cost(loss: RolloutLoss) -> str:
-    """What it cost, in words."""
-    again = loss.replaced_after_seconds
-    words = "not replaced before the end" if again is None else f"replaced after {again:.1f} s"
-    if loss.step_seconds is not None and loss.median_step_seconds is not None:
-        words += f"; its step took {loss.step_seconds:.1f} s (median {loss.median_step_seconds:.1f} s)"
-    return words
 
 
 def _files(folder: Path) -> Text:

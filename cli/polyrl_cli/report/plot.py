@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import matplotlib
 
+from polyrl.history.fleet import FLEET, RECLAIMED, FleetEvent
+from polyrl.history.rows import MetricsRow
 from polyrl_cli.report.progress import EVALUATED, EXACT_MATCH, REWARD
-from polyrl_cli.report.timeline import FLEET, RECLAIMED, FleetEvent, MetricsRow
 
 matplotlib.use("Agg")  # before pyplot searches for a display
 

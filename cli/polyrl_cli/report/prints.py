@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from polyrl_cli.report.foreign_text import printable
+from polyrl.history.foreign_text import printable
 
 MAX_LINES: Final = 40
 """Shown of one read, a quarter of a second: about what a person sees; a reward may print 1,000 times a second."""

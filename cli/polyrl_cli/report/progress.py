@@ -14,11 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from polyrl.history.fleet import RECLAIMED, FleetEvent
+from polyrl.history.foreign_text import printable
+from polyrl.history.losses import clock_text
+from polyrl.history.rows import MetricsRow
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl_cli.report.foreign_text import printable
-from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow
 
 PLAIN_EVERY_S: Final = 5.0
 """Between two plain lines: often enough to see progress, seldom enough for a log file."""
@@ -205,13 +207,6 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in values)
-
-
-def clock_text(seconds: float) -> str:
-    """mm:ss, with hours before when there are any."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
 
 
 def _totals(spec: JobSpec) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -10,9 +9,10 @@ from typing import Final
 import msgspec
 
 from polyrl.errors import UNDECODABLE
+from polyrl.history.losses import RolloutLoss
+from polyrl.history.results import Course, EvaluationPoint
+from polyrl.history.rows import MetricsRow
 from polyrl.status import ManagerStatus, SampleCounts, TokenCounts
-from polyrl_cli.report.results import Course, EvaluationPoint
-from polyrl_cli.report.timeline import RECLAIMED, FleetEvent, MetricsRow
 
 STEP_PARTS: Final = {
     "generate": "timing_s/gen",
@@ -36,20 +36,6 @@ class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):
     step_time_ratio: float | None = msgspec.field(default=None, name="stepRatio")
     user_code_failures: dict[str, int] = {}
     first_failures: dict[str, str] = {}
-
-
-class RolloutLoss(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One rollout that was taken away, and what it cost."""
-
-    worker: str
-    at_seconds: float
-    text: str
-    replaced_after_seconds: float | None
-    """Until another one served; None when none did."""
-    step_seconds: float | None
-    """Wall time of the RL step that it fell into."""
-    median_step_seconds: float | None
-    """Median over all RL steps, to compare with."""
 
 
 class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -123,30 +109,7 @@ def seconds_by_stage(reports: Sequence[MetricsRow], began: float, wall_seconds: 
     return {stage: round(seconds, 3) for stage, seconds in took.items() if seconds > 0}
 
 
-def losses(events: Sequence[FleetEvent], reports: Sequence[MetricsRow]) -> list[RolloutLoss]:
-    """Every reclaimed rollout with the time until another one served, and its step's time beside the median."""
-    steps = [report for report in reports if report.phase == "rl" and "timing_s/step" in report.values]
-    median = statistics.median([step.values["timing_s/step"] for step in steps]) if steps else None
-    return [
-        RolloutLoss(
-            worker=event.worker,
-            at_seconds=event.t,
-            text=event.text,
-            replaced_after_seconds=_seconds_to_next_serving(event, events),
-            step_seconds=next((step.values["timing_s/step"] for step in steps if step.time >= event.time), None),
-            median_step_seconds=median,
-        )
-        for event in events
-        if event.kind == RECLAIMED
-    ]
-
-
 def bytes_per_token(status: ManagerStatus) -> float | None:
     """Wire bytes of deltas per generated token; None when nothing was generated."""
     generated = status.tokens.generated
     return round(status.delta_bytes / generated, 2) if generated else None
-
-
-def _seconds_to_next_serving(lost: FleetEvent, events: Sequence[FleetEvent]) -> float | None:
-    later = (event for event in events if event.kind == "serving" and event.time >= lost.time)
-    return next((round(event.time - lost.time, 3) for event in later if event.worker != lost.worker), None)

@@ -12,35 +12,15 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO
 
 import msgspec
 
 from polyrl.errors import UNDECODABLE
+from polyrl.history.fleet import FLEET, FleetEvent
+from polyrl.history.rows import MetricsRow, parse_metrics
 from polyrl.sample import Pool
 from polyrl.status import EngineState, ManagerStatus
-
-
-class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line."""
-
-    time: float
-    """Unix seconds, as in metrics.jsonl."""
-    t: float
-    """Seconds since this start of the run."""
-    kind: str = msgspec.field(name="event")
-    """started, serving, reclaimed, fault, stopped, exited, condition or fleet."""
-    worker: str = ""
-    text: str = ""
-    engines: int = -1
-    """Rollouts that serve from now on, the reserved engine left out; with `fleet` only."""
-
-
-RECLAIMED: Final = "reclaimed"
-"""A rollout was taken away, with or without notice."""
-FAULT: Final = "fault"
-"""Another fault was injected."""
-FLEET: Final = "fleet"
 
 
 class Timeline:
@@ -98,17 +78,6 @@ def read_timeline(file: Path) -> list[FleetEvent]:
     return events
 
 
-class MetricsRow(msgspec.Struct, frozen=True):
-    """One line of metrics.jsonl."""
-
-    time: float
-    """Unix seconds."""
-    phase: str
-    """sft, rl, offline-rl or eval."""
-    step: int
-    values: dict[str, float]
-
-
 class MetricsTail:
     """Follows a metrics.jsonl that another process appends to, from its present end.
 
@@ -139,20 +108,3 @@ class MetricsTail:
 def read_metrics(file: Path) -> list[MetricsRow]:
     """All whole lines; none when there is no file."""
     return parse_metrics(file.read_bytes().rpartition(b"\n")[0]) if file.is_file() else []
-
-
-def parse_metrics(text: bytes) -> list[MetricsRow]:
-    """Lines to rows; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
-    rows = []
-    for line in text.split(b"\n"):
-        try:
-            rows.append(_row(msgspec.json.decode(line, type=dict[str, Any])))
-        except (*UNDECODABLE, KeyError):
-            continue
-    return rows
-
-
-def _row(fields: dict[str, Any]) -> MetricsRow:
-    values = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
-    time, step = values.pop("time"), int(values.pop("step"))
-    return MetricsRow(time, str(fields["phase"]), step=step, values=values)

@@ -17,6 +17,7 @@ from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.reporting.conditions import ConditionDraft, conditions, to_condition
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import millisecond, second, unix
+from polyrl.history.cost import price_per_hour, spent
 from polyrl.manifest.status import (
     Cost,
     Disruption,
@@ -195,8 +196,10 @@ def _closed(entry: Disruption, there: Mapping[str, PodFacts], now: float) -> Dis
 
 
 CHARGE_EVERY_S: Final = 60.0
-MICROS_PER_SECOND: Final = 1e6 / 3600
-"""Millionths of the currency charged per second at a price of 1 per hour."""
+MICROS: Final = 1e6
+"""Millionths, in which a status counts money."""
+SHARES: Final = {Pool.RESERVED: "reserved_micros", Pool.SPOT: "spot_micros", Pool.ON_DEMAND: "on_demand_micros"}
+"""A status' fields of what each pool has cost."""
 
 
 def cost(ctx: ReconcileContext, *, closing: bool) -> Cost:
@@ -204,21 +207,14 @@ def cost(ctx: ReconcileContext, *, closing: bool) -> Cost:
     pod ends, else once a minute, so that money alone does not change the status at every reconcile; when the operator
     was down, pods that are still there are charged as it comes back. `closing`: the job ended, all is charged now."""
     stored = ctx.status.cost
-    prices = ctx.spec.pricing
-    by_field = {
-        "reserved_micros": prices.reserved_per_hour,
-        "spot_micros": prices.spot_per_hour,
-        "on_demand_micros": prices.on_demand_per_hour,
-    }
     since = unix(stored.accounted_time)
-    if not any(by_field.values()):
+    if not any(price_per_hour(ctx.spec.pricing, pool) for pool in SHARES):
         return stored
     if since is not None and ctx.now - since < CHARGE_EVERY_S and not closing and not _ended_since(ctx):
         return stored
-    seconds = _seconds(ctx, ctx.now if since is None else since)
+    amounts = spent(ctx.spec.pricing, _seconds(ctx, ctx.now if since is None else since))
     update: dict[str, object] = {
-        field: getattr(stored, field) + round(seconds[field] * (price or 0.0) * MICROS_PER_SECOND)
-        for field, price in by_field.items()
+        SHARES[pool]: getattr(stored, SHARES[pool]) + round(amount * MICROS) for pool, amount in amounts.items()
     }
     return stored.model_copy(update=update | {"accounted_time": millisecond(ctx.now)})
 
@@ -228,14 +224,15 @@ def _ended_since(ctx: ReconcileContext) -> bool:
     return any(pod.runs_since is not None and uid not in there for uid, pod in ctx.state.last_seen.items())
 
 
-def _seconds(ctx: ReconcileContext, since: float) -> dict[str, float]:
-    """Per share: seconds that pods held nodes since the last charge; one that ended meanwhile is charged until now."""
+def _seconds(ctx: ReconcileContext, since: float) -> dict[Pool, float]:
+    """Seconds that pods held nodes since the last charge, the trainer's as reserved ones; a pod that ended meanwhile is
+    charged until now."""
     started = {uid: (pod.role, pod.pool, pod.runs_since) for uid, pod in ctx.state.last_seen.items()}
     started |= {pod.uid: (pod.role, pod.pool, pod.runs_since) for pod in ctx.facts.pods if not pod.ended}
-    total = dict.fromkeys(("reserved_micros", "spot_micros", "on_demand_micros"), 0.0)
+    total = dict.fromkeys(SHARES, 0.0)
     for role, pool, start in started.values():
         if start is None or role is Role.MANAGER:
             continue
-        share = "on_demand_micros" if pool is Pool.ON_DEMAND else "spot_micros"
-        total["reserved_micros" if role is Role.TRAINER else share] += max(0.0, ctx.now - max(since, start))
+        share = Pool.ON_DEMAND if pool is Pool.ON_DEMAND else Pool.SPOT
+        total[Pool.RESERVED if role is Role.TRAINER else share] += max(0.0, ctx.now - max(since, start))
     return total

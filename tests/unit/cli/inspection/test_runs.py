@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from polyrl.history.foreign_text import json_line
+from polyrl.history.results import Course, EvaluationPoint
 from polyrl_cli.inspection.compare import comparison, differing_settings, flattened, result_rows, run_labels
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts
 from polyrl_cli.inspection.runs import age_text, as_object, evaluation_text, runs_table, short_path, steps_text
-from polyrl_cli.report.foreign_text import json_line
-from polyrl_cli.report.results import Course, EvaluationPoint
 
 
 def facts(name: str, **changes: object) -> RunFacts:

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from polyrl.history.losses import RolloutLoss
+from polyrl.history.results import Course, EvaluationPoint
 from polyrl.status import SampleCounts, TokenCounts
 from polyrl_cli.report.panel import print_summary
-from polyrl_cli.report.results import Course, EvaluationPoint
-from polyrl_cli.report.summary import RolloutLoss, Summary
+from polyrl_cli.report.summary import Summary
 
 
 def point(stage: str, step: int, **values: float) -> EvaluationPoint:

@@ -5,12 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
+from polyrl.history.fleet import FleetEvent
+from polyrl.history.losses import clock_text, losses
+from polyrl.history.rows import MetricsRow, parse_metrics
 from polyrl.manifest.spec import JobSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, TokenCounts
-from polyrl_cli.report.progress import Progress, clock_text, picture, sparkline
-from polyrl_cli.report.summary import bytes_per_token, losses, seconds_by_stage, step_parts
-from polyrl_cli.report.timeline import FleetEvent, MetricsRow, num_serving, parse_metrics
+from polyrl_cli.report.progress import Progress, picture, sparkline
+from polyrl_cli.report.summary import bytes_per_token, seconds_by_stage, step_parts
+from polyrl_cli.report.timeline import num_serving
 
 SPEC = {"recipe": {"mode": "rl", "model": {"path": "m"}, "algorithm": {"steps": 5}}}
 

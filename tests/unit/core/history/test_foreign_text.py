@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polyrl_cli.report.foreign_text import json_line, printable
+from polyrl.history.foreign_text import json_line, printable
 
 
 @pytest.mark.parametrize(

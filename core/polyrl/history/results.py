@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from polyrl_cli.report.timeline import MetricsRow
+from polyrl.history.rows import MetricsRow
 
 TRAINED_PHASES: Final = ("rl", "offline-rl")
 REWARD_PREFIX: Final = "reward/"

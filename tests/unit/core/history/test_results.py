@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrl_cli.report.results import (
+from polyrl.history.results import (
     Course,
     courses,
     evaluations,
@@ -11,7 +11,7 @@ from polyrl_cli.report.results import (
     samples_evaluated,
     samples_trained,
 )
-from polyrl_cli.report.timeline import MetricsRow
+from polyrl.history.rows import MetricsRow
 
 
 def row(phase: str, step: int, **values: float) -> MetricsRow:
@@ -42,7 +42,7 @@ def test_the_course_of_the_reward_and_of_what_it_names() -> None:
     assert courses(RUN[:3]) == {}
 
 
-@pytest.mark.parametrize(("steps", "of"), [(1, 1), (19, 1), (20, 2), (100, 10), (500, 10)])
+@pytest.mark.parametrize(("steps", "of"), [(1, 1), (19, 1), (20, 2), (100, 10), (500, 10)], ids=str)
 def test_first_and_last_are_means_of_a_tenth(steps: int, of: int) -> None:
     course = courses([rl(step, float(step)) for step in range(1, steps + 1)])["reward"]
     middle = (of - 1) / 2
