@@ -18,7 +18,8 @@ def test_each_stay_counts_from_its_start_to_its_end() -> None:
     events = [
         an_event(0, "started", "manager"), an_event(0, "started", "trainer"), an_event(0, "started", "reserved"),
         an_event(10, "started", "rollout-0"), an_event(20, "serving", "rollout-0"),
-        an_event(40, "reclaimed", "rollout-0"), an_event(41, "exited", "rollout-0"), an_event(45, "started", "rollout-1"),
+        an_event(40, "reclaimed", "rollout-0"), an_event(41, "exited", "rollout-0"),
+        an_event(45, "started", "rollout-1"),
     ]  # fmt: skip
     assert seconds_by_pool(events, until=1100.0) == {Pool.RESERVED: 100.0, Pool.SPOT: 30.0 + 55.0}
     assert machines_by_pool(events) == {Pool.RESERVED: 1, Pool.SPOT: 1}
