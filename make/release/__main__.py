@@ -1,0 +1,97 @@
+"""`python -m release check`, `python -m release build`: the command behind `make release`.
+
+Exit status: 0 done, 1 the builds differ or a program failed, 2 the tree is no release (one line per reason).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from release.artifacts import ROLES, SUMS, Build, BuildError, Programs, differences, write_sums
+from release.rules import Tree, refusals, version_of
+
+NO_RELEASE = 2
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def tree_here() -> Tree:
+    texts = (Path(name).read_text() for name in ("pyproject.toml", "charts/polyrl/Chart.yaml", "CHANGELOG.md"))
+    elsewhere = sorted(set(git("tag", "--list").split()) - set(git("tag", "--points-at", "HEAD").split()))
+    changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
+    return Tree(*texts, changed=changed, elsewhere=elsewhere)
+
+
+def export(commit: str, target: Path) -> Path:
+    """What the commit holds, and nothing else that lies in this checkout."""
+    target.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", "--format=tar", commit], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", target], input=archive, check=True)
+    return target
+
+
+def build_once(commit: str, room: Path, programs: Programs, parts: list[str]) -> Path:
+    """One build in a folder of its own; returns where its files lie."""
+    source, out = export(commit, room / "source"), room / "out"
+    out.mkdir()
+    version = version_of((source / "pyproject.toml").read_text())
+    epoch = int(git("show", "--no-patch", "--format=%ct", commit))
+    build = Build(source, out, version=version, epoch=epoch, programs=programs)
+    if "packages" in parts:
+        build.packages()
+    if "chart" in parts:
+        build.chart()
+    if "bill" in parts:
+        build.bill()
+    for role in ROLES if "images" in parts else ():
+        build.image(role)
+    return out
+
+
+def build_twice(commit: str, out: Path, programs: Programs, parts: list[str]) -> None:
+    """Both builds, compared; raises BuildError where a byte differs, and leaves both to be looked into."""
+    rooms = [out.with_name(f"{out.name}-{name}-build") for name in ("first", "second")]
+    for old in (out, *rooms):
+        shutil.rmtree(old, ignore_errors=True)
+    first, second = (build_once(commit, room.absolute(), programs, parts) for room in rooms)
+    if differing := differences(first, second):
+        raise BuildError(f"not the same bytes in both builds: {', '.join(differing)}; they lie in {first} and {second}")
+    first.rename(out)
+    write_sums(out)
+    for room in rooms:
+        shutil.rmtree(room)
+    print((out / SUMS).read_text(), end="")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="release")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("check")
+    build = verbs.add_parser("build")
+    build.add_argument("--commit", default="HEAD")
+    build.add_argument("--out", type=Path, default=Path("dist/release"))
+    build.add_argument("--parts", nargs="+", choices=["packages", "chart", "bill", "images"], required=True)
+    build.add_argument("--helm", default="helm")
+    build.add_argument("--buildah", default="buildah")
+    build.add_argument("--image-options", default="")
+    given = parser.parse_args()
+    if given.verb == "check":
+        found = refusals(tree_here())
+        print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
+        return NO_RELEASE if found else 0
+    try:
+        build_twice(given.commit, given.out, Programs(given.helm, given.buildah, given.image_options), given.parts)
+    except (BuildError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
