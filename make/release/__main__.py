@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from release.artifacts import ROLES, SUMS, Build, BuildError, Programs, differences, write_sums
-from release.rules import Tree, refusals, version_of
+from release.rules import Tree, notes, refusals, version_of
 
 NO_RELEASE = 2
 
@@ -22,10 +22,12 @@ def git(*arguments: str) -> str:
 
 
 def tree_here() -> Tree:
-    texts = (Path(name).read_text() for name in ("pyproject.toml", "charts/polyrl/Chart.yaml", "CHANGELOG.md"))
+    project, chart, changelog = (
+        Path(name).read_text() for name in ("pyproject.toml", "charts/polyrl/Chart.yaml", "CHANGELOG.md")
+    )
     elsewhere = sorted(set(git("tag", "--list").split()) - set(git("tag", "--points-at", "HEAD").split()))
     changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
-    return Tree(*texts, changed=changed, elsewhere=elsewhere)
+    return Tree(project, chart, changelog=changelog, changed=changed, elsewhere=elsewhere)
 
 
 def export(commit: str, target: Path) -> Path:
@@ -82,8 +84,10 @@ def main() -> int:
     build.add_argument("--image-options", default="")
     given = parser.parse_args()
     if given.verb == "check":
-        found = refusals(tree_here())
-        print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
+        tree = tree_here()
+        found = refusals(tree)
+        for line in [*found, *notes(tree)]:
+            print(line, file=sys.stderr)
         return NO_RELEASE if found else 0
     try:
         build_twice(given.commit, given.out, Programs(given.helm, given.buildah, given.image_options), given.parts)

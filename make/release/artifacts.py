@@ -50,7 +50,7 @@ class Build:
     programs: Programs
 
     def run(self, *command: str | Path, text: str | None = None) -> str:
-        """Standard output. The time of the commit reaches each program; PYTHONPATH, which would be this one's, does not."""
+        """Standard output. Each program gets the commit's time, and none this one's PYTHONPATH."""
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(self.epoch), "PYTHONHASHSEED": "0"}
         environment.pop("PYTHONPATH", None)
         done = subprocess.run(command, cwd=self.source, env=environment, input=text, stdout=subprocess.PIPE, text=True)

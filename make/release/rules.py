@@ -1,7 +1,7 @@
 """Whether a tree may be released: its version, wherever it is named, its changelog and its tags. Pure.
 
-The version stands in pyproject.toml, and `polyrl --version` is what was installed from there. A chart needs a version of
-its own and one of what it installs; both are the project's.
+The version stands in pyproject.toml, and `polyrl --version` is what was installed from there. A chart needs a version
+of its own and one of what it installs; both are the project's.
 """
 
 from __future__ import annotations
@@ -43,16 +43,22 @@ def refusals(tree: Tree) -> list[str]:
     return [*_of_version(tree, version), *_of_changelog(tree.changelog, version), *_of_changes(tree.changed)]
 
 
+def notes(tree: Tree) -> list[str]:
+    """What a release may lack, and its publication should not."""
+    if "urls" in tomllib.loads(tree.pyproject)["project"]:
+        return []
+    return ["note: pyproject.toml has no [project.urls]; say where source and issues are before anything is uploaded"]
+
+
 def _of_version(tree: Tree, version: str) -> list[str]:
-    found = []
+    chart = yaml.safe_load(tree.chart)
+    found = [
+        f"charts/polyrl/Chart.yaml: {field} is {chart[field]}, pyproject.toml has {version}; make them equal"
+        for field in ("version", "appVersion")
+        if str(chart[field]) != version
+    ]
     if not PLAIN.fullmatch(version):
         found.append(f"pyproject.toml: version is {version}; a release has three numbers, as 0.1.0")
-    chart = yaml.safe_load(tree.chart)
-    for field in ("version", "appVersion"):
-        if str(chart[field]) != version:
-            found.append(
-                f"charts/polyrl/Chart.yaml: {field} is {chart[field]}, pyproject.toml has {version}; make them equal"
-            )
     if f"v{version}" in tree.elsewhere:
         found.append(f"tag v{version} belongs to another commit; raise the version")
     return found

@@ -1,0 +1,88 @@
+"""A tree is released only if its version agrees everywhere, its changelog tells it, and a commit holds all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from release.rules import Tree, notes, refusals, version_of
+
+ROOT = Path(__file__).parents[2]
+PROJECT = '[project]\nname = "polyrl"\nversion = "0.2.0"\n'
+CHART = "name: polyrl\nversion: 0.2.0\nappVersion: 0.2.0\n"
+CHANGELOG = (
+    "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-01-31\n\n### Added\n- A thing.\n\n## [0.1.0] - 2026-01-01\n"
+)
+RELEASE = Tree(PROJECT, CHART, changelog=CHANGELOG, elsewhere=["v0.1.0"])
+
+CASES = [
+    pytest.param(
+        replace(RELEASE, chart=CHART.replace("version: 0.2.0", "version: 0.1.0", 1)),
+        "charts/polyrl/Chart.yaml: version is 0.1.0, pyproject.toml has 0.2.0; make them equal",
+        id="the chart's version",
+    ),
+    pytest.param(
+        replace(RELEASE, chart=CHART.replace("appVersion: 0.2.0", "appVersion: 0.1.0")),
+        "charts/polyrl/Chart.yaml: appVersion is 0.1.0, pyproject.toml has 0.2.0; make them equal",
+        id="the version that the chart installs",
+    ),
+    pytest.param(
+        replace(RELEASE, elsewhere=["v0.1.0", "v0.2.0"]),
+        "tag v0.2.0 belongs to another commit; raise the version",
+        id="released before",
+    ),
+    pytest.param(
+        replace(RELEASE, changelog=CHANGELOG.replace("0.2.0", "0.3.0")),
+        "CHANGELOG.md: no section [0.2.0]; head what is under [Unreleased] with it and the date",
+        id="no section",
+    ),
+    pytest.param(
+        replace(RELEASE, changelog=CHANGELOG.replace(" - 2026-01-31", "")),
+        "CHANGELOG.md: the section is headed [0.2.0]; write [0.2.0] - YEAR-MONTH-DAY",
+        id="no date",
+    ),
+    pytest.param(
+        replace(RELEASE, changelog=CHANGELOG.replace("- A thing.", "")),
+        "CHANGELOG.md: the section [0.2.0] is empty; name what changed for users",
+        id="empty section",
+    ),
+    pytest.param(
+        replace(RELEASE, changelog=CHANGELOG.replace("[Unreleased]", "[Unreleased]\n- Forgotten.")),
+        "CHANGELOG.md: [Unreleased] has entries; they belong to [0.2.0], which holds this commit",
+        id="unreleased entries",
+    ),
+    pytest.param(
+        replace(RELEASE, changed=[f"file{n}" for n in range(7)]),
+        "the tree differs from its commit: file0, file1, file2, file3, file4 and 2 more; commit or remove that",
+        id="changed files",
+    ),
+]
+
+
+def test_a_tree_that_agrees_is_a_release() -> None:
+    assert refusals(RELEASE) == []
+
+
+@pytest.mark.parametrize(("tree", "sentence"), CASES)
+def test_what_is_wrong_is_one_sentence(tree: Tree, sentence: str) -> None:
+    assert refusals(tree) == [sentence]
+
+
+def test_a_pre_release_is_refused() -> None:
+    """Python's 0.2.0rc1 is no version to Helm."""
+    texts = (text.replace("0.2.0", "0.2.0rc1") for text in (PROJECT, CHART, CHANGELOG))
+    assert refusals(Tree(*texts)) == ["pyproject.toml: version is 0.2.0rc1; a release has three numbers, as 0.1.0"]
+
+
+def test_a_home_is_asked_for_before_anything_is_uploaded() -> None:
+    at_home = replace(RELEASE, pyproject=PROJECT + '[project.urls]\nSource = "https://example.org/polyrl"\n')
+    assert [len(notes(tree)) for tree in (RELEASE, at_home)] == [1, 0]
+
+
+def test_this_trees_version_is_the_same_everywhere() -> None:
+    """What a release would refuse only on its day is refused on every day; its changelog's section comes last."""
+    texts = [(ROOT / name).read_text() for name in ("pyproject.toml", "charts/polyrl/Chart.yaml")]
+    version = version_of(texts[0])
+    assert refusals(Tree(*texts, changelog=f"## [{version}] - 2026-01-31\n- Any.\n")) == []
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
