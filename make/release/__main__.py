@@ -13,6 +13,7 @@ from pathlib import Path
 
 from release.artifacts import ROLES, SUMS, Build, BuildError, Programs, differences, write_sums
 from release.rules import Tree, notes, refusals, version_of
+from release.surfaces import SURFACES
 
 NO_RELEASE = 2
 
@@ -25,9 +26,22 @@ def tree_here() -> Tree:
     project, chart, changelog = (
         Path(name).read_text() for name in ("pyproject.toml", "charts/polyrl/Chart.yaml", "CHANGELOG.md")
     )
-    elsewhere = sorted(set(git("tag", "--list").split()) - set(git("tag", "--points-at", "HEAD").split()))
-    changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
-    return Tree(project, chart, changelog=changelog, changed=changed, elsewhere=elsewhere)
+    return Tree(
+        project,
+        chart,
+        changelog=changelog,
+        changed=[line[3:] for line in git("status", "--porcelain").splitlines()],
+        elsewhere=sorted(set(git("tag", "--list").split()) - set(git("tag", "--points-at", "HEAD").split())),
+        released=surfaces_before(version_of(project)),
+        surfaces={name: Path(name).read_text() for name in SURFACES},
+    )
+
+
+def surfaces_before(version: str) -> dict[str, str]:
+    """As the newest tag of another version that this commit comes after has them; none without such a tag."""
+    tags = git("tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname").split()
+    before = next((tag for tag in tags if tag != f"v{version}"), None)
+    return {name: git("show", f"{before}:{name}") for name in SURFACES} if before else {}
 
 
 def export(commit: str, target: Path) -> Path:

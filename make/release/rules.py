@@ -1,4 +1,4 @@
-"""Whether a tree may be released: its version, wherever it is named, its changelog and its tags. Pure.
+"""Whether a tree may be released: its version, its changelog, its tags, what users rely on. Pure.
 
 The version stands in pyproject.toml, and `polyrl --version` is what was installed from there. A chart needs a version
 of its own and one of what it installs; both are the project's.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import yaml
+
+from release.surfaces import removals
 
 PLAIN = re.compile(r"\d+\.\d+\.\d+")
 """Python's and Helm's ways to write a pre-release differ, so there is none: three numbers mean the same in both."""
@@ -31,6 +33,9 @@ class Tree:
     """Files that differ from the commit, or that no commit holds."""
     elsewhere: Sequence[str] = ()
     """Tags of other commits."""
+    released: Mapping[str, str] = field(default_factory=dict)
+    """Surfaces of the version before, by file; empty before the first release."""
+    surfaces: Mapping[str, str] = field(default_factory=dict)
 
 
 def version_of(pyproject: str) -> str:
@@ -40,7 +45,13 @@ def version_of(pyproject: str) -> str:
 def refusals(tree: Tree) -> list[str]:
     """One sentence for each reason why this tree is no release; none if it is one."""
     version = version_of(tree.pyproject)
-    return [*_of_version(tree, version), *_of_changelog(tree.changelog, version), *_of_changes(tree.changed)]
+    announced = "".join(text for title, text in sections_of(tree.changelog).items() if title.startswith(f"[{version}]"))
+    return [
+        *_of_version(tree, version),
+        *_of_changelog(tree.changelog, version),
+        *removals(tree.released, tree.surfaces, announced),
+        *_of_changes(tree.changed),
+    ]
 
 
 def notes(tree: Tree) -> list[str]:

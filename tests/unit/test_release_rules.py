@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from release.rules import Tree, notes, refusals, version_of
+from release.surfaces import SURFACES, names_of
 
 ROOT = Path(__file__).parents[2]
 PROJECT = '[project]\nname = "polyrl"\nversion = "0.2.0"\n'
@@ -67,6 +68,44 @@ def test_a_tree_that_agrees_is_a_release() -> None:
 @pytest.mark.parametrize(("tree", "sentence"), CASES)
 def test_what_is_wrong_is_one_sentence(tree: Tree, sentence: str) -> None:
     assert refusals(tree) == [sentence]
+
+
+SURFACE = "crds/polyrljobs.yaml"
+BEFORE = """
+spec: {versions: [{schema: {properties: {spec: {properties: {seed: {type: integer}, data: {properties: {rl: {items: {
+  properties: {path: {type: string}, properties: {type: string}}}}}}}}}}}]}
+"""
+AFTER = BEFORE.replace("seed: {type: integer}, ", "").replace(", properties: {type: string}", "")
+
+
+def test_names_are_those_of_fields() -> None:
+    assert names_of(BEFORE) == {"spec", "spec.seed", "spec.data", "spec.data.rl"} | {
+        f"spec.data.rl.{name}" for name in ("path", "properties")
+    }
+
+
+@pytest.mark.parametrize(
+    ("announced", "missed"),
+    [
+        pytest.param("A thing.", ["spec.data.rl.properties", "spec.seed"], id="silent"),
+        pytest.param("`spec.seed` is gone.", ["spec.data.rl.properties"], id="one of two"),
+        pytest.param("`spec.seed` and `spec.data` are new.", [], id="a field and a block"),
+    ],
+)
+def test_what_was_released_goes_only_by_an_announcement(announced: str, missed: list[str]) -> None:
+    changelog = CHANGELOG.replace("A thing.", announced)
+    tree = replace(RELEASE, changelog=changelog, released={SURFACE: BEFORE}, surfaces={SURFACE: AFTER})
+    assert refusals(tree) == [
+        f"{SURFACE}: {name} was released and is gone; bring it back, or write `{name}` under Removed in CHANGELOG.md"
+        for name in missed
+    ]
+
+
+def test_surfaces_of_this_tree_have_names() -> None:
+    found = {name: names_of((ROOT / name).read_text()) for name in SURFACES}
+    assert "spec.recipe.algorithm.optimizer.learningRate" in found["crds/polyrljobs.yaml"]
+    assert "watch.namespaces" in found["charts/polyrl/values.schema.json"]
+    assert {"/v1/drain", "ManagerStatus.seq"} <= found["docs/reference/manager-api.json"]
 
 
 def test_a_pre_release_is_refused() -> None:
