@@ -85,19 +85,19 @@ def test_names_are_those_of_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("announced", "missed"),
+    ("announced", "unannounced"),
     [
         pytest.param("A thing.", ["spec.data.rl.properties", "spec.seed"], id="silent"),
         pytest.param("`spec.seed` is gone.", ["spec.data.rl.properties"], id="one of two"),
         pytest.param("`spec.seed` and `spec.data` are new.", [], id="a field and a block"),
     ],
 )
-def test_what_was_released_goes_only_by_an_announcement(announced: str, missed: list[str]) -> None:
+def test_what_was_released_goes_only_by_an_announcement(announced: str, unannounced: list[str]) -> None:
     changelog = CHANGELOG.replace("A thing.", announced)
     tree = replace(RELEASE, changelog=changelog, released={SURFACE: BEFORE}, surfaces={SURFACE: AFTER})
     assert refusals(tree) == [
         f"{SURFACE}: {name} was released and is gone; bring it back, or write `{name}` under Removed in CHANGELOG.md"
-        for name in missed
+        for name in unannounced
     ]
 
 
