@@ -54,10 +54,11 @@ fmt: install ## Rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: install ## Write what is generated from the manifest models: crds/, its copy in the chart, docs/reference/manifest.md
+crds: install ## Write what is generated: crds/ of the manifest models, its copy in the chart, docs/reference/manifest.md and cli.md
 	$(BIN)/polyrl crd --out crds/polyrljobs.yaml
 	cp crds/polyrljobs.yaml charts/polyrl/files/polyrljobs.yaml
 	$(BIN)/polyrl crd --docs --out docs/reference/manifest.md
+	$(BIN)/typer polyrl_cli.app utils docs --name polyrl --title "Command line" --output docs/reference/cli.md
 
 constraints: install ## Resolve the newest pins within pyproject.toml's ranges
 	$(BIN)/uv pip compile -q --upgrade --no-header --no-annotate --no-emit-index-url --no-emit-find-links \

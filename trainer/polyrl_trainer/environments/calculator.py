@@ -34,6 +34,7 @@ class CalculatorEnvironment:
     """Answers calculator calls until the policy ends a turn without one."""
 
     async def run(self, sample: Sample, generate: Generate) -> None:
+        """Plays one episode: every call at the end of a turn gets its result."""
         while (expression := find_call(sample.response)) is not None:
             sample = await generate(f"<result>{calculate(expression)}</result>")
 
