@@ -3,6 +3,7 @@
     GET  /v1/status?since=SEQ&waitSeconds=S   status.ManagerStatus; waits until `seq` > SEQ, at most S seconds
     GET  /v1/waits                            Waits: who waits for whom, since when and until when
     POST /v1/drain        DrainRequest        DrainAnswer; saying it again changes nothing
+    GET  /v1/history?after=TIME               History: rows and events later than TIME, in Unix seconds
     GET  /metrics                             Prometheus text
     GET  /healthz                             Health; the only path that needs no token
 
@@ -18,10 +19,14 @@ import msgspec
 from msgspec import Meta
 
 from polyrl.errors import UNDECODABLE
+from polyrl.history.fleet import FleetEvent
+from polyrl.history.rows import MetricsRow
+from polyrl.sample import Pool
 from polyrl.status import ManagerStatus
 
 STATUS_PATH: Final = "/v1/status"
 WAITS_PATH: Final = "/v1/waits"
+HISTORY_PATH: Final = "/v1/history"
 DRAIN_PATH: Final = "/v1/drain"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
@@ -77,6 +82,22 @@ class Waits(_Body, frozen=True):
     """Each a sentence: who waits for whom, for what, since when, until when."""
 
 
+class History(_Body, frozen=True):
+    """What the manager remembers of the run since it began: steps, evaluations, what happened to engines."""
+
+    began: float
+    """Unix seconds since when it remembers."""
+    resumed: bool
+    """The run is older: the manager was started again, and what was before lies with the trainer."""
+    rows: tuple[MetricsRow, ...]
+    """Of a long run every second of the older ones, again and again."""
+    events: tuple[FleetEvent, ...]
+    seconds: dict[Pool, float]
+    """That machines were held since then, by what they are paid as."""
+    machines: dict[Pool, int]
+    """Held now."""
+
+
 class Health(_Body, frozen=True):
     """The manager's loop is alive: it wrote this."""
 
@@ -93,6 +114,7 @@ class Problem(_Body, frozen=True):
 BODIES: Final[dict[str, tuple[str, type[Any] | None, type[Any]]]] = {
     STATUS_PATH: ("get", None, ManagerStatus),
     WAITS_PATH: ("get", None, Waits),
+    HISTORY_PATH: ("get", None, History),
     DRAIN_PATH: ("post", DrainRequest, DrainAnswer),
     HEALTH_PATH: ("get", None, Health),
 }

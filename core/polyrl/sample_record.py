@@ -6,7 +6,7 @@ user's and the model's: whoever shows one makes it harmless first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -17,6 +17,12 @@ from polyrl.sample import Finish, Purpose
 
 SAMPLES: Final = "samples.jsonl"
 """File of a run's folder."""
+
+
+MAX_REPORTED: Final = 8
+"""Samples of one step or one evaluation that a manager is sent, to be read while the run goes on."""
+MAX_REPORTED_BYTES: Final = 64 << 10
+"""Of them together: a thousandth of what a frame may hold."""
 
 
 class Chosen(StrEnum):
@@ -61,6 +67,19 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     def moment(self) -> tuple[str, str, int]:
         """What was recorded together has it in common."""
         return self.purpose, self.stage, self.step
+
+
+def to_report(records: Sequence[SampleRecord]) -> tuple[bytes, ...]:
+    """Lines of the few that a manager is sent: of training in their order, of an evaluation those with the lowest
+    reward, which say what is left to learn. One that does not fit is left out."""
+    if records and records[0].purpose is Purpose.EVAL:
+        records = sorted(records, key=lambda record: record.reward)
+    lines, room = [], MAX_REPORTED_BYTES
+    for line in map(msgspec.json.encode, records[:MAX_REPORTED]):
+        if len(line) <= room:
+            room -= len(line)
+            lines.append(line)
+    return tuple(lines)
 
 
 def parse_records(lines: Iterable[bytes]) -> list[SampleRecord]:

@@ -97,6 +97,8 @@ class Pods:
     weights_port: int
     advertise: str
     """Address under which others reach the trainer's pod."""
+    metrics_port: int = 0
+    """Where the manager's numbers are read without a token; 0: nowhere."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def _manager(place: RunLocation) -> Worker:
         argv += ("--bind", EVERYWHERE, "--http-port", str(pods.http_port))
         argv += ("--agents-port", str(pods.agents_port), "--trainer-port", str(pods.trainer_port))
         argv += ("--tls-cert", f"{pods.keys}/tls.crt", "--tls-key", f"{pods.keys}/tls.key", "--stay")
+        argv += ("--metrics-port", str(pods.metrics_port)) if pods.metrics_port else ()
     return Worker("manager", Role.MANAGER, argv=argv, env=_threads(1), grace_s=MANAGER_GRACE_S)
 
 

@@ -61,6 +61,7 @@ class Options:
     cluster_domain: str = "cluster.local"
     trainer_priority_class: str = ""
     rollout_priority_class: str = ""
+    manager_metrics_port: Annotated[int, Option(help="Managers' plain port for Prometheus; 0: none.")] = 0
     host: Annotated[str, Option(help="Address of both ports.")] = "0.0.0.0"
     metrics_port: int = 8080
     health_port: int = 8081

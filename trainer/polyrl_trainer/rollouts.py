@@ -50,8 +50,9 @@ class Rollouts(Protocol):
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
         """Lets engines on the trainer's devices generate, or takes the devices back."""
 
-    async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """What the run's status shows; the newest report wins."""
+    async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
+        """What people see of a step or an evaluation: its numbers, and lines of samples.jsonl to read. In the run's
+        status the newest report wins."""
 
     def dropped(self) -> AsyncIterator[GroupDropped]:
         """Groups of which nothing will be trained, each once; submit another in the place of each."""

@@ -13,6 +13,7 @@ import structlog
 
 from polyrl.errors import RunFailed
 from polyrl.sample import Purpose, Scored
+from polyrl.sample_record import SampleRecord, to_report
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, replace_file
 from polyrl_trainer.data.buffer import DataBuffer
@@ -47,6 +48,8 @@ class Session:
     """How long capacity may be away; loops wait for samples at least so long."""
     status_values: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
+    _recorded: Sequence[SampleRecord] = ()
+    """Kept since the last report, with which some of them go."""
 
     def enter(self, stage: TrainingStage, data: DataBuffer[Any] | None = None) -> None:
         """Begins a stage, or goes on with it and its data when the state was loaded from its checkpoint."""
@@ -63,7 +66,8 @@ class Session:
         self.metrics.log(phase, step, values)
         self.status_values.update(status_values or {})
         if self.rollouts is not None:
-            await self.rollouts.report(phase, step, {**values, **self.status_values})
+            await self.rollouts.report(phase, step, {**values, **self.status_values}, to_report(self._recorded))
+        self._recorded = ()
 
     def keeps(self, purpose: Purpose) -> bool:
         """True when samples of this purpose are kept as text."""
@@ -72,7 +76,8 @@ class Session:
     def record(self, purpose: Purpose, samples: Sequence[Sample], scored: Sequence[Scored]) -> None:
         """Keeps texts of the step that is whole now, or of an evaluation after it; `scored` are the same samples."""
         if self.samples is not None and self.samples.wants(purpose):
-            self.metrics.log_samples(self.samples.record(self.state, purpose, samples, scored))
+            self._recorded = self.samples.record(self.state, purpose, samples, scored)
+            self.metrics.log_samples(self._recorded)
 
     def close(self) -> None:
         """Nothing is reported or kept after it."""

@@ -127,12 +127,14 @@ class ReservedWindow(Message, frozen=True, tag="window"):
 
 
 class TrainerReport(Message, frozen=True, tag="report"):
-    """What the trainer wants seen in status: `phase` and named numbers. The newest one wins."""
+    """What the trainer wants seen: a step or an evaluation in named numbers. In status the newest one wins."""
 
     request: int
     phase: str
     step: int
     values: dict[str, float]
+    samples: tuple[bytes, ...] = ()
+    """A few to read, each a line of samples.jsonl, `sample_record.MAX_REPORTED_BYTES` in all at most."""
 
 
 class FinishRun(Message, frozen=True, tag="finish"):

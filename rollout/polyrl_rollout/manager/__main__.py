@@ -44,6 +44,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     agents_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
     trainer_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
     http_port: Annotated[int, typer.Option(help="0: the system chooses.")] = 0,
+    metrics_port: Annotated[int | None, typer.Option(help="Plain port with /metrics alone; default: none.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the HTTP API, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Show the final status until SIGTERM.")] = False,
@@ -53,17 +54,27 @@ def main(  # noqa: PLR0913 - one argument per flag
     _log_json()
     _allow_many_connections()
     try:
-        group_filter = read_job(job).spec.recipe.algorithm.group_filter.value
+        spec = read_job(job).spec
+        group_filter = spec.recipe.algorithm.group_filter.value
         config = LedgerConfig(
             run_epoch=run_epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter
         )
         kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()
         tls = https_of(bind, tls_cert, tls_key)
-        listen = Listen(bind, agents_port, trainer_port=trainer_port, http_port=http_port, tls=tls)
+        listen = Listen(
+            bind, agents_port, trainer_port=trainer_port, http_port=http_port, tls=tls, metrics_port=metrics_port
+        )
         own = read_keys(ManagerKeys, keys)
         manager = Manager(
-            Ledger(config, state), own, run_epoch=run_epoch, listen=listen, journal=kept, clock_s=clock_s, stays=stay
+            Ledger(config, state),
+            own,
+            run_epoch=run_epoch,
+            listen=listen,
+            journal=kept,
+            clock_s=clock_s,
+            stays=stay,
+            prices=spec.pricing,
         )
         asyncio.run(_serve(manager, endpoints))
     except PolyRLError as error:

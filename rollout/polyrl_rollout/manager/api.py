@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import math
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -26,6 +27,7 @@ from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl.ledger import Effects, Ledger
 from polyrl.status import ManagerStatus
 from polyrl.worker import EVERYWHERE
+from polyrl_rollout.manager.history import RunHistory
 
 MAX_BODY_BYTES: Final = 64 << 10
 """The only body is a drain request of at most 2 kB; anything large is refused unread."""
@@ -86,25 +88,21 @@ class _BadRequest(Exception):
 class ControlService:
     """What the API shows of one running manager, and the one thing it may ask of it, a drain."""
 
-    def __init__(self, ledger: Ledger, run_epoch: int, manager: ManagerCore) -> None:
+    def __init__(self, ledger: Ledger, run_epoch: int, manager: ManagerCore, history: RunHistory) -> None:
         self.feed = StatusFeed()
-        self._ledger, self._run_epoch, self._manager = ledger, run_epoch, manager
+        self._ledger, self._run_epoch, self._manager, self._history = ledger, run_epoch, manager, history
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._final_read = asyncio.Event()
 
     def make_app(self, token: str, registry: prometheus_client.CollectorRegistry) -> web.Application:
         """The aiohttp application; `registry` holds what is scraped."""
-
-        async def metrics(request: web.Request) -> web.Response:
-            text = prometheus_client.generate_latest(registry)
-            return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
-
         app = web.Application(middlewares=[_refusing, _requiring(token)], client_max_size=MAX_BODY_BYTES)
         app.router.add_get(control.STATUS_PATH, self._get_status)
         app.router.add_get(control.WAITS_PATH, self._get_waits)
         app.router.add_post(control.DRAIN_PATH, self._post_drain)
-        app.router.add_get(control.METRICS_PATH, metrics)
+        app.router.add_get(control.HISTORY_PATH, self._get_history)
+        app.router.add_get(control.METRICS_PATH, metrics_handler(registry))
         app.router.add_get(control.HEALTH_PATH, self._get_health)
         return app
 
@@ -139,6 +137,10 @@ class ControlService:
         now = self._manager.now()
         return _json(control.Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now))))
 
+    async def _get_history(self, request: web.Request) -> web.Response:
+        after = _number(request, "after", default=0, at_most=2**53)
+        return _json(self._history.since(after, time.time()))
+
     async def _post_drain(self, request: web.Request) -> web.Response:
         """Drains an engine; again is harmless."""
         try:
@@ -153,6 +155,23 @@ class ControlService:
 
     async def _get_health(self, request: web.Request) -> web.Response:
         return _json(control.Health(run_epoch=self._run_epoch, uptime_seconds=self._loop.time() - self._started))
+
+
+def make_metrics_app(registry: prometheus_client.CollectorRegistry) -> web.Application:
+    """Numbers for Prometheus and nothing else, for a port that needs no token."""
+    app = web.Application()
+    app.router.add_get(control.METRICS_PATH, metrics_handler(registry))
+    return app
+
+
+def metrics_handler(registry: prometheus_client.CollectorRegistry) -> Handler:
+    """Answers with what `registry` collects."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        text = prometheus_client.generate_latest(registry)
+        return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+    return metrics
 
 
 def _requiring(token: str) -> Any:

@@ -1,19 +1,30 @@
 """The manager's numbers for Prometheus, read from the live counts at each scrape.
 
-Cardinality is bounded: labels are sockets, drop kinds, pools, engine states and discard reasons, never names of engines
-or samples.
+Cardinality is bounded: labels are sockets, drop kinds, pools, engine states, discard reasons, stages, and what the
+reward function names, never names of engines or samples.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from polyrl.status import ManagerStatus
+from polyrl.history.cost import cost_per_hour, spent
+from polyrl.history.results import evaluations
+from polyrl.history.rows import MetricsRow
+from polyrl.manifest.scaling import PricingSpec
+from polyrl.status import ManagerStatus, StepValue
+from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.sessions import Traffic
+
+TIMING: Final = "timing_s/"
+STEP_SECONDS: Final = f"{TIMING}step"
+"""Of the trainer's rows."""
 
 
 class ManagerCollector(Collector):
@@ -49,6 +60,58 @@ class ManagerCollector(Collector):
         yield from (frames, size, dropped, unsent, refused)
 
 
+class RunCollector(Collector):
+    """What the run learns, how long its steps take, and what it costs. A number that is not known is not there."""
+
+    def __init__(self, status: Callable[[], ManagerStatus], history: RunHistory, prices: PricingSpec) -> None:
+        self._status, self._history, self._prices = status, history, prices
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per number."""
+        reward = self._status().values.get(StepValue.REWARD)
+        if reward is not None:
+            yield GaugeMetricFamily("polyrl_reward", "Mean reward of the last step", value=reward)
+        newest = {row.phase: row for row in self._history.rows}
+        evaluation = newest.pop("eval", None)
+        if evaluation is not None:
+            yield _evaluation(evaluation)
+        if newest:
+            yield from _steps(newest)
+        yield from self._cost()
+
+    def _cost(self) -> Iterator[Metric]:
+        labels = ("pool", "currency")
+        total = CounterMetricFamily("polyrl_cost", "Money since this manager began", labels=labels)
+        rate = GaugeMetricFamily("polyrl_cost_per_hour", "Money per hour, as of now", labels=labels)
+        for pool, amount in spent(self._prices, self._history.seconds(time.time())).items():
+            total.add_metric((pool, self._prices.currency), amount)
+        for pool, amount in cost_per_hour(self._prices, self._history.machines()).items():
+            rate.add_metric((pool, self._prices.currency), amount)
+        yield from (family for family in (total, rate) if family.samples)
+
+
+def _evaluation(row: MetricsRow) -> Metric:
+    family = GaugeMetricFamily("polyrl_evaluation", "Numbers of the last evaluation", labels=("name",))
+    for name, value in evaluations([row])[0].values.items():
+        family.add_metric((name,), value)
+    return family
+
+
+def _steps(newest: Mapping[str, MetricsRow]) -> Iterator[Metric]:
+    """A gauge, for a trainer that goes back to a checkpoint does steps again."""
+    steps = GaugeMetricFamily("polyrl_steps", "Whole steps", labels=("stage",))
+    seconds = GaugeMetricFamily("polyrl_step_seconds", "Wall time of the last step", labels=("stage",))
+    parts = GaugeMetricFamily("polyrl_step_part_seconds", "Parts of the last step", labels=("stage", "part"))
+    for stage, row in newest.items():
+        steps.add_metric((stage,), row.step)
+        for name, value in row.values.items():
+            if name == STEP_SECONDS:
+                seconds.add_metric((stage,), value)
+            elif name.startswith(TIMING):
+                parts.add_metric((stage, name.removeprefix(TIMING)), value)
+    yield from (family for family in (steps, seconds, parts) if family.samples)
+
+
 def _of_status(status: ManagerStatus) -> Iterator[Metric]:
     engines = GaugeMetricFamily("polyrl_engines", "Live engines", labels=("pool", "state"))
     counts = Counter((engine.pool.value, engine.state.value) for engine in status.engines)
@@ -58,7 +121,6 @@ def _of_status(status: ManagerStatus) -> Iterator[Metric]:
     yield CounterMetricFamily("polyrl_engines_lost", "Engines whose lease ran out", value=status.engines_lost)
     yield GaugeMetricFamily("polyrl_running", "Samples assigned now", value=sum(e.running for e in status.engines))
     yield GaugeMetricFamily("polyrl_weight_version", "Newest weight version", value=status.weight_version)
-    yield GaugeMetricFamily("polyrl_step", "Step the trainer last reported", value=status.step)
     yield from _of_samples(status)
     tokens = CounterMetricFamily("polyrl_tokens", "Tokens of all samples", labels=("fate",))
     for fate in ("generated", "kept", "regenerated"):

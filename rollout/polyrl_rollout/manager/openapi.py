@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from polyrl.control import BODIES, HEALTH_PATH, METRICS_PATH, STATUS_PATH, Problem
+from polyrl.control import BODIES, HEALTH_PATH, HISTORY_PATH, METRICS_PATH, STATUS_PATH, Problem
 
 _QUERY = [
     {"name": name, "in": "query", "description": description, "schema": {"type": kind, "minimum": least}}
@@ -18,6 +18,15 @@ _QUERY = [
         ("since", "Answer once `seq` is greater than this; default: at once.", "integer", -1),
         ("waitSeconds", "Answer after this long at the latest; at most 60.", "number", 0),
     )
+]
+
+_AFTER = [
+    {
+        "name": "after",
+        "in": "query",
+        "description": "Only rows and events later than this, in Unix seconds; default: all.",
+        "schema": {"type": "number", "minimum": -1},
+    }
 ]
 
 
@@ -48,6 +57,8 @@ def _path(path: str) -> dict[str, Any]:
         operation["requestBody"] = {"required": True} | _json_body(None, request)
     if path == STATUS_PATH:
         operation["parameters"] = _QUERY
+    if path == HISTORY_PATH:
+        operation["parameters"] = _AFTER
     if path == HEALTH_PATH:
         operation["security"] = []
     return {method: operation}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,12 +30,15 @@ from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
+from polyrl.ledger.events import Reported
+from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus
-from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello
+from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello, TrainerReport
 from polyrl.worker import EVERYWHERE
-from polyrl_rollout.manager.api import ControlService
+from polyrl_rollout.manager.api import ControlService, make_metrics_app
+from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.journal import Journal
-from polyrl_rollout.manager.metrics import ManagerCollector
+from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector
 from polyrl_rollout.manager.sessions import AgentSessions, Authenticator, Router, TrainerSession
 
 FINISH_DEADLINE_S: Final = 15.0
@@ -60,6 +64,8 @@ class Listen:
     http_port: int = 0
     tls: ssl.SSLContext | None = None
     """None: the HTTP API is plain."""
+    metrics_port: int | None = None
+    """A port of its own for what Prometheus reads, plain and without a token; None: there is none."""
 
 
 class Manager:
@@ -74,10 +80,12 @@ class Manager:
         journal: Journal | None = None,
         clock_s: float = 0.0,
         stays: bool = False,
+        prices: PricingSpec | None = None,
     ) -> None:
         """`clock_s` is where the ledger's clock stood when its journal ended; without a journal nothing outlives us.
-        One that `stays` shows the final status until it is stopped."""
-        self._ledger, self._journal = ledger, journal
+        One that `stays` shows the final status until it is stopped. `prices` are what its metrics count money by."""
+        self._ledger, self._journal, self._prices = ledger, journal, prices or PricingSpec()
+        self._history = RunHistory(time.time(), resumed=clock_s > 0)
         self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._to_agents: list[tuple[str, ToAgent]] = []
@@ -103,7 +111,7 @@ class Manager:
         self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
         self._agents = AgentSessions(self._agents_router, self._from_agent)
         self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
-        self._control = ControlService(self._ledger, self._run_epoch, self)
+        self._control = ControlService(self._ledger, self._run_epoch, self, self._history)
         await self._open_http()
         return self
 
@@ -116,6 +124,8 @@ class Manager:
             self._flush()
         self._control.feed.publish()
         await self._http.cleanup()
+        if self._metrics is not None:
+            await self._metrics.cleanup()
         self._agents_router.close(LINGER_S)
         self._trainer_router.close(LINGER_S)
         self.authenticator.stop()
@@ -166,6 +176,8 @@ class Manager:
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
         """Gives the answers to a greeting, safe to be sent; all other answers leave with the batch."""
         outcome = self._ledger.from_trainer(message, self.now())
+        if isinstance(message, TrainerReport) and any(isinstance(event, Reported) for event in outcome.events):
+            self._history.take_report(message, time.time())
         if isinstance(message, FinishRun) and self._finish_task is None:
             self._finish_task = asyncio.create_task(self._finish())
         if not isinstance(message, TrainerHello):
@@ -189,6 +201,7 @@ class Manager:
         if outcome.events:
             if self._journal is not None:
                 self._journal.append(outcome.events)
+            self._history.take_events(outcome.events, time.time())
             self._control.feed.note_change()
 
     def _settle(self) -> None:
@@ -258,15 +271,22 @@ class Manager:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
         registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused))
-        app = self._control.make_app(self._keys.http_token, registry)
-        self._http = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
-        await self._http.setup()
-        host, port = self._listen.host, self._listen.http_port
-        site = web.TCPSite(self._http, None if host == EVERYWHERE else host, port, ssl_context=self._listen.tls)
+        registry.register(RunCollector(self.status, self._history, self._prices))
+        app, listen = self._control.make_app(self._keys.http_token, registry), self._listen
+        self._http = await self._serve_http(app, listen.http_port, listen.tls)
+        self._metrics = None
+        if listen.metrics_port is not None:
+            self._metrics = await self._serve_http(make_metrics_app(registry), listen.metrics_port, None)
+
+    async def _serve_http(self, app: web.Application, port: int, tls: ssl.SSLContext | None) -> web.AppRunner:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
+        await runner.setup()
+        host = self._listen.host
         try:
-            await site.start()
+            await web.TCPSite(runner, None if host == EVERYWHERE else host, port, ssl_context=tls).start()
         except OSError as error:
             raise RunFailed(f"the manager cannot bind {host}:{port} for HTTP: {error.strerror}") from error
+        return runner
 
     def _on_broken_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -33,6 +33,7 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ({"metrics": {"port": 80}}, "at '/metrics/port'"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "at '/metrics/podMonitor/interval'"),
     ({"metrics": {"podMonitor": {"enable": True}}}, "at '/metrics/podMonitor'"),
+    ({"metrics": {"jobs": {"port": 5001}}}, "at '/metrics/jobs/port'"),
     ({"crds": {"install": "no"}}, "at '/crds/install'"),
     ({"log": {"level": "loud"}}, "at '/log/level'"),
     ({"nodeSelector": {"a": 1}}, "at '/nodeSelector/a'"),
@@ -116,7 +117,8 @@ def test_names_stay_within_a_label(helm: Any) -> None:
 
 
 def test_alerts_and_dashboard_read_metrics_that_there_are() -> None:
-    code = "".join(file.read_text() for file in (ROOT / "operator/polyrl_operator").rglob("*.py"))
+    folders = ("operator/polyrl_operator", "rollout/polyrl_rollout/manager")
+    code = "".join(file.read_text() for folder in folders for file in (ROOT / folder).rglob("*.py"))
     made = set(re.findall(r'"(polyrl_[a-z_]+)"', code))
     for file in ("alerts.yaml", "dashboard.json"):
         read = set(
@@ -127,8 +129,13 @@ def test_alerts_and_dashboard_read_metrics_that_there_are() -> None:
 
 
 def test_options_of_monitoring_render(render: Any) -> None:
-    objects = {one["kind"]: one for one in render(VALUES["all-on"])}
-    assert objects["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    rendered = render(VALUES["all-on"])
+    objects = {one["kind"]: one for one in rendered}
+    monitors = [one["spec"] for one in rendered if one["kind"] == "PodMonitor"]
+    assert {one["podMetricsEndpoints"][0]["port"] for one in monitors} == {"metrics"}
+    assert [one["selector"]["matchLabels"].get("polyrl.dev/role") for one in monitors] == [None, "manager"]
+    arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--manager-metrics-port=9090" in arguments
     assert {alert["alert"] for group in objects["PrometheusRule"]["spec"]["groups"] for alert in group["rules"]}
     dashboards = [one for one in render(VALUES["all-on"]) if one["kind"] == "ConfigMap"]
     assert json.loads(dashboards[0]["data"]["polyrl.json"])["title"] == "PolyRL"

@@ -135,7 +135,9 @@ async def _open_site(folder: Path, lease_s: float) -> AsyncIterator[Site]:
     ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
     context = zmq.asyncio.Context()
     try:
-        async with Manager(ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen()) as manager:
+        async with Manager(
+            ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen(metrics_port=0)
+        ) as manager:
             running = asyncio.create_task(manager.run())
             yield Site(manager, ledger, folder, context, running)
             manager.stop()

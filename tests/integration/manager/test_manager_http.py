@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from polyrl.control import DrainAnswer, Health, Waits
+from polyrl.control import DrainAnswer, Health, History, Waits
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
 from polyrl_rollout.manager.openapi import make_openapi
@@ -49,7 +50,11 @@ async def test_answers_are_what_the_document_promises(site: Any, http: aiohttp.C
     async with site.client() as client:
         await site.run_work(client, [site.group(number) for number in range(2)])
         await client.submit([site.group(5, tokens=5000)])
-        for path, kind in (("/v1/status", ManagerStatus), ("/v1/waits", Waits), ("/healthz", Health)):
+        await client.report(
+            "rl", 3, {"reward/mean": 0.5, "timing_s/step": 2.0, "reward": 0.5, "odd": math.nan}, [b"{}"]
+        )
+        bodies = {"/v1/status": ManagerStatus, "/v1/waits": Waits, "/v1/history": History, "/healthz": Health}
+        for path, kind in bodies.items():
             async with http.get(path) as response:
                 body = await response.read()
             assert response.status == 200
@@ -57,6 +62,20 @@ async def test_answers_are_what_the_document_promises(site: Any, http: aiohttp.C
             msgspec.json.decode(body, type=kind)
         async with http.get("/metrics") as response:
             text = await response.text()
+        async with http.get("/v1/history") as response:
+            kept = msgspec.json.decode(await response.read(), type=History)
+        async with http.get(f"/v1/history?after={kept.rows[-1].time}") as response:
+            assert msgspec.json.decode(await response.read(), type=History).rows == ()
+    assert [(row.phase, row.step, row.values) for row in kept.rows] == [
+        ("rl", 3, {"reward/mean": 0.5, "timing_s/step": 2.0})
+    ]
+    assert {(event.kind, event.worker) for event in kept.events} == {
+        ("started", "trainer"), ("started", "engine-1"), ("serving", "engine-1")
+    }  # fmt: skip
+    assert "polyrl_reward 0.5" in text
+    assert 'polyrl_steps{stage="rl"} 3.0' in text
+    assert 'polyrl_step_seconds{stage="rl"} 2.0' in text
+    assert "polyrl_cost" not in text  # no prices, no money
     assert "polyrl_samples_acknowledged_total 8.0" in text
     assert 'polyrl_engines{pool="spot",state="serving"} 1.0' in text
     assert 'polyrl_frames_total{direction="in",socket="agents"}' in text
@@ -90,7 +109,15 @@ async def test_drain_moves_the_work_and_can_be_repeated(site: Any, http: aiohttp
     second.cancel()
 
 
-@pytest.mark.parametrize("path", ["/v1/status", "/v1/waits", "/v1/drain", "/metrics", "/nowhere"])
+async def test_the_port_of_its_own_shows_numbers_without_a_token_and_nothing_else(site: Any) -> None:
+    host, port = site.manager._metrics.addresses[0][:2]
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as http:
+        for path, status in (("/metrics", 200), ("/v1/status", 404), ("/v1/history", 404), ("/healthz", 404)):
+            async with http.get(path) as response:
+                assert response.status == status, path
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/waits", "/v1/history", "/v1/drain", "/metrics", "/nowhere"])
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer no"}, {"Authorization": "Basic eDp5"}])
 async def test_without_the_token_there_is_nothing(site: Any, path: str, header: dict[str, str]) -> None:
     async with aiohttp.ClientSession(site.manager.endpoints.http) as http, http.get(path, headers=header) as response:

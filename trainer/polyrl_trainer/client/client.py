@@ -192,8 +192,10 @@ class RolloutClient(Rollouts):
         """The dropped groups known now; for loops that poll rather than iterate."""
         return self._dropped.take_all()
 
-    async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        await self._request(lambda n: wire.TrainerReport(n, phase, step=step, values=dict(values)), "a report")
+    async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
+        await self._request(
+            lambda n: wire.TrainerReport(n, phase, step=step, values=dict(values), samples=tuple(samples)), "a report"
+        )
 
     async def finish(self, ok: bool, message: str) -> None:
         """The job is over: what is left is cancelled, agents are drained, the manager ends. Streams end, too."""

@@ -136,7 +136,7 @@ class FakeRollouts:
     async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
         self.windows.append(open)
 
-    async def report(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+    async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
         self.reports.append((phase, step, dict(values)))
 
     async def dropped(self) -> AsyncIterator[GroupDropped]:

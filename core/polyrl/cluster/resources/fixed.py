@@ -114,6 +114,9 @@ def network_policies(owner: Owner) -> tuple[Object, ...]:
         _from([trainer], names.TRAINER_PORT),
         _from([operator], spec.manager.port),
     ]
+    if port := owner.settings.manager_metrics_port:
+        # Whoever opened the port to Prometheus did not say where that is; there are only numbers behind it.
+        to_manager.append({"ports": [{"protocol": "TCP", "port": port}]})
     from_trainer = [*outside, _egress([manager], names.AGENTS_PORT, names.TRAINER_PORT)]
     from_rollout = [*outside, _egress([manager], names.AGENTS_PORT), _egress([trainer], names.PUBLISHER_PORT)]
     if spec.rollout.capacity.preset != "None":

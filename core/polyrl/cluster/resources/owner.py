@@ -26,6 +26,8 @@ class Settings:
     trainer_priority_class: str = ""
     rollout_priority_class: str = ""
     """Names of PriorityClasses that the chart made; empty: none."""
+    manager_metrics_port: int = 0
+    """Where managers show their numbers to Prometheus, plain and without a token; 0: nowhere."""
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,7 @@ def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
         trainer_port=names.TRAINER_PORT,
         weights_port=names.PUBLISHER_PORT,
         advertise=f"$({ADVERTISE_ENV})",
+        metrics_port=owner.settings.manager_metrics_port,
     )
     place = RunLocation(names.RUN_DIR, names.MANIFEST_DIR, python=PYTHON, run_epoch=names.EPOCH, cpus=cpus, pods=pods)
     return workers_of(owner.job.spec, place, pool)

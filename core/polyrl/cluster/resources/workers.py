@@ -51,8 +51,10 @@ def manager_pod(owner: Owner, ordinal: int) -> Object:
         pod.TMP_VOLUME,
     )
     ours = pod.container(worker, settings.manager_image, settings, volumes)
-    named = (("http", spec.manager.port), ("agents", names.AGENTS_PORT), ("trainer", names.TRAINER_PORT))
-    ours["ports"] = [{"name": name, "containerPort": port} for name, port in named]
+    named = {"http": spec.manager.port, "agents": names.AGENTS_PORT, "trainer": names.TRAINER_PORT}
+    if settings.manager_metrics_port:
+        named["metrics"] = settings.manager_metrics_port
+    ours["ports"] = [{"name": name, "containerPort": port} for name, port in named.items()]
     ours |= {"resources": MANAGER_RESOURCES, **_probes()}
     parts = pod.PodParts(
         role=Role.MANAGER,

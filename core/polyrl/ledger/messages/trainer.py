@@ -301,7 +301,9 @@ def _window(transition: Transition, message: wire.ReservedWindow) -> None:
 
 
 def _report(transition: Transition, message: wire.TrainerReport) -> None:
-    transition.record(events.Reported(message.phase, message.step, values=message.values, at=transition.now))
+    # Status is JSON, which has no NaN: a loss that is none would make it unreadable for the operator.
+    finite = {name: value for name, value in message.values.items() if isfinite(value)}
+    transition.record(events.Reported(message.phase, message.step, values=finite, at=transition.now))
 
 
 def _finish(transition: Transition, end: wire.FinishRun) -> None:

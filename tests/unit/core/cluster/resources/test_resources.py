@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -396,3 +397,17 @@ def test_the_certificate_is_for_every_name_of_the_managers_service() -> None:
         f"{NAME}-manager.ns.svc",
         f"{NAME}-manager.ns.svc.cluster.local",
     )
+
+
+def test_a_port_for_prometheus_is_open_only_where_the_operator_was_told_so() -> None:
+    isolated = {"networkPolicy": {"mode": "Isolated"}}
+    for port in (0, 9090):
+        one = replace(owner(**isolated), settings=replace(SETTINGS, manager_metrics_port=port))
+        container = manager_pod(one, 0)["spec"]["containers"][0]
+        flags = container["command"] + container.get("args", [])
+        assert ("--metrics-port" in flags) is bool(port)
+        assert {"name": "metrics", "containerPort": 9090} in container["ports"] or not port
+        policy = next(child for child in fixed_children(one) if child["metadata"]["name"].endswith("-manager") and
+                      child["kind"] == "NetworkPolicy")  # fmt: skip
+        opened = [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
+        assert opened == ([{"ports": [{"protocol": "TCP", "port": port}]}] if port else [])
