@@ -57,7 +57,7 @@ class RunHistory:
         row = MetricsRow(round(now, 3), report.phase[:MAX_NAME_CHARS], step=report.step, values=bounded)
         self.rows = [*rows_before(self.rows, row), row]
         if len(self.rows) > MAX_ROWS:
-            self.rows = thinned(self.rows)
+            self.rows = without_half(self.rows)
         for line in report.samples:
             self._samples.append(line)
             self._sample_bytes += len(line)
@@ -146,7 +146,7 @@ def rows_before(rows: Sequence[MetricsRow], new: MetricsRow) -> Sequence[Metrics
     return rows
 
 
-def thinned(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+def without_half(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     """Every second step of the older half left out; evaluations stay, for there are few."""
     half = len(rows) // 2
     older = [row for position, row in enumerate(rows[:half]) if position % 2 or row.phase == "eval"]

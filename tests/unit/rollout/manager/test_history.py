@@ -47,7 +47,7 @@ def test_a_trainer_that_went_back_does_its_steps_again() -> None:
 
 def test_a_long_run_is_thinned_and_its_newest_steps_stay() -> None:
     rows = [MetricsRow(0.0, "eval" if step % 1000 == 0 else "rl", step=step, values={}) for step in range(MAX_ROWS)]
-    kept = history.thinned(rows)
+    kept = history.without_half(rows)
     assert len(kept) < MAX_ROWS
     assert kept[-MAX_ROWS // 2 :] == rows[-MAX_ROWS // 2 :]
     assert [row.step for row in kept if row.phase == "eval"] == [step for step in range(MAX_ROWS) if step % 1000 == 0]

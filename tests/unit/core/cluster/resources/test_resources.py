@@ -399,7 +399,7 @@ def test_the_certificate_is_for_every_name_of_the_managers_service() -> None:
     )
 
 
-def test_a_port_for_prometheus_is_open_only_where_the_operator_was_told_so() -> None:
+def test_a_port_for_prometheus_is_open_only_where_the_operator_has_one() -> None:
     isolated = {"networkPolicy": {"mode": "Isolated"}}
     for port in (0, 9090):
         one = replace(owner(**isolated), settings=replace(SETTINGS, manager_metrics_port=port))
