@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from polyrl.manifest.environment import EVERY_WORKER, USER_CODE
+from polyrl.manifest.environment import AS_NVIDIA_SMI, EVERY_WORKER, GPU_ORDER, USER_CODE, VISIBLE_GPUS
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.sample import Pool
@@ -76,10 +76,19 @@ class Worker:
     """Names, or patterns of names, that a process takes over from the environment of who starts it; pods have none."""
     grace_s: float = MANAGER_GRACE_S
     """Time from being asked to end until being ended by force."""
+    gpus: tuple[str, ...] = ()
+    """Names of its GPUs on this machine; empty: whatever there is."""
 
     def named(self, name: str) -> Worker:
         """This template as a worker called `name`."""
         return replace(self, name=name, argv=tuple(part.replace(NAME_SLOT, name) for part in self.argv))
+
+    def on(self, gpus: tuple[str, ...]) -> Worker:
+        """This worker with these GPUs and no others in sight; with none it is left as it is."""
+        if not gpus:
+            return self
+        env = {VISIBLE_GPUS: ",".join(gpus), GPU_ORDER: AS_NVIDIA_SMI}
+        return replace(self, gpus=gpus, env={**self.env, **env})
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,8 @@ class Workers:
     rollouts: int
     trainer_restarts: int = 0
     """How often the trainer is started again by its own fault."""
+    rollout_gpus: tuple[tuple[str, ...], ...] = ()
+    """GPUs of each rollout at a time; empty: rollouts have none of their own."""
 
 
 def wants_engines(spec: JobSpec) -> bool:

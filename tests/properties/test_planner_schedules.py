@@ -14,22 +14,23 @@ SCHEDULES = 300
 EVENTS = 40
 
 
-def wanted(rollouts: int) -> Workers:
+def wanted(rollouts: int, on_gpus: bool) -> Workers:
     return Workers(
         trainer=Worker("trainer", Role.TRAINER, argv=("trainer",)),
         manager=Worker("manager", Role.MANAGER, argv=("manager",)),
         reserved=Worker("reserved", Role.RESERVED, argv=("agent",)),
         rollout=Worker("rollout", Role.ROLLOUT, argv=("agent", NAME_SLOT)),
         rollouts=rollouts,
+        rollout_gpus=tuple((f"{2 * number}", f"{2 * number + 1}") for number in range(rollouts)) if on_gpus else (),
     )
 
 
 class World:
     """Acts as the runner does; every rollout that runs also serves."""
 
-    def __init__(self, rollouts: int) -> None:
+    def __init__(self, rollouts: int, on_gpus: bool = False) -> None:
         self.fleet = FakeFleet()
-        self.wanted = wanted(rollouts)
+        self.wanted = wanted(rollouts, on_gpus)
         self.served: set[str] = set()
         self.end: RunEnd | None = None
 
@@ -48,6 +49,8 @@ class World:
         if isinstance(action, RunEnd):
             self.end = action
         elif isinstance(action, StartWorker):
+            taken = {name for one in await self.fleet.list() if one.lives for name in one.gpus}
+            assert not taken & set(action.worker.gpus), "GPUs of a process that still lives"
             await self.fleet.start(action.worker)
         else:
             await self.fleet.stop(action.name, action.grace_s)
@@ -66,10 +69,10 @@ class World:
 
 
 @settings(max_examples=SCHEDULES, deadline=None, print_blob=True)
-@given(seed=st.integers(0, 2**32 - 1), rollouts=st.integers(0, 4))
-def test_the_fleet_always_comes_back_to_its_size(seed: int, rollouts: int) -> None:
+@given(seed=st.integers(0, 2**32 - 1), rollouts=st.integers(0, 4), on_gpus=st.booleans())
+def test_the_fleet_always_comes_back_to_its_size(seed: int, rollouts: int, on_gpus: bool) -> None:
     async def schedule() -> None:
-        rng, world = random.Random(seed), World(rollouts)
+        rng, world = random.Random(seed), World(rollouts, on_gpus)
         await world.settle()
         for _ in range(EVENTS):
             await world.inject_fault(rng)

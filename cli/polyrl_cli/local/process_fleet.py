@@ -31,6 +31,9 @@ from polyrl_cli.local.run_folder import PRINTS
 CANNOT_START: Final = 127
 """Exit code of a worker whose program could not be started; as in a shell."""
 
+ORPHANS_POLL_S: Final = 0.02
+"""Between two checks of what a killed group has left; most are gone at the first."""
+
 KILL_WAIT_S: Final = 10.0
 """How long the kernel may take to reap a killed process on a machine that swaps."""
 
@@ -71,7 +74,12 @@ class ProcessFleet:
         if worker.name in self._children:
             return
         seen = ObservedWorker(
-            worker.name, worker.role, uid=uuid.uuid4().hex, phase=WorkerPhase.STARTING, started_at=self.now()
+            worker.name,
+            worker.role,
+            uid=uuid.uuid4().hex,
+            phase=WorkerPhase.STARTING,
+            started_at=self.now(),
+            gpus=worker.gpus,
         )
         child = self._children[worker.name] = _Child(seen)
         self._change.set()
@@ -160,6 +168,7 @@ class ProcessFleet:
         exit_code = await process.wait()
         # What it started must not outlive it; its group's number stays taken as long as any member lives.
         _signal_group(child, signal.SIGKILL)
+        await _session_gone(process.pid)
         self._exited(child, exit_code)
 
     def _exited(self, child: _Child, exit_code: int) -> None:
@@ -188,6 +197,24 @@ def _members(child: _Child, part: Part) -> list[psutil.Process]:
     except psutil.NoSuchProcess:
         return []
     return below if part is Part.BELOW else [child.tree, *below]
+
+
+async def _session_gone(leader: int) -> None:
+    """Returns when nothing lives any more of what a worker started, for its GPU's memory is taken until then. Orphans
+    report their end to nobody, hence the polling."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KILL_WAIT_S):
+            while _lives_in(leader):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(ORPHANS_POLL_S)
+
+
+def _lives_in(leader: int) -> bool:
+    for process in psutil.process_iter():
+        # A zombie holds nothing; where nobody reaps orphans it stays for ever.
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _signal_group(child: _Child, number: int) -> None:

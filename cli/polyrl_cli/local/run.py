@@ -22,13 +22,14 @@ from rich.console import Console
 from polyrl.errors import InvalidManifest, UserError
 from polyrl.history import results
 from polyrl.history.losses import losses
+from polyrl.local.gpu_assignment import assignment_line, with_gpus
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
-from polyrl_cli.local.feasibility import faults_here
+from polyrl_cli.local.feasibility import feasibility
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder
@@ -91,11 +92,11 @@ def run_command(
     check_files(job, file, overrides, base=base)
     console = terminal()
     _fetch_model(job.spec.recipe.model, base, console)
-    faults = list(faults_here(job, base, resumed))
-    if faults:
-        raise InvalidManifest(read_manifest(file, overrides).describe(faults))
+    here = feasibility(job, base, resumed)
+    if here.faults:
+        raise InvalidManifest(read_manifest(file, overrides).describe(here.faults))
     unchecked = check_contents(job, file, overrides, base=base) if check else []
-    for note in [*remarks, *unchecked]:
+    for note in [*remarks, *here.notes, *unchecked]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
@@ -112,7 +113,10 @@ def run_command(
         console.print(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
-        return execute(job, workers_of(job.spec, place), folder, run_epoch, console, show_prints=show_prints, done=done)
+        if line := assignment_line(here.assignment):
+            console.print(line, highlight=False, soft_wrap=True)
+        wanted = with_gpus(workers_of(job.spec, place), here.assignment)
+        return execute(job, wanted, folder, run_epoch, console, show_prints=show_prints, done=done)
 
 
 def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
@@ -233,6 +237,7 @@ def _summary(ended: EndedRun) -> summary.Summary:
         samples_evaluated=results.samples_evaluated(reports),
         tokens=status.tokens,
         bytes_per_token=summary.bytes_per_token(status),
+        gpus={seen.name: list(seen.gpus) for seen in ended.run.observed if seen.gpus},
         preemptions=len(lost),
         losses=lost,
         step_parts=summary.step_parts(reports),

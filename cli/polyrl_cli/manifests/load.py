@@ -26,6 +26,7 @@ from polyrl.manifest.spec import JobSpec
 from polyrl_cli.manifests.checks import check_job, unset_variables
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
 from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
+from polyrl_cli.manifests.model_size import size_notes
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, parse, path_text, read_source
 from polyrl_trainer.data.hub import is_on_a_hub
 
@@ -94,6 +95,7 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
         *(f"note: {note}" for note in notes(job)),
         *(f"note: {fault.sentence}" for fault in unset_variables(job)),
         *(f"note: {note}" for note in _hub_notes(recipe.model, file.parent)),
+        *(f"note: {note}" for note in size_notes(job.spec, file.parent)),
         *(f"note: {note}" for note in unchecked),
     ]
     elsewhere = absolute_paths_elsewhere(recipe)

@@ -145,6 +145,8 @@ def _facts(summary: Summary) -> Table:
     for reason, message in summary.first_failures.items():
         words = f"{summary.user_code_failures.get(reason, 0):,} times, first: {printable(message)}"
         table.add_row(reason, Text(words, overflow="fold"))
+    if summary.gpus:
+        table.add_row("GPUs", ", ".join(f"{name} {','.join(gpus)}" for name, gpus in summary.gpus.items()))
     table.add_row("seed", str(summary.seed))
     return table
 

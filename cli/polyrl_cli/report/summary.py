@@ -82,6 +82,8 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The first message of each of those reasons."""
     step_parts: dict[str, float]
     """Seconds of RL steps by part; `overlap` is what would be missing if the others were added up."""
+    gpus: dict[str, list[str]] = {}
+    """Of every worker that had some, by its name; numbers as nvidia-smi's."""
 
 
 def read_trainer_result(file: Path) -> TrainerResult:

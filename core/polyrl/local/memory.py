@@ -2,7 +2,7 @@
 
 learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once
 reference   float32 weights, with a KL penalty
-engines     each its own copy of the weights, where the embedded engine runs on the CPU
+engines     each its own copy of the weights, where they are embedded, which run on the CPU beside a GPU as well
 processes   what torch and transformers take before any weight is there
 """
 
@@ -31,6 +31,7 @@ class Machine:
 
     memory_bytes: int
     has_gpu: bool
+    """The learner has one."""
 
 
 def parameters_of(config: Mapping[str, Any]) -> int:
@@ -48,7 +49,7 @@ def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str,
     learner = parameters * (FLOAT32_BYTES if machine.has_gpu else LEARNER_BYTES)
     if spec.recipe.algorithm.kl_coefficient > 0 and not machine.has_gpu:
         learner += parameters * FLOAT32_BYTES
-    served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded and not machine.has_gpu else 0
+    served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded else 0
     processes = PROCESS_BYTES * (1 + (engines if embedded else 0))
     needed = learner + served + processes
     if needed <= machine.memory_bytes:

@@ -1,7 +1,8 @@
 """A local run's planner: from what is wanted and what is seen to what to do next, as a pure function.
 
     nothing runs -> manager -> (its endpoints are known) -> trainer, reserved engine, rollouts
-    manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over
+    manager or engine is gone      -> another, under a new name; after a failed start only once its back-off is over,
+                                      and on the GPUs of one that is gone, never of one that is going
     the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
                                       or the end, if it had reported success
     engines fail at start again and again  -> no more of them; the run goes on with the others, and reports it
@@ -13,9 +14,10 @@ The operator plans pods by itself (`polyrl.cluster`); the two share what a worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 from typing import Final, TypeAlias
 
 from polyrl.worker import EXPLAINED_EXITS, FAILED_STARTS_LIMIT, USER_ERROR_EXIT, Role, Worker, Workers
@@ -71,6 +73,8 @@ class ObservedWorker:
     exited_at: float | None = None
     reclaim: Reclaim | None = None
     """Stays set after the exit: an exit that follows a reclaim is no failure."""
+    gpus: tuple[str, ...] = ()
+    """Its own, until it has exited."""
 
     @property
     def lives(self) -> bool:
@@ -108,7 +112,8 @@ class StartWorker:
     why: str
 
     def __str__(self) -> str:
-        return f"start {self.worker.name}: {self.why}"
+        gpus = f" on GPU {','.join(self.worker.gpus)}" if self.worker.gpus else ""
+        return f"start {self.worker.name}{gpus}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -319,9 +324,18 @@ def _start_rollouts(wanted: Workers, run: RunObservation, now: float) -> Iterabl
     if may_start_at is not None and now < may_start_at:
         return
     first = len(_of_role(run.observed, Role.ROLLOUT))
-    for number in range(first, first + _missing_rollouts(wanted, run)):
+    numbers = range(first, first + _missing_rollouts(wanted, run))
+    for number, gpus in zip(numbers, _free_gpus(wanted, run), strict=False):
         why = "the run begins" if number < wanted.rollouts else "another one is gone or going"
-        yield StartWorker(wanted.rollout.named(f"{wanted.rollout.name}-{number}"), why)
+        yield StartWorker(wanted.rollout.named(f"{wanted.rollout.name}-{number}").on(gpus), why)
+
+
+def _free_gpus(wanted: Workers, run: RunObservation) -> Iterator[tuple[str, ...]]:
+    """For each further rollout. One under notice holds its memory to the end, so its successor waits for it."""
+    if not wanted.rollout_gpus:
+        return repeat(())
+    taken = {one.gpus for one in _of_role(run.observed, Role.ROLLOUT) if one.lives}
+    return (gpus for gpus in wanted.rollout_gpus if gpus not in taken)
 
 
 def _missing_rollouts(wanted: Workers, run: RunObservation) -> int:

@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
+VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
+"""Which GPUs CUDA finds, by number or name."""
+GPU_ORDER: Final = "CUDA_DEVICE_ORDER"
+AS_NVIDIA_SMI: Final = "PCI_BUS_ID"
+"""Value of CUDA_DEVICE_ORDER with which CUDA counts as nvidia-smi does, and not the fastest first."""
+
 EVERY_WORKER: Final = (
-    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", VISIBLE_GPUS, GPU_ORDER),
     *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
 )
 """What a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is, and

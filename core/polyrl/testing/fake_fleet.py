@@ -49,7 +49,12 @@ class FakeFleet:
             return
         self.started.append(worker)
         seen = ObservedWorker(
-            worker.name, worker.role, uid=f"fake-{len(self._lives)}", phase=WorkerPhase.STARTING, started_at=self._now
+            worker.name,
+            worker.role,
+            uid=f"fake-{len(self._lives)}",
+            phase=WorkerPhase.STARTING,
+            started_at=self._now,
+            gpus=worker.gpus,
         )
         self._lives[worker.name] = _FakeWorker(seen, due=self._now + self.boot_s)
         self._dirty = True

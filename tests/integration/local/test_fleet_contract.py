@@ -195,6 +195,17 @@ async def test_no_child_outlives_its_worker(processes: ProcessFleet, tmp_path: P
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+async def test_a_worker_is_gone_when_all_that_it_started_is(processes: ProcessFleet, tmp_path: Path) -> None:
+    """Its GPUs' memory is taken until then, and the next one would be given them."""
+    child = "import os, time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(1)"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); import time; time.sleep(600)"
+    await processes.start(a_worker(code=code))
+    slow = psutil.Process(int(await log_line((tmp_path / "rollout-0.log").read_text, processes)))
+    await processes.kill("rollout-0")
+    await until(processes, "rollout-0", has_exited)
+    assert not slow.is_running() or slow.status() == psutil.STATUS_ZOMBIE
+
+
 async def crash(process: psutil.Process | None) -> None:
     assert process is not None
     process.kill()

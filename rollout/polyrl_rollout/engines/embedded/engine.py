@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from polyrl.manifest.environment import VISIBLE_GPUS
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
@@ -78,10 +79,11 @@ class EmbeddedEngine:
     async def _spawn(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "polyrl_rollout.engines.embedded.process", str(theirs.fileno())]
-        threads = {"OMP_NUM_THREADS": str(self._spec.threads)}
+        # On a machine with a GPU too: that is the learner's, and the draws of tokens are made for the CPU.
+        environment = {"OMP_NUM_THREADS": str(self._spec.threads), VISIBLE_GPUS: ""}
         try:
             with theirs:
-                self._child = await ChildProcess.start(command, threads, pass_fds=[theirs.fileno()])
+                self._child = await ChildProcess.start(command, environment, pass_fds=[theirs.fileno()])
             return await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()

@@ -64,7 +64,42 @@ def planned(observed: list[ObservedWorker], wanted: Workers = WANTED, ready: boo
     return [str(action) for action in plan(wanted, RunObservation(observed, ready, served=served, **facts), NOW)]  # type: ignore[arg-type]
 
 
+FIRST_GPUS, SECOND_GPUS = ("1", "2"), ("3", "4")
+ON_GPUS = dataclasses.replace(WANTED, rollout_gpus=(FIRST_GPUS, SECOND_GPUS))
+
 ROWS = [
+    (
+        "each rollout has GPUs of its own",
+        without("rollout-0", "rollout-1"),
+        {"wanted": ON_GPUS},
+        ["start rollout-0 on GPU 1,2: the run begins", "start rollout-1 on GPU 3,4: the run begins"],
+    ),
+    (
+        "one under notice holds them to its end",
+        [
+            *without("rollout-0", "rollout-1"),
+            seen(rollout(0), gpus=FIRST_GPUS, reclaim=Reclaim(NOW + 5)),
+            seen(rollout(1), gpus=SECOND_GPUS),
+        ],
+        {"wanted": ON_GPUS},
+        [],
+    ),
+    (
+        "so does one that is stopping",
+        [
+            *without("rollout-0", "rollout-1"),
+            seen(rollout(0), WorkerPhase.STOPPING, gpus=FIRST_GPUS),
+            seen(rollout(1), gpus=SECOND_GPUS),
+        ],
+        {"wanted": ON_GPUS},
+        [],
+    ),
+    (
+        "its successor has them when it is gone",
+        [*without("rollout-0", "rollout-1"), exited(rollout(0), gpus=FIRST_GPUS), seen(rollout(1), gpus=SECOND_GPUS)],
+        {"wanted": ON_GPUS},
+        ["start rollout-2 on GPU 1,2: another one is gone or going"],
+    ),
     ("the manager comes first", [], {"ready": False}, ["start manager: the run begins"]),
     ("others wait for its endpoints", ALL[:1], {"ready": False}, []),
     (

@@ -1,0 +1,48 @@
+"""How large the manifest's model is, from its config and the sizes of its files; nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from polyrl.local.gpu_memory import ModelSizes, estimate_line
+from polyrl.local.memory import parameters_of
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import ModelSpec
+from polyrl_trainer.data.hub import cached_folder
+
+SAVED_BYTES: Final = {"float32": 4, "torch.float32": 4}
+"""Per parameter in a model's files; else 2."""
+
+
+def num_parameters(model: ModelSpec, base: Path) -> int:
+    """At least so many; 0 for a model that is not on this machine yet. Relative paths begin at `base`."""
+    config = config_fields(model, base)
+    if model.path is None:
+        return parameters_of(config)
+    weights = sum(file.stat().st_size for file in _folder(model, base).glob("*.safetensors"))
+    return weights // SAVED_BYTES.get(str(config.get("dtype", config.get("torch_dtype"))), 2)
+
+
+def config_fields(model: ModelSpec, base: Path) -> Mapping[str, Any]:
+    """Fields of the model's config; empty where it cannot be read."""
+    if model.path is None:
+        return model.config or {}
+    try:
+        config: Any = json.loads((_folder(model, base) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def size_notes(spec: JobSpec, base: Path) -> list[str]:
+    """What a GPU would have to hold; nothing for a tiny model, or for one that is not on this machine yet."""
+    model = spec.recipe.model
+    line = estimate_line(spec, ModelSizes.of(config_fields(model, base), num_parameters(model, base)))
+    return [line] if line else []
+
+
+def _folder(model: ModelSpec, base: Path) -> Path:
+    return cached_folder(model, base) or base / str(model.path)

@@ -1,0 +1,147 @@
+"""Which worker of a run on one machine gets which GPUs: GPUs and what is wanted in, an assignment or one refusal out.
+
+    trainer    the first GPU; it learns on one
+    reserved   the trainer's, on which it generates while the learner waits; an engine over several GPUs has its own,
+               since SGLang refuses GPUs of which one has much less memory free than the others
+    rollouts   their own, as many each as SGLang's arguments ask for
+
+Embedded engines run on the CPU, beside a GPU as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from polyrl.local.devices import Gpu
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.rollout import EngineSpec, EngineType
+from polyrl.worker import Workers, num_rollouts, samples_to_train, wants_engines
+
+TENSOR_PARALLEL: Final = ("--tp-size", "--tensor-parallel-size", "--tp")
+PIPELINE_PARALLEL: Final = ("--pp-size", "--pipeline-parallel-size", "--pp")
+DATA_PARALLEL: Final = ("--dp-size", "--data-parallel-size", "--dp")
+DATA_PARALLEL_ATTENTION: Final = "--enable-dp-attention"
+"""Data parallel within the tensor-parallel group, which adds no GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuAssignment:
+    """GPUs by worker; all empty where there are none."""
+
+    trainer: tuple[Gpu, ...] = ()
+    reserved: tuple[Gpu, ...] = ()
+    rollouts: tuple[tuple[Gpu, ...], ...] = ()
+    unused: tuple[Gpu, ...] = ()
+
+    @property
+    def shared(self) -> bool:
+        """True when the reserved engine is on the trainer's GPU."""
+        return bool(self.reserved) and self.reserved == self.trainer
+
+
+@dataclass(frozen=True)
+class GpuRefusal:
+    """Why the GPUs do not suffice."""
+
+    field: str
+    """To change, below spec."""
+    sentence: str
+
+
+def argument(args: Sequence[str], names: Iterable[str]) -> str | None:
+    """The value of an argument of SGLang's command line, which the last one of its names gives; None when none does."""
+    value = None
+    for index, text in enumerate(args):
+        for name in names:
+            if text == name and index + 1 < len(args):
+                value = args[index + 1]
+            elif text.startswith(f"{name}="):
+                value = text[len(name) + 1 :]
+    return value
+
+
+def gpus_per_engine(engine: EngineSpec) -> int:
+    """GPUs of one engine: what its arguments spread it over; 0 for an embedded one."""
+    if engine.type is EngineType.EMBEDDED:
+        return 0
+    data = 1 if DATA_PARALLEL_ATTENTION in engine.args else _size(engine, DATA_PARALLEL)
+    return _size(engine, TENSOR_PARALLEL) * _size(engine, PIPELINE_PARALLEL) * data
+
+
+def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = False) -> GpuAssignment | GpuRefusal:
+    """GPUs for all workers of a run; `engines_on_cpu`: SGLang runs on the CPU as well."""
+    if not gpus:
+        return GpuAssignment()
+    trains = samples_to_train(spec)
+    each = 0 if engines_on_cpu or not wants_engines(spec) else gpus_per_engine(spec.rollout.engine)
+    reserved = each > 0 and (spec.trainer.reserved_engine or not trains)
+    rollouts = num_rollouts(spec) if trains and each else 0
+    first = 1 + (each if reserved and each > 1 else 0)
+    needed = first + rollouts * each
+    if needed > len(gpus):
+        return _refusal(gpus, rollouts=rollouts, each=each, first=first, reserved=reserved)
+    return GpuAssignment(
+        trainer=tuple(gpus[:1]),
+        reserved=tuple(gpus[:1] if first == 1 else gpus[1:first]) if reserved else (),
+        rollouts=tuple(tuple(gpus[at : at + each]) for at in range(first, needed, each or 1)),
+        unused=tuple(gpus[needed:]),
+    )
+
+
+def with_gpus(wanted: Workers, assignment: GpuAssignment) -> Workers:
+    """The same workers, each with the names of its GPUs."""
+    reserved = wanted.reserved
+    return replace(
+        wanted,
+        trainer=wanted.trainer.on(_names(assignment.trainer)),
+        reserved=None if reserved is None else reserved.on(_names(assignment.reserved)),
+        rollout_gpus=tuple(_names(gpus) for gpus in assignment.rollouts),
+    )
+
+
+def assignment_line(assignment: GpuAssignment) -> str:
+    """Who has which GPU, for a person; empty where there are none."""
+    if not assignment.trainer:
+        return ""
+    parts = [f"the learner {_numbers(assignment.trainer)}"]
+    if assignment.shared:
+        parts = [f"the learner and the reserved engine {_numbers(assignment.trainer)}"]
+    elif assignment.reserved:
+        parts.append(f"the reserved engine {_numbers(assignment.reserved)}")
+    parts += [f"rollout {index} {_numbers(gpus)}" for index, gpus in enumerate(assignment.rollouts)]
+    if assignment.unused:
+        parts.append(f"unused {_numbers(assignment.unused)}")
+    every = [*assignment.trainer, *assignment.reserved, *sum(assignment.rollouts, ()), *assignment.unused]
+    models = ", ".join(dict.fromkeys(gpu.model for gpu in every))
+    return f"GPUs ({models}): {' · '.join(parts)}"
+
+
+def _refusal(gpus: Sequence[Gpu], *, rollouts: int, each: int, first: int, reserved: bool) -> GpuRefusal:
+    there = f"and this run sees {len(gpus)} ({_numbers(gpus)})"
+    room = (len(gpus) - first) // each
+    if room < 0:
+        sentence = f"1 GPU of the learner and {first - 1} of the reserved engine (rollout.engine.args), {there}"
+        return GpuRefusal("trainer.reservedEngine", f"{sentence}; spread engines over fewer GPUs, or set it to false")
+    own = f" and {first - 1} of the reserved engine" if first > 1 else ""
+    advice = f"set {room}" if room or not reserved else "set 0: the reserved engine generates alone"
+    return GpuRefusal(
+        "rollout.replicas",
+        f"{rollouts} {'rollout' if rollouts == 1 else 'rollouts'} of {each} GPU{'s' if each > 1 else ''} each"
+        f" (rollout.engine.args), beside 1 of the learner{own}, need {first + rollouts * each} GPUs, {there}; {advice},"
+        " or use a cluster",
+    )
+
+
+def _size(engine: EngineSpec, names: Iterable[str]) -> int:
+    given = argument(engine.args, names)
+    return max(1, int(given)) if given is not None and given.isdecimal() else 1
+
+
+def _names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    return tuple(gpu.name for gpu in gpus)
+
+
+def _numbers(gpus: Iterable[Gpu]) -> str:
+    return ",".join(_names(gpus))

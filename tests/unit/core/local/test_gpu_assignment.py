@@ -1,0 +1,147 @@
+"""Which worker gets which GPUs."""
+
+import pytest
+
+from polyrl.local.devices import Gpu
+from polyrl.local.gpu_assignment import (
+    GpuAssignment,
+    GpuRefusal,
+    argument,
+    assign_gpus,
+    assignment_line,
+    gpus_per_engine,
+    with_gpus,
+)
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.rollout import EngineSpec
+from polyrl.worker import RunLocation, workers_of
+
+PLACE = RunLocation(run="/run", manifest_dir="/job", python="python", run_epoch=1, cpus=8)
+
+
+def spec(rollouts: int, *args: str, reserved: bool = True, engine: str = "sglang", mode: str = "rl") -> JobSpec:
+    recipe = {"mode": mode, "model": {"path": "model"}, "reward": {"function": "reward:score"}}
+    evaluated = {"data": {"eval": [{"path": "eval.jsonl"}]}}
+    rollout = {"replicas": rollouts, "maxReplicas": 16, "engine": {"type": engine, "args": list(args)}}
+    trainer = {"reservedEngine": reserved}
+    return JobSpec.model_validate({"recipe": {**recipe, **evaluated}, "trainer": trainer, "rollout": rollout})
+
+
+def gpus(number: int) -> list[Gpu]:
+    return [Gpu(name=str(index), model="NVIDIA L4", uuid=f"GPU-{index}") for index in range(number)]
+
+
+def shown(given: GpuAssignment | GpuRefusal) -> str:
+    if isinstance(given, GpuRefusal):
+        return f"{given.field}: {given.sentence}"
+    return assignment_line(given).removeprefix("GPUs (NVIDIA L4): ")
+
+
+TP2 = ("--tp-size", "2")
+ROWS = [
+    (spec(0), 1, "the learner and the reserved engine 0"),
+    (spec(1), 2, "the learner and the reserved engine 0 · rollout 0 1"),
+    (spec(1, reserved=False), 2, "the learner 0 · rollout 0 1"),
+    (spec(2), 4, "the learner and the reserved engine 0 · rollout 0 1 · rollout 1 2 · unused 3"),
+    (spec(2, *TP2), 7, "the learner 0 · the reserved engine 1,2 · rollout 0 3,4 · rollout 1 5,6"),
+    (spec(2, *TP2, reserved=False), 5, "the learner 0 · rollout 0 1,2 · rollout 1 3,4"),
+    (spec(3, engine="embedded"), 2, "the learner 0 · unused 1"),
+    (spec(3, mode="sft"), 2, "the learner and the reserved engine 0 · unused 1"),
+    (spec(3), 0, ""),
+    (
+        spec(1),
+        1,
+        "rollout.replicas: 1 rollout of 1 GPU each (rollout.engine.args), beside 1 of the learner, need 2 GPUs, and"
+        " this run sees 1 (0); set 0: the reserved engine generates alone, or use a cluster",
+    ),
+    (
+        spec(4, *TP2),
+        8,
+        "rollout.replicas: 4 rollouts of 2 GPUs each (rollout.engine.args), beside 1 of the learner and 2 of the"
+        " reserved engine, need 11 GPUs, and this run sees 8 (0,1,2,3,4,5,6,7); set 2, or use a cluster",
+    ),
+    (
+        spec(0, "--tp-size=8"),
+        8,
+        "trainer.reservedEngine: 1 GPU of the learner and 8 of the reserved engine (rollout.engine.args), and this run"
+        " sees 8 (0,1,2,3,4,5,6,7); spread engines over fewer GPUs, or set it to false",
+    ),
+]
+
+
+NAMES = [
+    *(
+        "one GPU, the reserved engine alone",
+        "one for the learner, one for a rollout",
+        "no reserved engine",
+        "one too many",
+    ),
+    *("engines over two", "engines over two, no reserved one", "embedded engines", "only evaluated", "no GPU"),
+    *("a rollout too many", "two rollouts too many", "a reserved engine that is too wide"),
+]
+
+
+@pytest.mark.parametrize(("job", "number", "words"), ROWS, ids=NAMES)
+def test_gpus_in_an_assignment_or_one_refusal_out(job: JobSpec, number: int, words: str) -> None:
+    assert shown(assign_gpus(job, gpus(number))) == words
+
+
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("each", [1, 2, 3])
+@pytest.mark.parametrize("rollouts", range(4))
+@pytest.mark.parametrize("reserved", [True, False])
+def test_no_gpu_is_given_twice_and_none_is_lost(number: int, each: int, rollouts: int, reserved: bool) -> None:
+    given = assign_gpus(spec(rollouts, f"--tp-size={each}", reserved=reserved), gpus(number))
+    if isinstance(given, GpuRefusal):
+        assert number < 1 + rollouts * each + (each if reserved and each > 1 else 0)
+        return
+    own = () if given.shared else given.reserved
+    every = [*given.trainer, *own, *sum(given.rollouts, ()), *given.unused]
+    assert every == gpus(number)
+    assert [len(one) for one in given.rollouts] == [each] * (rollouts if number else 0)
+
+
+@pytest.mark.parametrize(
+    ("args", "number"),
+    [
+        ((), 1),
+        (("--tp", "4"), 4),
+        (("--tensor-parallel-size=2", "--pp-size", "2"), 4),
+        (("--tp-size", "2", "--tp-size", "4"), 4),
+        (("--tp-size", "2", "--dp-size", "2"), 4),
+        (("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"), 4),
+        (("--tp-size", "many"), 1),
+        (("--tp-size",), 1),
+    ],
+    ids=["none", "abbreviated", "two kinds", "the last one", "replicas", "attention only", "no number", "no value"],
+)
+def test_the_engines_own_arguments_say_how_many_it_needs(args: tuple[str, ...], number: int) -> None:
+    assert gpus_per_engine(EngineSpec(args=list(args))) == number
+
+
+def test_an_argument_is_found_in_both_spellings() -> None:
+    args = ["--a", "1", "--b=2", "--a=3"]
+    assert (argument(args, ["--a"]), argument(args, ["--b"]), argument(args, ["--c"])) == ("3", "2", None)
+
+
+def test_workers_see_their_gpus_and_no_others() -> None:
+    job = spec(2)
+    given = assign_gpus(job, gpus(3))
+    assert isinstance(given, GpuAssignment)
+    workers = with_gpus(workers_of(job, PLACE), given)
+    assert workers.trainer.env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert workers.trainer.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert workers.reserved is not None
+    assert workers.reserved.gpus == ("0",)
+    assert workers.rollout_gpus == (("1",), ("2",))
+    assert workers.rollout is not None
+    assert "CUDA_VISIBLE_DEVICES" not in workers.rollout.env
+
+
+def test_without_gpus_workers_are_left_as_they_are() -> None:
+    workers = workers_of(spec(2), PLACE)
+    assert with_gpus(workers, GpuAssignment()) == workers
+
+
+def test_sglang_on_the_cpu_takes_none() -> None:
+    assert shown(assign_gpus(spec(5), gpus(1), engines_on_cpu=True)) == "the learner 0"

@@ -1,0 +1,135 @@
+"""What a GPU holds: bounds that refuse, estimates that advise."""
+
+import pytest
+
+from polyrl.local.devices import Gpu
+from polyrl.local.gpu_assignment import GpuAssignment
+from polyrl.local.gpu_memory import ModelSizes, estimate_line, fit, gpu_fault, gpu_notes, kept_bytes, rest_bytes
+from polyrl.local.memory import GIB
+from polyrl.manifest.job import JobSpec
+
+HALF = ModelSizes(parameters=494_000_000, layers=24, hidden=896, inner=4864, keys=128)
+SEVEN = ModelSizes(parameters=7_616_000_000, layers=28, hidden=3584, inner=18944, keys=512)
+
+
+def spec(*args: str, kl: float = 0.0, tokens: int = 4096) -> JobSpec:
+    algorithm = {"klCoefficient": kl}
+    recipe = {"model": {"path": "model"}, "algorithm": algorithm, "maxTokensPerMicroBatch": tokens}
+    return JobSpec.model_validate({"recipe": recipe, "rollout": {"engine": {"type": "sglang", "args": list(args)}}})
+
+
+def gpu(gib: float | None, name: str = "0") -> tuple[Gpu, ...]:
+    memory = None if gib is None else int(gib * GIB)
+    return (Gpu(name=name, model="NVIDIA L4", uuid=f"GPU-{name}", memory_bytes=memory),)
+
+
+def alone(gib: float | None, rollout_gib: float | None = 80) -> GpuAssignment:
+    return GpuAssignment(trainer=gpu(gib), rollouts=(gpu(rollout_gib, "1"),))
+
+
+def shared(gib: float) -> GpuAssignment:
+    return GpuAssignment(trainer=gpu(gib), reserved=gpu(gib))
+
+
+FRACTION = "--mem-fraction-static"
+ROWS = [
+    (HALF, spec(), alone(8), None),
+    (HALF, spec(), alone(7), "recipe.model: the learner's weights, gradients and optimizer state are 7.4 GiB"),
+    (HALF, spec(kl=0.1), alone(8), "are 9.2 GiB, and it learns on one GPU; 0 has 8.0 GiB"),
+    (HALF, spec(), alone(None), None),
+    (SEVEN, spec(), alone(140, 10), "recipe.model: an engine's weights are 14.2 GiB, and GPU 1 has 10.0 GiB"),
+    (SEVEN, spec(), alone(80), "are 113.5 GiB"),
+    (HALF, spec(), shared(9), None),
+    (HALF, spec(), shared(8), "trainer.reservedEngine: the learner's 7.4 GiB and 0.9 GiB of the reserved engine's"),
+    (HALF, spec(FRACTION, "0.5"), shared(16), None),
+    (
+        HALF,
+        spec(FRACTION, "0.9"),
+        shared(16),
+        "rollout.engine.args: --mem-fraction-static 0.9 of the GPU that the reser",
+    ),
+    (HALF, spec(f"{FRACTION}=0.9"), shared(16), "at least 0.07 holds its weights, and at most 0.61 leaves room"),
+    (HALF, spec(FRACTION, "0.01"), shared(16), "at least 0.07"),
+    (HALF, spec(FRACTION, "0.9"), shared(80), None),
+    (HALF, spec(FRACTION, "half"), shared(16), None),
+]
+
+
+NAMES = [
+    *("room", "too small for the learner", "too small with a reference", "memory unknown", "too small for an engine"),
+    *(
+        "7B on 80 GiB",
+        "shared",
+        "too small for both",
+        "a fair share",
+        "too large a share",
+        "the bounds, other spelling",
+    ),
+    *("too small a share", "much is free", "no number"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "job", "assignment", "words"), ROWS, ids=NAMES)
+def test_what_surely_does_not_fit_is_refused_with_its_sizes(
+    sizes: ModelSizes, job: JobSpec, assignment: GpuAssignment, words: str | None
+) -> None:
+    found = gpu_fault(job, sizes.parameters, assignment)
+    assert (found is None) if words is None else (found is not None and words in f"{found.field}: {found.sentence}")
+
+
+@pytest.mark.parametrize(
+    ("job", "assignment", "words"),
+    [
+        (spec(), alone(80), []),
+        (spec(tokens=16384), alone(24), ["passes of 16,384 tokens may not fit into GPU 0; about 9,"]),
+        (spec(FRACTION, "0.1"), shared(24), []),
+        (spec(), shared(24), ["without --mem-fraction-static SGLang takes most of the GPU"]),
+        (spec(), alone(None), []),
+    ],
+    ids=["room enough", "passes too long", "a small share", "no share given", "memory unknown"],
+)
+def test_what_may_run_out_is_noted(job: JobSpec, assignment: GpuAssignment, words: list[str]) -> None:
+    notes = gpu_notes(job, HALF, assignment)
+    assert len(notes) == len(words)
+    assert all(one in note for one, note in zip(words, notes, strict=True))
+    assert gpu_notes(job, None, assignment) == []
+
+
+@pytest.mark.parametrize("gib", [16, 24, 48, 80])
+def test_what_is_computed_to_fit_is_refused_by_no_bound(gib: int) -> None:
+    found = fit(HALF, gib * GIB)
+    assert found.alone > found.shared
+    assert gpu_fault(spec(), HALF.parameters, alone(gib)) is None
+    if found.shared:
+        assert gpu_fault(spec(FRACTION, str(found.fraction)), HALF.parameters, shared(gib)) is None
+
+
+def test_a_model_that_does_not_fit_has_no_tokens() -> None:
+    found = fit(SEVEN, 80 * GIB)
+    assert (found.alone, found.shared) == (0, 0)
+
+
+def test_sizes_are_those_of_the_config() -> None:
+    config = {
+        **{"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864},
+        **{"num_attention_heads": 14, "num_key_value_heads": 2},
+    }
+    assert ModelSizes.of(config, 494_000_000) == HALF
+    assert ModelSizes.of({**config, "head_dim": 128}, 1) == ModelSizes(
+        parameters=1, layers=24, hidden=896, inner=4864, keys=256
+    )
+    assert ModelSizes.of({**config, "hidden_size": "x"}) is None
+    assert ModelSizes.of({}) is None
+
+
+def test_a_model_of_some_size_has_a_line() -> None:
+    line = estimate_line(spec(), HALF)
+    assert "about 7.4 GiB at rest" in line
+    assert "0.9 GiB of weights and 12 KiB per token" in line
+    tiny = ModelSizes(parameters=1_000_000, layers=2, hidden=64, inner=256, keys=64)
+    assert (estimate_line(spec(), tiny), estimate_line(spec(), None)) == ("", "")
+
+
+def test_float32_keeps_more() -> None:
+    assert kept_bytes(HALF, "float32") > 1.5 * kept_bytes(HALF, "bfloat16")
+    assert rest_bytes(10, reference=True) == 200
