@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +12,9 @@ from typing import Any, Final
 from polyrl.history.foreign_text import printable
 from polyrl.history.results import Course, EvaluationPoint, courses, evaluations
 from polyrl.history.rows import MetricsRow
+from polyrl.history.steps import number_in, object_in, steps_done, wanted_steps
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.report.timeline import read_metrics
-
-TRAINING_PHASES: Final = ("sft", "rl", "offline-rl")
-"""Phases of metrics.jsonl that train."""
 
 
 class LocalRunState(StrEnum):
@@ -82,14 +78,14 @@ def read_facts(folder: RunFolder, now: float) -> RunFacts:
     points = evaluations(rows)
     return RunFacts(
         root=folder.root,
-        name=printable(str(_object(job, "metadata").get("name", "?"))),
+        name=printable(str(object_in(job, "metadata").get("name", "?"))),
         state=state,
-        steps={row.phase: row.step for row in rows if row.phase in TRAINING_PHASES},
-        wanted=_wanted(job),
+        steps=steps_done(rows),
+        wanted=wanted_steps(job),
         learned=courses(rows),
         evaluation=points[-1] if points else None,
         started=started,
-        seconds=_number(summary, "wallSeconds", until - started),
+        seconds=number_in(summary, "wallSeconds", until - started),
         settings=job,
         summary=summary,
         rows=rows,
@@ -113,30 +109,6 @@ def _state(outcome: object) -> LocalRunState:
     """By a summary's word, or by the trainer's where a run was fetched from a cluster."""
     named = TRAINER_OUTCOMES.get(str(outcome), outcome)
     return next((state for state in LocalRunState if state == named), LocalRunState.KILLED)
-
-
-def _wanted(job: Mapping[str, Any]) -> dict[str, int]:
-    recipe = _object(_object(job, "spec"), "recipe")
-    mode, rl = str(recipe.get("mode", "")), _whole(_object(recipe, "algorithm"), "steps")
-    if mode == "offline-rl":
-        return {"offline-rl": rl}
-    steps = {"sft": _whole(_object(recipe, "sft"), "steps"), "rl": rl}
-    return {stage: steps[stage] for stage in mode.split("+") if stage in steps}
-
-
-def _object(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What a folder from elsewhere holds may be of any kind."""
-    found = of.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _whole(of: Mapping[str, Any], name: str) -> int:
-    return int(_number(of, name, 0))
-
-
-def _number(of: Mapping[str, Any], name: str, default: float) -> float:
-    found = of.get(name)
-    return found if isinstance(found, int | float) and math.isfinite(found) else default
 
 
 def _json(file: Path) -> dict[str, Any]:

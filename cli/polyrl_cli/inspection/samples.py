@@ -13,6 +13,7 @@ from rich.text import Text
 
 from polyrl.errors import UserError
 from polyrl.history.foreign_text import json_line, printable
+from polyrl.history.sample_words import facts, shortened
 from polyrl.sample import Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl_cli.inspection.kept_samples import SampleQuery, find, ordered, read_samples
@@ -70,21 +71,3 @@ def sample_view(row: SampleRecord, max_chars: int | None) -> Iterator[Renderable
         else:
             yield Padding(Text(name, style="dim"), INDENT, expand=False)
             yield Padding(Text(shown), DEEPER, expand=False)
-
-
-def facts(row: SampleRecord) -> str:
-    """What is known of it beside the reward, on one line."""
-    parts = [f"{printable(name)} {value:g}" for name, value in row.metrics.items()]
-    if row.advantage is not None:
-        parts.append(f"advantage {row.advantage:+.3g}")
-    versions = " to ".join(str(version) for version in dict.fromkeys(row.versions[:1] + row.versions[-1:]))
-    parts += [f"finish {row.finish}", f"version {versions}", f"{row.prompt_tokens} + {row.response_tokens} tokens"]
-    return ", ".join(parts)
-
-
-def shortened(text: str, max_chars: int | None) -> str:
-    """The text with its middle left out where it is too long."""
-    if max_chars is None or len(text) <= max_chars:
-        return text
-    half = max_chars // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half:,} more characters: --full …]\n{text[-half:]}"

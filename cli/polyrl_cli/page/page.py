@@ -1,32 +1,30 @@
-"""`polyrl report RUN`: the page of a run, one HTML file."""
+"""`polyrl report RUN`: the page of a run's folder, one HTML file."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-import jinja2
-from markupsafe import Markup
+import msgspec
+import yaml
 
 from polyrl.errors import UserError
-from polyrl_cli.inspection.run_facts import LocalRunState
+from polyrl.history.fleet import machines_by_pool, seconds_by_pool
+from polyrl.history.foreign_text import printable
+from polyrl.page.contents import RunRecord
+from polyrl.page.page import render_page
+from polyrl.status import SampleCounts, TokenCounts
+from polyrl_cli.inspection.kept_samples import read_samples
+from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
 from polyrl_cli.local.run_folder import RunFolder, find_run
-from polyrl_cli.page import charts
-from polyrl_cli.page.contents import Contents, read_contents
+from polyrl_cli.report.timeline import read_timeline
 
-REFRESH_S: Final = 10
-"""How often a page of an unfinished run asks to be loaded again, where something serves it anew."""
+PROVENANCE: Final = {"seed": "seed", "epoch": "starts of this run"}
+"""Names of summary.json, and the words for them."""
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A chart with the words around it."""
-
-    title: str
-    caption: str
-    svg: Markup
+T = TypeVar("T")
 
 
 def write_report(run: Path | None, out: Path | None) -> Path:
@@ -34,49 +32,55 @@ def write_report(run: Path | None, out: Path | None) -> Path:
     Raises UserError when there is no such run, or the file cannot be written."""
     folder = find_run(run)
     file = out if out is not None else folder.root / "report.html"
-    text = render_page(folder)
+    write_page(file, render_page(record_of(folder, time.time())))
+    return file
+
+
+def write_page(file: Path, text: str) -> None:
+    """Whoever reads the file meanwhile sees the old page or the new one. Raises UserError when it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Whoever reads it meanwhile sees the old page or the new one.
         partial = file.with_name(f".{file.name}.partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({error.strerror})") from error
-    return file
 
 
-def render_page(folder: RunFolder) -> str:
-    """The HTML."""
-    contents = read_contents(folder, time.time())
-    # Whatever comes from the run is escaped; only our own pictures are markup.
-    templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("polyrl_cli.page", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+def record_of(folder: RunFolder, now: float) -> RunRecord:
+    """What its files say, which may be of a live run, a dead one, or one that was fetched from a cluster and lacks
+    some."""
+    facts, events = read_facts(folder, now), read_timeline(folder.timeline)
+    lives = facts.state is LocalRunState.RUNNING
+    newest = max([event.time for event in events[-1:]] + [row.time for row in facts.rows[-1:]], default=now)
+    end = facts.summary
+    return RunRecord(
+        job=facts.name,
+        state=facts.state.value,
+        why=str(end.get("cause") or end.get("why") or ""),
+        job_settings=facts.settings,
+        settings=yaml.safe_dump(facts.settings, sort_keys=False, allow_unicode=True, width=100),
+        rows=facts.rows,
+        events=events,
+        samples=read_samples(folder),
+        seconds=facts.seconds,
+        held=seconds_by_pool(events, now if lives else newest),
+        machines=machines_by_pool(events) if lives else {},
+        counts=_of_summary(end, "samples", SampleCounts),
+        tokens=_of_summary(end, "tokens", TokenCounts),
+        step_time_ratio=_of_summary(end, "stepTimeRatio", float),
+        provenance=_provenance(facts),
     )
-    return templates.get_template("page.html").render(
-        c=contents,
-        pictures=_pictures(contents),
-        refresh_s=REFRESH_S if contents.state is LocalRunState.RUNNING else None,
-    )
 
 
-def _pictures(c: Contents) -> list[Picture]:
-    pictures = []
-    if c.learning:
-        caption = "Single steps pale, their moving average strong; evaluations are marked points."
-        pictures.append(Picture("Learning", caption, svg=Markup(charts.lines_chart(c.learning, f"{c.stage} step"))))
-    if c.anatomy:
-        caption = "Seconds of each step. Training runs while samples still come in: where the dashed line is above the"
-        caption += " learner's part, generating overlaps with it."
-        stacked = charts.stacked_chart(c.anatomy, c.generating, f"{c.stage} step")
-        pictures.append(Picture("Where a step's time goes", caption, svg=Markup(stacked)))
-    if c.lives:
-        caption = "Pale: starting. Blue: serving. A red cross: taken away."
-        pictures.append(Picture("Fleet", caption, svg=Markup(charts.fleet_chart(c.lives, c.losses, c.until))))
-    if c.lengths:
-        caption = "Tokens of a response."
-        pictures.append(Picture("Lengths", caption, svg=Markup(charts.lines_chart(c.lengths, f"{c.stage} step"))))
-    if c.staleness:
-        caption = "Weight versions between the oldest token of a batch and the weights it trained; groups left out."
-        pictures.append(Picture("Staleness", caption, svg=Markup(charts.lines_chart(c.staleness, f"{c.stage} step"))))
-    return pictures
+def _of_summary(end: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """None where a summary has none, or none that can be read."""
+    try:
+        return msgspec.convert(end[name], kind)
+    except (KeyError, msgspec.ValidationError):
+        return None
+
+
+def _provenance(facts: RunFacts) -> dict[str, str]:
+    known = {words: printable(str(facts.summary[key])) for key, words in PROVENANCE.items() if key in facts.summary}
+    return {"folder": facts.root.name} | known

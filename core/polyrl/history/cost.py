@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
+from pydantic import ValidationError
+
+from polyrl.history.steps import object_in
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.sample import Pool
 
 SECONDS_PER_HOUR: Final = 3600.0
+
+
+def prices_in(job: Mapping[str, Any]) -> PricingSpec:
+    """Of a manifest from elsewhere; none where it names none that can be read."""
+    try:
+        return PricingSpec.model_validate(object_in(object_in(job, "spec"), "pricing"))
+    except ValidationError:
+        return PricingSpec()
 
 
 def price_per_hour(prices: PricingSpec, pool: Pool) -> float | None:

@@ -1,29 +1,24 @@
-"""What the page of a run shows, as values: read from the run's folder, which may be of a live run, a dead one, or one
-that was fetched from a cluster and lacks files. All text in it is foreign; the template escapes it."""
+"""What the page of a run shows, as values, from what is known of the run: by its folder, or by its manager. All text in
+it is foreign; the template escapes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, Final
 
-import msgspec
-import yaml
-
+from polyrl.history.cost import cost_words, prices_in
 from polyrl.history.fleet import RECLAIMED, FleetEvent, WorkerLife, worker_lives
 from polyrl.history.foreign_text import printable
 from polyrl.history.losses import clock_text, loss_cost, losses
-from polyrl.history.results import evaluations
+from polyrl.history.results import courses, evaluations
 from polyrl.history.rows import MetricsRow
-from polyrl.sample import Purpose
+from polyrl.history.sample_words import facts, shortened
+from polyrl.history.steps import steps_done, wanted_steps
+from polyrl.sample import Pool, Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl.status import SampleCounts, TokenCounts
-from polyrl_cli.inspection.kept_samples import read_samples
-from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
-from polyrl_cli.inspection.samples import facts as facts_line, shortened
-from polyrl_cli.local.run_folder import RunFolder
-from polyrl_cli.report.timeline import read_timeline
 
 LEARNING: Final = ("rl", "offline-rl", "sft")
 """Stages of steps, the one to show first."""
@@ -39,6 +34,32 @@ MAX_SAMPLES: Final = 24
 MAX_TEXT_CHARS: Final = 8000
 """Of one text: with MAX_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
 MAX_NAME_CHARS: Final = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What is known of a run."""
+
+    job: str
+    state: str
+    """running, succeeded, failed, ..."""
+    why: str = ""
+    job_settings: Mapping[str, Any]
+    """The manifest as the run used it; one from elsewhere may hold anything."""
+    settings: str
+    """The same, to be read."""
+    rows: Sequence[MetricsRow]
+    events: Sequence[FleetEvent]
+    samples: Sequence[SampleRecord]
+    seconds: float
+    held: Mapping[Pool, float]
+    """Seconds that machines were."""
+    machines: Mapping[Pool, int]
+    """Held now."""
+    counts: SampleCounts | None = None
+    tokens: TokenCounts | None = None
+    step_time_ratio: float | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,7 @@ class Contents:
     """The page."""
 
     job: str
-    state: LocalRunState
+    state: str
     why: str
     """Cause of a bad end."""
     figures: dict[str, str]
@@ -95,24 +116,22 @@ class Contents:
     """Seconds from the start to the newest event or step."""
     samples: list[SampleText]
     settings: str
-    """The manifest as the run used it, YAML."""
     provenance: dict[str, str]
 
 
-def read_contents(folder: RunFolder, now: float) -> Contents:
-    """Everything the page needs of a run. A missing file leaves its part of the page empty."""
-    facts, events = read_facts(folder, now), read_timeline(folder.timeline)
-    rows = facts.rows
+def make_contents(run: RunRecord) -> Contents:
+    """Everything the page shows. What is not known leaves its part of the page empty."""
+    rows, events = run.rows, run.events
     stage = next((stage for stage in LEARNING if any(row.phase == stage for row in rows)), "rl")
     steps = [row for row in rows if row.phase == stage]
-    began = events[0].time - events[0].t if events else rows[0].time if rows else now
+    began = events[0].time - events[0].t if events else rows[0].time if rows else 0.0
     return Contents(
-        job=facts.name,
-        state=facts.state,
-        why=printable(str(facts.summary.get("cause") or facts.summary.get("why") or "")),
-        figures=_figures(facts),
+        job=run.job,
+        state=run.state,
+        why=printable(run.why),
+        figures=_figures(run),
         stage=stage,
-        learning=_learning(facts, steps),
+        learning=_learning(rows, steps),
         anatomy=_anatomy(steps),
         generating=_one(steps, "timing_s/gen", "generate"),
         lengths=_some(steps, {"response_length/mean": "mean", "response_length/max": "longest"}),
@@ -120,9 +139,9 @@ def read_contents(folder: RunFolder, now: float) -> Contents:
         lives=[replace(life, worker=_named(life.worker)) for life in worker_lives(events, began)],
         losses=_losses(events, rows, began),
         until=max([event.time for event in events] + [row.time for row in rows], default=began) - began,
-        samples=_samples(read_samples(folder)),
-        settings=yaml.safe_dump(facts.settings, sort_keys=False, allow_unicode=True, width=100),
-        provenance=_provenance(facts),
+        samples=_samples(run.samples),
+        settings=run.settings,
+        provenance={"page made by": f"PolyRL {version('polyrl')}", **run.provenance},
     )
 
 
@@ -141,11 +160,11 @@ def _anatomy(steps: Sequence[MetricsRow]) -> list[Series]:
     return _some(whole, ANATOMY)
 
 
-def _learning(facts: RunFacts, steps: Sequence[MetricsRow]) -> list[Series]:
+def _learning(rows: Sequence[MetricsRow], steps: Sequence[MetricsRow]) -> list[Series]:
     """What the stage is after; and the evaluations: those after its steps, and before them the newest one."""
     series = _some(steps, {"reward/mean": "reward of training samples", "sft/loss": "SFT loss"})
     stage = steps[0].phase if steps else ""
-    points = {point.step if point.stage == stage else 0: point.values for point in evaluations(facts.rows)}
+    points = {point.step if point.stage == stage else 0: point.values for point in evaluations(rows)}
     for name in sorted({name for values in points.values() for name in values}):
         found = {step: values[name] for step, values in points.items() if name in values}
         series.append(Series(f"{_named(name)}, evaluation", [*found], values=[*found.values()], few=True))
@@ -164,7 +183,7 @@ def _samples(kept: Sequence[SampleRecord]) -> list[SampleText]:
 def _heading(row: SampleRecord) -> str:
     moment = f"evaluation after {row.stage} step" if row.purpose is Purpose.EVAL else f"{row.stage} step"
     chosen = f" ({', '.join(row.chosen)})" if row.chosen else ""
-    return f"{moment} {row.step}, sample {row.sample}{chosen}: reward {row.reward:g}, {facts_line(row)}"
+    return f"{moment} {row.step}, sample {row.sample}{chosen}: reward {row.reward:g}, {facts(row)}"
 
 
 def _bounded(text: str) -> str:
@@ -185,17 +204,20 @@ def _losses(events: Sequence[FleetEvent], rows: Sequence[MetricsRow], began: flo
     ]
 
 
-def _figures(facts: RunFacts) -> dict[str, str]:
+def _figures(run: RunRecord) -> dict[str, str]:
     figures = {
-        f"{_named(name)}, training": _course(course.first, course.last) for name, course in facts.learned.items()
+        f"{_named(name)}, training": _course(course.first, course.last) for name, course in courses(run.rows).items()
     }
-    points = evaluations(facts.rows)
+    points = evaluations(run.rows)
     for name in points[-1].values if points else ():
         values = [point.values[name] for point in points if name in point.values]
         figures[f"{_named(name)}, evaluation"] = _course(values[0], values[-1])
-    steps = [f"{done:,} of {facts.wanted.get(stage, done):,} {stage}" for stage, done in facts.steps.items()]
-    figures |= {"steps": ", ".join(steps) or "none yet", "time": clock_text(facts.seconds)}
-    return figures | _totals(facts.summary)
+    wanted = wanted_steps(run.job_settings)
+    steps = [f"{done:,} of {wanted.get(stage, done):,} {stage}" for stage, done in steps_done(run.rows).items()]
+    figures |= {"steps": ", ".join(steps) or "none yet", "time": clock_text(run.seconds)}
+    if cost := cost_words(prices_in(run.job_settings), run.held, run.machines):
+        figures["cost"] = printable(cost)
+    return figures | _totals(run)
 
 
 def _named(name: str) -> str:
@@ -207,24 +229,12 @@ def _course(first: float, last: float) -> str:
     return f"{first:.3f} → {last:.3f}"
 
 
-def _totals(end: Mapping[str, Any]) -> dict[str, str]:
-    """Of a whole run's summary; empty for one that has none, or none that can be read."""
-    try:
-        samples = msgspec.convert(end["samples"], SampleCounts)
-        tokens = msgspec.convert(end["tokens"], TokenCounts)
-        ratio = msgspec.convert(end["stepTimeRatio"], float | None)
-    except (KeyError, msgspec.ValidationError):
-        return {}
+def _totals(run: RunRecord) -> dict[str, str]:
     figures = {}
-    if samples.submitted:
-        figures["samples"] = f"{samples.submitted:,}, {sum(samples.discarded.values()):,} discarded"
-        figures["tokens"] = f"{tokens.generated:,}, {tokens.regenerated:,} twice"
-    if ratio is not None:
-        figures["step ÷ the longer of its parts"] = f"{ratio:.2f}"
+    if run.counts is not None and run.counts.submitted:
+        figures["samples"] = f"{run.counts.submitted:,}, {sum(run.counts.discarded.values()):,} discarded"
+    if run.tokens is not None and run.tokens.generated:
+        figures["tokens"] = f"{run.tokens.generated:,}, {run.tokens.regenerated:,} twice"
+    if run.step_time_ratio is not None:
+        figures["step ÷ the longer of its parts"] = f"{run.step_time_ratio:.2f}"
     return figures
-
-
-def _provenance(facts: RunFacts) -> dict[str, str]:
-    known = {"page made by": f"PolyRL {version('polyrl')}", "folder": facts.root.name}
-    named = {"seed": "seed", "epoch": "starts of this run"}
-    return known | {words: printable(str(facts.summary[key])) for key, words in named.items() if key in facts.summary}

@@ -1,0 +1,43 @@
+"""Steps: how many are whole, how many a manifest asks for. A manifest from elsewhere may hold anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from polyrl.history.rows import MetricsRow
+
+TRAINING_PHASES: Final = ("sft", "rl", "offline-rl")
+"""Phases of metrics.jsonl that train."""
+
+
+def steps_done(rows: Sequence[MetricsRow]) -> dict[str, int]:
+    """Whole ones, by stage."""
+    return {row.phase: row.step for row in rows if row.phase in TRAINING_PHASES}
+
+
+def wanted_steps(job: Mapping[str, Any]) -> dict[str, int]:
+    """What a manifest asks for, by stage."""
+    recipe = object_in(object_in(job, "spec"), "recipe")
+    mode, rl = str(recipe.get("mode", "")), _whole_in(object_in(recipe, "algorithm"), "steps")
+    if mode == "offline-rl":
+        return {"offline-rl": rl}
+    steps = {"sft": _whole_in(object_in(recipe, "sft"), "steps"), "rl": rl}
+    return {stage: steps[stage] for stage in mode.split("+") if stage in steps}
+
+
+def object_in(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a folder from elsewhere holds may be of any kind."""
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _whole_in(of: Mapping[str, Any], name: str) -> int:
+    return int(number_in(of, name, 0))
+
+
+def number_in(of: Mapping[str, Any], name: str, default: float) -> float:
+    """A finite number of that name; else `default`."""
+    found = of.get(name)
+    return found if isinstance(found, int | float) and math.isfinite(found) else default
