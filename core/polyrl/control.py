@@ -4,6 +4,7 @@
     GET  /v1/waits                            Waits: who waits for whom, since when and until when
     POST /v1/drain        DrainRequest        DrainAnswer; saying it again changes nothing
     GET  /v1/history?after=TIME               History: rows and events later than TIME, in Unix seconds
+    GET  /v1/page                             the same as an HTML page for people, with samples to read
     GET  /metrics                             Prometheus text
     GET  /healthz                             Health; the only path that needs no token
 
@@ -27,6 +28,7 @@ from polyrl.status import ManagerStatus
 STATUS_PATH: Final = "/v1/status"
 WAITS_PATH: Final = "/v1/waits"
 HISTORY_PATH: Final = "/v1/history"
+PAGE_PATH: Final = "/v1/page"
 DRAIN_PATH: Final = "/v1/drain"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"

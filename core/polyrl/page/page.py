@@ -11,6 +11,8 @@ from markupsafe import Markup
 from polyrl.page import charts
 from polyrl.page.contents import Contents, RunRecord, make_contents
 
+CONTENT_SECURITY_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Nothing is loaded and no script runs, whatever a text holds; whoever serves a page sends it as a header as well."""
 REFRESH_S: Final = 10
 """How often a page of an unfinished run asks to be loaded again, where something serves it anew."""
 RUNNING: Final = "running"
@@ -28,7 +30,9 @@ def render_page(run: RunRecord) -> str:
     """The HTML."""
     contents = make_contents(run)
     refresh_s = REFRESH_S if contents.state == RUNNING else None
-    return _template().render(c=contents, pictures=_pictures(contents), refresh_s=refresh_s)
+    return _template().render(
+        c=contents, pictures=_pictures(contents), refresh_s=refresh_s, policy=CONTENT_SECURITY_POLICY
+    )
 
 
 @cache

@@ -12,6 +12,7 @@ that would block is counted and dropped, because leases and the peers' own repet
     journal     each durable event in SQLite before a message that depends on it leaves
     api         paths, bodies, the token, HTTPS; the status and its changes, waits, drains
     history     the trainer's rows, samples to read and what happened to engines, bounded, in memory
+    page        the run as an HTML page
     metrics     the status and the sockets' traffic for Prometheus
     openapi     the API's OpenAPI document, kept in docs/reference/manager-api.json
     __main__    `python -m polyrl_rollout.manager`: files and flags in, an exit code out

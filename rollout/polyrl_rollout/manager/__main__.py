@@ -54,8 +54,8 @@ def main(  # noqa: PLR0913 - one argument per flag
     _log_json()
     _allow_many_connections()
     try:
-        spec = read_job(job).spec
-        group_filter = spec.recipe.algorithm.group_filter.value
+        run = read_job(job)
+        group_filter = run.spec.recipe.algorithm.group_filter.value
         config = LedgerConfig(
             run_epoch=run_epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter
         )
@@ -74,7 +74,7 @@ def main(  # noqa: PLR0913 - one argument per flag
             journal=kept,
             clock_s=clock_s,
             stays=stay,
-            prices=spec.pricing,
+            job=run,
         )
         asyncio.run(_serve(manager, endpoints))
     except PolyRLError as error:

@@ -25,9 +25,11 @@ from aiohttp import web
 from polyrl import control
 from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl.ledger import Effects, Ledger
+from polyrl.manifest.job import PolyRLJob
 from polyrl.status import ManagerStatus
 from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.history import RunHistory
+from polyrl_rollout.manager.page import RunPage
 
 MAX_BODY_BYTES: Final = 64 << 10
 """The only body is a drain request of at most 2 kB; anything large is refused unread."""
@@ -88,9 +90,12 @@ class _BadRequest(Exception):
 class ControlService:
     """What the API shows of one running manager, and the one thing it may ask of it, a drain."""
 
-    def __init__(self, ledger: Ledger, run_epoch: int, manager: ManagerCore, history: RunHistory) -> None:
+    def __init__(
+        self, ledger: Ledger, run_epoch: int, manager: ManagerCore, history: RunHistory, job: PolyRLJob | None
+    ) -> None:
         self.feed = StatusFeed()
         self._ledger, self._run_epoch, self._manager, self._history = ledger, run_epoch, manager, history
+        self._page = RunPage(job, self.status, history)
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._final_read = asyncio.Event()
@@ -102,6 +107,7 @@ class ControlService:
         app.router.add_get(control.WAITS_PATH, self._get_waits)
         app.router.add_post(control.DRAIN_PATH, self._post_drain)
         app.router.add_get(control.HISTORY_PATH, self._get_history)
+        app.router.add_get(control.PAGE_PATH, self._page.get)
         app.router.add_get(control.METRICS_PATH, metrics_handler(registry))
         app.router.add_get(control.HEALTH_PATH, self._get_health)
         return app

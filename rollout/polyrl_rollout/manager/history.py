@@ -47,7 +47,7 @@ class RunHistory:
         self._pools: dict[str, Pool] = {}
         self._serving: set[str] = set()
         self._reasons: dict[str, str] = {}
-        self._finished_at: float | None = None
+        self.finished_at: float | None = None
 
     def take_report(self, report: TrainerReport, now: float) -> None:
         """The trainer's row and its samples. A trainer that went back to a checkpoint does later steps again."""
@@ -82,7 +82,7 @@ class RunHistory:
                     self._pools[TRAINER] = Pool.RESERVED
                     self._note("started", TRAINER, "the trainer has come", now)
                 case events.RunFinished():
-                    self._finished_at = now
+                    self.finished_at = now
 
     def samples(self) -> list[SampleRecord]:
         """In the order in which they came."""
@@ -90,12 +90,12 @@ class RunHistory:
 
     def seconds(self, now: float) -> dict[Pool, float]:
         """That machines were held, as far as this manager knows: from an engine's greeting to its end."""
-        until = now if self._finished_at is None else self._finished_at
+        until = now if self.finished_at is None else self.finished_at
         return dict(self._settled + Counter(seconds_by_pool(self._events, until)))
 
     def machines(self) -> dict[Pool, int]:
         """Held now."""
-        return machines_by_pool(self._events) if self._finished_at is None else {}
+        return machines_by_pool(self._events) if self.finished_at is None else {}
 
     def since(self, time: float, now: float) -> History:
         """Everything but samples that is newer than `time`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from polyrl.control import BODIES, HEALTH_PATH, HISTORY_PATH, METRICS_PATH, STATUS_PATH, Problem
+from polyrl.control import BODIES, HEALTH_PATH, HISTORY_PATH, METRICS_PATH, PAGE_PATH, STATUS_PATH, Problem
 
 _QUERY = [
     {"name": name, "in": "query", "description": description, "schema": {"type": kind, "minimum": least}}
@@ -35,10 +35,14 @@ def make_openapi() -> dict[str, Any]:
     types = {kind for _, request, answer in BODIES.values() for kind in (request, answer) if kind} | {Problem}
     ordered = sorted(types, key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    texts = {
+        METRICS_PATH: _text("Prometheus text", "text/plain"),
+        PAGE_PATH: _text("The run as a page", "text/html"),
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "PolyRL manager", "version": "1", "description": "Status and control of one run."},
-        "paths": {path: _path(path) for path in BODIES} | {METRICS_PATH: _metrics()},
+        "paths": {path: _path(path) for path in BODIES} | texts,
         "components": {
             "schemas": dict(sorted(components.items())),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -69,9 +73,9 @@ def _json_body(description: str | None, kind: type[Any]) -> dict[str, Any]:
     return {"content": content} | ({"description": description} if description else {})
 
 
-def _metrics() -> dict[str, Any]:
-    text = {"text/plain": {"schema": {"type": "string"}}}
-    return {"get": {"summary": "Prometheus text", "responses": {"200": {"description": "Metrics", "content": text}}}}
+def _text(summary: str, kind: str) -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "string"}}}
+    return {"get": {"summary": summary, "responses": {"200": {"description": summary, "content": content}}}}
 
 
 def main() -> None:

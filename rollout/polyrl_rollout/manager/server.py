@@ -31,6 +31,7 @@ from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
 from polyrl.ledger.events import Reported
+from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus
 from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello, TrainerReport
@@ -80,11 +81,12 @@ class Manager:
         journal: Journal | None = None,
         clock_s: float = 0.0,
         stays: bool = False,
-        prices: PricingSpec | None = None,
+        job: PolyRLJob | None = None,
     ) -> None:
         """`clock_s` is where the ledger's clock stood when its journal ended; without a journal nothing outlives us.
-        One that `stays` shows the final status until it is stopped. `prices` are what its metrics count money by."""
-        self._ledger, self._journal, self._prices = ledger, journal, prices or PricingSpec()
+        One that `stays` shows the final status until it is stopped. `job`: for its page, and for what money is counted
+        by."""
+        self._ledger, self._journal, self._job = ledger, journal, job
         self._history = RunHistory(time.time(), resumed=clock_s > 0)
         self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
@@ -111,7 +113,7 @@ class Manager:
         self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
         self._agents = AgentSessions(self._agents_router, self._from_agent)
         self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
-        self._control = ControlService(self._ledger, self._run_epoch, self, self._history)
+        self._control = ControlService(self._ledger, self._run_epoch, self, self._history, self._job)
         await self._open_http()
         return self
 
@@ -271,7 +273,8 @@ class Manager:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
         registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused))
-        registry.register(RunCollector(self.status, self._history, self._prices))
+        prices = PricingSpec() if self._job is None else self._job.spec.pricing
+        registry.register(RunCollector(self.status, self._history, prices))
         app, listen = self._control.make_app(self._keys.http_token, registry), self._listen
         self._http = await self._serve_http(app, listen.http_port, listen.tls)
         self._metrics = None

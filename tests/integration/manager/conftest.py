@@ -19,6 +19,7 @@ import zmq.asyncio
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
+from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, pack_ids, unpack_ids
@@ -135,9 +136,8 @@ async def _open_site(folder: Path, lease_s: float) -> AsyncIterator[Site]:
     ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
     context = zmq.asyncio.Context()
     try:
-        async with Manager(
-            ledger, read_keys(ManagerKeys, folder / "manager.key"), EPOCH, Listen(metrics_port=0)
-        ) as manager:
+        own, job = read_keys(ManagerKeys, folder / "manager.key"), PolyRLJob.model_validate(JOB)
+        async with Manager(ledger, own, EPOCH, Listen(metrics_port=0), job=job) as manager:
             running = asyncio.create_task(manager.run())
             yield Site(manager, ledger, folder, context, running)
             manager.stop()

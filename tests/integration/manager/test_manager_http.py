@@ -109,6 +109,27 @@ async def test_drain_moves_the_work_and_can_be_repeated(site: Any, http: aiohttp
     second.cancel()
 
 
+async def test_the_page_shows_steps_and_samples_and_no_foreign_text_is_markup(
+    site: Any, http: aiohttp.ClientSession
+) -> None:
+    hostile = "</pre><script>alert(1)</script>"
+    made = {"time": 1.0, "stage": "rl", "step": 3, "sample": "7.0", "group": 7, "finish": "stop", "versions": [1]}
+    texts = {"prompt": hostile, "response": hostile, "prompt_tokens": 1, "response_tokens": 1}
+    sample = {**made, **texts, "purpose": "train", "reward": 0.5, "metrics": {hostile: 1.0}}
+    async with site.client() as client:
+        await client.report(
+            "rl", 3, {"reward/mean": 0.5, "timing_s/step": 2.0, f"reward/{hostile}": 1.0}, [json.dumps(sample).encode()]
+        )
+        async with http.get("/v1/page") as response:
+            text, headers = await response.text(), response.headers
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert headers["Cache-Control"] == "no-store"
+    assert "<script" not in text
+    assert "sample 7.0" in text
+    assert "3 of 1 rl" in text
+    assert 'http-equiv="refresh"' in text
+
+
 async def test_the_port_of_its_own_shows_numbers_without_a_token_and_nothing_else(site: Any) -> None:
     host, port = site.manager._metrics.addresses[0][:2]
     async with aiohttp.ClientSession(f"http://{host}:{port}") as http:
@@ -117,7 +138,9 @@ async def test_the_port_of_its_own_shows_numbers_without_a_token_and_nothing_els
                 assert response.status == status, path
 
 
-@pytest.mark.parametrize("path", ["/v1/status", "/v1/waits", "/v1/history", "/v1/drain", "/metrics", "/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/v1/status", "/v1/waits", "/v1/history", "/v1/page", "/v1/drain", "/metrics", "/nowhere"]
+)
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer no"}, {"Authorization": "Basic eDp5"}])
 async def test_without_the_token_there_is_nothing(site: Any, path: str, header: dict[str, str]) -> None:
     async with aiohttp.ClientSession(site.manager.endpoints.http) as http, http.get(path, headers=header) as response:
