@@ -87,7 +87,9 @@ spec:
     algorithm: {steps: 20, promptsPerStep: 10, optimizer: {learningRate: 1.0e-6}}
     sampling: {samplesPerPrompt: 8, maxNewTokens: 32}
     reward: {function: "reward:score"}  # reward.py, beside this file
-  # On a GPU with SGLang installed: type sglang.
+    maxTokensPerMicroBatch: 4096  # of one pass of the learner: it, too, must fit into the GPU
+  # The embedded engine generates on the CPU, slowly. With SGLang, on one GPU that it shares with the learner:
+  # rollout: {replicas: 0, engine: {type: sglang, maxContext: 256, args: [--mem-fraction-static, "0.1"]}}
   rollout: {engine: {type: embedded, maxContext: 256}}
 """
 

@@ -1,0 +1,111 @@
+"""`polyrl init --task chat` as a user with a model in a folder goes through it: a tiny Qwen2 with a real tokenizer and
+chat template stands for the Hub's model, a script for nvidia-smi. No GPU and no network are needed, and none was there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from polyrl_cli.manifests.starter import CHAT_ROWS
+
+DEADLINE_S = 240
+REFUSED_WITHIN_S = 60.0
+"""Three seconds of work; the rest is for a machine that does other things as well."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ONE_GPU = """#!/bin/sh
+case "$1" in
+  -L) echo 'GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-aaaa)' ;;
+  *) echo 'GPU-aaaa, 24564' ;;
+esac
+"""
+SMALL = {
+    "spec.recipe.algorithm.steps": 2,
+    "spec.recipe.algorithm.promptsPerStep": 4,
+    "spec.recipe.sampling.samplesPerPrompt": 4,
+    "spec.recipe.sampling.maxNewTokens": 8,
+    "spec.rollout.replicas": 0,
+}
+
+
+def polyrl(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), **environment}
+    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
+
+
+def make_model(folder: Path) -> None:
+    """What `hf download` of a chat model leaves, a thousand times smaller."""
+    bytes_of_text = Tokenizer(models.BPE())
+    bytes_of_text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_of_text.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    bytes_of_text.train_from_iterator(CHAT_ROWS.splitlines(), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytes_of_text, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+    )
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=1, eos_token_id=tokenizer.eos_token_id, **sizes)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_with_a_folder_it_is_valid_runs_and_answers(tmp_path: Path) -> None:
+    job, model, run = tmp_path / "my-chat" / "job.yaml", tmp_path / "tiny", tmp_path / "run"
+    make_model(model)
+    assert polyrl(tmp_path, "init", job.parent, "--task", "chat").returncode == 0
+    sets = [f"--set=spec.recipe.model.path={model}", *(f"--set={path}={value}" for path, value in SMALL.items())]
+    checked = polyrl(tmp_path, "validate", job, *sets)
+    assert (checked.returncode, "is valid" in checked.stdout) == (0, True), checked.stdout + checked.stderr
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "nvidia-smi"
+    stand_in.write_text(ONE_GPU)
+    stand_in.chmod(0o755)
+    done = polyrl(tmp_path, "run", job, *sets, "--out", run, PATH=f"{stand_in.parent}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    answered = polyrl(tmp_path, "generate", run, "What is 3 + 4?")
+    assert (answered.returncode, answered.stderr) == (0, ""), answered.stderr
+    tokenizer = AutoTokenizer.from_pretrained(max((run / "checkpoints").glob("[!.]*/model")))
+    sample = json.loads((run / "samples.jsonl").read_text().splitlines()[0])
+    system = {"role": "system", "content": "Answer with the number only."}
+    conversation = [system, {"role": "user", "content": sample["prompt"]}]
+    read = tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+    assert sample["prompt_tokens"] == len(read), "rows go through the model's own chat template"
+    the_learner_had_the_gpu(done.stdout, run)
+
+
+def the_learner_had_the_gpu(printed: str, run: Path) -> None:
+    """Or would have had: torch finds none behind that number, and learns on the CPU."""
+    assert "GPUs (NVIDIA GeForce RTX 4090): the learner 0" in printed
+    assert json.loads((run / "summary.json").read_text())["gpus"] == {"trainer": ["0"]}
+    assert "start trainer on GPU 0" in (run / "fleet.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_without_network_the_hubs_name_is_refused_in_one_sentence_within_seconds(tmp_path: Path) -> None:
+    job = tmp_path / "my-chat" / "job.yaml"
+    assert polyrl(tmp_path, "init", job.parent, "--task", "chat").returncode == 0
+    began = time.monotonic()
+    nobody = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    refused = polyrl(tmp_path, "run", job, "--out", tmp_path / "run", **nobody)
+    assert time.monotonic() - began < REFUSED_WITHIN_S
+    assert refused.returncode == 2
+    (sentence,) = refused.stderr.strip().splitlines()
+    assert sentence.startswith("recipe.model.path: Qwen/Qwen2.5-0.5B-Instruct is no folder beside the manifest")
+    assert "name a folder, a mirror (HF_ENDPOINT), or download it before" in sentence
+    assert not (tmp_path / "run").exists()
