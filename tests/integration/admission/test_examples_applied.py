@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("example", ["sort-digits", "gsm8k"])
+@pytest.mark.parametrize("example", ["sort-digits", "gsm8k", "shop-assistant"])
 def test_kubectl_applies_an_example_whole(server: Any, example: str) -> None:
     namespace = f"apply-{example}"
     made = server.request("POST", "/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": namespace}})
@@ -24,5 +24,6 @@ def test_kubectl_applies_an_example_whole(server: Any, example: str) -> None:
     assert recipe["code"]["configMap"] == files["metadata"]["name"]
     held = {*files["data"], *files.get("binaryData", {})}
     named = {row["path"] for rows in recipe["data"].values() if isinstance(rows, list) for row in rows}
-    module = recipe["reward"]["function"].partition(":")[0]
-    assert {path for path in named if not path.startswith("/")} | {f"{module}.py"} == held
+    code = [recipe["reward"]["function"]] + [recipe[key]["classPath"] for key in ("environment",) if key in recipe]
+    modules = {f"{name.partition(':')[0]}.py" for name in code}
+    assert {path for path in named if not path.startswith("/")} | modules == held
