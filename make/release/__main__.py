@@ -41,7 +41,10 @@ def surfaces_before(version: str) -> dict[str, str]:
     """As the newest tag of another version that this commit comes after has them; none without such a tag."""
     tags = git("tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname").split()
     before = next((tag for tag in tags if tag != f"v{version}"), None)
-    return {name: git("show", f"{before}:{name}") for name in SURFACES} if before else {}
+    if before is None:
+        return {}
+    there = git("ls-tree", "--name-only", before, "--", *SURFACES).split()
+    return {name: git("show", f"{before}:{name}") for name in there}
 
 
 def export(commit: str, target: Path) -> Path:

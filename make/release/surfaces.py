@@ -1,24 +1,47 @@
-"""Names that users write into their files and programs, read from the schemas that describe them. Pure.
+"""Names that users write into their files, commands and programs, read from what describes them. Pure.
 
 A name that a released version had may only go if the changelog says so.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-SURFACES = ("crds/polyrljobs.yaml", "charts/polyrl/values.schema.json", "docs/reference/manager-api.json")
-"""Fields of the manifest, values of the chart, requests and fields of the manager's HTTP API."""
+COMMANDS = "docs/reference/cli.md"
+SURFACES = (
+    "crds/polyrljobs.yaml",
+    "charts/polyrl/values.schema.json",
+    "docs/reference/manager-api.json",
+    "docs/reference/python.md",
+    COMMANDS,
+)
+"""Fields of the manifest, values of the chart, requests and fields of the manager's HTTP API, public names of Python,
+commands with their flags. All but the list of Python's names are generated from the code."""
 NAMED = {"properties", "schemas", "paths"}
 """Keys of a schema whose own keys are names that somebody chose."""
+TOO_BROAD = {"spec", "status", "polyrl", "polyrl_trainer"}
+"""Announced by anybody who says anything."""
 
 
-def names_of(schema: str) -> set[str]:
-    """Dotted, as a user would write them."""
-    return set(_names(yaml.safe_load(schema), ""))
+def names_of(surface: str, text: str) -> set[str]:
+    """As a user would write them: dotted, or a command with its flag."""
+    if surface == COMMANDS:
+        return set(_flags(text))
+    if surface.endswith(".md"):
+        return set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    return set(_names(yaml.safe_load(text), ""))
+
+
+def _flags(page: str) -> Iterator[str]:
+    """Each command, and each of its flags after it."""
+    command = "polyrl"
+    for heading, option in re.findall(r"^(?:## `(polyrl [\w-]+)`|\* `(-[^`]*)`)", page, re.MULTILINE):
+        command = heading or command
+        yield from [heading] if heading else (f"{command} {flag}" for flag in re.findall(r"--[a-z][\w-]*", option))
 
 
 def _names(node: Any, path: str) -> Iterator[str]:
@@ -41,12 +64,12 @@ def removals(released: Mapping[str, str], now: Mapping[str, str], announced: str
     return [
         f"{surface}: {name} was released and is gone; bring it back, or write `{name}` under Removed in CHANGELOG.md"
         for surface, text in released.items()
-        for name in sorted(names_of(text) - names_of(now[surface]))
+        for name in sorted(names_of(surface, text) - names_of(surface, now.get(surface, "")))
         if not any(f"`{part}`" in announced for part in _and_above(name))
     ]
 
 
 def _and_above(name: str) -> list[str]:
     """A name and those that it lies in: who announces a block announces its fields."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    parts = re.split(r"(?=[. ])", name)
+    return [above for count in range(1, len(parts) + 1) if (above := "".join(parts[:count])) not in TOO_BROAD]

@@ -79,7 +79,7 @@ AFTER = BEFORE.replace("seed: {type: integer}, ", "").replace(", properties: {ty
 
 
 def test_names_are_those_of_fields() -> None:
-    assert names_of(BEFORE) == {"spec", "spec.seed", "spec.data", "spec.data.rl"} | {
+    assert names_of(SURFACE, BEFORE) == {"spec", "spec.seed", "spec.data", "spec.data.rl"} | {
         f"spec.data.rl.{name}" for name in ("path", "properties")
     }
 
@@ -90,6 +90,7 @@ def test_names_are_those_of_fields() -> None:
         pytest.param("A thing.", ["spec.data.rl.properties", "spec.seed"], id="silent"),
         pytest.param("`spec.seed` is gone.", ["spec.data.rl.properties"], id="one of two"),
         pytest.param("`spec.seed` and `spec.data` are new.", [], id="a field and a block"),
+        pytest.param("`spec` is new.", ["spec.data.rl.properties", "spec.seed"], id="said of everything"),
     ],
 )
 def test_what_was_released_goes_only_by_an_announcement(announced: str, unannounced: list[str]) -> None:
@@ -102,9 +103,11 @@ def test_what_was_released_goes_only_by_an_announcement(announced: str, unannoun
 
 
 def test_surfaces_of_this_tree_have_names() -> None:
-    found = {name: names_of((ROOT / name).read_text()) for name in SURFACES}
+    found = {name: names_of(name, (ROOT / name).read_text()) for name in SURFACES}
     assert "spec.recipe.algorithm.optimizer.learningRate" in found["crds/polyrljobs.yaml"]
     assert "watch.namespaces" in found["charts/polyrl/values.schema.json"]
+    assert {"polyrl run --show-prints", "polyrl ls", "polyrl --version"} <= found["docs/reference/cli.md"]
+    assert "polyrl_trainer.client.RolloutClient" in found["docs/reference/python.md"]
     assert {"/v1/drain", "ManagerStatus.seq"} <= found["docs/reference/manager-api.json"]
 
 
