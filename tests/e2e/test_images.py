@@ -12,7 +12,7 @@ from on_cluster.settings import ROLES, image
 LOADS = {
     "operator": "import polyrl_cli.app, kopf, kubernetes.aio",
     "manager": "import polyrl_rollout.manager.__main__",
-    "trainer": "import polyrl_trainer.app, torch, pyarrow, torch.utils.tensorboard",
+    "trainer": "import polyrl_trainer.app, torch, pyarrow, torch.utils.tensorboard, wandb, mlflow",
     "rollout": "import polyrl_rollout.agent.__main__, polyrl_rollout.engines.embedded.process",
 }
 LACKS = {

@@ -48,6 +48,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         # The first process of a container is deaf to signals without a handler; the loop brings its own.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(HANDED_OVER_EXIT))
     from polyrl_trainer.app import Arguments, run_trainer
+    from polyrl_trainer.sinks.delivery import any_abandoned
 
     arguments = Arguments(
         job=job,
@@ -62,18 +63,22 @@ def main(  # noqa: PLR0913 - one argument per flag
         max_manager_outage_s=max_manager_outage,
         hand_over=hand_over,
     )
+    code = 0
     try:
         done = asyncio.run(run_trainer(arguments))
+        if hand_over and not done:
+            code = HANDED_OVER_EXIT
     except PolyRLError as error:
         print(error, file=sys.stderr, flush=True)
-        raise typer.Exit(exit_code_of(error, hand_over)) from None
-    except Exception:
-        if not hand_over:
-            raise
+        code = exit_code_of(error, hand_over)
+    except Exception:  # noqa: BLE001 - printed whole
         traceback.print_exc()
-        raise typer.Exit(TEMPORARY_EXIT) from None
-    if hand_over and not done:
-        raise typer.Exit(HANDED_OVER_EXIT)
+        code = TEMPORARY_EXIT if hand_over else 1
+    sys.stdout.flush()
+    if any_abandoned():
+        # Its library's exit handlers would wait for the service that was not waited for.
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 def exit_code_of(error: PolyRLError, hand_over: bool) -> int:

@@ -39,6 +39,7 @@ from polyrl_trainer.metrics import METRICS, MetricsLogger, rewind_metrics
 from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
+from polyrl_trainer.sinks.chosen import deliveries
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
@@ -105,18 +106,16 @@ async def run_trainer(arguments: Arguments) -> bool:
         engine=_engine(job),
         resumed_from=resumed_from,
     )
-    outcome: str | None = "failed"
+    outcome = "failed"
     try:
         done = await _run_stages(arguments, job, prepared, session, stages)
         outcome = "done" if done else "stopped"
         return done
     except Superseded:
-        outcome = None  # the successor writes the result
+        outcome = ""  # the successor writes the result
         raise
     finally:
-        if outcome is not None:
-            write_result(arguments.run, session.state, outcome)
-        session.close()
+        session.end(arguments.run, outcome)
 
 
 def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tuple[Session, Path | None]:
@@ -133,7 +132,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
     session = Session(
         state,
         checkpoints,
-        metrics=MetricsLogger(arguments.run, tensorboard=recipe.logging.tensorboard),
+        metrics=MetricsLogger(arguments.run, deliveries(job, arguments.run)),
         checkpoint_every_steps=recipe.checkpoint.every_steps,
         samples=sample_log.SampleLog(arguments.run, recipe.logging.samples, recipe.seed),
         max_manager_outage_s=arguments.max_manager_outage_s,

@@ -1,4 +1,4 @@
-"""Metrics to files: JSON lines always, TensorBoard events when asked for; and the way back to a checkpoint.
+"""Metrics to metrics.jsonl and to the sinks that the manifest chooses; and the way back to a checkpoint.
 
 Names follow the field's (`actor/pg_loss`...). A trainer that goes on from a checkpoint runs and writes later steps
 again, so their rows are dropped first, and with them any row that its writer was killed over. Rows are in the order
@@ -14,83 +14,65 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from polyrl.sample_record import Chosen, SampleRecord
+from polyrl.sample_record import SampleRecord
 from polyrl_trainer.checkpoints import replace_file
+from polyrl_trainer.sinks.delivery import DELIVERY_DEADLINE_S, STOPPED_DEADLINE_S, Delivery, SinkReport
+from polyrl_trainer.sinks.port import MetricRow, Texts, by_path
 from polyrl_trainer.state import TrainerState, TrainingStage
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 METRICS: Final = "metrics.jsonl"
 """File of a run's folder."""
 
-SHOWN_SAMPLES: Final = 4
-"""Of one step or one evaluation in TensorBoard; samples.jsonl has more."""
-SHOWN_CHARS: Final = 1000
-"""Of a text there."""
 TEXTS_BETWEEN_HALVINGS: Final = 100
 """Steps shown in a row; then every second one, then every fourth: event files only grow, and a page shows ten."""
 
 
 class MetricsLogger:
-    """RUN/metrics.jsonl, one object per call, readable by others at once; and RUN/tensorboard/ when asked for."""
+    """RUN/metrics.jsonl, one object per call, readable by others at once; and the sinks."""
 
-    def __init__(self, run: Path, *, tensorboard: bool = False) -> None:
+    def __init__(self, run: Path, sinks: Sequence[Delivery] = ()) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._events: SummaryWriter | None = None
+        self._sinks = sinks
         self._offered: Counter[str] = Counter()
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(run / "tensorboard"))
-
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Named numbers of one step of `phase` (sft, rl, offline-rl, eval)."""
+    def log(self, phase: str, step: int, values: Mapping[str, float], *, before: int = 0) -> None:
+        """Named numbers of one step of `phase` (sft, rl, offline-rl, eval), which `before` steps of other stages came
+        before."""
         # JSON has no NaN; a number that is none is left out rather than making the line unreadable.
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = {"time": round(time.time(), 3), "phase": phase, "step": step, **finite}
-        self._file.write(json.dumps(line) + "\n")
+        now = round(time.time(), 3)
+        self._file.write(json.dumps({"time": now, "phase": phase, "step": step, **finite}) + "\n")
         self._file.flush()
-        if self._events is not None:
-            for name, value in values.items():
-                self._events.add_scalar(f"{phase}/{name}", value, step)
+        for sink in self._sinks:
+            sink.offer(MetricRow(phase, before + step, time=now, values=dict(values)))
 
-    def log_samples(self, records: Sequence[SampleRecord]) -> None:
-        """Texts of one step or one evaluation; TensorBoard alone shows them."""
-        if self._events is None or not records:
+    def log_samples(self, records: Sequence[SampleRecord], *, before: int = 0) -> None:
+        """Texts of one step or one evaluation, which only sinks get from here."""
+        if not records:
             return
         purpose, _, step = records[0].moment
         self._offered[purpose] += 1
         if self._offered[purpose] % sparsity(self._offered[purpose]) == 0:
-            extremes_first = sorted(records, key=lambda record: record.chosen[:1] in ((), (Chosen.RANDOM,)))
-            self._events.add_text(f"samples/{purpose}", markdown(extremes_first[:SHOWN_SAMPLES]), step)
+            for sink in self._sinks:
+                sink.offer(Texts(purpose, before + step, records=records))
 
-    def close(self) -> None:
-        """Nothing is logged after it."""
+    def close(self, outcome: str = "", results: Mapping[str, Any] = MappingProxyType({})) -> dict[str, SinkReport]:
+        """Nothing is logged after it. Ends the sinks' runs with `outcome` and `results`, within a deadline that holds
+        for all together; gives what became of each."""
         self._file.close()
-        if self._events is not None:
-            self._events.close()
+        deadline = time.monotonic() + (STOPPED_DEADLINE_S if outcome == "stopped" else DELIVERY_DEADLINE_S)
+        for sink in self._sinks:
+            sink.end(outcome, by_path(results, "/"))
+        return {sink.name: sink.finish(deadline) for sink in self._sinks}
 
 
 def sparsity(offered: int) -> int:
     """Every how manieth text is shown by now."""
     return 1 << (offered // TEXTS_BETWEEN_HALVINGS).bit_length()
-
-
-def markdown(records: Sequence[SampleRecord]) -> str:
-    """Samples as TensorBoard's page renders them; texts stand in indented blocks, in which nothing is markup."""
-    return "\n\n".join(
-        f"**{one.sample}** reward {one.reward:g}, {one.finish}\n\n{_block(one.prompt)}\n\n---\n\n{_block(one.response)}"
-        for one in records
-    )
-
-
-def _block(text: str) -> str:
-    shown = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]} […]"
-    return "\n".join(f"    {line}" for line in shown.splitlines()) or "    "
 
 
 ORDER: Final = tuple(stage.value for stage in TrainingStage)

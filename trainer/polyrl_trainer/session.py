@@ -7,8 +7,10 @@ import json
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 
 from polyrl.errors import RunFailed
@@ -21,6 +23,7 @@ from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.sample_log.log import SampleLog
+from polyrl_trainer.sinks.delivery import SinkReport
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 log = structlog.get_logger()
@@ -63,7 +66,7 @@ class Session:
     ) -> None:
         """To metrics, and to status when there is a manager; `status_values` stay there until newer ones."""
         phase = phase or self.state.stage.value
-        self.metrics.log(phase, step, values)
+        self.metrics.log(phase, step, values, before=self._steps_before())
         self.status_values.update(status_values or {})
         if self.rollouts is not None:
             await self.rollouts.report(phase, step, {**values, **self.status_values}, to_report(self._recorded))
@@ -77,11 +80,20 @@ class Session:
         """Keeps texts of the step that is whole now, or of an evaluation after it; `scored` are the same samples."""
         if self.samples is not None and self.samples.wants(purpose):
             self._recorded = self.samples.record(self.state, purpose, samples, scored)
-            self.metrics.log_samples(self._recorded)
+            self.metrics.log_samples(self._recorded, before=self._steps_before())
 
-    def close(self) -> None:
-        """Nothing is reported or kept after it."""
-        self.metrics.close()
+    def _steps_before(self) -> int:
+        """Whole steps of the stages before this one."""
+        return sum(count for stage, count in self.state.results.steps.items() if stage != self.state.stage.value)
+
+    def end(self, run: Path, outcome: str) -> None:
+        """Writes RUN/trainer-result.json; nothing is reported or kept after it. `outcome` is done, stopped or
+        failed; empty where the successor writes the result."""
+        if outcome:
+            write_result(run, self.state, outcome)  # first: the sinks may take until this process is killed
+        sinks = self.metrics.close(outcome, result_of_run(self.state, outcome))
+        if outcome and sinks:
+            write_result(run, self.state, outcome, sinks)
         if self.samples is not None:
             self.samples.close()
 
@@ -134,9 +146,13 @@ def _raise_end(service: asyncio.Future[None]) -> None:
     raise error
 
 
-def write_result(run: Path, state: TrainerState, outcome: str) -> None:
+def write_result(
+    run: Path, state: TrainerState, outcome: str, sinks: Mapping[str, SinkReport] = MappingProxyType({})
+) -> None:
     """RUN/trainer-result.json, for the run's summary; `outcome` is done, stopped or failed."""
-    replace_file(run / RESULT, json.dumps(result_of_run(state, outcome), indent=2).encode() + b"\n")
+    result = result_of_run(state, outcome)
+    result["sinks"] = {name: msgspec.structs.asdict(report) for name, report in sinks.items()}
+    replace_file(run / RESULT, json.dumps(result, indent=2).encode() + b"\n")
 
 
 def was_done(run: Path) -> bool:

@@ -17,7 +17,7 @@ from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.rules.resumption import changed_fields
 from polyrl_cli.local.gpus import gpus_here
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
-from polyrl_cli.manifests.checks import unset_variables
+from polyrl_cli.manifests.checks import missing_sinks, unset_variables
 from polyrl_cli.manifests.model_size import config_fields, num_parameters
 from polyrl_cli.manifests.yaml_source import ManifestFault
 
@@ -59,6 +59,7 @@ def _fault(field: str, sentence: str) -> ManifestFault:
 
 def _faults(job: PolyRLJob, parameters: int, resumed: RunFolder | None, *, has_gpu: bool) -> Iterator[ManifestFault]:
     yield from unset_variables(job)
+    yield from missing_sinks(job)
     if (fault := engines_fault(job.spec)) is not None:
         yield ManifestFault(("spec", "rollout", "replicas"), fault)
     too_large = memory_fault(job.spec, parameters, this_machine(has_gpu=has_gpu))

@@ -36,6 +36,7 @@ from polyrl.wire.checks import (
 from polyrl.worker import user_env, user_inherits
 from polyrl_cli.environment import process_environment
 from polyrl_cli.manifests.yaml_source import ManifestFault
+from polyrl_trainer.sinks.chosen import missing_for_sinks
 
 REWARD_FIELD: Final = ("spec", "recipe", "reward", "function")
 
@@ -162,6 +163,12 @@ def _refused(tried: RewardTried) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def missing_sinks(job: PolyRLJob) -> Iterator[ManifestFault]:
+    """Sinks of metrics that need what is not installed here."""
+    for name, sentence in missing_for_sinks(job.spec.recipe.logging):
+        yield ManifestFault(("spec", "recipe", "logging", name), sentence)
 
 
 def unset_variables(job: PolyRLJob) -> Iterator[ManifestFault]:

@@ -23,7 +23,7 @@ from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.schema.crd import Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec
-from polyrl_cli.manifests.checks import check_job, unset_variables
+from polyrl_cli.manifests.checks import check_job, missing_sinks, unset_variables
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
 from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
 from polyrl_cli.manifests.model_size import size_notes
@@ -94,6 +94,7 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
         f" {recipe.algorithm.steps} RL steps, {rollout.min_replicas} to {rollout.max_replicas} rollouts",
         *(f"note: {note}" for note in notes(job)),
         *(f"note: {fault.sentence}" for fault in unset_variables(job)),
+        *(f"note: {path_text(fault.field)} {fault.sentence}" for fault in missing_sinks(job)),
         *(f"note: {note}" for note in _hub_notes(recipe.model, file.parent)),
         *(f"note: {note}" for note in size_notes(job.spec, file.parent)),
         *(f"note: {note}" for note in unchecked),

@@ -147,6 +147,9 @@ def _facts(summary: Summary) -> Table:
         table.add_row(reason, Text(words, overflow="fold"))
     if summary.gpus:
         table.add_row("GPUs", ", ".join(f"{name} {','.join(gpus)}" for name, gpus in summary.gpus.items()))
+    for name, sink in summary.sinks.items():
+        if sink.lost:
+            table.add_row(name, Text(f"{sink.lost:,} rows did not get there: {printable(sink.error)}", overflow="fold"))
     table.add_row("seed", str(summary.seed))
     return table
 

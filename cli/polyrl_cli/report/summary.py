@@ -26,6 +26,15 @@ STEP_PARTS: Final = {
 """Parts of an RL step in the summary and in metrics.jsonl, which the metrics' reference explains."""
 
 
+class SinkResult(msgspec.Struct, frozen=True):
+    """What became of the rows for one sink of metrics."""
+
+    written: int
+    lost: int
+    error: str = ""
+    """The first failure."""
+
+
 class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):
     """The part of trainer-result.json that is shown; the summary's fields of the same names explain it."""
 
@@ -36,6 +45,7 @@ class TrainerResult(msgspec.Struct, frozen=True, rename="camel"):
     step_time_ratio: float | None = msgspec.field(default=None, name="stepRatio")
     user_code_failures: dict[str, int] = {}
     first_failures: dict[str, str] = {}
+    sinks: dict[str, SinkResult] = {}
 
 
 class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -80,6 +90,8 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Calls of the user's functions that gave no verdict, by reason."""
     first_failures: dict[str, str]
     """The first message of each of those reasons."""
+    sinks: dict[str, SinkResult] = {}
+    """Of TensorBoard, W&B and MLflow, by the last process of the trainer."""
     step_parts: dict[str, float]
     """Seconds of RL steps by part; `overlap` is what would be missing if the others were added up."""
     gpus: dict[str, list[str]] = {}

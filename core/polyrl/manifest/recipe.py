@@ -295,11 +295,48 @@ class SampleLogSpec(ManifestModel):
     quarter of it at most."""
 
 
+ShownName = Annotated[str, Field(min_length=1, max_length=128)]
+"""A name on a page of somebody else's."""
+
+
+class WandbSpec(ManifestModel):
+    """Weights & Biases; needs `polyrl[wandb]`. The key is WANDB_API_KEY of the environment, never in a manifest."""
+
+    project: ShownName | None = None
+    """Default: WANDB_PROJECT, else `polyrl`."""
+    entity: ShownName | None = None
+    """User or team; default: WANDB_ENTITY, else the key's own."""
+    name: ShownName | None = None
+    """Of the run there; default: the name of the run's folder, on a cluster the job's."""
+    group: ShownName | None = None
+    """Runs that are shown together; default: the job's name."""
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default=[], max_length=64)
+    """Shown beside the run."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` writes to the folder `wandb` of the run, for `wandb sync` later; default: WANDB_MODE, else online."""
+
+
+class MlflowSpec(ManifestModel):
+    """MLflow's tracking; needs `polyrl[mlflow]`. Accounts come from the environment (MLFLOW_TRACKING_TOKEN...)."""
+
+    tracking_uri: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*:[^@]+$")] | None = None
+    """Such as http://mlflow:5000, without a password; default: MLFLOW_TRACKING_URI, else the run's folder `mlruns`. A
+    database (sqlite:...) needs the whole of MLflow (pip install mlflow)."""
+    experiment: ShownName | None = None
+    """Made if there is none; default: MLFLOW_EXPERIMENT_NAME, else the job's name."""
+    run_name: ShownName | None = None
+    """Default: the name of the run's folder, on a cluster the job's."""
+
+
 class LoggingSpec(ManifestModel):
     """Where metrics and samples go; metrics.jsonl is always written."""
 
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl, a few samples as text among them."""
+    wandb: WandbSpec | None = None
+    """Send the same to Weights & Biases, samples as a table; `wandb: {}` takes every default."""
+    mlflow: MlflowSpec | None = None
+    """Send the same to MLflow, without samples; `mlflow: {}` takes every default."""
     samples: SampleLogSpec = SampleLogSpec()
     """What is kept of what the model wrote."""
 

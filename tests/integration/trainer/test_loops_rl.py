@@ -192,7 +192,7 @@ class Run:
             async with asyncio.timeout(60):
                 return await run_beside(work, self.host.run(), self.parts.supply.run())
         finally:
-            self.session.close()
+            self.session.end(self.session.checkpoints.folder.parent, "done")
 
     async def train(self, spec):
         return await self.beside(run_rl_training(self.parts, spec, self.session))

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from polyrl.sample import Finish, Purpose
-from polyrl.sample_record import Chosen, SampleRecord
-from polyrl_trainer.metrics import kept_rows, markdown, sparsity
+from polyrl_trainer.metrics import kept_rows, sparsity
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 WHOLE = "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4 eval4"
@@ -56,21 +54,6 @@ def test_what_was_repeated_before_is_cut_at_its_first_row() -> None:
 def test_lines_that_are_no_rows_are_dropped() -> None:
     lines = [b"", b"{", b"[1]", b'{"phase": "rl"}', row("rl1")]
     assert list(kept_rows(lines, TrainerState(1, TrainingStage.RL, step=1))) == [row("rl1")]
-
-
-def sample(name: str, response: str, chosen: Chosen = Chosen.RANDOM) -> SampleRecord:
-    return SampleRecord(
-        time=1.0, purpose=Purpose.TRAIN, stage="rl", step=1, sample=name, group=1, chosen=(chosen,), reward=0.5,
-        metrics={}, finish=Finish.STOP, versions=(0,), prompt_tokens=1, response_tokens=1, prompt="1+1=",
-        response=response,
-    )  # fmt: skip
-
-
-def test_a_text_for_tensorboard_is_a_block_in_which_nothing_is_markup() -> None:
-    text = markdown([sample("1.0", "<script>x</script>\n# head\n")])
-    assert text.splitlines()[-2:] == ["    <script>x</script>", "    # head"]
-    assert text.startswith("**1.0** reward 0.5, stop\n\n    1+1=\n")
-    assert len(markdown([sample("1.0", "x" * 100_000)])) < 1200
 
 
 @pytest.mark.parametrize(("offered", "every"), [(1, 1), (99, 1), (100, 2), (199, 2), (200, 4), (399, 4), (400, 8)])

@@ -28,6 +28,7 @@ from polyrl_cli.manifests.load import job_of
 from polyrl_cli.manifests.yaml_source import parse
 
 TEXTS = {
+    "trackingUri": ["http://mlflow:5000"],
     "function": ["reward:score", "pkg.reward:score"],
     "filterFunction": ["filters:keep"],
     "classPath": ["tools:Calculator"],
