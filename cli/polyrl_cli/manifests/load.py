@@ -21,6 +21,7 @@ from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
+from polyrl.manifest.rules.template_gpus import template_notes
 from polyrl.manifest.schema.crd import Schema, manifest_schema
 from polyrl.manifest.spec import JobSpec
 from polyrl_cli.manifests.checks import check_job, missing_sinks, unset_variables
@@ -92,7 +93,7 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
     lines = [
         f"{file} is valid: {job.metadata.name}, mode {recipe.mode}, {recipe.sft.steps} SFT and"
         f" {recipe.algorithm.steps} RL steps, {rollout.min_replicas} to {rollout.max_replicas} rollouts",
-        *(f"note: {note}" for note in notes(job)),
+        *(f"note: {note}" for note in [*notes(job), *template_notes(job.spec)]),
         *(f"note: {fault.sentence}" for fault in unset_variables(job)),
         *(f"note: {path_text(fault.field)} {fault.sentence}" for fault in missing_sinks(job)),
         *(f"note: {note}" for note in _hub_notes(recipe.model, file.parent)),

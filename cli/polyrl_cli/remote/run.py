@@ -20,6 +20,7 @@ from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
 from polyrl.history.losses import clock_text
 from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.rules.template_gpus import template_notes
 from polyrl_cli.manifests.file_checks import named_files
 from polyrl_cli.manifests.load import check_files, job_of, read_manifest
 from polyrl_cli.manifests.yaml_source import path_text
@@ -105,6 +106,8 @@ async def _run(data: dict[str, Any], job: PolyRLJob, file: Path, options: Cluste
         stored = await _apply(cluster, data, job, file)
         verb = "made" if before is None else "applied again"
         emit(f"{name} is {verb} in namespace {cluster.namespace}; Ctrl-C stops watching, not the job")
+        for note in template_notes(job.spec):
+            emit(f"note: {note}")
         if (end := ended(stored)) and before is not None:
             raise UserError(f"{name} is {end['type']} already; delete it (kubectl delete prl {name}) or give --name")
         return await _follow(cluster, stored, JobLines(time.monotonic(), quiet=before is not None), emit)

@@ -12,18 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from polyrl.local.devices import Gpu
+from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl.worker import Workers, num_rollouts, samples_to_train, wants_engines
-
-TENSOR_PARALLEL: Final = ("--tp-size", "--tensor-parallel-size", "--tp")
-PIPELINE_PARALLEL: Final = ("--pp-size", "--pipeline-parallel-size", "--pp")
-DATA_PARALLEL: Final = ("--dp-size", "--data-parallel-size", "--dp")
-DATA_PARALLEL_ATTENTION: Final = "--enable-dp-attention"
-"""Data parallel within the tensor-parallel group, which adds no GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +41,6 @@ class GpuRefusal:
     field: str
     """To change, below spec."""
     sentence: str
-
-
-def argument(args: Sequence[str], names: Iterable[str]) -> str | None:
-    """The value of an argument of SGLang's command line, which the last one of its names gives; None when none does."""
-    value = None
-    for index, text in enumerate(args):
-        for name in names:
-            if text == name and index + 1 < len(args):
-                value = args[index + 1]
-            elif text.startswith(f"{name}="):
-                value = text[len(name) + 1 :]
-    return value
-
-
-def gpus_per_engine(engine: EngineSpec) -> int:
-    """GPUs of one engine: what its arguments spread it over; 0 for an embedded one."""
-    if engine.type is EngineType.EMBEDDED:
-        return 0
-    data = 1 if DATA_PARALLEL_ATTENTION in engine.args else _size(engine, DATA_PARALLEL)
-    return _size(engine, TENSOR_PARALLEL) * _size(engine, PIPELINE_PARALLEL) * data
 
 
 def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = False) -> GpuAssignment | GpuRefusal:
@@ -132,11 +105,6 @@ def _refusal(gpus: Sequence[Gpu], *, rollouts: int, each: int, first: int, reser
         f" (rollout.engine.args), beside 1 of the learner{own}, need {first + rollouts * each} GPUs, {there}; {advice},"
         " or use a cluster",
     )
-
-
-def _size(engine: EngineSpec, names: Iterable[str]) -> int:
-    given = argument(engine.args, names)
-    return max(1, int(given)) if given is not None and given.isdecimal() else 1
 
 
 def _names(gpus: Iterable[Gpu]) -> tuple[str, ...]:

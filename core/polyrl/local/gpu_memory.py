@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polyrl.local.devices import Gpu
-from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, argument
+from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
 from polyrl.local.memory import FLOAT32_BYTES, GIB, LEARNER_BYTES, SERVED_BYTES, parameters_of
+from polyrl.manifest.engine_args import argument
 from polyrl.manifest.job import JobSpec
 
 MEMORY_FRACTION: Final = "--mem-fraction-static"

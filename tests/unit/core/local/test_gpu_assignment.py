@@ -6,14 +6,11 @@ from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import (
     GpuAssignment,
     GpuRefusal,
-    argument,
     assign_gpus,
     assignment_line,
-    gpus_per_engine,
     with_gpus,
 )
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.rollout import EngineSpec
 from polyrl.worker import RunLocation, workers_of
 
 PLACE = RunLocation(run="/run", manifest_dir="/job", python="python", run_epoch=1, cpus=8)
@@ -99,29 +96,6 @@ def test_no_gpu_is_given_twice_and_none_is_lost(number: int, each: int, rollouts
     every = [*given.trainer, *own, *sum(given.rollouts, ()), *given.unused]
     assert every == gpus(number)
     assert [len(one) for one in given.rollouts] == [each] * (rollouts if number else 0)
-
-
-@pytest.mark.parametrize(
-    ("args", "number"),
-    [
-        ((), 1),
-        (("--tp", "4"), 4),
-        (("--tensor-parallel-size=2", "--pp-size", "2"), 4),
-        (("--tp-size", "2", "--tp-size", "4"), 4),
-        (("--tp-size", "2", "--dp-size", "2"), 4),
-        (("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"), 4),
-        (("--tp-size", "many"), 1),
-        (("--tp-size",), 1),
-    ],
-    ids=["none", "abbreviated", "two kinds", "the last one", "replicas", "attention only", "no number", "no value"],
-)
-def test_the_engines_own_arguments_say_how_many_it_needs(args: tuple[str, ...], number: int) -> None:
-    assert gpus_per_engine(EngineSpec(args=list(args))) == number
-
-
-def test_an_argument_is_found_in_both_spellings() -> None:
-    args = ["--a", "1", "--b=2", "--a=3"]
-    assert (argument(args, ["--a"]), argument(args, ["--b"]), argument(args, ["--c"])) == ("3", "2", None)
 
 
 def test_workers_see_their_gpus_and_no_others() -> None:

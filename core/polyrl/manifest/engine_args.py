@@ -1,0 +1,39 @@
+"""What `rollout.engine.args` say, which SGLang reads: how many GPUs an engine has, above all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from polyrl.manifest.rollout import EngineSpec, EngineType
+
+TENSOR_PARALLEL: Final = ("--tp-size", "--tensor-parallel-size", "--tp")
+PIPELINE_PARALLEL: Final = ("--pp-size", "--pipeline-parallel-size", "--pp")
+DATA_PARALLEL: Final = ("--dp-size", "--data-parallel-size", "--dp")
+DATA_PARALLEL_ATTENTION: Final = "--enable-dp-attention"
+"""Data parallel within the tensor-parallel group, which adds no GPUs."""
+
+
+def argument(args: Sequence[str], names: Iterable[str]) -> str | None:
+    """The value of an argument of SGLang's command line, which the last one of its names gives; None when none does."""
+    value = None
+    for index, text in enumerate(args):
+        for name in names:
+            if text == name and index + 1 < len(args):
+                value = args[index + 1]
+            elif text.startswith(f"{name}="):
+                value = text[len(name) + 1 :]
+    return value
+
+
+def gpus_per_engine(engine: EngineSpec) -> int:
+    """GPUs of one engine: what its arguments spread it over; 0 for an embedded one."""
+    if engine.type is EngineType.EMBEDDED:
+        return 0
+    data = 1 if DATA_PARALLEL_ATTENTION in engine.args else _size(engine, DATA_PARALLEL)
+    return _size(engine, TENSOR_PARALLEL) * _size(engine, PIPELINE_PARALLEL) * data
+
+
+def _size(engine: EngineSpec, names: Iterable[str]) -> int:
+    given = argument(engine.args, names)
+    return max(1, int(given)) if given is not None and given.isdecimal() else 1

@@ -1,0 +1,78 @@
+"""What SGLang's arguments say of GPUs, and pod templates that ask for others."""
+
+import pytest
+
+from polyrl.manifest.engine_args import argument, gpus_per_engine
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.rollout import EngineSpec
+from polyrl.manifest.rules.template_gpus import template_notes
+
+
+@pytest.mark.parametrize(
+    ("args", "number"),
+    [
+        ((), 1),
+        (("--tp", "4"), 4),
+        (("--tensor-parallel-size=2", "--pp-size", "2"), 4),
+        (("--tp-size", "2", "--tp-size", "4"), 4),
+        (("--tp-size", "2", "--dp-size", "2"), 4),
+        (("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"), 4),
+        (("--tp-size", "many"), 1),
+        (("--tp-size",), 1),
+    ],
+    ids=["none", "abbreviated", "two kinds", "the last one", "replicas", "attention only", "no number", "no value"],
+)
+def test_the_engines_own_arguments_say_how_many_it_needs(args: tuple[str, ...], number: int) -> None:
+    assert gpus_per_engine(EngineSpec(args=list(args))) == number
+
+
+def test_an_argument_is_found_in_both_spellings() -> None:
+    args = ["--a", "1", "--b=2", "--a=3"]
+    assert (argument(args, ["--a"]), argument(args, ["--b"]), argument(args, ["--c"])) == ("3", "2", None)
+
+
+def template(gpus: int | None, name: str = "theirs", **spec: object) -> dict:
+    resources = {} if gpus is None else {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
+    return {"template": {"spec": {"containers": [{"name": name, **resources}], **spec}}}
+
+
+def job(trainer: dict, rollout: dict, *args: str, engine: str = "sglang", reserved: bool = False) -> JobSpec:
+    recipe = {"model": {"path": "model"}, "reward": {"function": "reward:score"}}
+    return JobSpec.model_validate(
+        {
+            "recipe": recipe,
+            "trainer": {**trainer, "reservedEngine": reserved},
+            "rollout": {**rollout, "engine": {"type": engine, "args": list(args)}},
+        }
+    )
+
+
+OWN = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+CLAIMED = {"initContainers": [{"name": "reserved", "resources": {"claims": [{"name": "gpu"}]}}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (job(template(1), template(1)), []),
+        (job(template(8), template(1)), ["trainer.template asks for 8 nvidia.com/gpu, and the learner uses 1"]),
+        (job(template("2"), template(1)), ["asks for 2"]),
+        (job(template(1), template(8)), ["rollout.template asks for 8 nvidia.com/gpu, and an engine uses 1"]),
+        (job(template(1), template(1), "--tp-size", "2"), ["asks for 1 nvidia.com/gpu, and an engine uses 2"]),
+        (job(template(1), template(2), "--tp-size", "2"), []),
+        (job(template(1), template(1), engine="embedded"), ["asks for 1 nvidia.com/gpu, and an engine uses 0"]),
+        (job(template(1), template(1), reserved=True), ["the reserved engine has no GPU"]),
+        (job(template(1, **OWN), template(1), reserved=True), []),
+        (job(template(1, **CLAIMED), template(1), reserved=True), []),
+        (job(template(None), template(None), reserved=True), []),
+        (job({}, {}, reserved=True), []),
+    ],
+    ids=[
+        *("as used", "eight for a learner", "as text", "eight for an engine", "fewer than its arguments", "as many"),
+        *("an engine on the CPU", "none for the reserved one", "its own", "a claim", "none at all", "no templates"),
+    ],
+)
+def test_templates_that_ask_for_other_gpus_than_are_used_are_noted(spec: JobSpec, words: list[str]) -> None:
+    notes = template_notes(spec)
+    assert len(notes) == len(words)
+    assert all(one in note for one, note in zip(words, notes, strict=True))
