@@ -3,7 +3,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 ##@ Document
 docs: install ## Build the documentation's site into build/site
-	$(MKDOCS) build -q
+	$(MKDOCS) build
 
 docs-serve: install ## Show the site on 127.0.0.1:8000, and follow what changes
 	$(MKDOCS) serve

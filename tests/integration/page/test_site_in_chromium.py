@@ -18,7 +18,7 @@ def test_it_reads_and_searches_without_a_server(tmp_path: Path) -> None:
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "make test-browser needs chromium in PATH"
-    build = [sys.executable, "-P", "-m", "mkdocs", "build", "-q", "--site-dir", str(tmp_path)]
+    build = [sys.executable, "-P", "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=240)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
