@@ -20,7 +20,7 @@ from polyrl.cluster import names
 from polyrl.cluster.reasons import AcceptedReason, ConditionReason, EventReason, FailureReason, ScalingReason
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import JobSpec
-from polyrl.manifest.status import DisruptionKind
+from polyrl.manifest.status import DisruptionKind, RunState
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
@@ -136,3 +136,12 @@ def test_the_reference_names_every_metric() -> None:
     page = REFERENCE.read_text()
     assert len(words) > 10
     assert {word for word in words if word not in page} == set()
+
+
+def test_the_health_checks_for_gitops_know_every_state() -> None:
+    every = {state.value for state in RunState}
+    (argo,) = (text for where, text in blocks("yaml") if "health.polyrl.dev_PolyRLJob" in text)
+    assert set(re.findall(r"^      (\w+) = \"", argo, re.MULTILINE)) == every
+    (flux,) = (document["spec"] for _, document in documents() if "healthCheckExprs" in document.get("spec", {}))
+    named = {word for text in flux["healthCheckExprs"][0].values() for word in re.findall(r"'(\w+)'", text)}
+    assert named < every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from polyrl_trainer.client import RequestRefused, RolloutClient
 
 EPOCH = 3
 DEADLINE_S = 20.0
+LEARNER_DEADLINE_S = 280.0
+"""Of two processes that start and fifteen steps: half a minute on two idle cores."""
 ANY = {"purpose": Purpose.TRAIN, "min_samples": 1, "max_samples": 16, "max_tokens": 10**6}
 
 
@@ -171,6 +174,20 @@ async def test_the_example_of_the_reference_page_runs_as_it_stands(site: Any, tm
     assert len(rewards) == 8
     assert min(rewards) > 1
     await asyncio.wait_for(agent, DEADLINE_S)
+
+
+def test_the_learner_of_the_reference_page_learns(tmp_path: Path) -> None:
+    """A stranger's loop: the page's second program, with a manager and an engine as processes of its own."""
+    page = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
+    (tmp_path / "own_loop.py").write_text(page.split("```python\n")[2].split("```")[0])
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-P", tmp_path / "own_loop.py", tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LEARNER_DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rewards = [float(reward) for reward in re.findall(r"^step \d+: reward ([\d.]+)$", done.stdout, re.MULTILINE)]
+    assert len(rewards) == 15
+    assert rewards[-1] > rewards[0] + 0.3
+    assert "manager and engine ended with [0, 0]" in done.stdout
 
 
 def test_the_client_imports_no_torch() -> None:

@@ -3,12 +3,15 @@ of every running job at an upgrade of the operator. Add rows; change none."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from polyrl.cluster.resources.owner import Owner, template_hash
+from polyrl.cluster.resources.workers import rollout_pod
 from polyrl.manifest.job import PolyRLJob
+from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
@@ -35,3 +38,10 @@ def test_an_upgrade_replaces_no_pod(name: str) -> None:
     job = PolyRLJob.model_validate(raw_job(spec.pop("rollout", None), **spec))
     owner = Owner("j", "n", "uid", job, SETTINGS)
     assert tuple(template_hash(owner, role) for role in (Role.TRAINER, Role.MANAGER, Role.ROLLOUT)) == KEPT[name]
+
+
+def test_after_an_upgrade_only_new_pods_have_the_new_default_image() -> None:
+    job = PolyRLJob.model_validate(raw_job(None))
+    before, after = (Owner("j", "n", "uid", job, replace(SETTINGS, rollout_image=image)) for image in ("r:1", "r:2"))
+    assert template_hash(before, Role.ROLLOUT) == template_hash(after, Role.ROLLOUT)
+    assert rollout_pod(after, 7, Pool.SPOT)["spec"]["containers"][0]["image"] == "r:2"
