@@ -58,6 +58,7 @@ class Options:
     lease_namespace: Annotated[str, Option(help="Of the Lease.")] = "default"
     lease_name: Annotated[str, Option(help="Of the Lease.")] = "polyrl-operator"
     image_pull_policy: str = "IfNotPresent"
+    image_pull_secret: Annotated[list[str] | None, Option(help="Secret by which jobs' pods pull; repeatable.")] = None
     cluster_domain: str = "cluster.local"
     trainer_priority_class: str = ""
     rollout_priority_class: str = ""
@@ -80,7 +81,8 @@ class Options:
     @property
     def settings(self) -> Settings:
         """What jobs' objects depend on."""
-        return Settings(**{one.name: getattr(self, one.name) for one in fields(Settings)})
+        shared = {one.name: getattr(self, one.name) for one in fields(Settings) if hasattr(self, one.name)}
+        return Settings(**shared, image_pull_secrets=tuple(self.image_pull_secret or ()))
 
     @property
     def namespaces(self) -> tuple[str, ...] | None:

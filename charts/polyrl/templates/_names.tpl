@@ -35,6 +35,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "polyrl.image" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}
 {{- $images := $root.Values.images -}}
+{{- if not (or (index $images $role) $images.prefix) -}}
+{{- fail (printf "images.%s: no image is given and PolyRL publishes none; build and push them (make images REGISTRY=registry.example.org/polyrl TAG=%s) and set images.prefix=registry.example.org/polyrl/" $role $root.Chart.AppVersion) -}}
+{{- end -}}
 {{ index $images $role | default (printf "%s%s:%s" $images.prefix $role ($images.tag | default $root.Chart.AppVersion)) }}
 {{- end -}}
 

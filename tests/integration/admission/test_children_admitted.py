@@ -120,6 +120,7 @@ def test_the_operators_own_pods_are_taken(
     api_server: Any, namespace: str, helm_program: str, values: list[str]
 ) -> None:
     command = [helm_program, "template", "polyrl", CHART, "-n", namespace, "--kube-version", "1.36.3"]
+    command += ["--set=images.prefix=registry.example.org/"]
     command += [part for value in values for part in ("--set", value)]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     objects = [one for one in yaml.safe_load_all(text) if one]

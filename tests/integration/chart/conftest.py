@@ -15,6 +15,8 @@ CHART: Final = Path(__file__).parents[3] / "charts/polyrl"
 KUBERNETES: Final = "1.36.3"
 """Rendered for; without a cluster Helm assumes a version of its own."""
 
+IMAGES: Final = "--set=images.prefix=registry.example.org/polyrl/"
+
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -34,7 +36,7 @@ def template(helm: Helm) -> Callable[[dict[str, Any]], subprocess.CompletedProce
 
     def run(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         given = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
-        return helm("template", "polyrl", CHART, "-n", "polyrl-system", "--kube-version", KUBERNETES, *given)
+        return helm("template", "polyrl", CHART, "-n", "polyrl-system", "--kube-version", KUBERNETES, IMAGES, *given)
 
     return run
 

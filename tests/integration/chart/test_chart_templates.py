@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 HERE = Path(__file__).parent
+IMAGES = "--set=images.prefix=registry.example.org/polyrl/"
 ROOT = HERE.parents[2]
 CHART = ROOT / "charts/polyrl"
 VALUES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "values.yaml").read_text())
@@ -108,8 +109,31 @@ def test_an_old_cluster_is_refused(helm: Any) -> None:
     assert "1.29" in answer.stderr
 
 
+def test_without_images_it_refuses_in_one_sentence_that_says_how_to_make_them(helm: Any) -> None:
+    answer = helm("template", "polyrl", CHART, "--kube-version", "1.36.3")
+    assert answer.returncode != 0
+    assert "images.operator: no image is given and PolyRL publishes none" in answer.stderr
+    assert "make images REGISTRY=" in answer.stderr
+    each = [f"--set=images.{role}=example.org/{role}:1" for role in ("operator", "manager", "trainer", "rollout")]
+    assert helm("template", "polyrl", CHART, "--kube-version", "1.36.3", *each).returncode == 0
+
+
+def test_pull_secrets_reach_the_operator_and_by_it_the_jobs(render: Any) -> None:
+    (deployment,) = (one for one in render(VALUES["all-on"]) if one["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert "--image-pull-secret=registry" in pod["containers"][0]["args"]
+
+
+def test_notes_name_the_images(helm: Any) -> None:
+    answer = helm("install", "polyrl", CHART, "--dry-run=client", IMAGES, "--set=images.pullSecrets[0].name=mine")
+    assert "Nobody publishes these images" in answer.stdout, answer.stderr
+    assert "registry.example.org/polyrl/trainer:0.1.0 and" in answer.stdout
+    assert "They are pulled with mine, Secrets that" in answer.stdout
+
+
 def test_names_stay_within_a_label(helm: Any) -> None:
-    answer = helm("template", "r" * 53, CHART, "--kube-version", "1.36.3")
+    answer = helm("template", "r" * 53, CHART, "--kube-version", "1.36.3", IMAGES)
     objects = [one for one in yaml.safe_load_all(answer.stdout) if one]
     named = [one["metadata"]["name"] for one in objects if one["kind"] in ("Service", "Deployment", "Pod", "Role")]
     assert named

@@ -40,6 +40,7 @@ CHILDREN = (("services", "job-manager", "v1"), ("serviceaccounts", "job", "v1"),
 def granted(place: Any, helm_program: str) -> set[tuple[str, str]]:
     """What the chart grants in namespaced mode, given to USER on this server: verb and resource."""
     command = [helm_program, "template", "polyrl", CHART, "-n", place.namespace, "--kube-version", "1.36.3"]
+    command += ["--set=images.prefix=registry.example.org/"]
     command += ["--set", f"watch.namespaces={{{place.namespace}}}", "--show-only", "templates/rbac.yaml"]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     rights = set()

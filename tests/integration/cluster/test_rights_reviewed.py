@@ -125,6 +125,7 @@ def install(crd: Any, helm_program: str) -> Iterator[Callable[..., Account]]:
 
     def chart(home: str, *values: str) -> Account:
         command = [helm_program, "template", f"r{home}", CHART, "-n", home, "--kube-version", "1.36.3"]
+        command += ["--set=images.prefix=registry.example.org/"]
         command += [part for value in values for part in ("--set", value)]
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
         objects = [one for one in yaml.safe_load_all(text) if one]

@@ -22,6 +22,8 @@ class Settings:
     rollout_image: str
     """Default images; a template's own `image` wins."""
     image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets in the jobs' namespaces; a template's own `imagePullSecrets` win."""
     cluster_domain: str = "cluster.local"
     trainer_priority_class: str = ""
     rollout_priority_class: str = ""

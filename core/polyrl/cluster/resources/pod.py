@@ -122,6 +122,8 @@ def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) ->
     defaults: Fields = {"serviceAccountName": owner.name, "automountServiceAccountToken": False}
     defaults |= {"enableServiceLinks": False}
     defaults |= {"priorityClassName": parts.priority_class} if parts.priority_class else {}
+    secrets = owner.settings.image_pull_secrets
+    defaults |= {"imagePullSecrets": [{"name": secret} for secret in secrets]} if secrets else {}
     forced: Fields = {"restartPolicy": parts.restart_policy, "terminationGracePeriodSeconds": parts.grace_s}
     ours = {
         "defaults": defaults,

@@ -411,3 +411,12 @@ def test_a_port_for_prometheus_is_open_only_where_the_operator_has_one() -> None
                       child["kind"] == "NetworkPolicy")  # fmt: skip
         opened = [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
         assert opened == ([{"ports": [{"protocol": "TCP", "port": port}]}] if port else [])
+
+
+def test_pull_secrets_of_the_operator_reach_every_pod_whose_template_names_none() -> None:
+    own = {"template": template(imagePullSecrets=[{"name": "own"}])}
+    one = replace(owner(trainer=own), settings=replace(SETTINGS, image_pull_secrets=("a", "b")))
+    named = {role: pod["spec"]["imagePullSecrets"] for role, pod in pods(one).items()}
+    assert named.pop("trainer") == [{"name": "own"}]
+    assert all(secrets == [{"name": "a"}, {"name": "b"}] for secrets in named.values())
+    assert all("imagePullSecrets" not in pod["spec"] for pod in pods(owner()).values())
