@@ -7,6 +7,7 @@ copy of it on a disk is whole. Read by mkdocs as a hook (mkdocs.yml).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ OUTSIDE: Final = (
     "SECURITY.md",
     "benchmarks/**/*.md",
     "examples/*/README.md",
+    "examples/*.ipynb",
 )
 SOURCE: Final = "source"
 """Folder of the pages that show files."""
@@ -52,8 +54,16 @@ def place(target: Path) -> str:
         return str(target.relative_to(DOCS))
     name = str(target.relative_to(ROOT))
     if target in outside():
-        return name
+        return str(Path(name).with_suffix(".md"))
     return "README.md" if name == "README.md" else f"{SOURCE}/{name}.md"
+
+
+def text_of(path: Path) -> str:
+    """A page as Markdown; of a notebook its texts and its code."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells)
 
 
 def linked(folder: Path, markdown: str) -> Iterator[Path]:
@@ -72,8 +82,8 @@ def page_of(target: Path) -> str:
 def on_files(files: Files, *, config: Any) -> Files:
     """Adds the pages outside docs/, what they show, and the files that any page links to."""
     for path in outside():
-        files.append(File.generated(config, place(path), abs_src_path=str(path)))
-    pages = {path: path.read_text() for path in [*outside(), *DOCS.rglob("*.md")]}
+        files.append(File.generated(config, place(path), content=text_of(path)))
+    pages = {path: text_of(path) for path in [*outside(), *DOCS.rglob("*.md")]}
     targets = {shown(target) for path, text in pages.items() for target in linked(path.parent, text)}
     for target in sorted(targets):
         if place(target).startswith(f"{SOURCE}/"):
