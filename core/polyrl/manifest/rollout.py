@@ -34,7 +34,8 @@ class EngineSpec(ManifestModel):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of one embedded engine."""
     args: list[Annotated[str, Field(max_length=1024)]] = Field(default=[], max_length=128)
-    """Further arguments of `sglang.launch_server`, as written on its command line."""
+    """Further arguments of `sglang.launch_server`, as written on its command line. A local run gives an engine as many
+    GPUs as `--tp-size`, `--pp-size` and `--dp-size` ask for."""
 
 
 class FaultAction(StrEnum):
