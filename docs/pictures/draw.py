@@ -19,7 +19,7 @@ from rich.console import Console
 from polyrl.history.results import rewards
 from polyrl_cli.inspection.top import begun
 from polyrl_cli.local.run_folder import RunFolder, find_run
-from polyrl_cli.page.page import write_report
+from polyrl_cli.page.page import make_page_of_run, write_page
 from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.progress import picture
 from polyrl_cli.report.summary import Summary
@@ -49,7 +49,8 @@ def draw_terminal(folder: RunFolder) -> None:
 
 def draw_page(folder: RunFolder) -> None:
     """The page, as Chromium shows it."""
-    page_file = write_report(folder.root, None)
+    place, make = make_page_of_run(folder.root)
+    page_file = write_page(place, make())
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         width, height = PAGE_PX

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
-from polyrl_cli.commands.options import Context, Kubeconfig, Namespace, On, refuse_flags
+from polyrl_cli.commands.options import Context, Kubeconfig, Namespace, On, RunOrJob, refuse_flags, require_job
 
 SEED_BITS: Final = 32
 """Size of a drawn seed; short enough to be typed again."""
@@ -16,10 +16,7 @@ SEED_BITS: Final = 32
 
 def chaos(  # noqa: PLR0913 - each is a flag
     action: Annotated[ChaosAction, typer.Argument(help="What to do.", show_default=False)],
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/. On a cluster: the job."),
-    ] = None,
+    run: RunOrJob = None,
     role: Annotated[Target, typer.Option(help="Kind of process; an agent includes its engine.")] = Target.AGENT,
     worker: Annotated[str, typer.Option(metavar="NAME", help="The victim, as rollout-1; default: one is drawn.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draw; default: a new one, printed.")] = None,
@@ -39,7 +36,6 @@ def chaos(  # noqa: PLR0913 - each is a flag
     """Inject a fault on a live run, to see that nothing is lost."""
     import secrets
 
-    from polyrl.errors import UserError
     from polyrl_cli.chaos.faults import FaultRequest
 
     if seed is None:
@@ -60,7 +56,6 @@ def chaos(  # noqa: PLR0913 - each is a flag
         from polyrl_cli.remote.chaos import inject_on_cluster
         from polyrl_cli.remote.cluster import ClusterOptions
 
-        if run is None:
-            raise UserError("name the job: polyrl chaos ACTION JOB --on kubernetes")
-        done = inject_on_cluster(run, request, ClusterOptions(kubeconfig, context, namespace=namespace))
+        job = require_job(run, "chaos ACTION")
+        done = inject_on_cluster(job, request, ClusterOptions(kubeconfig, context, namespace=namespace))
     typer.echo(f"{done} (seed {seed})")

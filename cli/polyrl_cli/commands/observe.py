@@ -15,8 +15,13 @@ from polyrl_cli.commands.options import (
     Kubeconfig,
     Namespace,
     NewestRun,
+    On,
+    OnWhat,
+    RunOrJob,
     echo,
     print_lines,
+    refuse_flags,
+    require_job,
 )
 
 
@@ -113,13 +118,24 @@ def kept_samples(  # noqa: PLR0913 - each is a flag
 
 
 def top(
-    run: NewestRun = None,
+    run: RunOrJob = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and do not stay.")] = False,
+    on: OnWhat = On.HERE,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
 ) -> None:
-    """Watch a run of this machine: stages, reward, throughput, fleet, waits, losses."""
-    from polyrl_cli.inspection.top import show_top
+    """Watch a run: stages, reward, throughput, fleet, waits, losses, cost."""
+    if on is On.HERE:
+        from polyrl_cli.inspection.top import show_top
 
-    show_top(run, once=once)
+        refuse_flags({"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}, "--on kubernetes")
+        show_top(None if run is None else Path(run), once=once)
+        return
+    from polyrl_cli.remote.cluster import ClusterOptions
+    from polyrl_cli.remote.top import show_job_top
+
+    show_job_top(require_job(run, "top"), ClusterOptions(kubeconfig, context, namespace=namespace), once=once)
 
 
 def why(run: NewestRun = None) -> None:
@@ -140,15 +156,38 @@ def explain(
 
 
 def report(
-    run: NewestRun = None,
+    run: RunOrJob = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write; default: report.html in the run's folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write; default: report.html in the run's folder, or JOB.html."),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show it to a browser of this machine as the run goes on, until Ctrl-C.")
+    ] = False,
+    on: OnWhat = On.HERE,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
 ) -> None:
-    """Write a run, live or finished, as one HTML page that needs no network."""
-    from polyrl_cli.page.page import write_report
+    """Write a run, live or finished, as one HTML page that needs no network; or show it live."""
+    from polyrl_cli.page.live import serve_page
+    from polyrl_cli.page.page import make_page_of_run, write_page
 
-    typer.echo(f"The page lies in {write_report(run, out)}")
+    if live:
+        refuse_flags({"--out": out}, "a page that is written; --live shows it")
+    if on is On.HERE:
+        refuse_flags({"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}, "--on kubernetes")
+        file, make = make_page_of_run(None if run is None else Path(run))
+    else:
+        from polyrl_cli.remote.cluster import ClusterOptions
+        from polyrl_cli.remote.manager import page_of_job
+
+        job, options = require_job(run, "report"), ClusterOptions(kubeconfig, context, namespace=namespace)
+        file, make = Path(f"{job}.html"), lambda: page_of_job(job, options)
+    if live:
+        serve_page(make, typer.echo)
+        return
+    typer.echo(f"The page lies in {write_page(out or file, make())}")
 
 
 def check(run: NewestRun = None) -> None:

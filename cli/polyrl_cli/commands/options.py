@@ -23,6 +23,10 @@ NewestRun = Annotated[
     Path | None,
     typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/.", show_default=False),
 ]
+RunOrJob = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="A run's folder; default: the newest under runs/. On a cluster: the job."),
+]
 Step = Annotated[int | None, typer.Option(min=0, help="Of this step's checkpoint; default: of the newest.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a PolyRLJob on a cluster.")]
 Namespace = Annotated[
@@ -41,6 +45,18 @@ class On(StrEnum):
     """As processes of this machine."""
     KUBERNETES = "kubernetes"
     """As pods of the cluster that the kubeconfig names."""
+
+
+OnWhat = Annotated[On, typer.Option(help="A run on this machine, or a job on a cluster.")]
+
+
+def require_job(given: str | None, command: str) -> str:
+    """The name of a job on a cluster. Raises UserError when none was given: there is no newest one."""
+    if given is None:
+        from polyrl.errors import UserError
+
+        raise UserError(f"name the job: polyrl {command} JOB --on kubernetes")
+    return given
 
 
 def print_lines(lines: list[str]) -> None:

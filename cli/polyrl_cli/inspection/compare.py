@@ -96,6 +96,7 @@ SUMMARY_ROWS: Final = {
     "tokens generated": ("tokens", "generated"),
     "step time ÷ the longer part": ("stepTimeRatio",),
     "rollouts taken away": ("preemptions",),
+    "cost": ("cost", "total"),
 }
 """Numbers of summary.json that are shown, by label."""
 

@@ -19,7 +19,7 @@ from polyrl.history.foreign_text import printable
 from polyrl.manifest.job import PolyRLJob
 from polyrl_cli.inspection.run_facts import is_locked
 from polyrl_cli.local.run_folder import RunFolder, find_run
-from polyrl_cli.report.progress import SHOWN_EVENTS, Progress, picture
+from polyrl_cli.report.progress import SHOWN_WAITS, Progress, picture
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, read_metrics, read_timeline
 
@@ -27,8 +27,6 @@ REREAD_EVERY_S: Final = 1.0
 """Between two readings of the run's files; a person sees no more."""
 FIRST_ANSWER_S: Final = 3.0
 """What a manager gets for its first status before the picture is shown without one."""
-SHOWN_WAITS: Final = 4
-"""The longest ones; `polyrl why` shows all."""
 
 
 def show_top(run: Path | None, *, once: bool) -> None:
@@ -82,9 +80,9 @@ async def _watch(folder: RunFolder, progress: Progress, tail: MetricsTail, conso
 
 
 def _take_events(folder: RunFolder, progress: Progress) -> None:
-    """The newest that say something, in place of those shown before."""
-    progress.events.clear()
-    progress.events.extend([event for event in read_timeline(folder.timeline) if event.text][-SHOWN_EVENTS:])
+    """All there are by now."""
+    for event in read_timeline(folder.timeline)[len(progress.fleet) :]:
+        progress.take_event(event)
 
 
 async def ask_manager(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:

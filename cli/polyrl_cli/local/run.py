@@ -21,6 +21,8 @@ from rich.console import Console
 
 from polyrl.errors import InvalidManifest, UserError
 from polyrl.history import results
+from polyrl.history.cost import run_cost
+from polyrl.history.fleet import seconds_by_pool
 from polyrl.history.losses import losses
 from polyrl.local.gpu_assignment import assignment_line, with_gpus
 from polyrl.local.planner import RunEnd
@@ -238,6 +240,7 @@ def _summary(ended: EndedRun) -> summary.Summary:
         tokens=status.tokens,
         bytes_per_token=summary.bytes_per_token(status),
         gpus={seen.name: list(seen.gpus) for seen in ended.run.observed if seen.gpus},
+        cost=run_cost(ended.job.spec.pricing, seconds_by_pool(events, ended.began + ended.wall_seconds)),
         preemptions=len(lost),
         losses=lost,
         step_parts=summary.step_parts(reports),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,17 +27,16 @@ PROVENANCE: Final = {"seed": "seed", "epoch": "starts of this run"}
 T = TypeVar("T")
 
 
-def write_report(run: Path | None, out: Path | None) -> Path:
-    """Writes the page of `run` to `out`, by default report.html in the run's folder, and returns where it lies.
-    Raises UserError when there is no such run, or the file cannot be written."""
+def make_page_of_run(run: Path | None) -> tuple[Path, Callable[[], str]]:
+    """The file that the page of `run` belongs in, and what makes the page as of now. Raises UserError when there is no
+    such run."""
     folder = find_run(run)
-    file = out if out is not None else folder.root / "report.html"
-    write_page(file, render_page(record_of(folder, time.time())))
-    return file
+    return folder.root / "report.html", lambda: render_page(record_of(folder, time.time()))
 
 
-def write_page(file: Path, text: str) -> None:
-    """Whoever reads the file meanwhile sees the old page or the new one. Raises UserError when it cannot be written."""
+def write_page(file: Path, text: str) -> Path:
+    """Writes the file and gives it back. Whoever reads it meanwhile sees the old page or the new one. Raises UserError
+    when it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.partial")
@@ -45,6 +44,7 @@ def write_page(file: Path, text: str) -> None:
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({error.strerror})") from error
+    return file
 
 
 def record_of(folder: RunFolder, now: float) -> RunRecord:

@@ -142,6 +142,8 @@ def _facts(summary: Summary) -> Table:
     if summary.samples.submitted:
         table.add_row("samples", _sample_words(summary))
         table.add_row("tokens", _token_words(summary))
+    if summary.cost is not None:
+        table.add_row("cost", summary.cost.words())
     for reason, message in summary.first_failures.items():
         words = f"{summary.user_code_failures.get(reason, 0):,} times, first: {printable(message)}"
         table.add_row(reason, Text(words, overflow="fold"))

@@ -14,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyrl.history.fleet import RECLAIMED, FleetEvent
+from polyrl.history.cost import cost_words
+from polyrl.history.fleet import RECLAIMED, FleetEvent, machines_by_pool, seconds_by_pool
 from polyrl.history.foreign_text import printable
 from polyrl.history.losses import clock_text
 from polyrl.history.rows import MetricsRow
@@ -29,6 +30,8 @@ RATE_WINDOW_S: Final = 10.0
 """Over which tokens per second are averaged: longer than one step of a small job, so that the number is steady."""
 
 SHOWN_EVENTS: Final = 5
+SHOWN_WAITS: Final = 4
+"""The longest ones; `polyrl why` shows all."""
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH: Final = 16
 PROGRESS_BAR_WIDTH: Final = 24
@@ -73,10 +76,13 @@ class Progress:
         self.rewards: deque[float] = deque(maxlen=SPARK_WIDTH)
         self.loss: float | None = None
         self.events: deque[FleetEvent] = deque(maxlen=SHOWN_EVENTS)
+        self.fleet: list[FleetEvent] = []
+        """All that happened to workers, for what they cost."""
         self.phase = ""
         self.steps: dict[str, int] = {}
         self.news = 0
         self.totals = _totals(spec)
+        self._prices = spec.pricing
         self._clock, self._began = clock, clock() if began is None else began
         self._tokens: deque[tuple[float, int]] = deque()
 
@@ -106,6 +112,20 @@ class Progress:
                 break
         if REWARD in report.values:
             self.rewards.append(report.values[REWARD])
+
+    def take_event(self, event: FleetEvent) -> None:
+        """Something happened to a worker."""
+        self.fleet.append(event)
+        if event.text:
+            self.events.append(event)
+
+    @property
+    def cost(self) -> str:
+        """In words; empty where the manifest names no prices."""
+        if not self.fleet:
+            return ""
+        now = self.fleet[-1].time - self.fleet[-1].t + self.elapsed
+        return cost_words(self._prices, seconds_by_pool(self.fleet, now), machines_by_pool(self.fleet))
 
     @property
     def tokens_per_s(self) -> float:
@@ -148,10 +168,9 @@ class ProgressView:
 
     def event(self, event: FleetEvent) -> None:
         """Something happened to the fleet."""
+        self._progress.take_event(event)
         if self._live is None:
             self._print(f"{clock_text(event.t)}  {printable(event.text)}")
-        else:
-            self._progress.events.append(event)
 
     def printed(self, lines: Sequence[str]) -> None:
         """What user code printed; above the picture where there is one."""
@@ -246,6 +265,8 @@ def _numbers(progress: Progress) -> Table:
     discarded = sum(samples.discarded.values())
     balance = f"{samples.acknowledged:,} done   {discarded:,} discarded   {samples.open:,} under way"
     table.add_row(Text("samples", style="dim"), balance)
+    if cost := progress.cost:
+        table.add_row(Text("cost", style="dim"), Text(cost))
     return table
 
 

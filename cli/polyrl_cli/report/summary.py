@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from polyrl.errors import UNDECODABLE
+from polyrl.history.cost import RunCost
 from polyrl.history.losses import RolloutLoss
 from polyrl.history.results import Course, EvaluationPoint
 from polyrl.history.rows import MetricsRow
@@ -80,6 +81,8 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     tokens: TokenCounts
     bytes_per_token: float | None
     """Agent to manager, per generated token."""
+    cost: RunCost | None = None
+    """Of this start of the run; null where the manifest names no prices."""
     preemptions: int
     losses: list[RolloutLoss]
     generate_seconds: float

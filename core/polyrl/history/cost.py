@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from pydantic import ValidationError
 
 from polyrl.history.steps import object_in
@@ -12,6 +13,34 @@ from polyrl.manifest.scaling import PricingSpec
 from polyrl.sample import Pool
 
 SECONDS_PER_HOUR: Final = 3600.0
+
+
+class RunCost(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What a run has cost, as far as the manifest names prices."""
+
+    currency: str
+    total: float
+    by_pool: dict[Pool, float]
+    seconds: dict[Pool, float]
+    """That machines were held, those without a price as well."""
+
+    def words(self) -> str:
+        """`12.34 USD (spot 10.00, reserved 2.34)`, and what is not in it."""
+        parts = ", ".join(f"{pool} {amount:.2f}" for pool, amount in sorted(self.by_pool.items()))
+        missing = sorted(pool for pool in self.seconds if pool not in self.by_pool)
+        unknown = f"; {', '.join(missing)} has no price" if missing else ""
+        return f"{self.total:.2f} {self.currency} ({parts}{unknown})"
+
+
+def run_cost(prices: PricingSpec, seconds: Mapping[Pool, float]) -> RunCost | None:
+    """None where nothing that was held has a price."""
+    shares = spent(prices, seconds)
+    if not shares:
+        return None
+    rounded = {pool: round(amount, 6) for pool, amount in shares.items()}
+    total = round(sum(shares.values()), 6)
+    held = {pool: round(one, 3) for pool, one in seconds.items()}
+    return RunCost(currency=prices.currency, total=total, by_pool=rounded, seconds=held)
 
 
 def prices_in(job: Mapping[str, Any]) -> PricingSpec:
@@ -45,11 +74,8 @@ def cost_per_hour(prices: PricingSpec, machines: Mapping[Pool, int]) -> dict[Poo
 
 def cost_words(prices: PricingSpec, seconds: Mapping[Pool, float], machines: Mapping[Pool, int]) -> str:
     """`12.34 USD (spot 10.00, reserved 2.34), 3.20 per hour now`; empty where nothing has a price."""
-    shares = spent(prices, seconds)
-    if not shares:
+    cost = run_cost(prices, seconds)
+    if cost is None:
         return ""
-    parts = ", ".join(f"{pool} {amount:.2f}" for pool, amount in sorted(shares.items()))
-    missing = sorted(pool for pool in seconds if pool not in shares)
-    unknown = f"; {', '.join(missing)} has no price" if missing else ""
     now = f", {sum(cost_per_hour(prices, machines).values()):.2f} per hour now" if machines else ""
-    return f"{sum(shares.values()):.2f} {prices.currency} ({parts}{unknown}){now}"
+    return cost.words() + now

@@ -29,10 +29,10 @@ ANATOMY: Final = {
     "timing_s/other": "other",
 }
 """What an RL step's seconds add up of."""
-MAX_SAMPLES: Final = 24
+SHOWN_SAMPLES: Final = 24
 """Of training, and of evaluation: enough to read for a while."""
 MAX_TEXT_CHARS: Final = 8000
-"""Of one text: with MAX_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
+"""Of one text: with SHOWN_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
 MAX_NAME_CHARS: Final = 40
 
 
@@ -173,10 +173,10 @@ def _learning(rows: Sequence[MetricsRow], steps: Sequence[MetricsRow]) -> list[S
 
 def _samples(kept: Sequence[SampleRecord]) -> list[SampleText]:
     """The newest of training; of the newest evaluation those with the lowest reward: they say what is left to learn."""
-    trained = [row for row in kept if row.purpose is Purpose.TRAIN][-MAX_SAMPLES:]
+    trained = [row for row in kept if row.purpose is Purpose.TRAIN][-SHOWN_SAMPLES:]
     evaluated = [row for row in kept if row.purpose is Purpose.EVAL]
     newest = [row for row in evaluated if row.moment == evaluated[-1].moment]
-    worst = sorted(newest, key=lambda row: row.reward)[:MAX_SAMPLES]
+    worst = sorted(newest, key=lambda row: row.reward)[:SHOWN_SAMPLES]
     return [SampleText(_heading(row), _bounded(row.prompt), response=_bounded(row.response)) for row in trained + worst]
 
 

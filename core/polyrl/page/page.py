@@ -13,6 +13,12 @@ from polyrl.page.contents import Contents, RunRecord, make_contents
 
 CONTENT_SECURITY_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing is loaded and no script runs, whatever a text holds; whoever serves a page sends it as a header as well."""
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 REFRESH_S: Final = 10
 """How often a page of an unfinished run asks to be loaded again, where something serves it anew."""
 RUNNING: Final = "running"

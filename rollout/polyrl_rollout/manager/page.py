@@ -12,18 +12,12 @@ from aiohttp import web
 
 from polyrl.manifest.job import PolyRLJob
 from polyrl.page.contents import RunRecord
-from polyrl.page.page import CONTENT_SECURITY_POLICY, render_page
+from polyrl.page.page import PAGE_HEADERS, render_page
 from polyrl.status import ManagerStatus
 from polyrl_rollout.manager.history import RunHistory
 
 FRESH_S: Final = 2.0
 """A page so young is shown again: many who reload it cost no more than one."""
-HEADERS: Final = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 class RunPage:
@@ -45,7 +39,7 @@ class RunPage:
             if time.monotonic() - made_at >= FRESH_S:
                 text = await asyncio.to_thread(render_page, self._record(time.time()))
                 self._made = time.monotonic(), text
-        return web.Response(text=text, content_type="text/html", headers=HEADERS)
+        return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)
 
     def _record(self, now: float) -> RunRecord:
         """Copies: the loop goes on changing what they were made of."""

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from polyrl.errors import UserError
-from polyrl_cli.page.page import write_report
+from polyrl_cli.page.page import make_page_of_run, write_page
 
 MEGABYTE = 1 << 20
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    file, make = make_page_of_run(run)
+    return write_page(out or file, make())
 
 
 class Elements(HTMLParser):

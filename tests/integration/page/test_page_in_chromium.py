@@ -1,12 +1,14 @@
 """The page in a real Chromium, without a network: it renders on a phone and on a wide screen, and no script runs."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from polyrl_cli.page.page import write_report
+from polyrl_cli.page.live import PageServer
+from polyrl_cli.page.page import make_page_of_run, write_page
 
 pytestmark = pytest.mark.browser
 WIDTHS = (400, 1400)
@@ -21,7 +23,8 @@ def test_a_long_hostile_run(made_run: Callable[[int], Path], width: int) -> None
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "make test-browser needs chromium in PATH"
-    file = write_report(made_run(10_000), None)
+    file, make = make_page_of_run(made_run(10_000))
+    write_page(file, make())
     with sync_playwright() as playwright:
         # As root, as in a container, Chromium has no sandbox; the page is our own.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -37,3 +40,22 @@ def test_a_long_hostile_run(made_run: Callable[[int], Path], width: int) -> None
         page.locator("details summary").first.click()
         assert page.locator("details pre").first.is_visible()
         browser.close()
+
+
+def test_the_same_served_live(made_run: Callable[[int], Path]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    _, make = make_page_of_run(made_run(10_000))
+    with PageServer(make) as server, sync_playwright() as playwright:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(server.url)
+        assert page.title() != "taken"
+        assert page.evaluate(SHOWN) == 4
+        assert asked == [server.url]
+        browser.close()
+        server.shutdown()

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from polyrl.history.cost import run_cost
 from polyrl.history.losses import RolloutLoss
 from polyrl.history.results import Course, EvaluationPoint
+from polyrl.manifest.scaling import PricingSpec
+from polyrl.sample import Pool
 from polyrl.status import SampleCounts, TokenCounts
 from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.summary import Summary
@@ -159,3 +162,9 @@ def test_only_files_that_hold_something_are_named(tmp_path: Path) -> None:
     assert "prints.log" not in printed(a_summary(), tmp_path)
     (tmp_path / "logs" / "prints.log").write_text("hello\n")
     assert "logs/prints.log" in printed(a_summary(), tmp_path)
+
+
+def test_what_it_cost_is_shown_where_there_are_prices(tmp_path: Path) -> None:
+    cost = run_cost(PricingSpec(spotPerHour=36.0, currency="EUR"), {Pool.SPOT: 250.0, Pool.RESERVED: 125.0})
+    assert "2.50 EUR (spot 2.50; reserved has no price)" in printed(a_summary(cost=cost), tmp_path)
+    assert "EUR" not in printed(a_summary(), tmp_path)

@@ -122,3 +122,12 @@ def test_an_engine_in_any_state_has_its_line_in_the_picture(state: EngineState, 
     text = console.export_text()
     assert "rollout-7" in text
     assert all(len(line) <= min(width, 80) for line in text.splitlines())
+
+
+def test_the_picture_shows_what_the_run_has_cost_by_now() -> None:
+    priced = JobSpec.model_validate({**SPEC, "pricing": {"spotPerHour": 3.6, "currency": "EUR"}})
+    progress = Progress("job", priced, clock=lambda: 1000.0, began=0.0)
+    assert progress.cost == ""
+    for number in range(2):
+        progress.take_event(FleetEvent(time=5000.0, t=0.0, kind="started", worker=f"rollout-{number}"))
+    assert progress.cost == "2.00 EUR (spot 2.00), 7.20 per hour now"
