@@ -81,7 +81,8 @@ class Build:
     def image(self, role: str) -> None:
         """The image as an archive in the OCI layout, and what Python has installed in it."""
         buildah, reference = shlex.split(self.programs.buildah), f"localhost/polyrl-{role}:{self.version}"
-        options = ["--no-cache", "--timestamp", str(self.epoch), "--format", "oci", "--quiet"]
+        # With layers, so that a version whose dependencies are those of the one before moves only its own code.
+        options = ["--layers", "--no-cache", "--timestamp", str(self.epoch), "--format", "oci", "--quiet"]
         options += shlex.split(self.programs.image_options)
         identity = self.run(*buildah, "bud", *options, "-t", reference, "-f", f"images/{role}/Dockerfile", ".").strip()
         name = f"polyrl-{role}-{self.version}"
