@@ -17,8 +17,8 @@ from pathlib import Path
 GOODS = ("fig", "kiwi", "lime", "nut", "pear", "plum")
 SHELVES = "abcdefgh"
 PRICES = range(10, 100)
-ROWS = {"sft": 600, "rl": 1000, "eval": 256}
-GUESSED = 0.7
+ROWS = {"sft": 1000, "rl": 1000, "eval": 256}
+GUESSED = 0.65
 """Share of demonstrations that do not ask. More than half: whoever imitates the usual, guesses."""
 HERE = Path(__file__).parent
 
