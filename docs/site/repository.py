@@ -31,6 +31,9 @@ SOURCE: Final = "source"
 """Folder of the pages that show files."""
 FENCED: Final = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]+)?\)")
+NAMELESS: Final = re.compile(r"\[([^\]]+\.(?:md|ipynb))\]\(\1\)")
+"""A link that a reader of the repository sees as a path; one of the site sees the page's title."""
+TITLE: Final = re.compile(r"^# (.+)$", re.MULTILINE)
 TWO_WORDS: Final = re.compile(r"^```sh cluster$", re.MULTILINE)
 """A block that the tests run on a cluster; to a highlighter it is a shell's like any other."""
 
@@ -100,6 +103,10 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         target = (origin.parent / match[1]).resolve()
         return f"]({os.path.relpath(place(target), here.parent)}{match[2] or ''})"
 
+    def name(match: re.Match[str]) -> str:
+        title = TITLE.search(text_of((origin.parent / match[1]).resolve()))
+        return f"[{title[1]}]({match[1]})" if title else match[0]
+
     parts = FENCED.split(markdown)
-    parts[::2] = [LINK.sub(lead, text) for text in parts[::2]]
+    parts[::2] = [LINK.sub(lead, NAMELESS.sub(name, text)) for text in parts[::2]]
     return TWO_WORDS.sub("```sh", "".join(parts))
