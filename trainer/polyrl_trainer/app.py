@@ -22,6 +22,7 @@ from typing import Any, Final
 import structlog
 
 from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, RunFailed, Superseded
+from polyrl.manifest.environment import LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import Mode
 from polyrl.sample_record import SAMPLES
@@ -281,6 +282,10 @@ async def _report_failed(client: RolloutClient, error: Exception) -> None:
 
 
 def _engine(job: PolyRLJob) -> EngineConfig:
-    """The worker's environment has the number of threads that rollouts leave to the learner."""
-    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-    return EngineConfig(threads=threads, max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch)
+    """The worker's environment has the number of threads that rollouts leave to the learner, and says whether it was
+    given a GPU."""
+    return EngineConfig(
+        device=os.environ.get(LEARNER_DEVICE, "auto"),
+        threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+        max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch,
+    )

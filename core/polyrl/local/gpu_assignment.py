@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from polyrl.local.devices import Gpu
 from polyrl.manifest.engine_args import gpus_per_engine
+from polyrl.manifest.environment import LEARNER_DEVICE
 from polyrl.manifest.job import JobSpec
 from polyrl.worker import Workers, num_rollouts, samples_to_train, wants_engines
 
@@ -65,10 +66,13 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
 
 def with_gpus(wanted: Workers, assignment: GpuAssignment) -> Workers:
     """The same workers, each with the names of its GPUs."""
-    reserved = wanted.reserved
+    reserved, trainer = wanted.reserved, wanted.trainer.on(_names(assignment.trainer))
+    if trainer.gpus:
+        # A learner that does not find its GPU must not learn on the CPU instead, a hundred times slower and silently.
+        trainer = replace(trainer, env={**trainer.env, LEARNER_DEVICE: "cuda"})
     return replace(
         wanted,
-        trainer=wanted.trainer.on(_names(assignment.trainer)),
+        trainer=trainer,
         reserved=None if reserved is None else reserved.on(_names(assignment.reserved)),
         rollout_gpus=tuple(_names(gpus) for gpus in assignment.rollouts),
     )

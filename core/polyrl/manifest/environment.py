@@ -13,6 +13,9 @@ GPU_ORDER: Final = "CUDA_DEVICE_ORDER"
 AS_NVIDIA_SMI: Final = "PCI_BUS_ID"
 """Value of CUDA_DEVICE_ORDER with which CUDA counts as nvidia-smi does, and not the fastest first."""
 
+LEARNER_DEVICE: Final = "POLYRL_LEARNER_DEVICE"
+"""Torch device of a learner that was given a GPU; without it the learner takes one if it finds one."""
+
 EVERY_WORKER: Final = (
     *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", VISIBLE_GPUS, GPU_ORDER),
     *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),

@@ -72,11 +72,7 @@ def test_with_a_folder_it_is_valid_runs_and_answers(tmp_path: Path) -> None:
     sets = [f"--set=spec.recipe.model.path={model}", *(f"--set={path}={value}" for path, value in SMALL.items())]
     checked = polyrl(tmp_path, "validate", job, *sets)
     assert (checked.returncode, "is valid" in checked.stdout) == (0, True), checked.stdout + checked.stderr
-    (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin" / "nvidia-smi"
-    stand_in.write_text(ONE_GPU)
-    stand_in.chmod(0o755)
-    done = polyrl(tmp_path, "run", job, *sets, "--out", run, PATH=f"{stand_in.parent}:{os.environ['PATH']}")
+    done = polyrl(tmp_path, "run", job, *sets, "--out", run)
     assert done.returncode == 0, done.stdout + done.stderr
     answered = polyrl(tmp_path, "generate", run, "What is 3 + 4?")
     assert (answered.returncode, answered.stderr) == (0, ""), answered.stderr
@@ -86,12 +82,20 @@ def test_with_a_folder_it_is_valid_runs_and_answers(tmp_path: Path) -> None:
     conversation = [system, {"role": "user", "content": sample["prompt"]}]
     read = tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
     assert sample["prompt_tokens"] == len(read), "rows go through the model's own chat template"
-    the_learner_had_the_gpu(done.stdout, run)
+    a_learner_that_does_not_find_its_gpu_says_so(tmp_path, job, sets)
 
 
-def the_learner_had_the_gpu(printed: str, run: Path) -> None:
-    """Or would have had: torch finds none behind that number, and learns on the CPU."""
-    assert "GPUs (NVIDIA GeForce RTX 4090): the learner 0" in printed
+def a_learner_that_does_not_find_its_gpu_says_so(folder: Path, job: Path, sets: list[str]) -> None:
+    """It is given one that only the stand-in for nvidia-smi has, and must not learn on the CPU instead."""
+    (folder / "bin").mkdir()
+    stand_in, run = folder / "bin" / "nvidia-smi", folder / "on-a-gpu"
+    stand_in.write_text(ONE_GPU)
+    stand_in.chmod(0o755)
+    path = {"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}
+    refused = polyrl(folder, "run", job, "--no-check", *sets, "--out", run, **path)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "the learner was given a GPU, and torch" in refused.stderr
+    assert "GPUs (NVIDIA GeForce RTX 4090): the learner 0" in refused.stdout
     assert json.loads((run / "summary.json").read_text())["gpus"] == {"trainer": ["0"]}
     assert "start trainer on GPU 0" in (run / "fleet.jsonl").read_text()
 

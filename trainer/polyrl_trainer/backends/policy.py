@@ -23,7 +23,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from polyrl.errors import DeadlineExceeded, InvalidData
+from polyrl.errors import DeadlineExceeded, InvalidData, UserError
+from polyrl.manifest.environment import VISIBLE_GPUS
 from polyrl_trainer.backend import TrainFuture
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
@@ -170,10 +171,11 @@ class Policy:
 
 
 def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
-    """Loads, probes and places the model. Raises InvalidManifest or InvalidData for a source that cannot be trained."""
+    """Loads, probes and places the model. Raises InvalidManifest or InvalidData for a source that cannot be trained,
+    UserError for a device that is not there."""
+    device = torch.device(_device_name(engine.device))
     loaded = load_model(model.source, model.seed, model.dtype, model.special_tokens, model.vocabulary)
     probe_model(loaded)
-    device = torch.device(_device_name(engine.device))
     attention = attention_for(device, model.dtype)
     loaded.set_attn_implementation(attention)
     shape = PackingPolicy.variable_length if attention == VARIABLE_LENGTH_ATTENTION else PackingPolicy.dense
@@ -188,9 +190,15 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
 
 
 def _device_name(wanted: str) -> str:
+    found = torch.cuda.is_available()
+    if wanted.startswith("cuda") and not found:
+        raise UserError(
+            f"the learner was given a GPU, and torch {torch.__version__} finds none that it can use (is the driver"
+            f" older than CUDA {torch.version.cuda}?); to learn on the CPU, run with {VISIBLE_GPUS} set and empty"
+        )
     if wanted != "auto":
         return wanted
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if found else "cpu"
 
 
 class ReferencePolicy:

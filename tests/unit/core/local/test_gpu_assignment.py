@@ -105,6 +105,7 @@ def test_workers_see_their_gpus_and_no_others() -> None:
     workers = with_gpus(workers_of(job, PLACE), given)
     assert workers.trainer.env["CUDA_VISIBLE_DEVICES"] == "0"
     assert workers.trainer.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert workers.trainer.env["POLYRL_LEARNER_DEVICE"] == "cuda"
     assert workers.reserved is not None
     assert workers.reserved.gpus == ("0",)
     assert workers.rollout_gpus == (("1",), ("2",))
