@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from polyrl.control import parse_endpoints
+from polyrl.keys import OperatorKeys, read_keys
 from polyrl_cli.app import USER_ERROR, app
 from polyrl_cli.report.timeline import read_metrics
 
@@ -31,6 +34,8 @@ SMALL = {
     "spec.rollout.replicas": 1,
     "spec.rollout.maxReplicas": 1,
     "spec.faultInjection": "[]",
+    "spec.pricing.spotPerHour": 100,
+    "spec.pricing.currency": "EUR",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]
@@ -48,6 +53,15 @@ class LiveRun:
     def ask(self, command: str, *more: str) -> Result:
         return CliRunner().invoke(app, [command, str(self.out), *more], catch_exceptions=False)
 
+    def manager(self, path: str) -> str:
+        """What its manager answers now."""
+        found = parse_endpoints((self.out / "run/endpoints/manager.json").read_bytes(), "endpoints")
+        token = read_keys(OperatorKeys, self.out / "keys/operator.key").http_token
+        request = urllib.request.Request(found.http + path, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            text: str = answer.read().decode()
+        return text
+
     def chaos(self, action: str, *more: str) -> str:
         done = CliRunner().invoke(app, ["chaos", action, str(self.out), *more], catch_exceptions=False)
         assert done.exit_code == 0, done.stderr
@@ -58,6 +72,13 @@ class LiveRun:
         done = CliRunner().invoke(app, ["chaos", "freeze", str(self.out), "--role=engine", "--for=1"])
         assert done.exit_code == 0 or "another fault lasts there" in done.stderr, done.stderr
         return done.exit_code == 0
+
+    def may_ask(self, path: str) -> str:
+        """The same; nothing while no manager listens."""
+        try:
+            return self.manager(path)
+        except OSError:
+            return ""
 
     def events(self) -> str:
         file = self.out / "fleet.jsonl"
@@ -90,6 +111,12 @@ def test_a_run_is_seen_and_hit_while_it_lives_and_seen_again_when_it_is_over(run
     seen = run.ask("top").stdout
     assert re.search(rf"RL .*[1-9]\d*/{STEPS} .*reward", seen), seen
     assert re.search("rollout-0.* running", seen), seen
+    assert re.search(r"cost +\d+\.\d\d EUR \(spot ", seen), seen
+    served, numbers = run.manager("/v1/page"), run.manager("/metrics")
+    assert "Where a step&#39;s time goes" in served
+    assert "sample 0.0" in served or "evaluation after" in served
+    for number in ("polyrl_reward ", 'polyrl_steps{stage="rl"} ', 'polyrl_cost_total{currency="EUR",pool="spot"} '):
+        assert number in numbers, numbers
     page = run.ask("report").stdout.strip().removeprefix("The page lies in ")
     assert 'http-equiv="refresh"' in Path(page).read_text()
     assert "sample 0.0, submitted " in run.ask("explain", "0.0").stdout
@@ -107,6 +134,8 @@ def test_a_run_is_seen_and_hit_while_it_lives_and_seen_again_when_it_is_over(run
     assert "does not have a live rollout called rollout-0 now" in refused.stderr
     assert "manager killed without notice" in run.chaos("kill", "--role=manager")
     run.wait(lambda: "start manager-1" in run.events(), "another manager")
+
+    run.wait(lambda: '"resumed":true' in run.may_ask("/v1/history"), "manager that says that it was started again")
 
     output = run.process.communicate(timeout=DEADLINE_S)[0]
     assert run.process.returncode == 0, output
