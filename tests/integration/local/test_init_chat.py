@@ -82,10 +82,10 @@ def test_with_a_folder_it_is_valid_runs_and_answers(tmp_path: Path) -> None:
     conversation = [system, {"role": "user", "content": sample["prompt"]}]
     read = tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
     assert sample["prompt_tokens"] == len(read), "rows go through the model's own chat template"
-    a_learner_that_does_not_find_its_gpu_says_so(tmp_path, job, sets)
+    a_learner_without_its_gpu_is_refused(tmp_path, job, sets)
 
 
-def a_learner_that_does_not_find_its_gpu_says_so(folder: Path, job: Path, sets: list[str]) -> None:
+def a_learner_without_its_gpu_is_refused(folder: Path, job: Path, sets: list[str]) -> None:
     """It is given one that only the stand-in for nvidia-smi has, and must not learn on the CPU instead."""
     (folder / "bin").mkdir()
     stand_in, run = folder / "bin" / "nvidia-smi", folder / "on-a-gpu"
