@@ -50,5 +50,5 @@ def generate(
     from polyrl_cli.model.generate import HowToAnswer, generate_lines
 
     wanted = HowToAnswer(max_tokens=max_tokens, temperature=temperature, seed=seed, answers=answers)
-    for answer in generate_lines(run, prompt, wanted, step):
+    for answer in generate_lines(run, prompt, wanted, step, lambda note: typer.echo(f"note: {note}", err=True)):
         typer.echo(answer)

@@ -45,6 +45,9 @@ DEADLINES_S: Final = {CheckPart.DATA: 300.0, CheckPart.MODEL: 60.0, CheckPart.CO
 
 NEEDS: Final = "needs the trainer extra (pip install 'polyrl[trainer]'); these checks were not made"
 
+SHOWN_BYTES: Final = 8192
+"""Of the beginning and of the end of what user code printed."""
+
 LAST_LINES: Final = 3
 """Shown of what a process printed that broke; the last line of a traceback says what it was."""
 
@@ -93,7 +96,19 @@ def reward_on_row(job: PolyRLJob, manifest_dir: Path, row: int, response: str | 
         more = ("--row", str(row), *(() if response is None else (f"--response={response}",)))
         process = _start(job, manifest_dir, Path(folder), CheckPart.REWARD, more)
         checked = _finished(process)
-        return replace(checked, printed=process.output.read_text(errors="replace"))
+        return replace(checked, printed=_both_ends(process.output))
+
+
+def _both_ends(file: Path) -> str:
+    """What was printed, of much of it the beginning and the end."""
+    size = file.stat().st_size
+    with file.open("rb") as printed:
+        head = printed.read(SHOWN_BYTES)
+        left_out = size - 2 * SHOWN_BYTES
+        printed.seek(max(len(head), size - SHOWN_BYTES))
+        tail = printed.read()
+    between = f"\n[… {left_out:,} bytes left out …]\n".encode() if left_out > 0 else b""
+    return (head + between + tail).decode(errors="replace")
 
 
 def _start(job: PolyRLJob, manifest_dir: Path, folder: Path, part: CheckPart, more: Sequence[str] = ()) -> _Started:

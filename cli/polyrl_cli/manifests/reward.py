@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from polyrl.errors import InvalidManifest, UserError
-from polyrl.wire.checks import RewardTried
+from polyrl.wire.checks import RESPONSE_FLAG, RewardTried
 from polyrl_cli.manifests.checks import reward_on_row, unset_variables
 from polyrl_cli.manifests.load import check_files, load_manifest, read_manifest
+from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
+
+MAX_TEXT_CHARS: Final = 8000
+"""Of a prompt, a response, an error: as in samples.jsonl."""
+MOST_METRICS: Final = 50
 
 
 def reward_lines(file: Path, sets: Sequence[str], row: int, response: str | None) -> tuple[list[str], bool]:
@@ -18,6 +24,9 @@ def reward_lines(file: Path, sets: Sequence[str], row: int, response: str | None
         raise UserError(f"{file}: has no spec.recipe.reward, so there is nothing to try")
     check_files(job, file, sets)
     checked = reward_on_row(job, file.parent, row, response)
+    for fault in checked.faults:
+        if fault.field == RESPONSE_FLAG:
+            raise UserError(f"--response: {fault.sentence}")
     faults = [*unset_variables(job), *checked.faults]
     if faults:
         raise InvalidManifest(read_manifest(file, sets).describe(faults))
@@ -28,13 +37,16 @@ def reward_lines(file: Path, sets: Sequence[str], row: int, response: str | None
 
 def _lines(tried: RewardTried) -> Iterator[str]:
     yield f"row       {tried.place}"
-    yield f"prompt    {tried.prompt!r}"
-    yield f"response  {tried.response!r}"
+    yield f"prompt    {readable(tried.prompt, MAX_TEXT_CHARS)!r}"
+    yield f"response  {readable(tried.response, MAX_TEXT_CHARS)!r}"
     if tried.refusal:
-        yield f"no reward: {tried.refusal}"
+        yield f"no reward: {readable(tried.refusal, MAX_TEXT_CHARS)}"
     else:
         yield f"reward    {tried.reward:g}"
-        yield from (f"metric    {name} {value:g}" for name, value in sorted(tried.metrics.items()))
+        shown = sorted(tried.metrics.items())[:MOST_METRICS]
+        yield from (f"metric    {readable(name, MAX_NAME_CHARS)} {value:g}" for name, value in shown)
+        if len(tried.metrics) > len(shown):
+            yield f"          {len(tried.metrics) - len(shown):,} metrics more"
     yield f"took      {tried.seconds:.3f} s"
 
 

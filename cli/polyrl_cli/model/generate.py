@@ -6,14 +6,15 @@ the prompt goes through the chat template.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyrl.errors import UserError
+from polyrl.manifest.job import read_job
 from polyrl.model_card import ORIGIN
-from polyrl_cli.local.run_folder import existing_folder
+from polyrl_cli.local.run_folder import RunFolder, existing_folder
 from polyrl_cli.model.export import read_origin
 from polyrl_cli.model.sealed import MODEL, find_checkpoint
 
@@ -30,8 +31,11 @@ class HowToAnswer:
     answers: int
 
 
-def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | None) -> Iterator[str]:
-    """The answers, one after another. `place` is a run's folder or an exported model's. Raises UserError."""
+def generate_lines(
+    place: Path, prompt: str, wanted: HowToAnswer, step: int | None, note: Callable[[str], None]
+) -> Iterator[str]:
+    """The answers, one after another. `place` is a run's folder or an exported model's. Raises UserError; `note` gets
+    what is worth knowing beside them."""
     if wanted.answers > 1 and wanted.temperature == 0:
         raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
     folder = weights_folder(place, step)
@@ -51,9 +55,33 @@ def generate_lines(place: Path, prompt: str, wanted: HowToAnswer, step: int | No
     how |= {"top_k": 0, "top_p": 1.0} if wanted.temperature else {}
     inputs = torch.tensor([ids] * wanted.answers)
     limit = wanted.max_tokens or origin.max_new_tokens
+    remark = context_note(len(ids), limit, _context(place, model.config))
+    if remark is not None:
+        note(remark)
     output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=limit, **how)
     for answer in output[:, len(ids) :]:
         yield tokenizer.decode(answer, skip_special_tokens=True)
+
+
+def _context(place: Path, config: Any) -> int | None:
+    """Tokens that the run trained with at most, if `place` is a run; else those that the model can tell apart."""
+    job = RunFolder(place).job
+    if job.is_file():
+        return read_job(job).spec.rollout.engine.max_context
+    return getattr(config, "max_position_embeddings", None)
+
+
+def context_note(prompt: int, limit: int, context: int | None) -> str | None:
+    """A sentence where prompt and answer may be longer than the model's context, in tokens; None where they are not, or
+    where the model names none."""
+    if context is None or prompt + limit <= context:
+        return None
+    room = context - prompt
+    advice = f"; --max-tokens {room} stays within it" if room > 0 else ""
+    return (
+        f"a prompt of {prompt} tokens and an answer of up to {limit} are more than the context of {context} that the "
+        f"model was trained with, beyond which its answers mean little{advice}"
+    )
 
 
 def weights_folder(place: Path, step: int | None) -> Path:

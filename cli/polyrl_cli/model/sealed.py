@@ -89,7 +89,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        raise UserError(f"{error.filename or target}: {error.strerror}") from error
+        place = str(error.filename or target)
+        named = str(target) if place.startswith(str(unfinished)) else place
+        raise UserError(f"{named}: {error.strerror}") from error
 
 
 def copy_sealed(source: Path, target: Path, sealed: SealedFile) -> None:

@@ -38,7 +38,6 @@ def write_page(file: Path, text: str) -> Path:
     """Writes the file and gives it back. Whoever reads it meanwhile sees the old page or the new one. Raises UserError
     when it cannot be written."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(file)

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 CheckedField: TypeAlias = tuple[str | int, ...]
 """Path of a manifest's field."""
+
+
+RESPONSE_FLAG: Final[CheckedField] = ("--response",)
+"""Stands for a field where what is wrong was given on the command line."""
 
 
 class CheckPart(StrEnum):

@@ -200,3 +200,27 @@ def test_a_judge_over_the_network_gets_its_key_and_the_reward_is_shown(job: Path
         2,
         "--set spec.recipe.env[0].name: JUDGE_URL is not set in your environment; export it, or give it a value\n",
     )
+
+
+LOUD = """\
+def score(sample):
+    print("begin" + "x" * 1_000_000 + "the end")
+    return {"reward": 1.0, **{f"{'m' * 5_000}{n}": 1.0 for n in range(500)}}
+"""
+
+
+@pytest.mark.slow
+def test_what_a_reward_prints_and_names_is_bounded_and_a_wrong_response_is_the_flags(job: Path) -> None:
+    (job.parent / "reward.py").write_text(LOUD)
+    done = polyrl("reward", "job.yaml", cwd=job.parent)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) < 50_000
+    printed = done.stdout[done.stdout.index("printed:") :]
+    assert "begin" in printed
+    assert "the end" in printed
+    assert "bytes left out" in printed
+    assert "450 metrics more" in done.stdout
+    refused = polyrl("reward", "job.yaml", "--response", "12 x", cwd=job.parent)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("--response: ")
+    assert len(refused.stderr.splitlines()) == 1

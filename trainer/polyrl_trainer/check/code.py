@@ -14,7 +14,15 @@ import numpy as np
 from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec, RewardSpec
-from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, RewardTried
+from polyrl.wire.checks import (
+    RESPONSE_FLAG,
+    CheckBegan,
+    CheckedField,
+    CheckFault,
+    CheckMessage,
+    CheckSkipped,
+    RewardTried,
+)
 from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
 from polyrl_trainer.data.columns import prompt_rows
 from polyrl_trainer.data.examples import Prompt, prepare_prompts
@@ -69,7 +77,10 @@ async def try_reward(
         if found is None:
             return None
         prompt, tokenizer = found
-        sample = sample_of(prompt, tokenizer, response)
+        try:
+            sample = sample_of(prompt, tokenizer, response)
+        except InvalidData as error:
+            return CheckFault(RESPONSE_FLAG, str(error))  # what stands in for it is never refused
         function = load_function(recipe.reward.function, folder)
     except ModuleNotFoundError as error:
         return CheckSkipped("the reward on a row", error.name or str(error))

@@ -22,13 +22,11 @@ from polyrl.sample_record import SAMPLES, Chosen, SampleRecord, parse_records
 from polyrl_trainer.checkpoints import replace_file
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.sample_log.choice import choose
-from polyrl_trainer.sample_log.texts import readable
+from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 SHARE_OF_A_MOMENT: Final = 4
 """One step or one evaluation takes at most this part of the file's bound, so that some of them fit."""
-MAX_NAME_CHARS: Final = 200
-"""Of a reward's metric, whose name is the user's."""
 STAGES: Final = tuple(stage.value for stage in TrainingStage)
 """In the order in which a run goes through those that it has."""
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+MAX_NAME_CHARS: Final = 200
+"""Of a reward's metric, whose name is the user's."""
+
 
 def readable(text: str, max_chars: int) -> str:
     """`text` with the middle left out where it is too long, for answers stand at the end; half a surrogate pair, which

@@ -17,6 +17,7 @@ import structlog
 from polyrl.errors import RunFailed
 from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 from polyrl_trainer.user_code.calls import CallTimedOut, UserCalls
 from polyrl_trainer.user_code.frames import describe
 
@@ -66,7 +67,8 @@ class RewardFunction:
     async def score(self, sample: Sample) -> Verdict:
         """Raises RunFailed when too many calls hang (see `calls`), and nothing else."""
         try:
-            verdict = read_reward(await self.calls.call(self.function, sample, timeout=self.timeout_s))
+            returned = await self.calls.call(self.function, sample, timeout=self.timeout_s)
+            verdict = read_reward(returned, getattr(self.function, "__name__", "the reward"))
         except CallTimedOut:
             verdict = Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self.timeout_s:g} s")
         except RunFailed:
@@ -94,17 +96,23 @@ class Failures:
             log.warning("sample discarded", sample=sample, reason=unscored.reason.value, detail=unscored.detail)
 
 
-def read_reward(result: object) -> Verdict:
+def read_reward(result: object, function: str = "the reward") -> Verdict:
     """A number or a dict with `reward`; anything else is REWARD_INVALID."""
     named = dict(result) if isinstance(result, Mapping) else {"reward": result}
     if "reward" not in named:
-        return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {sorted(map(str, named))}")
+        names = readable(str(sorted(map(str, named))), MAX_NAME_CHARS)
+        return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {names}")
     numbers: dict[str, float] = {}
     for name, value in named.items():
+        if not isinstance(name, str) or not name.strip():
+            shown = readable(repr(name), MAX_NAME_CHARS)
+            detail = f"{function} names a number {shown}; a name is text that is not empty"
+            return Unscored(DiscardReason.REWARD_INVALID, detail)
         number = _finite(value)
         if number is None:
-            return Unscored(DiscardReason.REWARD_INVALID, f"`{name}` must be a finite number, got {value!r:.80}")
-        numbers[str(name)] = number
+            shown = readable(name, MAX_NAME_CHARS)
+            return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
+        numbers[name] = number
     return Reward(numbers.pop("reward"), numbers)
 
 

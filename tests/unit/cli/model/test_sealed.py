@@ -99,3 +99,13 @@ def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
     with new_folder(tmp_path) as folder:
         (folder / "file").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_place_that_cannot_be_written_is_named_as_the_user_did(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as refused, new_folder(tmp_path / "file" / "model"):
+        pass
+    assert str(refused.value) == f"{tmp_path}/file/model: Not a directory"
+    with pytest.raises(UserError) as full, new_folder(tmp_path / "model") as unfinished:
+        raise OSError(28, "No space left on device", str(unfinished / "model.safetensors"))
+    assert str(full.value) == f"{tmp_path}/model: No space left on device"

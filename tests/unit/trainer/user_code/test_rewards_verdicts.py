@@ -184,3 +184,21 @@ async def test_too_many_hanging_calls_fail_the_run(monkeypatch):
     with pytest.raises(RunFailed, match="2 calls of user code hang"):
         await score(lambda sample: 1.0, calls)
     release.set()
+
+
+@pytest.mark.parametrize("name", ["", "  ", 3, None, ("a", 1), b"length"])
+async def test_a_metric_needs_a_name_that_is_text(name: object) -> None:
+    def score_length(sample):
+        return {"reward": 1.0, name: 2.0}
+
+    verdict, _ = await score(score_length)
+    assert isinstance(verdict, Unscored)
+    assert verdict.reason is DiscardReason.REWARD_INVALID
+    assert f"score_length names a number {name!r}; a name is text that is not empty" in verdict.detail
+    assert "\n" not in verdict.detail
+
+
+async def test_what_user_code_names_is_cut_in_a_refusal() -> None:
+    verdict, _ = await score(lambda sample: {"x" * 1_000_000: 1.0})
+    assert isinstance(verdict, Unscored)
+    assert len(verdict.detail) < 1000
