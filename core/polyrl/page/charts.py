@@ -25,6 +25,7 @@ RIGHT: Final = 8
 TOP: Final = 22
 BOTTOM: Final = 34
 """Room for labels around the axes."""
+LEGEND_ROW: Final = 12
 LABEL_CHARS: Final = 24
 """Of a worker's name beside its row."""
 COLORS: Final = ("#2563eb", "#059669", "#d97706", "#64748b", "#9333ea", "#db2777")
@@ -49,12 +50,19 @@ class Axes:
     """A frame with scales, to which shapes are added; `svg` is all of it."""
 
     def __init__(
-        self, across: str, x: tuple[float, float], y: tuple[float, float], height: int = HEIGHT, left: int = LEFT
+        self,
+        across: str,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        height: int = HEIGHT,
+        left: int = LEFT,
+        names: Sequence[tuple[str, str]] = (),
     ) -> None:
+        """`names`: the legend, each name with its color, in as many rows above the picture as it needs."""
         self._left, self._height = left, height
         self._x, self._y = (x[0], x[1] if x[1] > x[0] else x[0] + 1), (y[0], y[1] if y[1] > y[0] else y[0] + 1)
         self._parts: list[str] = []
-        self._legend = float(left)
+        self._top = TOP + LEGEND_ROW * self._legend(names)
         self._text((left + WIDTH - RIGHT) / 2, height - 4, across, anchor="middle")
         for tick in nice_ticks(*self._x):
             self._text(self.x(tick), height - BOTTOM + 14, f"{tick:g}", anchor="middle")
@@ -65,7 +73,7 @@ class Axes:
 
     def y(self, value: float) -> float:
         low, high = self._y
-        return self._height - BOTTOM - (value - low) / (high - low) * (self._height - BOTTOM - TOP)
+        return self._height - BOTTOM - (value - low) / (high - low) * (self._height - BOTTOM - self._top)
 
     def grid(self) -> None:
         """Lines at even values, with the values beside them."""
@@ -104,11 +112,18 @@ class Axes:
         shown = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
         self._text(self._left - 4, self.y(row + 0.5) + 3, shown, anchor="end", size=7)
 
-    def name(self, name: str, color: str) -> None:
-        """One entry of the legend, above the picture."""
-        self._parts.append(f'<rect x="{self._legend:.0f}" y="8" width="8" height="8" fill="{color}"/>')
-        self._text(self._legend + 11, 15, name)
-        self._legend += 22 + 4.6 * len(name)
+    def _legend(self, names: Sequence[tuple[str, str]]) -> int:
+        """Draws it; how many rows it takes beyond the first."""
+        x, row = float(self._left), 0
+        for name, color in names:
+            width = 22 + 4.6 * len(name)
+            if x > self._left and x + width > WIDTH:
+                x, row = float(self._left), row + 1
+            y = 8 + LEGEND_ROW * row
+            self._parts.append(f'<rect x="{x:.0f}" y="{y}" width="8" height="8" fill="{color}"/>')
+            self._text(x + 11, y + 7, name)
+            x += width
+        return row
 
     def svg(self) -> str:
         box = f'viewBox="0 0 {WIDTH} {self._height}"'
@@ -132,7 +147,9 @@ def nice_ticks(low: float, high: float) -> list[float]:
 def lines_chart(series: Sequence[Series], across: str) -> str:
     """One line per series, with single points behind their moving average."""
     drawn = [(one, *binned(one)) for one in series]
-    axes = Axes(across, _bounds([steps for _, steps, _ in drawn]), _bounds([values for _, _, values in drawn], 0.05))
+    names = [(one.name, color) for one, color in zip(series, COLORS, strict=False)]
+    reach, extent = _bounds([steps for _, steps, _ in drawn]), _bounds([values for _, _, values in drawn], 0.05)
+    axes = Axes(across, reach, extent, names=names)
     axes.grid()
     for color, (one, steps, values) in zip(COLORS, drawn, strict=False):
         if len(values) < SMOOTHED_FROM or one.few:
@@ -142,7 +159,6 @@ def lines_chart(series: Sequence[Series], across: str) -> str:
             axes.line(steps, _averaged(values), color, 1.8)
         if one.few or len(values) == 1:
             axes.dots(steps, values, color)
-        axes.name(one.name, color)
     return axes.svg()
 
 
@@ -151,16 +167,17 @@ def stacked_chart(parts: Sequence[Series], line: Series | None, across: str) -> 
     drawn = [binned(part) for part in parts]
     steps, tops = drawn[0][0], np.cumsum([values for _, values in drawn], axis=0)
     crossing = binned(line) if line is not None else (steps, tops[-1])
-    axes = Axes(across, _bounds([steps]), (0.0, float(max(tops[-1].max(), crossing[1].max(), 1e-6)) * 1.05))
+    names = [(part.name, color) for part, color in zip(parts, COLORS, strict=False)]
+    names += [(line.name, "#000")] if line is not None else []
+    highest = float(max(tops[-1].max(), crossing[1].max(), 1e-6)) * 1.05
+    axes = Axes(across, _bounds([steps]), (0.0, highest), names=names)
     below = np.zeros(len(steps))
-    for color, part, above in zip(COLORS, parts, tops, strict=False):
+    for color, above in zip(COLORS, tops, strict=False):
         axes.area(steps, below, above, color)
-        axes.name(part.name, color)
         below = above
     axes.grid()
     if line is not None:
         axes.line(*crossing, "#000", 1, stroke_dasharray="4 2")
-        axes.name(line.name, "#000")
     return axes.svg()
 
 
@@ -171,7 +188,8 @@ def fleet_chart(lives: Sequence[WorkerLife], losses: Sequence[Loss], until: floa
     left = 12 + int(4.2 * min(longest, LABEL_CHARS)) if named else LEFT
     height = min(TOP + BOTTOM + ROW_HEIGHT * max(len(lives), 4), MAX_ROWS_HEIGHT)
     # The first row on top: the scale is turned around.
-    axes = Axes("seconds since the start", (0.0, until), (-len(lives), 0.0), height=height, left=left)
+    names = () if named else ((f"{len(lives)} rollouts", SERVING_COLOR),)
+    axes = Axes("seconds since the start", (0.0, until), (-len(lives), 0.0), height=height, left=left, names=names)
     for row, life in ((-1 - number, life) for number, life in enumerate(lives)):
         served = life.ended if life.serving is None else life.serving
         axes.bar(row, life.started, served or until, STARTING_COLOR)
@@ -183,8 +201,6 @@ def fleet_chart(lives: Sequence[WorkerLife], losses: Sequence[Loss], until: floa
     for loss in losses:
         if loss.worker in rows:
             axes.cross(rows[loss.worker], loss.at)
-    if not named:
-        axes.name(f"{len(lives)} rollouts", SERVING_COLOR)
     return axes.svg()
 
 
