@@ -36,7 +36,7 @@ from polyrl.wire.checks import (
 from polyrl.worker import user_env, user_inherits
 from polyrl_cli.environment import process_environment
 from polyrl_cli.manifests.yaml_source import ManifestFault
-from polyrl_trainer.sinks.chosen import missing_for_sinks
+from polyrl_trainer.sinks.packages import missing_for_sinks
 
 REWARD_FIELD: Final = ("spec", "recipe", "reward", "function")
 

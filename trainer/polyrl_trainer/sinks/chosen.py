@@ -1,24 +1,19 @@
-"""The sinks that a manifest chooses, and what they need that is not installed."""
+"""The sinks that a manifest chooses."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.recipe import LoggingSpec
 from polyrl_trainer.sinks.delivery import Delivery
 from polyrl_trainer.sinks.mlflow import MlflowSink
+from polyrl_trainer.sinks.packages import missing_for_sinks
 from polyrl_trainer.sinks.port import SinkRun
 from polyrl_trainer.sinks.tensorboard import TensorBoardSink
 from polyrl_trainer.sinks.wandb import WandbSink
 
-DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
-"""Schemes that mlflow-skinny cannot reach; what it lacks for them is SQLAlchemy."""
 MEMORY: Final = "sinks"
 """Folder of a run's folder."""
 
@@ -37,16 +32,6 @@ def deliveries(job: PolyRLJob, folder: Path) -> list[Delivery]:
     if (mlflow := spec.mlflow) is not None:
         found.append(Delivery("mlflow", lambda known: MlflowSink(mlflow, run, known), folder / MEMORY))
     return found
-
-
-def missing_for_sinks(spec: LoggingSpec) -> Iterator[tuple[str, str]]:
-    """Field and sentence of each sink that cannot work with what is installed here."""
-    for name, chosen in (("wandb", spec.wandb), ("mlflow", spec.mlflow)):
-        if chosen is not None and find_spec(name) is None:
-            yield name, f"needs {name}, not installed here; pip install 'polyrl[{name}]'"
-    uri = "" if spec.mlflow is None else spec.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-    if uri.partition(":")[0].partition("+")[0] in DATABASES and find_spec("sqlalchemy") is None:
-        yield "mlflow", "a database as trackingUri needs the whole of MLflow; pip install mlflow"
 
 
 def settings_of(job: PolyRLJob) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from polyrl.manifest.recipe import LoggingSpec
 from polyrl.sample import Finish, Purpose
 from polyrl.sample_record import Chosen, SampleRecord
 from polyrl_cli.manifests.load import load_manifest
-from polyrl_trainer.sinks import chosen
-from polyrl_trainer.sinks.chosen import missing_for_sinks, settings_of
+from polyrl_trainer.sinks import packages
+from polyrl_trainer.sinks.chosen import settings_of
 from polyrl_trainer.sinks.mlflow import key
+from polyrl_trainer.sinks.packages import missing_for_sinks
 from polyrl_trainer.sinks.port import by_path
 from polyrl_trainer.sinks.tensorboard import markdown
 
@@ -63,7 +64,7 @@ def test_settings_are_the_whole_manifest_without_values_of_variables() -> None:
 def test_what_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, logging: dict[str, object], installed: tuple[str, ...], fields: list[str]
 ) -> None:
-    monkeypatch.setattr(chosen, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert [field for field, _ in missing_for_sinks(LoggingSpec.model_validate(logging))] == fields
 
@@ -72,3 +73,9 @@ def test_what_is_not_installed(
 def test_tracking_uris_that_are_none_or_hold_a_password(uri: str) -> None:
     with pytest.raises(ValueError, match="trackingUri"):
         LoggingSpec.model_validate({"mlflow": {"trackingUri": uri}})
+
+
+def test_validate_asks_without_any_package_of_an_extra() -> None:
+    source = (ROOT / "trainer/polyrl_trainer/sinks/packages.py").read_text()
+    imported = [line.split()[1] for line in source.splitlines() if line.startswith(("from ", "import "))]
+    assert [name for name in imported if name.startswith("polyrl")] == ["polyrl.manifest.recipe"]
