@@ -15,6 +15,7 @@ from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 MAX_TEXT_CHARS: Final = 8000
 """Of a prompt, a response, an error: as in samples.jsonl."""
 MOST_METRICS: Final = 50
+NOT_PLAYED: Final = "note: the environment is not played: the response counts as all turns of the conversation together"
 
 
 def reward_lines(file: Path, sets: Sequence[str], row: int, response: str | None) -> tuple[list[str], bool]:
@@ -32,7 +33,8 @@ def reward_lines(file: Path, sets: Sequence[str], row: int, response: str | None
         raise InvalidManifest(read_manifest(file, sets).describe(faults))
     if checked.tried is None:
         raise UserError(*checked.notes or [f"{file}: there is no row {row} in the first file of prompts"])
-    return [*_lines(checked.tried), *_printed(checked.printed)], not checked.tried.refusal
+    note = [] if job.spec.recipe.environment is None else [NOT_PLAYED]
+    return [*_lines(checked.tried), *note, *_printed(checked.printed)], not checked.tried.refusal
 
 
 def _lines(tried: RewardTried) -> Iterator[str]:

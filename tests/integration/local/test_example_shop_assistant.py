@@ -45,3 +45,9 @@ def test_the_reward_teaches_to_ask_the_tool(tmp_path: Path) -> None:
     assert summary["samples"]["discarded"] == {}
     audit = polyrl("check", out)
     assert (audit.returncode, "nothing is broken" in audit.stdout) == (0, True), audit.stdout
+
+
+def test_reward_says_that_it_plays_no_environment() -> None:
+    done = polyrl("reward", JOB, "--response", "~42")
+    assert done.returncode == 0, done.stderr
+    assert "note: the environment is not played" in done.stdout
