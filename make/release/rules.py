@@ -45,7 +45,8 @@ def version_of(pyproject: str) -> str:
 def refusals(tree: Tree) -> list[str]:
     """One sentence for each reason why this tree is no release; none if it is one."""
     version = version_of(tree.pyproject)
-    announced = "".join(text for title, text in sections_of(tree.changelog).items() if title.startswith(f"[{version}]"))
+    sections = sections_of(tree.changelog).items()
+    announced = "".join(_removed(text) for title, text in sections if title.startswith(f"[{version}]"))
     return [
         *_of_version(tree, version),
         *_of_changelog(tree.changelog, version),
@@ -94,6 +95,11 @@ def sections_of(changelog: str) -> dict[str, str]:
     """What stands under each heading of the second level."""
     parts = re.split(r"^## (.+?)\s*$", changelog, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _removed(section: str) -> str:
+    """What the section says of what went."""
+    return "".join(re.findall(r"^### Removed\s*$(.*?)(?=^### |\Z)", section, re.MULTILINE | re.DOTALL))
 
 
 def _of_changes(changed: Sequence[str]) -> list[str]:

@@ -23,12 +23,10 @@ SURFACES = (
 commands with their flags. All but the list of Python's names are generated from the code."""
 NAMED = {"properties", "schemas", "paths"}
 """Keys of a schema whose own keys are names that somebody chose."""
-TOO_BROAD = {"spec", "status", "polyrl", "polyrl_trainer"}
-"""Announced by anybody who says anything."""
 
 
 def names_of(surface: str, text: str) -> set[str]:
-    """As a user would write them: dotted, or a command with its flag."""
+    """As a user would write them: dotted, with `=` before one of a few values, or a command with its flag."""
     if surface == COMMANDS:
         return set(_flags(text))
     if surface.endswith(".md"):
@@ -50,26 +48,40 @@ def _names(node: Any, path: str) -> Iterator[str]:
             yield from _names(each, path)
     elif isinstance(node, dict):
         for key, child in node.items():
-            if key not in NAMED or not isinstance(child, dict):
+            if key == "enum" and isinstance(child, list):
+                yield from (f"{path}={value}" for value in child)
+            elif key not in NAMED or not isinstance(child, dict):
                 yield from _names(child, path)
-                continue
-            for name, described in child.items():
-                full = f"{path}.{name}" if path else str(name)
-                yield full
-                yield from _names(described, full)
+            else:
+                yield from _of_chosen(child, path)
+
+
+def _of_chosen(described: dict[str, Any], path: str) -> Iterator[str]:
+    for name, child in described.items():
+        full = f"{path}.{name}" if path else str(name)
+        yield full
+        yield from _names(child, full)
 
 
 def removals(released: Mapping[str, str], now: Mapping[str, str], announced: str) -> list[str]:
-    """One sentence for each name that was released, is gone, and does not stand in backticks in what is announced."""
-    return [
-        f"{surface}: {name} was released and is gone; bring it back, or write `{name}` under Removed in CHANGELOG.md"
-        for surface, text in released.items()
-        for name in sorted(names_of(surface, text) - names_of(surface, now.get(surface, "")))
-        if not any(f"`{part}`" in announced for part in _and_above(name))
-    ]
+    """One sentence for each name that was released, is gone, and does not stand in backticks in what is announced.
+
+    Who announces that a whole block went announces its fields, and one sentence is enough for it.
+    """
+    found = []
+    for surface, text in released.items():
+        gone = names_of(surface, text) - names_of(surface, now.get(surface, ""))
+        for name in sorted(gone):
+            above = gone.intersection(_and_above(name))
+            if not any(f"`{one}`" in announced for one in above) and above == {name}:
+                found.append(
+                    f"{surface}: {name} was released and is gone; bring it back, or write `{name}` under Removed in"
+                    " CHANGELOG.md"
+                )
+    return found
 
 
 def _and_above(name: str) -> list[str]:
-    """A name and those that it lies in: who announces a block announces its fields."""
-    parts = re.split(r"(?=[. ])", name)
-    return [above for count in range(1, len(parts) + 1) if (above := "".join(parts[:count])) not in TOO_BROAD]
+    """A name and those that it lies in."""
+    parts = re.split(r"(?=[. =])", name)
+    return ["".join(parts[:count]) for count in range(1, len(parts) + 1)]

@@ -4,7 +4,10 @@ sentence what it needs. Commands that only read need nothing."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
+import sys
 import tomllib
 import venv
 import zipfile
@@ -137,3 +140,12 @@ def test_extras_are_those_of_the_project() -> None:
         if not brought[extra] & {name.lower().replace("_", "-") for name in found[module]}
     }
     assert strangers == {}
+
+
+def test_what_is_carried_over_to_a_machine_without_a_network_holds_the_project(tmp_path: Path) -> None:
+    """`pip download` would leave it out; what it needs comes likewise, and is left out here."""
+    page = (ROOT / "docs/how-to/run-without-a-network.md").read_text()
+    (line,) = re.findall(r"^pip (wheel --wheel-dir wheels .*'\.\[all\]')$", page, re.MULTILINE)
+    packed = [*shlex.split(line.replace("wheels", str(tmp_path))), "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run([sys.executable, "-m", "pip", *packed], cwd=ROOT, timeout=60, check=True)
+    assert [file.name.split("-")[0] for file in tmp_path.iterdir()] == ["polyrl"]

@@ -72,25 +72,47 @@ def test_what_is_wrong_is_one_sentence(tree: Tree, sentence: str) -> None:
 
 SURFACE = "crds/polyrljobs.yaml"
 BEFORE = """
-spec: {versions: [{schema: {properties: {spec: {properties: {seed: {type: integer}, data: {properties: {rl: {items: {
+spec: {versions: [{schema: {properties: {spec: {properties: {seed: {type: integer}, mode: {enum: [rl, sft]},
+  data: {properties: {rl: {items: {
   properties: {path: {type: string}, properties: {type: string}}}}}}}}}}}]}
 """
-AFTER = BEFORE.replace("seed: {type: integer}, ", "").replace(", properties: {type: string}", "")
+AFTER = (
+    BEFORE.replace("seed: {type: integer}, ", "").replace(", properties: {type: string}", "").replace("rl, sft", "rl")
+)
+
+
+ALL_GONE = ["spec.data.rl.properties", "spec.mode=sft", "spec.seed"]
+
+
+def test_a_block_that_went_is_one_sentence_and_one_announcement() -> None:
+    gone = replace(RELEASE, released={SURFACE: BEFORE}, surfaces={SURFACE: ""})
+    assert [refusal.split(" was")[0] for refusal in refusals(gone)] == [f"{SURFACE}: spec"]
+    announced = CHANGELOG.replace("A thing.", "A thing.\n\n### Removed\n- `spec`.")
+    assert refusals(replace(gone, changelog=announced)) == []
 
 
 def test_names_are_those_of_fields() -> None:
-    assert names_of(SURFACE, BEFORE) == {"spec", "spec.seed", "spec.data", "spec.data.rl"} | {
-        f"spec.data.rl.{name}" for name in ("path", "properties")
-    }
+    assert names_of(SURFACE, BEFORE) == {
+        "spec",
+        "spec.seed",
+        "spec.mode",
+        "spec.mode=rl",
+        "spec.mode=sft",
+        "spec.data",
+        "spec.data.rl",
+    } | {f"spec.data.rl.{name}" for name in ("path", "properties")}
 
 
 @pytest.mark.parametrize(
     ("announced", "unannounced"),
     [
-        pytest.param("A thing.", ["spec.data.rl.properties", "spec.seed"], id="silent"),
-        pytest.param("`spec.seed` is gone.", ["spec.data.rl.properties"], id="one of two"),
-        pytest.param("`spec.seed` and `spec.data` are new.", [], id="a field and a block"),
-        pytest.param("`spec` is new.", ["spec.data.rl.properties", "spec.seed"], id="said of everything"),
+        pytest.param("A thing.", ALL_GONE, id="silent"),
+        pytest.param("A thing.\n\n### Removed\n- `spec.seed`.", ALL_GONE[:2], id="one of three"),
+        pytest.param(
+            "A thing.\n\n### Removed\n- `spec.seed`, `spec.mode=sft`, `spec.data.rl.properties`.", [], id="all of them"
+        ),
+        pytest.param("`spec.seed` does more.", ALL_GONE, id="under Added"),
+        pytest.param("A thing.\n\n### Removed\n- Parts of `spec`, `spec.data`.", ALL_GONE, id="of a block that stays"),
     ],
 )
 def test_what_was_released_goes_only_by_an_announcement(announced: str, unannounced: list[str]) -> None:
