@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,9 @@ from polyrl.local.devices import Gpu, hidden_all, listed_gpus, visible_gpus
 NVIDIA_SMI: Final = "nvidia-smi"
 DEADLINE_S: Final = 30.0
 """It answers in 0.1 to 2 s, longest where nothing keeps the driver loaded; a GPU that fell off the bus may hang it."""
+
+REAP_S: Final = 1.0
+"""For one that was killed to be gone."""
 
 GPU_DEVICE: Final = Path("/dev/nvidiactl")
 """There wherever the driver is."""
@@ -53,10 +57,19 @@ def gpus_here(environ: Mapping[str, str] = os.environ) -> GpusHere:
 
 
 def _ask(*words: str) -> str:
-    done = subprocess.run(
-        [NVIDIA_SMI, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
-    return done.stdout
+    argv, pipe = [NVIDIA_SMI, *words], subprocess.PIPE
+    # Not subprocess.run: past its deadline it waits for the end without one, and what hangs in a driver does not end.
+    asked = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace")
+    try:
+        printed, complaint = asked.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        with suppress(subprocess.TimeoutExpired):
+            asked.communicate(timeout=REAP_S)
+        raise
+    if asked.returncode:
+        raise subprocess.CalledProcessError(asked.returncode, argv, printed, complaint)
+    return printed
 
 
 def _reason(error: subprocess.CalledProcessError | OSError) -> str:

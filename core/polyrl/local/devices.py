@@ -37,6 +37,11 @@ class Gpu:
     instances: tuple[Gpu, ...] = ()
     """Of a divided GPU, which is then used through them alone."""
 
+    @property
+    def is_instance(self) -> bool:
+        """True for a part of a divided GPU."""
+        return self.uuid.startswith("MIG-")
+
 
 def listed_gpus(listing: str, memory: str) -> list[Gpu]:
     """GPUs from the texts of `nvidia-smi -L` and of its query of `uuid,memory.total` in MiB; lines that are something

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from polyrl.local.devices import Gpu
 from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.environment import LEARNER_DEVICE
 from polyrl.manifest.job import JobSpec
 from polyrl.worker import Workers, num_rollouts, samples_to_train, wants_engines
+
+ONE_INSTANCE: Final = (
+    "an engine over {each} GPUs cannot have instances of a divided GPU (MIG): CUDA shows a process one of them;"
+    " spread it over 1, or let CUDA_VISIBLE_DEVICES name whole GPUs"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,8 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
     rollouts = num_rollouts(spec) if trains and each else 0
     first = 1 + (each if reserved and each > 1 else 0)
     needed = first + rollouts * each
+    if each > 1 and (reserved or rollouts) and any(gpu.is_instance for gpu in gpus[1:]):
+        return GpuRefusal("rollout.engine.args", ONE_INSTANCE.format(each=each))
     if needed > len(gpus):
         return _refusal(gpus, rollouts=rollouts, each=each, first=first, reserved=reserved)
     return GpuAssignment(

@@ -18,7 +18,7 @@ from typing import Any, Final
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
 from polyrl.local.memory import FLOAT32_BYTES, GIB, LEARNER_BYTES, SERVED_BYTES, parameters_of
-from polyrl.manifest.engine_args import argument
+from polyrl.manifest.engine_args import argument, copies_per_engine
 from polyrl.manifest.job import JobSpec
 
 MEMORY_FRACTION: Final = "--mem-fraction-static"
@@ -60,7 +60,9 @@ class ModelSizes:
         if len(sizes) < len(names):
             return None
         layers, hidden, inner, heads = sizes
-        keys = (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
+        given = [config.get(name) for name in ("num_key_value_heads", "head_dim")]
+        groups, width = (size if isinstance(size, int) and size > 0 else 0 for size in given)
+        keys = (groups or heads) * (width or hidden // heads)
         parameters = parameters or parameters_of(config)
         return cls(parameters=parameters, layers=layers, hidden=hidden, inner=inner, keys=keys)
 
@@ -99,10 +101,10 @@ def kv_bytes(sizes: ModelSizes, dtype: str) -> int:
     return 2 * sizes.layers * sizes.keys * SERVED_BYTES[dtype]
 
 
-def fit(sizes: ModelSizes, gpu_bytes: int, dtype: str = "bfloat16") -> Fit:
-    """Estimated; without a KL penalty."""
+def fit(sizes: ModelSizes, gpu_bytes: int, dtype: str = "bfloat16", *, reference: bool = False) -> Fit:
+    """Estimated; `reference`: a KL penalty needs the weights that the run began with."""
     fixed = pass_bytes(sizes, dtype, 0) + CUDA_BYTES
-    left = gpu_bytes - rest_bytes(sizes.parameters) - fixed
+    left = gpu_bytes - rest_bytes(sizes.parameters, reference=reference) - fixed
     free = gpu_bytes - FLOAT32_BYTES * sizes.parameters - 2 * CUDA_BYTES
     serves = SERVED_BYTES[dtype] * sizes.parameters + SHARED_KV_TOKENS * kv_bytes(sizes, dtype)
     fraction = math.ceil(FRACTION_STEP * serves / free) / FRACTION_STEP if free > serves else 1.0
@@ -115,10 +117,12 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     """What surely does not fit, and why; None where it may, or where sizes are not known."""
     dtype = spec.recipe.model.dtype
     served = SERVED_BYTES[dtype] * parameters
-    for gpus in assignment.rollouts[:1]:
+    copies = copies_per_engine(spec.rollout.engine)
+    for gpus in (*assignment.rollouts, () if assignment.shared else assignment.reserved):
         room = _memory(gpus)
-        if room is not None and served > room:
-            sentence = f"an engine's weights are {_gib(served)}, and GPU {_names(gpus)} has {_gib(room)}"
+        if room is not None and copies * served > room:
+            each = f"{copies} times {_gib(served)}" if copies > 1 else _gib(served)
+            sentence = f"an engine's weights are {each}, and GPU {_names(gpus)} has {_gib(room)}"
             return GpuRefusal("recipe.model", f"{sentence}; take a smaller model, or more GPUs per engine")
     room = _memory(assignment.trainer)
     if room is None:
@@ -135,7 +139,9 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
     room = _memory(assignment.trainer)
     if sizes is None or room is None:
         return []
-    tokens, found = spec.recipe.max_tokens_per_micro_batch, fit(sizes, room, spec.recipe.model.dtype)
+    reference = spec.recipe.algorithm.kl_coefficient > 0
+    tokens = spec.recipe.max_tokens_per_micro_batch
+    found = fit(sizes, room, spec.recipe.model.dtype, reference=reference)
     at_most = found.shared if assignment.shared else found.alone
     notes = []
     if tokens > at_most:

@@ -30,8 +30,12 @@ def gpus_per_engine(engine: EngineSpec) -> int:
     """GPUs of one engine: what its arguments spread it over; 0 for an embedded one."""
     if engine.type is EngineType.EMBEDDED:
         return 0
-    data = 1 if DATA_PARALLEL_ATTENTION in engine.args else _size(engine, DATA_PARALLEL)
-    return _size(engine, TENSOR_PARALLEL) * _size(engine, PIPELINE_PARALLEL) * data
+    return _size(engine, TENSOR_PARALLEL) * _size(engine, PIPELINE_PARALLEL) * copies_per_engine(engine)
+
+
+def copies_per_engine(engine: EngineSpec) -> int:
+    """How often an engine holds its weights, each time on GPUs of their own."""
+    return 1 if DATA_PARALLEL_ATTENTION in engine.args else _size(engine, DATA_PARALLEL)
 
 
 def _size(engine: EngineSpec, names: Iterable[str]) -> int:

@@ -16,6 +16,9 @@ case "$1" in
   *) echo 'GPU-aaaa, 23034'; echo 'GPU-bbbb, 23034' ;;
 esac
 """
+ODD_BYTES = """#!/bin/sh
+printf 'GPU 0: \\377 (UUID: GPU-aaaa)\\n'
+"""
 BROKEN = """#!/bin/sh
 echo 'Failed to initialize NVML: Driver/library version mismatch'
 exit 18
@@ -59,6 +62,11 @@ def test_one_that_fails_is_a_note(path: Path, monkeypatch: pytest.MonkeyPatch, s
     stand_in(path, script)
     here = gpus_here({})
     assert (here.gpus, words in here.note) == ((), True), here.note
+
+
+def test_bytes_that_are_no_text_end_nothing(path: Path) -> None:
+    stand_in(path, ODD_BYTES)
+    assert [gpu.name for gpu in gpus_here({}).gpus] == ["0"]
 
 
 @pytest.mark.parametrize(("driver", "note"), [(False, ""), (True, "no nvidia-smi on PATH")])

@@ -1,5 +1,7 @@
 """Which worker gets which GPUs."""
 
+from dataclasses import replace
+
 import pytest
 
 from polyrl.local.devices import Gpu
@@ -81,6 +83,28 @@ NAMES = [
 @pytest.mark.parametrize(("job", "number", "words"), ROWS, ids=NAMES)
 def test_gpus_in_an_assignment_or_one_refusal_out(job: JobSpec, number: int, words: str) -> None:
     assert shown(assign_gpus(job, gpus(number))) == words
+
+
+NO_INSTANCES = "rollout.engine.args: an engine over 2 GPUs cannot have instances of a divided GPU"
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (spec(1), "the learner and the reserved engine 0 · rollout 0 MIG-1 · unused MIG-2"),
+        (
+            spec(1, *TP2, reserved=False),
+            NO_INSTANCES,
+        ),
+        (spec(0, *TP2), NO_INSTANCES),
+    ],
+    ids=["one each", "a rollout over two", "the reserved engine over two"],
+)
+def test_an_instance_of_a_divided_gpu_serves_alone(job: JobSpec, words: str) -> None:
+    """CUDA shows a process one instance, whatever it is given."""
+    whole, *others = gpus(3)
+    instances = [replace(gpu, name=f"MIG-{gpu.name}", uuid=f"MIG-{gpu.name}") for gpu in others]
+    assert words in shown(assign_gpus(job, [whole, *instances]))
 
 
 @pytest.mark.parametrize("number", range(10))

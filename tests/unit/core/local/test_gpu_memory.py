@@ -31,6 +31,15 @@ def shared(gib: float) -> GpuAssignment:
     return GpuAssignment(trainer=gpu(gib), reserved=gpu(gib))
 
 
+def small_second(gib: float) -> GpuAssignment:
+    return GpuAssignment(trainer=gpu(140), rollouts=(gpu(80, "1"), gpu(gib, "2")))
+
+
+def own(gib: float) -> GpuAssignment:
+    """The reserved engine has two GPUs of its own."""
+    return GpuAssignment(trainer=gpu(140), reserved=(*gpu(gib, "1"), *gpu(gib, "2")))
+
+
 FRACTION = "--mem-fraction-static"
 ROWS = [
     (HALF, spec(), alone(8), None),
@@ -38,6 +47,10 @@ ROWS = [
     (HALF, spec(kl=0.1), alone(8), "are 9.2 GiB, and it learns on one GPU; 0 has 8.0 GiB"),
     (HALF, spec(), alone(None), None),
     (SEVEN, spec(), alone(140, 10), "recipe.model: an engine's weights are 14.2 GiB, and GPU 1 has 10.0 GiB"),
+    (SEVEN, spec(), small_second(10), "an engine's weights are 14.2 GiB, and GPU 2 has 10.0 GiB"),
+    (SEVEN, spec("--tp-size", "2"), own(7), "an engine's weights are 14.2 GiB, and GPU 1,2 has 14.0 GiB"),
+    (SEVEN, spec("--tp-size", "2"), own(8), None),
+    (SEVEN, spec("--dp-size", "2"), own(10), "an engine's weights are 2 times 14.2 GiB, and GPU 1,2 has 20.0 GiB"),
     (SEVEN, spec(), alone(80), "are 113.5 GiB"),
     (HALF, spec(), shared(9), None),
     (HALF, spec(), shared(8), "trainer.reservedEngine: the learner's 7.4 GiB and 0.9 GiB of the reserved engine's"),
@@ -57,6 +70,7 @@ ROWS = [
 
 NAMES = [
     *("room", "too small for the learner", "too small with a reference", "memory unknown", "too small for an engine"),
+    *("too small for the second engine", "too small for the reserved one", "enough for it", "two copies"),
     *(
         "7B on 80 GiB",
         "shared",
@@ -82,11 +96,12 @@ def test_what_surely_does_not_fit_is_refused_with_its_sizes(
     [
         (spec(), alone(80), []),
         (spec(tokens=16384), alone(24), ["passes of 16,384 tokens may not fit into GPU 0; about 9,"]),
+        (spec(tokens=16384, kl=0.1), alone(24), ["passes of 16,384 tokens may not fit into GPU 0; about 8,"]),
         (spec(FRACTION, "0.1"), shared(24), []),
         (spec(), shared(24), ["without --mem-fraction-static SGLang takes most of the GPU"]),
         (spec(), alone(None), []),
     ],
-    ids=["room enough", "passes too long", "a small share", "no share given", "memory unknown"],
+    ids=["room enough", "passes too long", "with a reference", "a small share", "no share given", "memory unknown"],
 )
 def test_what_may_run_out_is_noted(job: JobSpec, assignment: GpuAssignment, words: list[str]) -> None:
     notes = gpu_notes(job, HALF, assignment)
@@ -119,6 +134,9 @@ def test_sizes_are_those_of_the_config() -> None:
         parameters=1, layers=24, hidden=896, inner=4864, keys=256
     )
     assert ModelSizes.of({**config, "hidden_size": "x"}) is None
+    odd = ModelSizes.of({**config, "num_key_value_heads": [2, 4], "head_dim": "64"}, 1)
+    assert odd is not None
+    assert odd.keys == 896, "as many keys as heads, where it does not say"
     assert ModelSizes.of({}) is None
 
 
