@@ -72,6 +72,7 @@ def take(progress: Progress, snapshot: Snapshot) -> None:
     """Adds what is new."""
     progress.take(snapshot.status, (RESUMED,) if snapshot.history.resumed else ())
     progress.waits = [printable(wait) for wait in snapshot.waits.waits[:SHOWN_WAITS]]
+    progress.held = snapshot.history.seconds, snapshot.history.machines
     for row in snapshot.history.rows:
         progress.take_report(row)
     for event in snapshot.history.events:

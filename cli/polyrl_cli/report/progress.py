@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -21,6 +21,7 @@ from polyrl.history.losses import clock_text
 from polyrl.history.rows import MetricsRow
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
+from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
 
 PLAIN_EVERY_S: Final = 5.0
@@ -78,6 +79,8 @@ class Progress:
         self.events: deque[FleetEvent] = deque(maxlen=SHOWN_EVENTS)
         self.fleet: list[FleetEvent] = []
         """All that happened to workers, for what they cost."""
+        self.held: tuple[Mapping[Pool, float], Mapping[Pool, int]] | None = None
+        """Seconds and machines by a manager's own count; it has forgotten some events, and knows when the run ended."""
         self.phase = ""
         self.steps: dict[str, int] = {}
         self.news = 0
@@ -122,6 +125,8 @@ class Progress:
     @property
     def cost(self) -> str:
         """In words; empty where the manifest names no prices."""
+        if self.held is not None:
+            return cost_words(self._prices, *self.held)
         if not self.fleet:
             return ""
         now = self.fleet[-1].time - self.fleet[-1].t + self.elapsed

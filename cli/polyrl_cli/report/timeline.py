@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from polyrl.errors import UNDECODABLE
-from polyrl.history.fleet import FLEET, FleetEvent
+from polyrl.history.fleet import FLEET, RUN, FleetEvent
 from polyrl.history.rows import MetricsRow, parse_metrics
 from polyrl.sample import Pool
 from polyrl.status import EngineState, ManagerStatus
@@ -31,6 +31,7 @@ class Timeline:
         self._clock, self._listener = clock, listener
         self._began = clock()
         self._engines = -1
+        self._write(RUN)
 
     @property
     def elapsed(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,8 +27,8 @@ class RunCost(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     def words(self) -> str:
         """`12.34 USD (spot 10.00, reserved 2.34)`, and what is not in it."""
         parts = ", ".join(f"{pool} {amount:.2f}" for pool, amount in sorted(self.by_pool.items()))
-        missing = sorted(pool for pool in self.seconds if pool not in self.by_pool)
-        unknown = f"; {', '.join(missing)} has no price" if missing else ""
+        missing = sorted(self.seconds.keys() - self.by_pool.keys())
+        unknown = f"; {' and '.join(missing)} {_without_price(missing)}" if missing else ""
         return f"{self.total:.2f} {self.currency} ({parts}{unknown})"
 
 
@@ -77,5 +77,17 @@ def cost_words(prices: PricingSpec, seconds: Mapping[Pool, float], machines: Map
     cost = run_cost(prices, seconds)
     if cost is None:
         return ""
-    now = f", {sum(cost_per_hour(prices, machines).values()):.2f} per hour now" if machines else ""
-    return cost.words() + now
+    return cost.words() + (f", {_rate_words(prices, machines)}" if machines else "")
+
+
+def _rate_words(prices: PricingSpec, machines: Mapping[Pool, int]) -> str:
+    rate = cost_per_hour(prices, machines)
+    missing = sorted(machines.keys() - rate.keys())
+    if not missing:
+        return f"{sum(rate.values()):.2f} per hour now"
+    known = f"{sum(rate.values()):.2f} per hour now, without" if rate else "an unknown amount per hour now, for"
+    return f"{known} {' and '.join(missing)}, which {_without_price(missing)}"
+
+
+def _without_price(pools: Sequence[Pool]) -> str:
+    return "has no price" if len(pools) == 1 else "have no price"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -20,7 +22,7 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     t: float
     """Seconds since this start of the run."""
     kind: str = msgspec.field(name="event")
-    """started, serving, reclaimed, fault, stopped, exited, condition or fleet."""
+    """run, started, serving, reclaimed, fault, stopped, exited, condition or fleet."""
     worker: str = ""
     text: str = ""
     pool: Pool | None = None
@@ -29,6 +31,8 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rollouts that serve from now on, the reserved engine left out; with `fleet` only."""
 
 
+RUN: Final = "run"
+"""The run begins, or goes on in its own folder; whoever was there before has ended unseen."""
 RECLAIMED: Final = "reclaimed"
 """A rollout was taken away, with or without notice."""
 FAULT: Final = "fault"
@@ -36,72 +40,109 @@ FAULT: Final = "fault"
 FLEET: Final = "fleet"
 
 END_KINDS: Final = (RECLAIMED, "exited", "stopped")
-NOT_ROLLOUTS: Final = ("manager", "trainer")
+TRAINER: Final = "trainer"
+NOT_ROLLOUTS: Final = ("manager", TRAINER)
+_ROLE_WITH_NUMBER: Final = re.compile(rf"({'|'.join(NOT_ROLLOUTS)}|reserved|rollout)(-\d+)?")
+"""Names of a local run's workers. A pod's name begins with its job's, which may begin with any of these words."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class WorkerLife:
-    """When a rollout was there, in seconds since the run began; None for what has not happened."""
+    """One stay of a worker on a machine, in seconds; None for what has not happened. Who vanished and came back under
+    its name has two."""
 
     worker: str
     started: float
-    serving: float | None
-    ended: float | None
+    serving: float | None = None
+    ended: float | None = None
+    reclaimed: bool = False
+    """Taken away, which ended it."""
+    pool: Pool | None = None
+    """What its machine is paid as; None where it has none of its own, or nobody knows."""
 
 
 def worker_lives(events: Sequence[FleetEvent], began: float) -> list[WorkerLife]:
-    """A rollout's first start, its first serving, its end; those that are neither manager nor trainer."""
-    found: dict[str, dict[str, float]] = {}
-    for event in events:
-        if event.worker and not event.worker.startswith(NOT_ROLLOUTS):
-            found.setdefault(event.worker, {}).setdefault(event.kind, event.time - began)
+    """All stays of rollouts and the reserved engine, in seconds since the run began."""
+    workers = {event.worker: event for event in events}
+    shown = {name for name, event in workers.items() if _local_role(event) not in NOT_ROLLOUTS}
+    lives, _ = _lives(events)
     return [
-        WorkerLife(
-            name,
-            times.get("started", min(times.values())),
-            serving=times.get("serving"),
-            ended=min((times[end] for end in END_KINDS if end in times), default=None),
+        replace(
+            life,
+            started=life.started - began,
+            serving=None if life.serving is None else life.serving - began,
+            ended=None if life.ended is None else life.ended - began,
         )
-        for name, times in found.items()
+        for life in lives
+        if life.worker in shown
     ]
 
 
 def seconds_by_pool(events: Sequence[FleetEvent], until: float) -> dict[Pool, float]:
     """Seconds that machines were held, each from its worker's start to its end, in Unix seconds; `until` for those that
     are still there. The trainer's machine is a reserved one; the manager's is not counted."""
+    lives, ahead = _lives(events)
     seconds: dict[Pool, float] = {}
-    for pool, since, ended in _holdings(events):
-        seconds[pool] = seconds.get(pool, 0.0) + max(0.0, (until if ended is None else ended) - since)
+    for life in lives:
+        if life.pool is not None:
+            ended = until + ahead if life.ended is None else life.ended
+            seconds[life.pool] = seconds.get(life.pool, 0.0) + max(0.0, ended - life.started)
     return seconds
 
 
 def machines_by_pool(events: Sequence[FleetEvent]) -> dict[Pool, int]:
     """Machines held after the newest event."""
-    return dict(Counter(pool for pool, _, ended in _holdings(events) if ended is None))
+    return dict(Counter(life.pool for life in _lives(events)[0] if life.pool is not None and life.ended is None))
 
 
-def _holdings(events: Sequence[FleetEvent]) -> list[tuple[Pool, float, float | None]]:
-    """Pool, start and end of each stay of a worker on a machine that is paid for."""
-    over: list[tuple[Pool, float, float | None]] = []
-    held: dict[str, tuple[Pool, float]] = {}
-    before: FleetEvent | None = None
+def _lives(events: Sequence[FleetEvent]) -> tuple[list[WorkerLife], float]:
+    """All stays by a clock that never goes back, and by how much it is ahead of the events' own at the end."""
+    lives: list[WorkerLife] = []
+    newest: dict[str, WorkerLife] = {}
+    ahead, now = 0.0, -math.inf
     for event in events:
-        if before is not None and event.t < before.t:
-            # The run was started again, and its seconds with it; whoever was there before ended unseen.
-            over += [(*stay, before.time) for stay in held.values()]
-            held.clear()
-        pool = _paid_as(event)
-        if event.kind in END_KINDS and event.worker in held:
-            over.append((*held.pop(event.worker), event.time))
-        elif event.kind == "started" and pool is not None:
-            held.setdefault(event.worker, (pool, event.time))
-        before = event
-    return over + [(*stay, None) for stay in held.values()]
+        if event.kind == RUN:
+            for left in newest.values():
+                left.ended = now if left.ended is None else left.ended
+        # NTP may set a clock back; that is no time, and no restart of the run.
+        ahead = max(ahead, now - event.time)
+        now = event.time + ahead
+        life = newest.get(event.worker)
+        if _begins(event, life):
+            life = newest[event.worker] = WorkerLife(event.worker, now)
+            lives.append(life)
+        if life is not None and life.ended is None:
+            _live_on(life, event, now)
+    return lives, ahead
+
+
+def _begins(event: FleetEvent, life: WorkerLife | None) -> bool:
+    """A manager that was started again hears first of an engine that it serves, or that it is gone."""
+    if life is None:
+        return event.kind in ("started", "serving", *END_KINDS)
+    return event.kind == "started" and life.ended is not None
+
+
+def _live_on(life: WorkerLife, event: FleetEvent, now: float) -> None:
+    if event.kind == "started":
+        life.pool = _paid_as(event)
+    elif event.kind == "serving" and life.serving is None:
+        life.serving = now
+    elif event.kind in END_KINDS:
+        life.ended, life.reclaimed = now, event.kind == RECLAIMED
 
 
 def _paid_as(event: FleetEvent) -> Pool | None:
-    if event.worker.startswith("trainer"):
+    role = _local_role(event)
+    if role == TRAINER:
         return Pool.RESERVED
     if event.pool is not None:
+        # The reserved engine is on the trainer's machine.
         return None if event.pool is Pool.RESERVED else event.pool
-    return Pool.SPOT if event.worker.startswith("rollout") else None
+    return Pool.SPOT if role == "rollout" else None
+
+
+def _local_role(event: FleetEvent) -> str | None:
+    """What a worker's name says; nothing where it has a pool that only an engine has."""
+    named = _ROLE_WITH_NUMBER.fullmatch(event.worker)
+    return named[1] if named is not None and event.pool in (None, Pool.RESERVED) else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -28,18 +30,19 @@ class RolloutLoss(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 def losses(events: Sequence[FleetEvent], reports: Sequence[MetricsRow]) -> list[RolloutLoss]:
     """Every reclaimed rollout with the time until another one served, and its step's time beside the median."""
     steps = [report for report in reports if report.phase == "rl" and "timing_s/step" in report.values]
-    median = statistics.median([step.values["timing_s/step"] for step in steps]) if steps else None
+    seconds = [step.values["timing_s/step"] for step in steps]
+    ends = list(accumulate((step.time for step in steps), max))  # in order, whatever the clock did
+    median = statistics.median(seconds) if steps else None
     return [
         RolloutLoss(
             worker=event.worker,
             at_seconds=event.t,
             text=event.text,
-            replaced_after_seconds=_seconds_to_next_serving(event, events),
-            step_seconds=next((step.values["timing_s/step"] for step in steps if step.time >= event.time), None),
+            replaced_after_seconds=replaced_s,
+            step_seconds=seconds[at] if (at := bisect_left(ends, event.time)) < len(seconds) else None,
             median_step_seconds=median,
         )
-        for event in events
-        if event.kind == RECLAIMED
+        for event, replaced_s in _replaced(events)
     ]
 
 
@@ -59,6 +62,15 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
 
 
-def _seconds_to_next_serving(lost: FleetEvent, events: Sequence[FleetEvent]) -> float | None:
-    later = (event for event in events if event.kind == "serving" and event.time >= lost.time)
-    return next((round(event.time - lost.time, 3) for event in later if event.worker != lost.worker), None)
+def _replaced(events: Sequence[FleetEvent]) -> list[tuple[FleetEvent, float | None]]:
+    """Losses, each with the seconds until another one served; in one pass from the end, for there may be thousands."""
+    found: list[tuple[FleetEvent, float | None]] = []
+    next_serving: dict[str, FleetEvent] = {}  # of two workers: the lost one's own return replaces nobody
+    for event in reversed(events):
+        if event.kind == "serving":
+            before = [other for name, other in next_serving.items() if name != event.worker]
+            next_serving = {one.worker: one for one in (event, *before[:1])}
+        elif event.kind == RECLAIMED:
+            later = next((one.time for name, one in next_serving.items() if name != event.worker), None)
+            found.append((event, None if later is None else round(max(0.0, later - event.time), 3)))
+    return found[::-1]

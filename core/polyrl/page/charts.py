@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from polyrl.history.fleet import WorkerLife
-from polyrl.page.contents import Loss, Series
+from polyrl.page.contents import Series
 
 WIDTH: Final = 460
 HEIGHT: Final = 210
@@ -181,26 +181,27 @@ def stacked_chart(parts: Sequence[Series], line: Series | None, across: str) -> 
     return axes.svg()
 
 
-def fleet_chart(lives: Sequence[WorkerLife], losses: Sequence[Loss], until: float) -> str:
-    """A row per rollout: when it started, when it served, and where it was taken away."""
-    named = len(lives) <= MAX_NAMED_WORKERS
-    longest = max((len(life.worker) for life in lives), default=0)
+def fleet_chart(lives: Sequence[WorkerLife], until: float) -> str:
+    """A row per rollout: when it started, when it served, and where it was taken away; one that came back under its
+    name goes on in its row."""
+    rows = {worker: -1 - number for number, worker in enumerate(dict.fromkeys(life.worker for life in lives))}
+    named = len(rows) <= MAX_NAMED_WORKERS
+    longest = max(map(len, rows), default=0)
     left = 12 + int(4.2 * min(longest, LABEL_CHARS)) if named else LEFT
-    height = min(TOP + BOTTOM + ROW_HEIGHT * max(len(lives), 4), MAX_ROWS_HEIGHT)
+    height = min(TOP + BOTTOM + ROW_HEIGHT * max(len(rows), 4), MAX_ROWS_HEIGHT)
     # The first row on top: the scale is turned around.
-    names = () if named else ((f"{len(lives)} rollouts", SERVING_COLOR),)
-    axes = Axes("seconds since the start", (0.0, until), (-len(lives), 0.0), height=height, left=left, names=names)
-    for row, life in ((-1 - number, life) for number, life in enumerate(lives)):
-        served = life.ended if life.serving is None else life.serving
-        axes.bar(row, life.started, served or until, STARTING_COLOR)
+    names = () if named else ((f"{len(rows)} rollouts", SERVING_COLOR),)
+    axes = Axes("seconds since the start", (0.0, until), (-len(rows), 0.0), height=height, left=left, names=names)
+    for life in lives:
+        row, ended = rows[life.worker], until if life.ended is None else life.ended
+        axes.bar(row, life.started, ended if life.serving is None else life.serving, STARTING_COLOR)
         if life.serving is not None:
-            axes.bar(row, life.serving, life.ended or until, SERVING_COLOR)
-        if named:
-            axes.row_label(row, life.worker)
-    rows = {life.worker: -1 - number for number, life in enumerate(lives)}
-    for loss in losses:
-        if loss.worker in rows:
-            axes.cross(rows[loss.worker], loss.at)
+            axes.bar(row, life.serving, ended, SERVING_COLOR)
+    for worker, row in rows.items() if named else ():
+        axes.row_label(row, worker)
+    for life in lives:
+        if life.reclaimed and life.ended is not None:
+            axes.cross(rows[life.worker], life.ended)
     return axes.svg()
 
 

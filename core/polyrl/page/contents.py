@@ -31,6 +31,8 @@ ANATOMY: Final = {
 """What an RL step's seconds add up of."""
 SHOWN_SAMPLES: Final = 24
 """Of training, and of evaluation: enough to read for a while."""
+SHOWN_LOSSES: Final = 100
+"""The newest ones: a page that people can read, of a run that loses thousands."""
 MAX_TEXT_CHARS: Final = 8000
 """Of one text: with SHOWN_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
 MAX_NAME_CHARS: Final = 40
@@ -77,10 +79,8 @@ class Series:
 class Loss:
     """A rollout that was taken away."""
 
-    worker: str
-    at: float
-    """Seconds since the run began."""
     clock: str
+    """Since the run began."""
     text: str
     cost: str
 
@@ -112,6 +112,9 @@ class Contents:
     staleness: list[Series]
     lives: list[WorkerLife]
     losses: list[Loss]
+    """The newest ones."""
+    more_losses: int
+    """Before those."""
     until: float
     """Seconds from the start to the newest event or step."""
     samples: list[SampleText]
@@ -125,6 +128,7 @@ def make_contents(run: RunRecord) -> Contents:
     stage = next((stage for stage in LEARNING if any(row.phase == stage for row in rows)), "rl")
     steps = [row for row in rows if row.phase == stage]
     began = events[0].time - events[0].t if events else rows[0].time if rows else 0.0
+    lost = _losses(events, rows, began)
     return Contents(
         job=run.job,
         state=run.state,
@@ -136,8 +140,9 @@ def make_contents(run: RunRecord) -> Contents:
         generating=_one(steps, "timing_s/gen", "generate"),
         lengths=_some(steps, {"response_length/mean": "mean", "response_length/max": "longest"}),
         staleness=_some(steps, {"rollout/staleness": "staleness", "rollout/dropped_groups": "groups dropped"}),
-        lives=[replace(life, worker=_named(life.worker)) for life in worker_lives(events, began)],
-        losses=_losses(events, rows, began),
+        lives=[replace(life, worker=printable(life.worker)) for life in worker_lives(events, began)],
+        losses=lost,
+        more_losses=sum(event.kind == RECLAIMED for event in events) - len(lost),
         until=max([event.time for event in events] + [row.time for row in rows], default=began) - began,
         samples=_samples(run.samples),
         settings=run.settings,
@@ -192,15 +197,14 @@ def _bounded(text: str) -> str:
 
 def _losses(events: Sequence[FleetEvent], rows: Sequence[MetricsRow], began: float) -> list[Loss]:
     reclaimed = [event for event in events if event.kind == RECLAIMED]
+    newest = list(zip(reclaimed, losses(events, rows), strict=True))[-SHOWN_LOSSES:]
     return [
         Loss(
-            _named(lost.worker),
-            event.time - began,
-            clock=clock_text(event.time - began),
+            clock_text(event.time - began),
             text=printable(lost.text.removeprefix("declared fault: ")),
             cost=loss_cost(lost),
         )
-        for event, lost in zip(reclaimed, losses(events, rows), strict=True)
+        for event, lost in newest
     ]
 
 

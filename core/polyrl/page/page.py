@@ -62,7 +62,7 @@ def _pictures(c: Contents) -> list[Picture]:
         pictures.append(Picture("Where a step's time goes", caption, svg=Markup(stacked)))
     if c.lives:
         caption = "Pale: starting. Blue: serving. A red cross: taken away."
-        pictures.append(Picture("Fleet", caption, svg=Markup(charts.fleet_chart(c.lives, c.losses, c.until))))
+        pictures.append(Picture("Fleet", caption, svg=Markup(charts.fleet_chart(c.lives, c.until))))
     if c.lengths:
         caption = "Tokens of a response."
         pictures.append(Picture("Lengths", caption, svg=Markup(charts.lines_chart(c.lengths, f"{c.stage} step"))))

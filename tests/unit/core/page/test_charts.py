@@ -24,7 +24,7 @@ def test_a_long_legend_goes_on_in_another_row() -> None:
 def test_names_are_text_and_lines_are_bounded() -> None:
     life = WorkerLife(HOSTILE, 0.0, serving=1.0, ended=None)
     long = a_series(HOSTILE, 10_000)
-    for drawn in (lines_chart([long], HOSTILE), stacked_chart([long], long, "step"), fleet_chart([life], [], 9.0)):
+    for drawn in (lines_chart([long], HOSTILE), stacked_chart([long], long, "step"), fleet_chart([life], 9.0)):
         assert "<script" not in drawn
         ET.fromstring(drawn)
         assert all(line.count(",") <= 2 * MAX_POINTS for line in re.findall(r'points="([^"]*)"', drawn))
