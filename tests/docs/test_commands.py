@@ -62,6 +62,9 @@ def blocks() -> list[Block]:
     return found
 
 
+EXECUTED_HERE = [block for block in blocks() if not all(command in EXECUTED_ELSEWHERE for command in block.commands)]
+
+
 def test_the_pages_show_commands() -> None:
     assert any(block.page.name == "README.md" and "make run" in block.commands for block in blocks())
 
@@ -92,11 +95,18 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(BLOCK_DEADLINE_S + 60)
-@pytest.mark.parametrize("block", blocks(), ids=str)
-def test_block(block: Block, copy: Path) -> None:
-    if all(command in EXECUTED_ELSEWHERE for command in block.commands):
-        return
+@pytest.mark.timeout(2 * BLOCK_DEADLINE_S)
+@pytest.mark.parametrize(
+    "page", dict.fromkeys(block.page for block in EXECUTED_HERE), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_blocks_of_a_page(page: Path, copy: Path) -> None:
+    """In their order, since they build on one another; pages do not, and may be run by different processes."""
+    for block in EXECUTED_HERE:
+        if block.page == page:
+            run(block, copy)
+
+
+def run(block: Block, copy: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     answer = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", TESTS.sub(r"\g<0>--collect-only ", block.script)],
@@ -106,4 +116,4 @@ def test_block(block: Block, copy: Path) -> None:
         text=True,
         timeout=BLOCK_DEADLINE_S,
     )
-    assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-4000:]
+    assert answer.returncode == 0, f"{block}\n" + answer.stdout[-2000:] + answer.stderr[-4000:]
