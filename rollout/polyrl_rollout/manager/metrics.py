@@ -1,7 +1,7 @@
 """The manager's numbers for Prometheus, read from the live counts at each scrape.
 
-Cardinality is bounded: labels are sockets, drop kinds, pools, engine states, discard reasons, stages, and what the
-reward function names, never names of engines or samples.
+Cardinality is bounded: labels are sockets, drop kinds, pools, engine states, discard reasons, stages, parts of steps,
+and the first few names of a reward function, never names of engines or samples.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from polyrl.history.cost import cost_per_hour, spent
-from polyrl.history.results import evaluations
+from polyrl.history.results import TRAINED_PHASES, evaluations
 from polyrl.history.rows import MetricsRow
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus, StepValue
 from polyrl_rollout.manager.history import RunHistory
+from polyrl_rollout.manager.reports import STEP_PARTS, STEP_SECONDS, TIMING
 from polyrl_rollout.manager.sessions import Traffic
 
-TIMING: Final = "timing_s/"
-STEP_SECONDS: Final = f"{TIMING}step"
-"""Of the trainer's rows."""
+STAGES: Final = ("sft", *TRAINED_PHASES)
+"""The only stages that become labels, whatever a trainer names: each new label is a series that Prometheus keeps."""
+MAX_EVALUATION_NAMES: Final = 64
+"""Of a whole run; the first ones stay."""
+MAX_LABEL_CHARS: Final = 80
+"""A number with a longer name is not shown."""
 
 
 class ManagerCollector(Collector):
@@ -65,6 +69,8 @@ class RunCollector(Collector):
 
     def __init__(self, status: Callable[[], ManagerStatus], history: RunHistory, prices: PricingSpec) -> None:
         self._status, self._history, self._prices = status, history, prices
+        self._named: set[str] = set()
+        """Numbers of evaluations that have a series."""
 
     def collect(self) -> Iterator[Metric]:
         """One family per number."""
@@ -72,12 +78,27 @@ class RunCollector(Collector):
         if reward is not None:
             yield GaugeMetricFamily("polyrl_reward", "Mean reward of the last step", value=reward)
         newest = {row.phase: row for row in self._history.rows}
-        evaluation = newest.pop("eval", None)
-        if evaluation is not None:
-            yield _evaluation(evaluation)
-        if newest:
-            yield from _steps(newest)
+        if "eval" in newest:
+            yield self._evaluation(newest["eval"])
+        yield from _steps({stage: newest[stage] for stage in STAGES if stage in newest})
+        yield from self._left_out()
         yield from self._cost()
+
+    def _evaluation(self, row: MetricsRow) -> Metric:
+        family = GaugeMetricFamily("polyrl_evaluation", "Numbers of the last evaluation", labels=("name",))
+        for name, value in evaluations([row])[0].values.items():
+            if len(name) <= MAX_LABEL_CHARS and (name in self._named or len(self._named) < MAX_EVALUATION_NAMES):
+                self._named.add(name)
+                family.add_metric((name,), value)
+        return family
+
+    def _left_out(self) -> Iterator[Metric]:
+        family = CounterMetricFamily("polyrl_reported_left_out", "Left out of the trainer's reports", labels=("what",))
+        for what, count in self._history.left_out.items():
+            if count:
+                family.add_metric((what,), count)
+        if family.samples:
+            yield family
 
     def _cost(self) -> Iterator[Metric]:
         labels = ("pool", "currency")
@@ -85,16 +106,9 @@ class RunCollector(Collector):
         rate = GaugeMetricFamily("polyrl_cost_per_hour", "Money per hour, as of now", labels=labels)
         for pool, amount in spent(self._prices, self._history.seconds(time.time())).items():
             total.add_metric((pool, self._prices.currency), amount)
-        for pool, amount in cost_per_hour(self._prices, self._history.machines()).items():
+        for pool, amount in cost_per_hour(self._prices, self._history.machines(time.time())).items():
             rate.add_metric((pool, self._prices.currency), amount)
         yield from (family for family in (total, rate) if family.samples)
-
-
-def _evaluation(row: MetricsRow) -> Metric:
-    family = GaugeMetricFamily("polyrl_evaluation", "Numbers of the last evaluation", labels=("name",))
-    for name, value in evaluations([row])[0].values.items():
-        family.add_metric((name,), value)
-    return family
 
 
 def _steps(newest: Mapping[str, MetricsRow]) -> Iterator[Metric]:
@@ -107,7 +121,7 @@ def _steps(newest: Mapping[str, MetricsRow]) -> Iterator[Metric]:
         for name, value in row.values.items():
             if name == STEP_SECONDS:
                 seconds.add_metric((stage,), value)
-            elif name.startswith(TIMING):
+            elif name.startswith(TIMING) and name.removeprefix(TIMING) in STEP_PARTS:
                 parts.add_metric((stage, name.removeprefix(TIMING)), value)
     yield from (family for family in (steps, seconds, parts) if family.samples)
 

@@ -87,7 +87,7 @@ class Manager:
         One that `stays` shows the final status until it is stopped. `job`: for its page, and for what money is counted
         by."""
         self._ledger, self._journal, self._job = ledger, journal, job
-        self._history = RunHistory(time.time(), resumed=clock_s > 0)
+        self._history = RunHistory(time.time(), resumed=clock_s > 0, lease_s=ledger.state.config.lease_s)
         self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._to_agents: list[tuple[str, ToAgent]] = []
