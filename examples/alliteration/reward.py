@@ -6,6 +6,8 @@ from pathlib import Path
 
 BOOK = (Path(__file__).parent / "tom-sawyer.txt").read_text().lower().splitlines()
 NEIGHBOURS = {pair for sentence in BOOK for pair in pairwise(re.findall(r"[a-z']+", sentence))}
+SENTENCE = re.compile(r"([a-z'-]+[,;:]* )*[a-z'-]+[,;:]*[.!?]")
+"""Words, and one end."""
 LENGTH = range(4, 17)
 """Words of the policy's own, after the two that are given."""
 
@@ -19,5 +21,5 @@ def score(sample):
     wanted = {word for word in words if word.startswith(sample.metadata["letter"])}
     letter = len(wanted) / max(len(words), 1)
     fluent = sum(pair in NEIGHBOURS for pair in pairwise(words)) / max(len(words) - 1, 1)
-    sentence = re.fullmatch(r"[^.!?]+[.!?]", sample.response.strip()) and len(words) in LENGTH
+    sentence = SENTENCE.fullmatch(sample.response.strip().lower()) and len(words) in LENGTH
     return {"reward": letter * fluent if sentence else 0.0, "letter": letter, "fluent": fluent}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from polyrl.manifest.recipe import MlflowSpec
 from polyrl.sample import Finish, Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl_cli.manifests.load import load_manifest
@@ -23,7 +24,8 @@ from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.session import RESULT
 from polyrl_trainer.sinks import delivery
 from polyrl_trainer.sinks.delivery import Delivery, SinkReport
-from polyrl_trainer.sinks.port import Entry, MetricRow, Texts
+from polyrl_trainer.sinks.mlflow import MlflowSink
+from polyrl_trainer.sinks.port import Entry, MetricRow, SinkRun, Texts
 from polyrl_trainer.sinks.tensorboard import TensorBoardSink
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
@@ -119,6 +121,62 @@ def test_steps_that_are_trained_again_are_not_sent_twice(tmp_path: Path) -> None
     finished(metrics)
     assert [(entry.phase, entry.step) for entry in second.entries] == [("rl", 18), ("rl", 19), ("eval", 18)]
     assert json.loads((tmp_path / "sinks" / "memory.json").read_bytes())["id"] == "run-1"
+
+
+def test_a_step_that_was_lost_is_sent_when_it_is_trained_again(tmp_path: Path) -> None:
+    metrics = logger(tmp_path, MemorySink(fails=delivery.ATTEMPTS))
+    for step in range(1, 4):
+        metrics.log("rl", step, {"loss": 1.0})
+    assert finished(metrics, "stopped").lost == 1
+    again = MemorySink()
+    metrics = logger(tmp_path, again)
+    for step in range(1, 5):
+        metrics.log("rl", step, {"loss": 1.0})
+    finished(metrics)
+    assert [entry.step for entry in again.entries] == [1, 4]
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(("error", "words"), [(SystemExit(3), "SystemExit: 3"), (SpeechlessError(), "SpeechlessError")])
+def test_whatever_a_library_raises_costs_one_row_and_is_named(tmp_path: Path, error: BaseException, words: str) -> None:
+    class Raising(MemorySink):
+        def write(self, row: MetricRow) -> None:
+            if row.step == 1:
+                raise error
+            super().write(row)
+
+    metrics = logger(tmp_path, Raising())
+    for step in range(1, 4):
+        metrics.log("rl", step, {"loss": 1.0})
+    assert finished(metrics) == SinkReport(2, 1, words)
+
+
+def test_a_store_of_files_takes_odd_names_and_no_point_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    run = SinkRun(job="job", name="run", folder=tmp_path, settings={})
+    sink = MlflowSink(MlflowSpec(), run, "")
+    values = {"q": 1.0, "q/r": 2.0, "a//b": 3.0, "x" * 300: 4.0, "é": 5.0}
+    log_batch, calls = MlflowClient.log_batch, []
+
+    def broken_once(self: MlflowClient, *given: Any, **more: Any) -> Any:
+        calls.append(more)
+        if len(calls) == 3:
+            raise ConnectionError("the disk is away")
+        return log_batch(self, *given, **more)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", broken_once)
+    metrics = MetricsLogger(tmp_path, [Delivery("memory", lambda known: sink, tmp_path / "sinks", retry_s=0.0)])
+    metrics.log("rl", 1, values)
+    assert finished(metrics).lost == 0
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    kept = client.get_run(sink.id).data.metrics
+    assert sorted(kept.values()) == [1, 2, 3, 4, 5]
+    assert [len(client.get_metric_history(sink.id, name)) for name in kept] == [1] * 5
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

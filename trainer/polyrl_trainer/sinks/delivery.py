@@ -46,6 +46,8 @@ class SinkMemory(msgspec.Struct):
     id: str = ""
     sent: dict[str, int] = {}
     """The newest step that the sink has, by phase."""
+    lost: dict[str, list[int]] = {}
+    """Steps before that which it does not have."""
 
 
 class SinkReport(msgspec.Struct, frozen=True):
@@ -70,6 +72,7 @@ class Delivery:
         self._file = folder / f"{name}.json"
         self._memory = read_memory(self._file)
         self._known = dict(self._memory.sent)
+        self._gaps = {phase: set(steps) for phase, steps in self._memory.lost.items()}
         self._queue: Queue[Entry] = Queue(QUEUE_ENTRIES)
         self._offered = self._written = 0
         self._error = ""
@@ -81,13 +84,14 @@ class Delivery:
 
     def offer(self, entry: Entry) -> None:
         """Sends it some time, unless the sink has it from an earlier process."""
-        if entry.step <= self._known.get(entry.phase, -1):
+        if entry.step <= self._known.get(entry.phase, -1) and entry.step not in self._gaps.get(entry.phase, ()):
             return
         self._offered += 1
         try:
             self._queue.put_nowait(entry)
         except Full:
             self._failed(f"{QUEUE_ENTRIES} rows wait for it, more are lost")
+            self._lose(entry)
 
     def end(self, outcome: str, results: Mapping[str, Any]) -> None:
         """Nothing is offered after it; an empty outcome leaves the sink's run open."""
@@ -114,10 +118,24 @@ class Delivery:
                 continue
             if self._delivered(entry):
                 self._written += 1
-                self._memory.sent[entry.phase] = entry.step
+                self._has(entry)
                 self._remember()
+            else:
+                self._lose(entry)
         if (sink := self._sink) is not None and self._end[0]:
             self._try(lambda: sink.finish(*self._end))
+
+    def _has(self, entry: Entry) -> None:
+        self._memory.sent[entry.phase] = max(entry.step, self._memory.sent.get(entry.phase, -1))
+        gaps = self._memory.lost.get(entry.phase, [])
+        if entry.step in gaps:
+            gaps.remove(entry.step)
+
+    def _lose(self, entry: Entry) -> None:
+        """Remembered, so that a step that is trained again fills the gap."""
+        gaps = self._memory.lost.setdefault(entry.phase, [])
+        gaps.append(entry.step)
+        del gaps[:-QUEUE_ENTRIES]
 
     def _delivered(self, entry: Entry) -> bool:
         for attempt in range(ATTEMPTS):
@@ -152,8 +170,8 @@ class Delivery:
     def _try(self, act: Callable[[], object]) -> bool:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever a service's library raises
-            self._failed(f"{type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a service's library raises
+            self._failed(_words(error))
             return False
         return True
 
@@ -162,6 +180,13 @@ class Delivery:
         if not self._error:
             self._error = reason
             log.warning("a sink of metrics failed; the run goes on, metrics.jsonl has all", sink=self.name, why=reason)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - a library's error may fail to say what it is
+        return type(error).__name__
 
 
 def any_abandoned() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -16,11 +17,16 @@ TIMEOUT_S: Final = 10
 """Of one request; MLflow's own default is 120 s."""
 RETRIES: Final = 1
 """By MLflow itself; `delivery` tries again as well."""
+METRICS_AT_ONCE: Final = 1000
 PARAMS_AT_ONCE: Final = 100
 """Most that a server takes in one request."""
 MAX_PARAM_CHARS: Final = 6000
 """Of a parameter's value there."""
 STATUS_OF: Final = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+MAX_KEY_CHARS: Final = 250
+"""Of a name there."""
+DIGEST_CHARS: Final = 16
+"""Of a longer name's hash, which keeps names apart that begin alike."""
 _FOREIGN: Final = re.compile(r"[^\w.\-/ ]", re.ASCII)
 
 
@@ -37,6 +43,10 @@ class MlflowSink:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
+        self._names = Names()
+        # Files are written one by one: what a failed row had written is there, and must not be written again.
+        self._at_once = 1 if uri.startswith("file:") else METRICS_AT_ONCE
+        self._sent: tuple[tuple[int, int], set[str]] = ((-1, -1), set())
         self.id = known_id
         self._step = 0
         if known_id:
@@ -73,11 +83,48 @@ class MlflowSink:
         from mlflow.entities import Metric
 
         milliseconds = int(unix_time * 1000)
-        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
-        metrics = [Metric(key(name), value, milliseconds, step) for name, value in finite.items()]
-        self._client.log_batch(self.id, metrics=metrics)
+        if self._sent[0] != (step, milliseconds):
+            self._sent = ((step, milliseconds), set())
+        left = [name for name, value in values.items() if math.isfinite(value) and name not in self._sent[1]]
+        for first in range(0, len(left), self._at_once):
+            names = left[first : first + self._at_once]
+            metrics = [Metric(self._names.place(name), float(values[name]), milliseconds, step) for name in names]
+            self._client.log_batch(self.id, metrics=metrics)
+            self._sent[1].update(names)
+
+
+class Names:
+    """Keys of the metrics of one run: what is a metric is no folder of others, which a store of files cannot have."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, str] = {}
+        self._folders: set[str] = set()
+
+    def place(self, name: str) -> str:
+        """The name's key, the same each time."""
+        if name not in self._metrics:
+            found = key(name)
+            if not _above(found).isdisjoint(self._metrics.values()):
+                found = found.replace("/", _number("/"))
+            self._metrics[name] = f"{found}_" if found in self._folders else found
+            self._folders |= _above(found)
+        return self._metrics[name]
 
 
 def key(name: str) -> str:
     """A name that MLflow takes; a character that it does not stands as its number, so that no two names meet."""
-    return _FOREIGN.sub(lambda found: f"_{ord(found[0]):x}_", name)
+    parts = (_FOREIGN.sub(lambda found: _number(found[0]), part) for part in name.split("/"))
+    whole = "/".join(part if part.strip(". ") else f"_{part.strip()}" for part in parts)
+    if len(whole) <= MAX_KEY_CHARS:
+        return whole
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
+    return f"{whole[: MAX_KEY_CHARS - DIGEST_CHARS - 1].rstrip('/. ')}_{digest}"
+
+
+def _number(character: str) -> str:
+    return f"_{ord(character):x}_"
+
+
+def _above(found: str) -> set[str]:
+    """The folders in which it lies."""
+    return {found[:at] for at, character in enumerate(found) if character == "/"}

@@ -104,9 +104,9 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
         return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {names}")
     numbers: dict[str, float] = {}
     for name, value in named.items():
-        if not isinstance(name, str) or not name.strip():
-            shown = readable(repr(name), MAX_NAME_CHARS)
-            detail = f"{function} names a number {shown}; a name is text that is not empty"
+        if not isinstance(name, str) or not name.strip() or not _has_utf8(name):
+            shown = readable(ascii(name), MAX_NAME_CHARS)
+            detail = f"{function} names a number {shown}; a name is text that is not empty and has a form in UTF-8"
             return Unscored(DiscardReason.REWARD_INVALID, detail)
         number = _finite(value)
         if number is None:
@@ -114,6 +114,11 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
             return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
         numbers[name] = number
     return Reward(numbers.pop("reward"), numbers)
+
+
+def _has_utf8(text: str) -> bool:
+    """False with half a surrogate pair, which Python allows and no file or wire does."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _finite(value: object) -> float | None:

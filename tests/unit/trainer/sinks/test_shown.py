@@ -1,5 +1,7 @@
 """What sinks are given: names, settings, texts, and what is missing for them here."""
 
+import posixpath
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from polyrl.sample_record import Chosen, SampleRecord
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_trainer.sinks import packages
 from polyrl_trainer.sinks.chosen import settings_of
-from polyrl_trainer.sinks.mlflow import key
+from polyrl_trainer.sinks.mlflow import MAX_KEY_CHARS, Names, key
 from polyrl_trainer.sinks.packages import missing_for_sinks
 from polyrl_trainer.sinks.port import by_path
 from polyrl_trainer.sinks.tensorboard import markdown
@@ -36,6 +38,28 @@ def test_a_text_for_tensorboard_is_a_block_in_which_nothing_is_markup() -> None:
 def test_names_that_mlflow_refuses_stay_apart() -> None:
     assert key("reward/mean length") == "reward/mean length"
     assert len({key("a%b"), key("a&b"), key("a_b")}) == 3
+
+
+@pytest.mark.parametrize("name", ["a//b", "../b", ".", "b/", "/b", "é日" * 86, "x" * 300, "a/" * 200, "\ud800", ". /a"])
+def test_any_name_is_one_that_mlflow_takes(name: str) -> None:
+    found = key(name)
+    assert len(found) <= MAX_KEY_CHARS
+    assert posixpath.normpath(found) == found
+    assert re.fullmatch(r"[/\w.\- ]+", found, re.ASCII)
+    assert not found.startswith(("/", ".."))
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    assert key("x" * 300) != key("x" * 301)
+
+
+def test_a_metric_is_no_folder_of_others_whichever_comes_first() -> None:
+    for order in (["q", "q/r", "q/r/s"], ["q/r/s", "q/r", "q"]):
+        names = Names()
+        placed = [names.place(name) for name in order]
+        assert placed == [names.place(name) for name in order]
+        assert len(set(placed)) == 3
+        assert not any(one.startswith(f"{other}/") for one in placed for other in placed)
 
 
 def test_values_by_path() -> None:

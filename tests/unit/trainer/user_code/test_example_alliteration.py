@@ -38,8 +38,17 @@ def test_it_pays_the_share_of_the_letter_times_that_of_the_books_neighbours() ->
 
 @pytest.mark.parametrize(
     "response",
-    ["", "took the", "took the town to them", "to them. Then to them.", "the the the.", "the " * 17 + "."],
-    ids=["empty", "short", "unfinished", "two sentences", "three words", "long"],
+    [
+        "",
+        "took the",
+        "took the town to them",
+        "to them. Then to them.",
+        "the the the.",
+        "the " * 17 + ".",
+        "123 456 took the way to them.",
+        "日本 ; ,, took the way to them.",
+    ],
+    ids=["empty", "short", "unfinished", "two sentences", "three words", "long", "figures", "other signs"],
 )
 def test_what_is_no_end_of_one_sentence_is_worth_nothing(response: str) -> None:
     assert verdict(response)["reward"] == 0
