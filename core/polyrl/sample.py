@@ -38,7 +38,7 @@ class Finish(StrEnum):
     STOP = "stop"
     """An end-of-sequence or stop token; it is the last generated token."""
     LENGTH = "length"
-    """The sample's token budget is used up."""
+    """The sample's token budget is used up, or the context of every engine that may serve it."""
 
 
 class DiscardReason(StrEnum):
@@ -56,7 +56,7 @@ class DiscardReason(StrEnum):
     ENVIRONMENT_DIVERGED = "environmentDiverged"
     """Played again after a restart of the trainer, the environment wrote something else than before."""
     PROMPT_TOO_LONG = "promptTooLong"
-    """It needs more context than any engine that may serve it has."""
+    """Its prompt leaves no room for a response in the context of any engine that may serve it."""
     # The algorithm's side: generated, but not wanted.
     FILTERED = "filtered"
     """Its group did not pass the group filter."""

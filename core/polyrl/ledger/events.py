@@ -58,6 +58,8 @@ class MoveCause(StrEnum):
     """Another engine will be faster."""
     STRAGGLER = "straggler"
     """Its engine is far slower than all others."""
+    OUTGROWN = "outgrown"
+    """It has filled its engine's context, and another engine's is longer."""
 
 
 class QuarantineCause(StrEnum):

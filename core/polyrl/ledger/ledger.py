@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from math import inf
 
-from polyrl.ledger.batching import answer_pending, discard_unservable
+from polyrl.ledger.batching import answer_pending
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import FollowUp, LeasesRenewed
 from polyrl.ledger.messages.agents import handle_agent
 from polyrl.ledger.messages.trainer import handle_trainer
 from polyrl.ledger.scheduling import leases
+from polyrl.ledger.scheduling.moves import end_unservable
 from polyrl.ledger.scheduling.placement import hand_over, place
 from polyrl.ledger.scheduling.rebalance import rebalance
 from polyrl.ledger.scheduling.recalls import leave_draining
@@ -80,9 +81,9 @@ def _settled(transition: Transition) -> Effects:
     if transition.follow_ups:
         if FollowUp.FIT in transition.follow_ups:
             hand_over(transition)
-            discard_unservable(transition, [number for _, number in transition.state.queue])
+            end_unservable(transition, [number for _, number in transition.state.queue])
         elif transition.requeued:
-            discard_unservable(transition, transition.requeued)
+            end_unservable(transition, transition.requeued)
         if FollowUp.PLACE in transition.follow_ups:
             place(transition)
             leave_draining(transition)

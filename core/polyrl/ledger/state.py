@@ -339,6 +339,17 @@ def step_key(step: int, purpose: Purpose) -> str:
     return f"{purpose.value}/{step}"
 
 
+def context_used(state: LedgerState, sample: SampleState) -> int:
+    """Tokens of its prompt and its response so far."""
+    return len(state.groups[sample.group].group.prompt_ids) // 4 + sample.length
+
+
+def tokens_left(state: LedgerState, sample: SampleState, context: int) -> int:
+    """What an engine of that `context` may generate of it: what is left of its budget, as far as there is room."""
+    budget = state.groups[sample.group].group.sampling.max_new_tokens - sample.generated
+    return min(budget, context - context_used(state, sample))
+
+
 def response_of(name: str, sample: SampleState) -> Response:
     """All that was generated and written so far; spans cover every position."""
     spans = tuple(Span(s.start, s.end, version=s.version, engine=s.engine, attempt=s.attempt) for s in sample.spans)

@@ -163,7 +163,7 @@ class Assign(Message, frozen=True, tag="assign"):
     """uint32"""
     offset: int
     max_new_tokens: int
-    """What is left of the sample's budget."""
+    """What is left of the sample's budget, or of the engine's context after `input_ids` if that is less."""
     sampling: SamplingParams
     min_version: int
     max_version: int

@@ -18,6 +18,7 @@ from polyrl.ledger.state import (
     StepState,
     group_tokens,
     step_key,
+    tokens_left,
 )
 from polyrl.sample import DiscardReason, Group, Purpose, sample_id
 from polyrl.wire import GroupDropped, row_columns
@@ -146,7 +147,7 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
         low=group.min_version,
         high=group.max_version,
         length=sample.length,
-        limit=sample.length + group.sampling.max_new_tokens - sample.generated,
+        limit=sample.length + tokens_left(state, sample, engine.capacity.max_context),
         kv=event.kv,
         at=event.at,
         progress_at=event.at,

@@ -27,6 +27,7 @@ class AuditedEngine:
 
     version: int
     max_running: int
+    max_context: int
     pool: Pool = Pool.SPOT
     paused_until: float = -inf
     draining: bool = False
@@ -53,8 +54,10 @@ class EngineAudit:
 
     def greeted(self, event: f.EngineGreeted, at: float) -> None:
         self._findings.saw("I7", "greetings")
-        engine = self.live.setdefault(event.engine, AuditedEngine(event.version, event.capacity.max_running))
-        engine.max_running, engine.pool = event.capacity.max_running, event.pool
+        capacity = event.capacity
+        made = AuditedEngine(event.version, capacity.max_running, max_context=capacity.max_context)
+        engine = self.live.setdefault(event.engine, made)
+        engine.max_running, engine.max_context, engine.pool = capacity.max_running, capacity.max_context, event.pool
         engine.serve(event.version)
 
     def serving(self, event: f.EngineServing, at: float) -> None:
@@ -126,6 +129,11 @@ class EngineAudit:
     def version_of(self, name: str) -> int:
         """What it serves; -1: nothing, or there is no such engine."""
         return self.live[name].version if name in self.live else -1
+
+    def has_room(self, tokens: int, newest: int) -> bool:
+        """Whether the context of an engine that may serve version `newest` or an older one holds more than `tokens`."""
+        able = (engine for engine in self.live.values() if engine.version <= newest and not engine.draining)
+        return any(engine.max_context > tokens for engine in able)
 
     def has_verified(self, name: str, version: int) -> bool:
         """Whether it has verified `version` under its present lease."""

@@ -118,9 +118,11 @@ class SampleAudit:
         if sample.phase is not SamplePhase.WAITING:
             self._findings.broke("I4", at, f"the turn of {event.sample} ends while it is {sample.phase}")
         sample.phase = SamplePhase.TURN_DONE
-        if event.finish is Finish.LENGTH and sample.generated < group.budget:
+        used = group.prompt_tokens + sample.length
+        has_room = self._engines.has_room(used, group.submitted.max_version)
+        if event.finish is Finish.LENGTH and sample.generated < group.budget and has_room:
             text = f"{event.sample} ends for length after {sample.generated} of {group.budget} tokens"
-            self._findings.broke("I4", at, text)
+            self._findings.broke("I4", at, f"{text}, and engines have room for more than its {used}")
 
     def extended(self, event: f.TurnExtended, tokens: int, at: float) -> None:
         found = self._find_in(SamplePhase.TURN_DONE, event.sample, "is extended", "I4", at)

@@ -182,18 +182,21 @@ class _Sift:
 
 
 def _end(transition: Transition, number: int, finish: int) -> None:
-    """The engine says that the turn is over, or the budget is used up."""
+    """The engine says that the turn is over, or the sample is as long as it may become there."""
     assignment = transition.state.assignments[number]
     if finish == STOP:
         end_turn(transition, assignment.sample, Finish.STOP)
     elif assignment.length < assignment.limit:
         _fail(transition, number, MoveCause.ENGINE_ERROR)
     else:
+        # The last token that its limit allows may be a stop token whose finish is still on its way.
+        over = already_over(transition, transition.state.samples[assignment.sample])
+        if over is None:
+            move(transition, number, MoveCause.OUTGROWN, cancel=not finish)
+            return
         if not finish:
             transition.send(assignment.engine, wire.Cancel(number))
-        # The last token that the budget allows may be a stop token whose finish is still on its way.
-        sample = transition.state.samples[assignment.sample]
-        end_turn(transition, assignment.sample, already_over(transition, sample) or Finish.LENGTH)
+        end_turn(transition, assignment.sample, over)
 
 
 def _fail(transition: Transition, number: int, cause: MoveCause) -> None:

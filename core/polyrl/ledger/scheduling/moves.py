@@ -3,15 +3,21 @@
 A sample that moves keeps its identity, its tokens and what is left of its budget; the next engine gets prompt + tokens
 so far. If nothing is left to generate (the budget is used up, or the last token is a stop token whose finish was lost
 with the engine), the turn ends here: an engine that is fed an end-of-sequence token would write past it.
+
+Contexts: an engine goes on with a sample that leaves room for one more token in its context, for as long as both that
+and the budget last. What fills one context moves to an engine with a longer one; where there is none it ends by length,
+and is never discarded for what it or an environment wrote. Only a prompt that leaves no room anywhere is too long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, QuarantineCause, TurnEnded
-from polyrl.ledger.state import SampleState, turn_done
+from polyrl.ledger.state import GroupState, LedgerState, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
-from polyrl.sample import DiscardReason, Finish
+from polyrl.sample import DiscardReason, Finish, sample_id
 from polyrl.wire import Cancel
 
 
@@ -40,7 +46,61 @@ def already_over(transition: Transition, sample: SampleState) -> Finish | None:
         last = int.from_bytes(sample.ids[-4:], "little")
         if last in sampling.stop_token_ids:
             return Finish.STOP
-    return Finish.LENGTH if sample.generated >= sampling.max_new_tokens else None
+    used_up = sample.generated >= sampling.max_new_tokens
+    return Finish.LENGTH if used_up or (sample.length and _has_outgrown(transition.state, sample)) else None
+
+
+def _has_outgrown(state: LedgerState, sample: SampleState) -> bool:
+    """Whether no engine that may serve it has room for another token."""
+    group = state.groups[sample.group].group
+    context = longest_context(state, group.min_version, group.max_version)
+    return 0 < context <= context_used(state, sample)
+
+
+def longest_context(state: LedgerState, low: int, high: int) -> int:
+    """That of the engines that serve these versions or will, when they have loaded; 0 while none serves them yet:
+    an engine that starts may not know its context, and nothing may end by a guess."""
+    engines = [engine for engine in state.engines.values() if engine.version <= high and not engine.draining]
+    if all(engine.version < low for engine in engines):
+        return 0
+    return max((engine.capacity.max_context for engine in engines), default=0)
+
+
+def end_unservable(transition: Transition, groups: Sequence[int]) -> None:
+    """Ends waiting samples that no engine can ever take. Too old for every version: their group is discarded. Longer
+    than every context: a turn that has begun ends by length; only a prompt that fits nowhere discards its group."""
+    contexts: dict[tuple[int, int], int] = {}
+    for number in groups:
+        entry = transition.state.groups.get(number)
+        if entry is None or not entry.waiting:
+            continue
+        versions = (entry.group.min_version, entry.group.max_version)
+        if versions not in contexts:
+            contexts[versions] = longest_context(transition.state, *versions)
+        if contexts[versions]:
+            _end_outgrown(transition, entry, contexts[versions])
+        elif _is_stale(transition.state, entry.group.max_version):
+            newest = transition.state.weights.version
+            text = f"weights are at version {newest}, it may use at most {entry.group.max_version}"
+            discard_group(transition, number, DiscardReason.STALE, detail=text)
+
+
+def _is_stale(state: LedgerState, high: int) -> bool:
+    """Versions only grow, and all are past the newest that may generate."""
+    return state.weights.version > high and all(e.version > high or e.draining for e in state.engines.values())
+
+
+def _end_outgrown(transition: Transition, entry: GroupState, context: int) -> None:
+    state = transition.state
+    waiting = {name: state.samples[name] for name in (sample_id(entry.group.id, index) for index in entry.waiting)}
+    outgrown = {name: sample for name, sample in waiting.items() if context_used(state, sample) >= context}
+    if all(sample.length for sample in outgrown.values()):
+        for name in outgrown:
+            end_turn(transition, name, Finish.LENGTH)
+        return
+    prompt = len(entry.group.prompt_ids) // 4
+    text = f"the prompt has {prompt} tokens; engines hold {context}, a response's first token included"
+    discard_group(transition, entry.group.id, DiscardReason.PROMPT_TOO_LONG, detail=text)
 
 
 def end_turn(transition: Transition, name: str, finish: Finish) -> None:

@@ -30,10 +30,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
-from polyrl.ledger.batching import needed_context
 from polyrl.ledger.events import Assigned, MoveCause, PlacementPaused
 from polyrl.ledger.scheduling.moves import move
-from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, context_used
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, Purpose, sample_id
 from polyrl.wire import Assign
@@ -164,7 +163,7 @@ class PlacementRequest(NamedTuple):
     response: int
     expected: int
     context: int
-    """What it can grow to."""
+    """Least that goes on with it: what it has, and one token more."""
     avoid: str
     prefix: str
     """LeasedEngine that generated last; empty: none has."""
@@ -192,16 +191,16 @@ class PlacementRequest(NamedTuple):
 def placement_request(state: LedgerState, name: str) -> PlacementRequest:
     """That of a live sample."""
     sample = state.samples[name]
-    entry = state.groups[sample.group]
+    group = state.groups[sample.group].group
     last = next((span for span in reversed(sample.spans) if span.engine), None)
     return PlacementRequest(
         group=sample.group,
-        low=entry.group.min_version,
-        high=entry.group.max_version,
-        prompt=len(entry.group.prompt_ids) // 4,
+        low=group.min_version,
+        high=group.max_version,
+        prompt=len(group.prompt_ids) // 4,
         response=sample.length,
         expected=speed.expected_tokens(state, sample),
-        context=needed_context(state, entry, sample.index),
+        context=context_used(state, sample) + 1,
         avoid=sample.avoid,
         prefix=last.engine if last else "",
         prefix_version=last.version if last else -1,
@@ -310,7 +309,7 @@ def engine_for(transition: Transition, request: PlacementRequest, without: str) 
 
 
 def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: int) -> None:
-    """Gives a waiting sample to an engine: prompt and everything after it so far, and what is left of the budget.
+    """Gives a waiting sample to an engine: prompt and everything after it so far, and how much it may generate.
     `reading`: tokens that the engine has not read yet."""
     state = transition.state
     sample = state.samples[name]
@@ -324,7 +323,7 @@ def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: 
         attempt=sample.attempt,
         input_ids=group.prompt_ids + sample.ids,
         offset=sample.length,
-        max_new_tokens=group.sampling.max_new_tokens - sample.generated,
+        max_new_tokens=state.assignments[number].limit - sample.length,
         sampling=group.sampling,
         min_version=group.min_version,
         max_version=group.max_version,

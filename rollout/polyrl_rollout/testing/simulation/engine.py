@@ -108,7 +108,7 @@ class SimulatedEngine:
             pool=pool,
             max_running=self.plan.max_running,
             kv_tokens=self.plan.kv_tokens,
-            max_context=10_000,
+            max_context=self.plan.max_context,
             weight_version=self.version,
             held=self._book.held(),
         )

@@ -39,6 +39,9 @@ SLOW_SHARE: Final = 0.05
 """Share of the schedules with `slow` engines; each takes many times longer than another. They are drawn apart, so all
 other seeds keep the course they had before there were any."""
 
+SHORT_CONTEXT_SHARE: Final = 0.2
+"""Share of the schedules whose engines hold less than a prompt and a whole budget; drawn apart for the same reason."""
+
 OTHER_FAULTS: Final = (
     "trainerBreak",
     "trainerKill",
@@ -79,6 +82,7 @@ class EnginePlan(msgspec.Struct, frozen=True):
     """Seconds per token and sample."""
     load_s: float
     """Seconds to load a weight version."""
+    max_context: int = 10_000
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -135,7 +139,18 @@ def draw_schedule(seed: int) -> Schedule:
         evaluate=rng.random() < 0.3,
         max_tokens=rng.choice((40, 200, 10_000)),
     )
-    return _with_slow_engines(schedule)
+    return _with_short_contexts(_with_slow_engines(schedule))
+
+
+def _with_short_contexts(schedule: Schedule) -> Schedule:
+    """The same with contexts that samples outgrow; the reserved engine holds no more than any other."""
+    rng = Random(f"context/{schedule.seed}")
+    if rng.random() >= SHORT_CONTEXT_SHARE:
+        return schedule
+    contexts = sorted(rng.choice((8, 15, 30, 10_000)) for _ in schedule.engines)
+    plans = zip(schedule.engines, contexts, strict=True)
+    engines = tuple(msgspec.structs.replace(plan, max_context=context) for plan, context in plans)
+    return msgspec.structs.replace(schedule, engines=engines)
 
 
 def _with_slow_engines(schedule: Schedule) -> Schedule:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from polyrl.ledger import LedgerConfig
-from polyrl.ledger.batching import discard_group, discard_unservable, passes
+from polyrl.ledger.batching import discard_group, passes
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason
 from polyrl.wire import Accepted, Batch, Cancel, Declined, GroupDropped, Late
@@ -170,31 +169,3 @@ def test_how_a_group_ends_untrained(culprit: str, reason: str, notify: bool, cou
     assert sent(transition.effects, Cancel) == [Cancel(1), Cancel(2)], "what runs, and no other"
     assert bool(sent(transition.effects, GroupDropped)) is notify
     assert not stage.ledger.state.samples
-
-
-@pytest.mark.parametrize(
-    ("newest", "served", "max_context", "draining", "reason"),
-    [
-        pytest.param(5, 4, 4096, "", None, id="an engine may generate"),
-        pytest.param(9, 4, 4096, "", None, id="one still may, although the newest may not"),
-        pytest.param(9, 9, 4096, "", "stale", id="all are past it"),
-        pytest.param(9, 4, 4096, "notice", "stale", id="who drains will not"),
-        pytest.param(5, 9, 4096, "", None, id="another engine may come with what is published"),
-        pytest.param(5, 4, 109, "", "promptTooLong", id="it needs one more token than there is"),
-        pytest.param(5, 4, 110, "", None, id="it fits exactly"),
-        pytest.param(5, 9, 109, "", None, id="contexts of those that may not are no measure"),
-    ],
-)
-def test_what_nobody_can_ever_serve(
-    newest: int, served: int, max_context: int, draining: str, reason: str | None
-) -> None:
-    """A group of versions 3 to 5, whose prompt and budget are 110 tokens, waits."""
-    stage = Stage()
-    stage.submit(1, min_version=3, max_version=5)
-    stage.engine("a", version=-1, max_context=max_context)
-    state = stage.ledger.state
-    state.engines["a"].version, state.engines["a"].draining = served, draining
-    state.weights = msgspec.structs.replace(state.weights, version=newest)
-    transition = Transition(state, stage.now)
-    discard_unservable(transition, [0])
-    assert list(state.counters.discarded) == ([] if reason is None else [reason])

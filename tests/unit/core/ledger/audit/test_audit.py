@@ -224,7 +224,11 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
     ("I4", "has 2 tokens, and 1 to 4 come", lambda: tokens((1, 4, 0))),
     ("I4", "has 2 tokens, and 3 to 4 come", lambda: tokens((3, 4, 0))),
     ("I4", "has 5 generated tokens of 4", lambda: tokens((2, 5, 0))),
-    ("I4", "for length after 3 of 4 tokens", lambda: tokens((2, 3, 0), finish=Finish.LENGTH)),
+    (
+        "I4",
+        "for length after 3 of 4 tokens, and engines have room for more than its",
+        lambda: tokens((2, 3, 0), finish=Finish.LENGTH),
+    ),
     ("I4", "is assigned while it is turnDone", lambda: after(ENDED, assigned(90, "0.0", ENGINE))),
     ("I4", "names two assignments", lambda: instead(AGAIN, assignment=1)),
     ("I4", "ends while it is turnDone", lambda: after(ENDED, ENDED)),

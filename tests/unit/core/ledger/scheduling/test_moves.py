@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from math import inf
 
+import msgspec
 import pytest
 
 from polyrl.ledger.events import EngineQuarantined, GroupDiscarded, MoveCause
-from polyrl.ledger.scheduling.moves import already_over, half_open, move, quarantine
+from polyrl.ledger.scheduling.moves import already_over, end_unservable, half_open, move, quarantine
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
-from polyrl.wire import Cancel, pack_ids
+from polyrl.wire import Assign, Cancel, Deregister, GroupDropped, TurnDone, WeightsLoaded, pack_ids
 from polyrl_rollout.testing.stage import Stage, sent
 
 STOP = 2
@@ -107,3 +108,123 @@ def test_an_engine_that_still_runs_it_is_stopped(cancel: bool) -> None:
     assert sent(transition.effects, Cancel) == ([Cancel(1)] if cancel else [])
     assert (transition.state.samples["0.0"].avoid, transition.state.assignments) == ("a", {})
     assert transition.state.samples["0.0"].moved_at > -inf
+
+
+@pytest.mark.parametrize(
+    ("newest", "served", "max_context", "draining", "reason"),
+    [
+        pytest.param(5, 4, 4096, "", None, id="an engine may generate"),
+        pytest.param(9, 4, 4096, "", None, id="one still may, although the newest may not"),
+        pytest.param(9, 9, 4096, "", "stale", id="all are past it"),
+        pytest.param(9, 4, 4096, "notice", "stale", id="who drains will not"),
+        pytest.param(5, 9, 4096, "", None, id="another engine may come with what is published"),
+        pytest.param(5, 4, 10, "", "promptTooLong", id="there is no room for a first token"),
+        pytest.param(5, 4, 11, "", None, id="there is room for one, the budget is ten times that"),
+        pytest.param(5, 9, 10, "", None, id="contexts of those that may not are no measure"),
+    ],
+)
+def test_what_nobody_can_ever_serve(
+    newest: int, served: int, max_context: int, draining: str, reason: str | None
+) -> None:
+    """A group of versions 3 to 5, whose prompt is 10 tokens and whose budget 100, waits."""
+    stage = Stage()
+    stage.submit(1, min_version=3, max_version=5)
+    stage.engine("a", version=-1, max_context=max_context)
+    state = stage.ledger.state
+    state.engines["a"].version, state.engines["a"].draining = served, draining
+    state.weights = msgspec.structs.replace(state.weights, version=newest)
+    transition = Transition(state, stage.now)
+    end_unservable(transition, [0])
+    assert list(state.counters.discarded) == ([] if reason is None else [reason])
+
+
+def outgrowing(*, prompt: int = 10, budget: int = 100, context: int = 20) -> Stage:
+    """Engine `a` runs both samples of a group."""
+    stage = Stage()
+    stage.engine("a", max_context=context)
+    stage.submit(1, n=2, prompt_ids=pack_ids([9] * prompt), max_new_tokens=budget)
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("budget", "context", "limit"),
+    [
+        pytest.param(100, 4096, 100, id="the budget"),
+        pytest.param(100, 110, 100, id="both alike"),
+        pytest.param(100, 109, 99, id="the context"),
+        pytest.param(100, 11, 1, id="a single token"),
+    ],
+)
+def test_what_an_engine_may_generate(budget: int, context: int, limit: int) -> None:
+    stage = Stage()
+    stage.engine("a", max_context=context)
+    (assign,) = sent(stage.submit(max_new_tokens=budget), Assign)
+    assert assign.max_new_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("others", "moves"),
+    [
+        pytest.param({}, False, id="it is alone"),
+        pytest.param({"b": 20}, False, id="another holds no more"),
+        pytest.param({"b": 21}, True, id="another holds one token more"),
+    ],
+)
+@pytest.mark.parametrize("finish", ["length", None], ids=["its engine says so", "its engine goes on"])
+def test_a_sample_that_fills_its_context(others: dict[str, int], moves: bool, finish: str | None) -> None:
+    stage = outgrowing()
+    for name, context in others.items():
+        stage.engine(name, max_context=context)
+    outcome = stage.tokens("a", stage.number("0.0"), [5] * 10, finish)
+    ended, moved = sent(outcome, TurnDone), sent(outcome, Assign)
+    assert [turn.response.finish for turn in ended] == ([] if moves else [Finish.LENGTH])
+    assert [(again.offset, again.max_new_tokens) for again in moved] == ([(10, 1)] if moves else [])
+    assert bool(sent(outcome, Cancel)) is (finish is None)
+    assert not sent(outcome, GroupDropped)
+
+
+def test_a_sample_goes_from_context_to_context_until_none_is_longer() -> None:
+    stage = outgrowing()
+    stage.engine("b", max_context=25)
+    stage.tokens("a", stage.number("0.0"), [5] * 10, "length")
+    (turn,) = sent(stage.tokens("b", stage.number("0.0"), [6] * 5, "length"), TurnDone)
+    assert (len(turn.response.ids), turn.response.finish) == (4 * 15, Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("written", "ends"), [(4, False), (5, True), (900, True)], ids=["one token fits", "none fits", "far longer"]
+)
+def test_what_an_environment_writes_never_discards(written: int, ends: bool) -> None:
+    """Half of the context of 20 is the prompt, 5 tokens are the first turn."""
+    stage = outgrowing()
+    stage.tokens("a", stage.number("0.0"), [5] * 4 + [STOP], "stop")
+    outcome = stage.extend("0.0", [8] * written)
+    assert [turn.response.finish for turn in sent(outcome, TurnDone)] == ([Finish.LENGTH] if ends else [])
+    assert len(sent(outcome, Assign)) == (not ends)
+    assert stage.ledger.state.groups, "its group lives"
+
+
+def test_a_short_tool_answer_under_a_large_budget_goes_on() -> None:
+    stage = outgrowing(budget=4000, context=4096)
+    stage.tokens("a", stage.number("0.0"), [5] * 4 + [STOP], "stop")
+    (assign,) = sent(stage.extend("0.0", [8] * 100), Assign)
+    assert (assign.offset, assign.max_new_tokens) == (105, 4096 - 115)
+
+
+def test_when_the_longest_context_leaves_what_waits_for_it_ends_by_length() -> None:
+    stage = outgrowing()
+    stage.engine("b", max_context=100, max_running=1)
+    for sample in ("0.0", "0.1"):
+        stage.tokens("a", stage.number(sample), [5] * 10, "length")
+    outcome = stage.agent("b", Deregister("gone"))
+    assert sorted(turn.response.sample for turn in sent(outcome, TurnDone)) == ["0.0", "0.1"]
+    assert not sent(outcome, GroupDropped)
+
+
+def test_an_engine_that_still_loads_may_be_the_one_that_holds_it() -> None:
+    stage = outgrowing()
+    stage.engine("b", version=-1, max_context=100)
+    outcome = stage.tokens("a", stage.number("0.0"), [5] * 10, "length")
+    assert not sent(outcome, (TurnDone, Assign))
+    (assign,) = sent(stage.agent("b", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1)), Assign)
+    assert (assign.sample, assign.max_new_tokens) == ("0.0", 80)

@@ -251,10 +251,10 @@ def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
 
 def test_a_prompt_longer_than_every_context_is_discarded_with_the_numbers() -> None:
     stage = Stage()
-    stage.engine("a", max_context=100)
+    stage.engine("a", max_context=10)
     (dropped,) = sent(stage.submit(), GroupDropped)
     assert dropped.reason is DiscardReason.PROMPT_TOO_LONG
-    assert "110" in dropped.detail
+    assert "10 tokens; engines hold 10" in dropped.detail
 
 
 def test_an_engine_that_failed_pauses_then_proves_itself_with_one_sample() -> None:

@@ -60,7 +60,7 @@ def test_the_order_of_leaving(notice_s: float, recalled: tuple[int, ...], order:
 
 
 def _smaller(state: LedgerState) -> None:
-    state.engines["b"].capacity = msgspec.structs.replace(state.engines["b"].capacity, max_context=50)
+    state.engines["b"].capacity = msgspec.structs.replace(state.engines["b"].capacity, max_context=10)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from polyrl.ledger.events import EngineQuarantined, EngineRestored
 from polyrl.ledger.scheduling import stragglers
 from polyrl.ledger.state import LeasedEngine
 from polyrl.sample import Pool
-from polyrl.wire import Deregister, ReservedWindow
+from polyrl.wire import Deregister, ReservedWindow, pack_ids
 from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage
 
@@ -168,7 +168,7 @@ def test_reserved_engines_are_no_peers_outside_the_window() -> None:
 def test_what_no_peer_can_hold_stays() -> None:
     stage = Stage()
     stage.engine("e", max_context=100_000)
-    stage.submit(1, max_new_tokens=50_000)
+    stage.submit(1, prompt_ids=pack_ids([9] * 5000))
     stage.submit()
     for index in range(3):
         stage.engine(f"p{index}")
