@@ -89,7 +89,15 @@ WIRE_VERSION: Final = 1
 """First byte of every frame; a peer of another version is refused at its first frame."""
 
 MAX_FRAME_BYTES: Final = 64 << 20
-"""Largest frame that is decoded: a group of 64 samples of 64k tokens is 50 MB; anything above is an attack or a bug."""
+"""Largest frame that is decoded; anything above is an attack or a bug. No message outgrows it with the work: texts go
+one sample per frame, and a sample that would not fit is refused when it is submitted or extended."""
+
+MAX_SAMPLE_TOKENS: Final = MAX_FRAME_BYTES // 16
+"""Prompt and response of one sample, 4 million tokens: each takes 9 bytes in the largest frame that carries them, and
+the rest is for where they came from."""
+
+SUBMIT_BYTES: Final = 8 << 20
+"""Prompts that one Submit carries at most, unless a single one is longer: what a manager decodes at once."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -23,7 +23,7 @@ from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, TrainerWelcome, TurnDone, pack_ids
-from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests
+from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests, submissions
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.rollouts import Rollouts
 
@@ -120,9 +120,11 @@ class RolloutClient(Rollouts):
         await self._request(lambda n: self._announce(wire.PublishVersion.of(n, weights)), f"version {weights.version}")
 
     async def submit(self, groups: Sequence[Group]) -> None:
+        parts = tuple(submissions(groups))
         self._cursor.submit(groups)
-        await self._request(lambda n: wire.Submit(n, tuple(groups)), f"a submission of {len(groups)} groups")
-        self._cursor.accept(groups)
+        for part in parts:
+            await self._request(lambda n, part=part: wire.Submit(n, part), f"a submission of {len(part)} groups")
+            self._cursor.accept(part)
 
     def turns(self) -> AsyncIterator[TurnDone]:
         """Finished turns, each once; answer each with `score`, `extend` or `reject`."""

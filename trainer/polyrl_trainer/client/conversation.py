@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -28,6 +28,25 @@ _END: Final = object()
 
 class RequestRefused(RunFailed):
     """The manager will not do it; the message is its sentence."""
+
+
+def submissions(groups: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
+    """The same groups in order, in parts of at most `wire.SUBMIT_BYTES` of prompts each. Raises RequestRefused for a
+    prompt that would break the connection; the manager refuses what else cannot be."""
+    for group in groups:
+        tokens = len(group.prompt_ids) // 4
+        if tokens > wire.MAX_SAMPLE_TOKENS:
+            text = f"its prompt has {tokens} tokens; no message holds more than {wire.MAX_SAMPLE_TOKENS}"
+            raise RequestRefused(f"group {group.id}: {text}")
+    part: list[Group] = []
+    size = 0
+    for group in groups:
+        if part and size + len(group.prompt_ids) > wire.SUBMIT_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(group)
+        size += len(group.prompt_ids)
+    yield tuple(part)
 
 
 class PendingRequests:

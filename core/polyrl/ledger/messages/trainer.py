@@ -25,7 +25,7 @@ from polyrl.ledger.batching import answer_again, digest_of, discard_group, passe
 from polyrl.ledger.scheduling.leases import announce, drain_engine
 from polyrl.ledger.scheduling.moves import already_over, end_turn
 from polyrl.ledger.scheduling.placement import slowest_pace
-from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState, turn_done
+from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
 
@@ -169,6 +169,8 @@ def _check_group(group: Group) -> None:
         fault = "the prompt must be one or more whole uint32 tokens"
     elif group.sampling.max_new_tokens < 1:
         fault = f"max_new_tokens is {group.sampling.max_new_tokens}, less than 1"
+    elif (tokens := len(group.prompt_ids) // 4 + group.sampling.max_new_tokens) > wire.MAX_SAMPLE_TOKENS:
+        fault = f"prompt and max_new_tokens are {tokens} tokens; no message holds more than {wire.MAX_SAMPLE_TOKENS}"
     elif not 0 <= group.min_version <= group.max_version:
         fault = f"versions {group.min_version} to {group.max_version} are no range of published versions"
     if fault is not None:
@@ -226,6 +228,10 @@ def _extend(transition: Transition, message: wire.Extend) -> None:
     if not message.ids or len(message.ids) % 4:
         raise _Refusal(f"the extension of sample {message.sample[:64]} must be one or more whole uint32 tokens")
     sample = _awaiting(transition, message)
+    tokens = context_used(transition.state, sample) + len(message.ids) // 4
+    if tokens > wire.MAX_SAMPLE_TOKENS:
+        text = f"the extension makes {tokens} tokens of it; no message holds more than {wire.MAX_SAMPLE_TOKENS}"
+        raise _Refusal(f"sample {message.sample}: {text}")
     transition.record(events.TurnExtended(message.sample, message.ids, at=transition.now))
     finish = already_over(transition, sample)
     if finish is not None:

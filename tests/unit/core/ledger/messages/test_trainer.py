@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from polyrl import wire
 from polyrl.ledger import LedgerConfig
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import (
@@ -141,6 +142,7 @@ def test_submissions_are_idempotent_in_any_order() -> None:
         pytest.param({"prompt_ids": b""}, "prompt", id="no prompt"),
         pytest.param({"prompt_ids": b"12345"}, "prompt", id="no whole tokens"),
         pytest.param({"max_new_tokens": 0}, "max_new_tokens", id="no budget"),
+        pytest.param({"max_new_tokens": wire.MAX_SAMPLE_TOKENS - 9}, "are 4194305 tokens", id="no frame holds it"),
         pytest.param({"min_version": 2, "max_version": 1}, "versions 2 to 1", id="no version"),
         pytest.param({"id": -1}, "negative", id="no number"),
     ],
@@ -148,6 +150,17 @@ def test_submissions_are_idempotent_in_any_order() -> None:
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:
     (refused,) = sent(Stage().submit(**({"count": 1} | fields)), Declined)
     assert word in refused.reason
+
+
+def test_the_largest_sample_is_taken_and_not_a_token_more_is_written_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_SAMPLE_TOKENS", 110)
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(max_new_tokens=100)
+    stage.tokens("a", stage.number("0.0"), [5, 2], "stop")
+    (refused,) = sent(stage.extend("0.0", [8] * 99), Declined)
+    assert "111 tokens of it" in refused.reason
+    assert sent(stage.extend("0.0", [8] * 98), Assign)
 
 
 def test_versions_reach_every_engine_and_joiners() -> None:
