@@ -10,6 +10,7 @@ that would block is counted and dropped, because leases and the peers' own repet
     server      the wiring: two sockets, the HTTP API, one timer around the ledger
     sessions    the two ROUTERs: who may connect, which frames of whom become messages
     journal     each durable event in SQLite before a message that depends on it leaves
+    group_commit  when it is synced
     api         paths, bodies, the token, HTTPS; the status and its changes, waits, drains
     history     the trainer's rows, samples to read and what happened to engines, bounded, in memory
     page        the run as an HTML page

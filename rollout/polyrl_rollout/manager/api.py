@@ -79,6 +79,9 @@ class ManagerCore(Protocol):
 
     def deliver_and_settle(self, effects: Effects) -> None: ...
 
+    async def until_safe(self) -> None:
+        """Returns once everything so far would survive a power cut."""
+
     def complete(self, status: ManagerStatus) -> ManagerStatus:
         """Adds what the ledger does not know: connections, bytes."""
 
@@ -157,6 +160,7 @@ class ControlService:
         if known:
             now, seconds = self._manager.now(), wanted.deadline_seconds
             self._manager.deliver_and_settle(self._ledger.drain(wanted.engine, seconds, wanted.reason, now))
+            await self._manager.until_safe()
         return _json(control.DrainAnswer(engine=wanted.engine, known=known))
 
     async def _get_health(self, request: web.Request) -> web.Response:

@@ -4,15 +4,19 @@ Restart costs what lives: once the tail outgrows SNAPSHOT_TAIL_BYTES a snapshot 
 the tokens of everything acknowledged. A snapshot writes only tokens that none before has written. The history of
 each sample (`polyrl.ledger.audit.history`) stays for `explain`, `check`.
 
-`synchronous=NORMAL`: a killed process loses nothing; a machine that loses power may lose the newest transactions, never
-half of one, and agents and trainer make that good (they repeat what was not answered). One writer: it holds a lock file
-for the life of the process. Any number of readers in other processes: in WAL mode they neither block it nor see half a
-transaction.
+A commit outlives this process; `sync` makes all commits so far outlive the machine (group commit: it may run in another
+thread while commits go on). A power cut takes the newest commits that were not synced, never half of one;
+`polyrl.ledger.durability` says which messages wait for it. SQLite itself (`synchronous=NORMAL`) syncs only where the
+order of writes needs it, in checkpoints.
+
+One writer: it holds a lock file for the life of the process. Any number of readers in other processes: in WAL mode they
+neither block it nor see half a transaction.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -57,13 +61,18 @@ class Journal:
         self._snapshot_bytes = 0
         self._seq = 0
         self._failed: RunFailed | None = None
+        self.commits = 0
+        """Transactions with something new, in this incarnation."""
+        self.synced = 0
+        """Of `commits`, those that a power cut cannot take back."""
         with ExitStack() as opened:
             self._lock = opened.enter_context(_locked(path))
             try:
                 self._db = sqlite3.connect(path, timeout=LOCK_DEADLINE_S, isolation_level=None)
                 opened.callback(self._db.close)
                 self._open()
-            except sqlite3.OperationalError as error:
+                self._log = opened.enter_context(path.with_name(f"{path.name}-wal").open("rb"))
+            except (sqlite3.OperationalError, OSError) as error:
                 raise RunFailed(f"{path}: the journal cannot be opened for writing: {error}") from error
             except sqlite3.Error as error:
                 raise InvalidData(f"{path}: not a usable journal: {error}") from error
@@ -123,8 +132,26 @@ class Journal:
         self._entries.clear()
         pages = self._pages.write(state, PAGES_PER_COMMIT)
         self._in_transaction(lambda: self._insert(body, at, entries, pages))
+        self.commits += 1
         self._tail_bytes += len(body)
         self._advance(state, at)
+
+    def sync(self) -> None:
+        """Returns once all commits before this call are on the disk; `commit` may be called meanwhile.
+
+        A commit that is no longer in the log was moved to the file by a checkpoint, which syncs both. Raises RunFailed
+        when the disk fails, and from then on always: the system may have dropped what it could not write, so that a
+        second try would succeed without it.
+        """
+        if self._failed is not None:
+            raise self._failed
+        commits = self.commits
+        try:
+            os.fdatasync(self._log.fileno())
+        except OSError as error:
+            self._failed = RunFailed(f"{self._path}: the journal cannot be written: {error.strerror}")
+            raise self._failed from error
+        self.synced = max(self.synced, commits)
 
     def _advance(self, state: LedgerState, at: float) -> None:
         """A long tail begins a round of pages, the end of a round a snapshot."""
@@ -137,6 +164,7 @@ class Journal:
 
     def close(self) -> None:
         """Lets go of the file. What was not committed is dropped: nobody has seen it."""
+        self._log.close()
         self._db.close()
         self._lock.close()
 
@@ -182,14 +210,34 @@ class Journal:
         (self._last_entry,) = self._db.execute(form.SELECT_LAST_ENTRY).fetchone()
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
+        # What a predecessor committed and a failed sync left in the system's cache alone is written, and synced, anew.
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        _sync_folder(self._path.parent)
         # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.
         self._db.execute("PRAGMA secure_delete=OFF")
+
+
+def _make_folder(folder: Path) -> None:
+    """With all above it, so that none is gone after a power cut."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """What was created in it stays in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _locked(path: Path) -> IO[str]:
     """The lock file beside the journal, locked until closed or until this process ends. Raises RunFailed."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         file = path.with_name(f"{path.name}.lock").open("a")
     except OSError as error:
         raise RunFailed(f"{path}: the journal cannot be written here: {error.strerror}") from error

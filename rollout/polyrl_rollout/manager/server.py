@@ -1,11 +1,13 @@
 """The manager itself: two ROUTERs, the HTTP API and one timer around the ledger.
 
     frames -> sessions -> ledger -> events to the journal, messages to the outbox
-    end of a batch of frames -> journal commits -> outbox leaves; under load at most every GATHER_S
+    end of a batch of frames -> journal commits; under load at most every GATHER_S
+    outbox waits for the disk -> journal syncs in its own thread -> what rests on commits before that leaves
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
-No message leaves before the events that it depends on are safe. The run ends after the trainer's FinishRun: once
-all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S later; one that stays serves on.
+No message leaves before the events that it depends on are safe: `polyrl.ledger.durability` says how safe. The run ends
+after the trainer's FinishRun: once all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S
+later; one that stays serves on.
 A bug in a callback ends the process: a ledger that half-took a message must not go on.
 """
 
@@ -30,6 +32,7 @@ from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
+from polyrl.ledger.durability import Outbox
 from polyrl.ledger.events import Reported
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
@@ -37,6 +40,7 @@ from polyrl.status import ManagerStatus
 from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello, TrainerReport
 from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.api import ControlService, make_metrics_app
+from polyrl_rollout.manager.group_commit import GroupCommit
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector
@@ -92,6 +96,7 @@ class Manager:
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._to_agents: list[tuple[str, ToAgent]] = []
         self._to_trainer: list[ToTrainer] = []
+        self._outbox = Outbox()
 
     async def __aenter__(self) -> Self:
         """Binds everything. Raises RunFailed naming the port that is taken."""
@@ -102,6 +107,7 @@ class Manager:
         self._timer: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
+        self._disk = None if self._journal is None else GroupCommit(self._journal, self._flush)
         self._finish_task: asyncio.Task[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = self._keys
@@ -122,8 +128,10 @@ class Manager:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._disk is not None:
+            await self._disk.close()
         if kind is None:
-            self._flush()
+            self._flush_now()
         self._control.feed.publish()
         await self._http.cleanup()
         if self._metrics is not None:
@@ -187,7 +195,7 @@ class Manager:
             return ()
         self._keep(outcome)
         self._to_agents += outcome.to_agents
-        self._flush()
+        self._flush_now()
         return outcome.to_trainer
 
     def _deliver(self, outcome: Effects) -> None:
@@ -198,6 +206,11 @@ class Manager:
     def deliver_and_settle(self, outcome: Effects) -> None:
         self._deliver(outcome)
         self._settle()
+
+    async def until_safe(self) -> None:
+        """Returns once all commits so far would survive a power cut."""
+        if self._disk is not None:
+            await self._disk.until_safe()
 
     def _keep(self, outcome: Effects) -> None:
         if outcome.events:
@@ -220,20 +233,36 @@ class Manager:
             self._gathering = self._loop.call_later(left, self._settle)
 
     def _flush(self) -> None:
-        """Repeats while sending itself makes events: an agent whose queue is full is given up."""
+        """Commits, sends what may leave, and has the journal synced for the rest. Repeats while sending itself makes
+        events: an agent whose queue is full is given up."""
         self._flushed_at = self._loop.time()
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
         while True:
-            if self._journal is not None:
-                self._journal.commit(self._ledger.state, self.now())
-            if not self._to_agents and not self._to_trainer:
-                return
-            agents, self._to_agents = self._to_agents, []
-            trainer, self._to_trainer = self._to_trainer, []
+            self._commit()
+            agents, trainer = self._outbox.take(0 if self._journal is None else self._journal.synced)
+            if not agents and not trainer:
+                break
             self._trainer.send(trainer)
             self._agents.send_all(agents)
+        if self._disk is not None and self._outbox.waits:
+            self._disk.plan(urgent=self._outbox.urgent)
+
+    def _flush_now(self) -> None:
+        """The same, and everything leaves: for greetings and the end, which are rare, this waits for the disk."""
+        self._commit()
+        if self._journal is not None:
+            self._journal.sync()
+        self._flush()
+
+    def _commit(self) -> None:
+        commits = 0
+        if self._journal is not None:
+            self._journal.commit(self._ledger.state, self.now())
+            commits = self._journal.commits
+        self._outbox.put(commits, self._to_agents, self._to_trainer)
+        self._to_agents, self._to_trainer = [], []
 
     def _rearm(self) -> None:
         """Plans the next tick. A later due time leaves the timer: an early tick does nothing and plans anew."""

@@ -1,0 +1,100 @@
+"""Which messages wait for the disk, and in which order they leave."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import get_args
+
+from polyrl.ledger.durability import NEEDS, TRAINER, Outbox, Safety
+from polyrl.wire import (
+    Accepted,
+    Assign,
+    Cancel,
+    Recall,
+    Resend,
+    ToAgent,
+    TokensKept,
+    ToTrainer,
+    TrainerHeartbeat,
+    Welcome,
+)
+
+WELCOME = Welcome(1, 3.0, beat_s=1.0, delta_s=0.1)
+
+
+def test_of_each_message_it_is_decided_what_it_waits_for() -> None:
+    assert set(NEEDS) == {*get_args(ToAgent), *get_args(ToTrainer)}
+
+
+def test_what_lets_a_peer_forget_or_uses_a_number_waits_for_the_disk() -> None:
+    for kind in (TokensKept, Cancel, Assign, Accepted):
+        assert NEEDS[kind] is not Safety.COMMITTED
+
+
+def test_a_promise_waits_until_its_commit_is_synced() -> None:
+    outbox = Outbox()
+    outbox.put(3, [("a", TokensKept(7))], [Accepted(1)])
+    assert outbox.take(2) == ([], [])
+    assert outbox.urgent
+    assert outbox.take(3) == ([("a", TokensKept(7))], [Accepted(1)])
+    assert not outbox.waits
+
+
+def test_nobody_waits_for_a_receipt_and_others_overtake_it() -> None:
+    outbox = Outbox()
+    outbox.put(3, [("a", TokensKept(7)), ("a", Recall(1))], [])
+    assert outbox.take(2) == ([("a", Recall(1))], [])
+    assert outbox.waits
+    assert not outbox.urgent
+
+
+def test_nothing_overtakes_a_promise_to_the_same_peer() -> None:
+    outbox = Outbox()
+    outbox.put(3, [("a", Cancel(1)), ("a", WELCOME), ("b", WELCOME)], [Accepted(1), TrainerHeartbeat()])
+    assert outbox.take(2) == ([("b", WELCOME)], [])
+    assert outbox.take(3) == ([("a", Cancel(1)), ("a", WELCOME)], [Accepted(1), TrainerHeartbeat()])
+
+
+def test_what_rests_on_synced_commits_alone_leaves_at_once() -> None:
+    outbox = Outbox()
+    outbox.put(0, [("a", Cancel(1))], [])
+    assert outbox.take(0) == ([("a", Cancel(1))], [])
+
+
+def test_whatever_happens_all_leaves_once_in_order_per_peer_and_no_promise_too_early() -> None:
+    for seed in range(50):
+        random, outbox = Random(seed), Outbox()
+        sent: dict[str, list[object]] = {}
+        left: dict[str, list[object]] = {}
+        rests_on: dict[int, int] = {}
+        synced = 0
+        for commit in range(1, 60):
+            number = random.randrange(10**6)
+            peer, message = random.choice(
+                (
+                    ("a", Cancel(number)),
+                    ("a", Resend(number, 0)),
+                    ("b", TokensKept(number)),
+                    ("b", Resend(number, 0)),
+                    (TRAINER, Accepted(number)),
+                    (TRAINER, TrainerHeartbeat()),
+                )
+            )
+            sent.setdefault(peer, []).append(message)
+            rests_on[id(message)] = commit
+            outbox.put(commit, [] if peer == TRAINER else [(peer, message)], [message] if peer == TRAINER else [])
+            synced = random.choice((synced, synced, commit))
+            to_agents, to_trainer = outbox.take(synced)
+            for name, one in [*to_agents, *((TRAINER, one) for one in to_trainer)]:
+                assert NEEDS[type(one)] is Safety.COMMITTED or rests_on[id(one)] <= synced
+                left.setdefault(name, []).append(one)
+        to_agents, to_trainer = outbox.take(10**6)
+        for name, one in [*to_agents, *((TRAINER, one) for one in to_trainer)]:
+            left.setdefault(name, []).append(one)
+        assert not outbox.waits
+        for peer in sent:
+            for kind in (TokensKept, None):
+                of_kind = [
+                    [m for m in box[peer] if isinstance(m, TokensKept) == (kind is TokensKept)] for box in (sent, left)
+                ]
+                assert of_kind[0] == of_kind[1]
