@@ -1,9 +1,9 @@
-"""Which messages must wait for the disk: what somebody was told is safe must survive a power cut.
+"""Which messages must wait for the disk: what somebody was promised must survive a power cut.
 
 An event is safe twice: `committed`, it outlives this process (the system's cache has it); `synced`, it outlives the
 machine. A message never leaves before its events are committed. Whether it also waits until they are synced says
 `NEEDS`, by what its receiver does on the strength of it: one that forgets something, uses a number, or takes a question
-for settled, is owed that we remember too.
+for settled, must be able to rely on our memory.
 
     commit 7 -> messages that rest on it: put(7, ...) -> synced to 7 -> take(7) -> they leave, in order per peer
 
@@ -59,7 +59,7 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.GroupDropped: Safety.SYNCED,
 }
 
-TRAINER: Final = ""
+TRAINER_PEER: Final = ""
 """The trainer among the peers; no engine has an empty name."""
 
 
@@ -89,7 +89,7 @@ class Outbox:
         for engine, message in to_agents:
             self._put(commit, engine, message)
         for answer in to_trainer:
-            self._put(commit, TRAINER, answer)
+            self._put(commit, TRAINER_PEER, answer)
 
     def take(self, synced: int) -> tuple[list[tuple[str, ToAgent]], list[ToTrainer]]:
         """What may leave now that commits up to `synced` are on the disk."""
@@ -114,7 +114,7 @@ class Outbox:
             self._promises[peer] += 1
 
     def _release(self, peer: str, message: ToAgent | ToTrainer) -> None:
-        if peer == TRAINER:
+        if peer == TRAINER_PEER:
             self._to_trainer.append(message)  # type: ignore[arg-type]
         else:
             self._to_agents.append((peer, message))  # type: ignore[arg-type]

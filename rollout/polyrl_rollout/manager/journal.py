@@ -212,7 +212,6 @@ class Journal:
         self._db.execute("PRAGMA synchronous=NORMAL")
         # What a predecessor committed and a failed sync left in the system's cache alone is written, and synced, anew.
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        _sync_folder(self._path.parent)
         # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.
         self._db.execute("PRAGMA secure_delete=OFF")
 

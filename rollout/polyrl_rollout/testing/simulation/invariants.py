@@ -8,15 +8,18 @@ besides it here is what no journal can show, since only the peers know it:
     I5   a run gets on: nothing waits for ever (looked at by `world`)
     I6   every token's version was really loaded by the engine that made it
     I8   no engine that says nothing keeps its lease
-    I10  events give the live state, at any cut, also after a journey through bytes; a restart loses nothing accepted
+    I10  events give the live state, at any cut, also after a journey through bytes; a restart loses nothing that was
+         committed, a power cut nothing that was synced, and so nothing that anybody was promised
     I11  every token that arrives is counted, as kept, in vain or repeated
+
+The audit, and what a restart is compared with, get only what no power cut can take back any more: the rest never was.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,6 +43,7 @@ from polyrl.wire import (
     Submit,
     TurnDone,
     WeightsLoaded,
+    row_columns,
 )
 from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
@@ -60,6 +64,15 @@ class Violation(AssertionError):
     def __init__(self, now: float, invariant: str, text: str) -> None:
         super().__init__(f"at {now:.3f} s: {invariant}: {text}")
         self.invariant = invariant
+
+
+class _Decided(NamedTuple):
+    """What a power cut may still take back."""
+
+    events: list[Event]
+    history: list[HistoryEntry]
+    tokens: int
+    """That came in with it."""
 
 
 class Watcher:
@@ -84,6 +97,16 @@ class Watcher:
         self._deaf_until = 0.0
         self._events = 0
         self._tokens_in = 0
+        self._assignments: dict[int, tuple[str, str, int]] = {}
+        """Engine, sample and attempt of each that an engine got."""
+        self._frames: dict[tuple[str, int], dict[int, int]] = {}
+        """Per engine and number of a Deltas: the assignments of which it took tokens, and the position after them."""
+        self._kept: dict[str, int] = {}
+        """Tokens per sample that an agent may have forgotten, since they are safe."""
+        self._gathered: list[_Decided] = []
+        """In no commit yet."""
+        self._committed: deque[tuple[int, _Decided]] = deque()
+        """By the number of their commit, which is not synced."""
         self._follow(ledger, 0.0)
 
     # --- what peers know ----------------------------------------------------------------------------------------------
@@ -101,8 +124,8 @@ class Watcher:
         share = self._schedule.poison_share
         return share > 0 and Random(f"{self._schedule.seed}/poison/{sample}").random() < share
 
-    def before_agent(self, engine: str, message: FromAgent, now: float) -> None:
-        """A message of an agent is about to be heard."""
+    def before_agent(self, engine: str, message: FromAgent, now: float) -> int:
+        """A message of an agent is about to be heard; returns how many tokens count as having come in."""
         if isinstance(message, Hello) or engine in self._ledger.state.engines:
             self._last_seen[engine] = now
         if isinstance(message, Hello):
@@ -110,7 +133,8 @@ class Watcher:
         if isinstance(message, WeightsLoaded) and message.version not in self._loaded.get(engine, ()):
             raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
-            self._tokens_in += len(message.ids) // 4
+            return len(message.ids) // 4
+        return 0
 
     def before_trainer(self, message: FromTrainer) -> None:
         """A message of the trainer is about to be heard."""
@@ -122,6 +146,9 @@ class Watcher:
 
     def assigned(self, engine: str, assign: Assign, now: float) -> None:
         """An engine got an Assign: its input must be the prompt and exactly the model's tokens so far."""
+        meant = self._assignments.setdefault(assign.assignment, (engine, assign.sample, assign.attempt))
+        if meant != (engine, assign.sample, assign.attempt):
+            raise Violation(now, "I10", f"assignment {assign.assignment} is {assign.sample}, and was {meant}")
         number = int(assign.sample.partition(".")[0])
         group = self._groups[number]
         prompt = self._model.prompt(number)
@@ -139,6 +166,13 @@ class Watcher:
             raise Violation(now, "I4", f"{assign.sample} is assigned although its last token is a stop token")
         if (assign.min_version, assign.max_version) != (group.min_version, group.max_version):
             raise Violation(now, "I6", f"{assign.sample} is assigned with other versions")
+
+    def tokens_kept(self, engine: str, seq: int) -> None:
+        """An engine learns that its frames up to this one are safe."""
+        for frame in [frame for frame in self._frames if frame[0] == engine and frame[1] <= seq]:
+            for assignment, end in self._frames.pop(frame).items():
+                _, sample, _ = self._assignments[assignment]
+                self._kept[sample] = max(end, self._kept.get(sample, 0))
 
     def turn_done(self, turn: TurnDone, now: float) -> None:
         """The trainer got a TurnDone."""
@@ -180,28 +214,55 @@ class Watcher:
 
     # --- after every event --------------------------------------------------------------------------------------------
 
-    def after(self, outcome: Effects, now: float) -> None:
-        """The ledger has decided something."""
+    def after(self, outcome: Effects, now: float, tokens: int) -> None:
+        """The ledger has decided something, on a message that brought so many tokens."""
+        history: list[HistoryEntry] = []
         for event in outcome.events:
-            apply(self._mirror, _decoder.decode(msgspec.msgpack.encode(event)))
             if _is_progress(event):
                 self.progress_at = now
             if isinstance(event, f.BatchAcknowledged) and event.batch not in self._batches:
                 raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
-            for entry in self._projection.project(event):
-                self._audit.take(entry)
-        self._raise_broken(now)
+            if isinstance(event, f.TokensTaken):
+                ends = {
+                    number: offset + count for number, offset, count, _ in zip(*row_columns(event.rows), strict=True)
+                }
+                self._frames[event.engine, event.seq] = ends
+            history += self._projection.project(event)
+        self._gathered.append(_Decided(outcome.events, history, tokens=tokens))
         self._events += 1
         if self._events % REPLAY_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
 
-    def restarted(self, before: LedgerState, ledger: Ledger, now: float, clock: float) -> None:
-        """The manager has read its journal, and goes on with another ledger; `before` is what the old one knew, `clock`
-        what the new one's shows."""
-        lost = lost_by_restart(before, ledger.state)
+    def committed(self, commit: int) -> None:
+        """What was decided so far is in the journal, in commits up to this one."""
+        self._committed.extend((commit, decided) for decided in self._gathered)
+        self._gathered.clear()
+
+    def survived(self, commit: int, now: float) -> None:
+        """No power cut takes commits up to this one back."""
+        while self._committed and self._committed[0][0] <= commit:
+            _, decided = self._committed.popleft()
+            _fold(self._mirror, decided.events)
+            for entry in decided.history:
+                self._audit.take(entry)
+            self._tokens_in += decided.tokens
+        self._raise_broken(now)
+
+    def restarted(self, ledger: Ledger, now: float, clock: float) -> None:
+        """The manager has read its journal, and goes on with another ledger, whose clock shows `clock`. What has not
+        survived was lost."""
+        self._gathered.clear()
+        self._committed.clear()
+        lost = lost_by_restart(self._mirror, ledger.state)
         if lost:
-            raise Violation(now, "I10", f"the restarted manager has other {', '.join(lost)} than the killed one")
+            text = f"the restarted manager has other {', '.join(lost)} than the journal was given"
+            raise Violation(now, "I10", text)
+        for name, sample in ledger.state.samples.items():
+            if sample.length < self._kept.get(name, 0):
+                text = f"{name} has {sample.length} tokens, an agent forgot {self._kept[name]} as safe"
+                raise Violation(now, "I10", text)
+        self._frames.clear()
         self._follow(ledger, clock)
 
     def _follow(self, ledger: Ledger, clock: float) -> None:
@@ -217,6 +278,8 @@ class Watcher:
 
     def at_end(self, now: float) -> frozenset[str]:
         """The run is over. Returns the invariants of which the audit has seen something."""
+        self.committed(0)
+        self.survived(max((commit for commit, _ in self._committed), default=0), now)
         self._compare(now)
         verdicts = self._audit.conclude(self._ledger.state)
         self._raise_broken(now)
@@ -241,7 +304,10 @@ class Watcher:
         return frozenset(verdict.invariant for verdict in verdicts if verdict.examined)
 
     def _compare(self, now: float) -> None:
-        if msgspec.msgpack.encode(self._mirror) != msgspec.msgpack.encode(self._ledger.state):
+        mirror = decode_state(encode_state(self._mirror))
+        for decided in [*(one for _, one in self._committed), *self._gathered]:
+            _fold(mirror, decided.events)
+        if msgspec.msgpack.encode(mirror) != msgspec.msgpack.encode(self._ledger.state):
             raise Violation(now, "I10", "the events give another state than the live one")
 
     def _check_leases(self, now: float) -> None:
@@ -289,6 +355,11 @@ class Watcher:
                 raise Violation(now, "I6", f"{response.sample} has tokens of version {span.version}")
         if position != len(mask):
             raise Violation(now, "I6", f"the spans of {response.sample} do not cover its tokens")
+
+
+def _fold(state: LedgerState, events: list[Event]) -> None:
+    for event in events:
+        apply(state, _decoder.decode(msgspec.msgpack.encode(event)))
 
 
 def _is_progress(event: Event) -> bool:

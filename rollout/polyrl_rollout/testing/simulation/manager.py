@@ -1,20 +1,26 @@
 """The manager process in virtual time: the production ledger on its journal's rows, killed and begun again.
 
-    outcome -> rows (the journal's own form) -> messages leave
-    kill -9 -> rows -> replay -> ledger; its clock goes on where the last row was written
+    outcomes gather -> commit (the journal's own form) -> outbox -> messages leave, promises once their commit is synced
+    kill -9    what no commit holds is gone
+    power cut  of the commits that were not synced, a first few are left
+               -> rows -> replay -> ledger; its clock goes on where the last row was written
 
-What is not in the rows is gone, as after the death of a process. There are no files: SQLite keeps rows whole, or not at
-all. `lost_by_restart` says what a restart lost that it must not lose.
+There are no files: SQLite keeps transactions whole, or not at all, in their order; the power cuts of
+`tests/integration/manager/test_power_loss.py` show that. `lost_by_restart` names what a restart lost and must not.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from math import inf
-from typing import Final
+from random import Random
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from polyrl.ledger import Event, Ledger, LedgerConfig, journal as form
+from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, journal as form
+from polyrl.ledger.durability import Outbox
 from polyrl.ledger.journal import PageBook, PageRow, decode_state, encode_events, encode_state
 from polyrl.ledger.state import LedgerState
 
@@ -25,18 +31,109 @@ PAGES_PER_COMMIT: Final = 2
 """So few that rounds are cut by deaths."""
 
 
+class _Image(NamedTuple):
+    """What is in the file after a commit."""
+
+    commit: int
+    snapshot: form.Row
+    last_page: int
+    rows: tuple[form.Row, ...]
+    pages: dict[int, PageRow]
+
+
+class Store(Protocol):
+    """Where commits go: rows in memory, or in tests the journal's own file."""
+
+    @property
+    def commits(self) -> int:
+        """So far."""
+
+    @property
+    def synced(self) -> int:
+        """Of them, those that survive a power cut."""
+
+    def commit(self, events: list[Event], state: LedgerState, at: float) -> None:
+        """One transaction; none where nothing is durable."""
+
+    def sync(self, commits: int) -> None:
+        """The first so many commits survive a power cut."""
+
+    def die(self, random: Random, *, power_loss: bool) -> int:
+        """The process ends, or its machine. Returns up to which commit the journal is left."""
+
+    def reopen(self) -> tuple[LedgerState, float]:
+        """Another process reads it; the state, and the ledger's clock at its end."""
+
+
+class Rows:
+    """The journal's rows, without its file."""
+
+    def __init__(self, state: LedgerState) -> None:
+        self.commits = self.synced = 0
+        self._book = PageBook()
+        self._in_round = False
+        self._images = deque([_Image(0, form.row(0, 0.0, encode_state(state)), last_page=0, rows=(), pages={})])
+        """Of the newest synced commit, and of all after it."""
+
+    def commit(self, events: list[Event], state: LedgerState, at: float) -> None:
+        """And what follows from it: a round of pages, a snapshot at its end."""
+        body = encode_events(events)
+        if not body:
+            return
+        self.commits += 1
+        last = self._images[-1]
+        seq = (last.rows[-1] if last.rows else last.snapshot)[0] + 1
+        rows = (*last.rows, form.row(seq, at, body))
+        pages = last.pages | {page[0]: page for page in self._book.write(state, PAGES_PER_COMMIT)}
+        image = last._replace(commit=self.commits, rows=rows, pages=pages)
+        if self._in_round and not self._book.under_way:
+            image = self._snapshot(image, state, at)
+        elif not self._in_round and len(rows) >= TAIL_ROWS:
+            self._in_round = True
+            self._book.begin_round(state)
+        self._images.append(image)
+
+    def sync(self, commits: int) -> None:
+        self.synced = max(self.synced, commits)
+        while len(self._images) > 1 and self._images[1].commit <= self.synced:
+            self._images.popleft()
+
+    def die(self, random: Random, *, power_loss: bool) -> int:
+        survived = random.randint(self.synced, self.commits) if power_loss else self.commits
+        while self._images[-1].commit > survived:
+            self._images.pop()
+        return survived
+
+    def reopen(self) -> tuple[LedgerState, float]:
+        _, snapshot, last_page, rows, pages = image = self._images[-1]
+        pages = {number: page for number, page in pages.items() if number <= last_page}
+        replayed = form.replay(snapshot, rows, pages.values())
+        assert replayed is not None, "the first snapshot is always there"
+        self.commits = self.synced = image.commit
+        self._images = deque([image._replace(pages=pages)])
+        self._book, self._in_round = replayed.pages, False
+        self._book.last = last_page
+        return replayed.state, replayed.at
+
+    def _snapshot(self, image: _Image, state: LedgerState, at: float) -> _Image:
+        seq = image.rows[-1][0]
+        body = encode_state(self._book.rest(state))
+        ended = set(self._book.forget_ended(state))
+        self._in_round = False
+        pages = {number: page for number, page in image.pages.items() if number not in ended}
+        return image._replace(snapshot=form.row(seq, at, body), last_page=self._book.last, rows=(), pages=pages)
+
+
 class SimulatedManager:
     """One manager with its journal; the ledger inside is another after each restart."""
 
-    def __init__(self, config: LedgerConfig) -> None:
+    def __init__(self, config: LedgerConfig, make_store: Callable[[LedgerState], Store] = Rows) -> None:
         self.ledger = Ledger(config)
+        self.store = make_store(self.ledger.state)
+        self.outbox = Outbox()
+        self._gathered = Effects()
         self._clock_s = 0.0
         """The ledger's clock minus virtual time: it stands still while no manager runs."""
-        self._rows: list[form.Row] = []
-        self._pages: dict[int, PageRow] = {}
-        self._book = PageBook()
-        self._snapshot, self._last_page = form.row(0, 0.0, encode_state(self.ledger.state)), 0
-        self._in_round = False
 
     def clock(self, now: float) -> float:
         """The ledger's clock at virtual time `now`."""
@@ -47,40 +144,25 @@ class SimulatedManager:
         due = self.ledger.next_due()
         return None if due is None else due - self._clock_s
 
-    def keep(self, events: list[Event], now: float) -> None:
-        """One commit of the journal, and what follows from it: a round of pages, a snapshot at its end."""
-        body = encode_events(events)
-        if not body:
-            return
-        state = self.ledger.state
-        self._rows.append(form.row(self._seq() + 1, self.clock(now), body))
-        self._pages |= {page[0]: page for page in self._book.write(state, PAGES_PER_COMMIT)}
-        if self._in_round and not self._book.under_way:
-            self._take_snapshot(now)
-        elif not self._in_round and len(self._rows) >= TAIL_ROWS:
-            self._in_round = True
-            self._book.begin_round(state)
+    def gather(self, outcome: Effects) -> None:
+        """For the next commit."""
+        self._gathered.events += outcome.events
+        self._gathered.to_agents += outcome.to_agents
+        self._gathered.to_trainer += outcome.to_trainer
+
+    def commit(self, now: float) -> bool:
+        """Of all that was gathered; whether anybody is to hear of it."""
+        gathered, self._gathered = self._gathered, Effects()
+        self.store.commit(gathered.events, self.ledger.state, self.clock(now))
+        self.outbox.put(self.store.commits, gathered.to_agents, gathered.to_trainer)
+        return bool(gathered.to_agents or gathered.to_trainer)
 
     def restart(self, now: float) -> None:
         """The process is dead; another one reads the journal."""
-        self._pages = {number: page for number, page in self._pages.items() if number <= self._last_page}
-        replayed = form.replay(self._snapshot, self._rows, self._pages.values())
-        assert replayed is not None, "the first snapshot is always there"
-        self.ledger = Ledger(replayed.state.config, replayed.state)
-        self._book, self._in_round = replayed.pages, False
-        self._book.last = self._last_page
-        self._clock_s = replayed.at - now
-
-    def _seq(self) -> int:
-        return self._rows[-1][0] if self._rows else self._snapshot[0]
-
-    def _take_snapshot(self, now: float) -> None:
-        state = self.ledger.state
-        self._snapshot = form.row(self._seq(), self.clock(now), encode_state(self._book.rest(state)))
-        self._last_page, self._in_round = self._book.last, False
-        for number in self._book.forget_ended(state):
-            del self._pages[number]
-        self._rows.clear()
+        self._gathered, self.outbox = Effects(), Outbox()
+        state, at = self.store.reopen()
+        self.ledger = Ledger(state.config, state)
+        self._clock_s = at - now
 
 
 def lost_by_restart(before: LedgerState, after: LedgerState) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from polyrl.errors import PolyRLError
-from polyrl.ledger.state import Counters
+from polyrl.ledger.state import Counters, LedgerState
 from polyrl.wire import Accepted, Batch
 from polyrl_rollout.testing.simulation.engine import SimulatedEngine
 from polyrl_rollout.testing.simulation.invariants import Violation
+from polyrl_rollout.testing.simulation.manager import Rows, Store
 from polyrl_rollout.testing.simulation.schedule import EnginePlan, Schedule, SimulatedFault
 from polyrl_rollout.testing.simulation.trainer import SimulatedTrainer
 from polyrl_rollout.testing.simulation.world import World
@@ -112,9 +113,9 @@ _ENGINE_FAULTS: Final[dict[str, Callable[[SimulatedEngine, SimulatedFault], None
 }
 
 
-def run_schedule(schedule: Schedule) -> Result:
+def run_schedule(schedule: Schedule, make_store: Callable[[LedgerState], Store] = Rows) -> Result:
     """Runs it. Raises Violation."""
-    world = World(schedule)
+    world = World(schedule, make_store)
     fleet = _Fleet(world)
     trainer = SimulatedTrainer(world)
     for fault in schedule.faults:
@@ -138,10 +139,12 @@ def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Simul
         trainer.lose_next = Accepted
     elif fault.kind == "managerAway":
         world.send_manager_away(fault.seconds)
-    elif fault.kind == "managerKill":
-        world.kill_manager(fault.seconds)
+    elif fault.kind in ("managerKill", "managerPowerLoss"):
+        world.kill_manager(fault.seconds, power_loss=fault.kind == "managerPowerLoss")
     elif fault.kind == "managerKillMidway":
         world.dies_midway = fault.seconds
+    elif fault.kind == "managerPowerLossMidway":
+        world.power_loss_midway = fault.seconds
     elif fault.kind in ("closeWindow", "openWindow"):
         trainer.set_window(open_=fault.kind == "openWindow")
     else:

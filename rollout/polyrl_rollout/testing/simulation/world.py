@@ -14,11 +14,21 @@ from typing import Final, Protocol
 import msgspec
 
 from polyrl.ledger import Effects, LedgerConfig
-from polyrl.wire import FromAgent, FromTrainer, ToAgent, ToTrainer
+from polyrl.ledger.state import LedgerState
+from polyrl.wire import FromAgent, FromTrainer, ToAgent, TokensKept, ToTrainer, TrainerHello
 from polyrl_rollout.testing.simulation.invariants import Violation, Watcher
-from polyrl_rollout.testing.simulation.manager import SimulatedManager
+from polyrl_rollout.testing.simulation.manager import Rows, SimulatedManager, Store
 from polyrl_rollout.testing.simulation.model import Model
 from polyrl_rollout.testing.simulation.schedule import Schedule
+
+GATHER_S: Final = 0.002
+"""Longest time that what agents send waits for its commit, as in production."""
+
+RECEIPTS_S: Final = 0.02
+"""From the end of a sync to the next one for receipts alone, as in production."""
+
+SYNC_S: Final = ((0.0002, 0.002), (0.0002, 0.002), (0.005, 0.05), (0.2, 1.0))
+"""Of one sync, on the run's disk: a good one, twice; one that others use; one that is about to fail."""
 
 LATENCY_S: Final = (0.0005, 0.02)
 """Of one message, from a socket on the same host to a busy one far away."""
@@ -59,13 +69,16 @@ class Link:
 class World:
     """One run."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, make_store: Callable[[LedgerState], Store] = Rows) -> None:
         self.schedule = schedule
         self.rng = Random(schedule.seed + 1)
+        self._disk_rng = Random(schedule.seed + 3)
+        self._sync_s = self._disk_rng.choice(SYNC_S)
         self.now = 0.0
         longest = 8 + schedule.max_new_tokens + 8 * schedule.max_turns
         self.model = Model(schedule.seed, longest, schedule.mean_turn)
-        self.manager = SimulatedManager(msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter))
+        config = msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter)
+        self.manager = SimulatedManager(config, make_store)
         self.watcher = Watcher(self.manager.ledger, self.model, schedule)
         self.agents: dict[str, tuple[Link, AgentPeer]] = {}
         """By engine name, while a link is up."""
@@ -76,6 +89,14 @@ class World:
         """What came while the manager was away, in order."""
         self.dies_midway: float | None = None
         """The manager is killed between its next commit and the messages that wait for it, and begun so much later."""
+        self.power_loss_midway: float | None = None
+        """Its machine loses power at the end of its next sync, before that counts."""
+        self._survived: int | None = None
+        """Up to which commit the journal of a dead manager goes."""
+        self._life = 0
+        """Counts managers: what one has planned does not happen to the next."""
+        self._gathers = self._syncs = self._sync_waits = False
+        self._synced_at = 0.0
         self.events = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._tick_at = inf
@@ -111,9 +132,14 @@ class World:
         self.watcher.deaf_until(self._away_until)
         self.at(self._away_until, self._empty_sockets)
 
-    def kill_manager(self, seconds: float) -> None:
-        """kill -9: every connection breaks, what was on the wires is lost; `seconds` later another process goes on."""
+    def kill_manager(self, seconds: float, *, power_loss: bool = False) -> None:
+        """kill -9, or its machine loses power: every connection breaks, what was on the wires is lost; `seconds` later
+        another process goes on."""
+        if self._survived is None:
+            self._survived = self.manager.store.die(self._disk_rng, power_loss=power_loss)
         self._sockets = [self._restart_manager]
+        self._life += 1
+        self._gathers = self._syncs = self._sync_waits = False
         self._tick_at = inf
         for _, peer in tuple(self.agents.values()):
             peer.partition()
@@ -121,9 +147,11 @@ class World:
         self.send_manager_away(seconds)
 
     def _restart_manager(self) -> None:
-        before = self.manager.ledger.state
+        assert self._survived is not None
+        self.watcher.survived(self._survived, self.now)
+        self._survived = None
         self.manager.restart(self.now)
-        self.watcher.restarted(before, self.manager.ledger, self.now, self.manager.clock(self.now))
+        self.watcher.restarted(self.manager.ledger, self.now, self.manager.clock(self.now))
         config = self.manager.ledger.state.config
         self.watcher.deaf_until(self.now + config.return_s - config.lease_s)
         self._act(self.manager.ledger.resume(self.manager.clock(self.now)))
@@ -143,8 +171,9 @@ class World:
         """A message arrives at the ledger."""
         if self._wait_in_socket(lambda: self.from_agent(engine, message)):
             return
-        self.watcher.before_agent(engine, message, self.now)
-        self._act(self.manager.ledger.from_agent(engine, message, self.manager.clock(self.now)))
+        tokens = self.watcher.before_agent(engine, message, self.now)
+        outcome = self.manager.ledger.from_agent(engine, message, self.manager.clock(self.now))
+        self._act(outcome, at_once=False, tokens=tokens)
 
     def from_trainer(self, message: FromTrainer) -> None:
         """A message of the trainer arrives at the ledger."""
@@ -152,6 +181,8 @@ class World:
             return
         self.watcher.before_trainer(message)
         self._act(self.manager.ledger.from_trainer(message, self.manager.clock(self.now)))
+        if isinstance(message, TrainerHello):
+            self._sync(self._life, self.manager.store.commits)
 
     def operator_drains(self, engine: str, seconds: float) -> None:
         """The operator asks for a drain, twice, as it may."""
@@ -161,23 +192,70 @@ class World:
             ledger, clock = self.manager.ledger, self.manager.clock(self.now)
             self._act(ledger.drain(engine, seconds, "drained by the operator", clock))
 
-    def _act(self, outcome: Effects) -> None:
-        self.manager.keep(outcome.events, self.now)
-        self.watcher.after(outcome, self.now)
-        if self.dies_midway is not None and (outcome.to_agents or outcome.to_trainer):
+    def _act(self, outcome: Effects, *, at_once: bool = True, tokens: int = 0) -> None:
+        """Agents' frames share commits; everybody else is answered at once."""
+        self.manager.gather(outcome)
+        self.watcher.after(outcome, self.now, tokens)
+        life = self._life
+        if at_once:
+            self._commit(life)
+        elif not self._gathers:
+            self._gathers = True
+            self.after(self._disk_rng.uniform(0.0, GATHER_S), lambda: self._commit(life))
+        due = self.manager.due()
+        if life == self._life and due is not None and due < self._tick_at:
+            self._tick_at = due
+            self.at(due, self._tick)
+
+    def _commit(self, life: int) -> None:
+        if life != self._life or self._wait_in_socket(lambda: self._commit(life)):
+            return
+        self._gathers = False
+        speaks = self.manager.commit(self.now)
+        self.watcher.committed(self.manager.store.commits)
+        if self.dies_midway is not None and speaks:
             seconds, self.dies_midway = self.dies_midway, None
             self.kill_manager(seconds)
             return
-        for engine, message in outcome.to_agents:
+        self._send()
+
+    def _send(self) -> None:
+        """What may leave; for the rest the disk is waited for, a while longer if there are receipts alone."""
+        outbox, store = self.manager.outbox, self.manager.store
+        to_agents, to_trainer = outbox.take(store.synced)
+        self.watcher.survived(store.synced, self.now)
+        for engine, message in to_agents:
+            if isinstance(message, TokensKept):
+                self.watcher.tokens_kept(engine, message.seq)
             if engine in self.agents:
                 link, peer = self.agents[engine]
                 link.carry(1, lambda peer=peer, message=message: peer.receive(message))  # type: ignore[misc]
-        for answer in outcome.to_trainer:
+        for answer in to_trainer:
             self.to_trainer(answer)
-        due = self.manager.due()
-        if due is not None and due < self._tick_at:
-            self._tick_at = due
-            self.at(due, self._tick)
+        if outbox.waits and not self._syncs:
+            life = self._life
+            if outbox.urgent:
+                self._begin_sync(life)
+            elif not self._sync_waits:
+                self._sync_waits = True
+                self.at(self._synced_at + RECEIPTS_S, lambda: self._begin_sync(life))
+
+    def _begin_sync(self, life: int) -> None:
+        if life != self._life or self._syncs:
+            return
+        self._syncs, self._sync_waits, commits = True, False, self.manager.store.commits
+        self.after(self._disk_rng.uniform(*self._sync_s), lambda: self._sync(life, commits))
+
+    def _sync(self, life: int, commits: int) -> None:
+        if life != self._life or self._wait_in_socket(lambda: self._sync(life, commits)):
+            return
+        if self.power_loss_midway is not None:
+            seconds, self.power_loss_midway = self.power_loss_midway, None
+            self.kill_manager(seconds, power_loss=True)
+            return
+        self._syncs, self._synced_at = False, self.now
+        self.manager.store.sync(commits)
+        self._send()
 
     def _tick(self) -> None:
         if self._wait_in_socket(self._tick) or self.now < self._tick_at:

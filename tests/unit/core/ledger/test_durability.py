@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from polyrl.ledger.durability import NEEDS, TRAINER, Outbox, Safety
+from polyrl.ledger.durability import NEEDS, TRAINER_PEER, Outbox, Safety
 from polyrl.wire import (
     Accepted,
     Assign,
@@ -76,20 +76,23 @@ def test_whatever_happens_all_leaves_once_in_order_per_peer_and_no_promise_too_e
                     ("a", Resend(number, 0)),
                     ("b", TokensKept(number)),
                     ("b", Resend(number, 0)),
-                    (TRAINER, Accepted(number)),
-                    (TRAINER, TrainerHeartbeat()),
+                    (TRAINER_PEER, Accepted(number)),
+                    (TRAINER_PEER, TrainerHeartbeat()),
                 )
             )
             sent.setdefault(peer, []).append(message)
             rests_on[id(message)] = commit
-            outbox.put(commit, [] if peer == TRAINER else [(peer, message)], [message] if peer == TRAINER else [])
+            if isinstance(message, Accepted | TrainerHeartbeat):
+                outbox.put(commit, [], [message])
+            else:
+                outbox.put(commit, [(peer, message)], [])
             synced = random.choice((synced, synced, commit))
             to_agents, to_trainer = outbox.take(synced)
-            for name, one in [*to_agents, *((TRAINER, one) for one in to_trainer)]:
+            for name, one in [*to_agents, *((TRAINER_PEER, one) for one in to_trainer)]:
                 assert NEEDS[type(one)] is Safety.COMMITTED or rests_on[id(one)] <= synced
                 left.setdefault(name, []).append(one)
         to_agents, to_trainer = outbox.take(10**6)
-        for name, one in [*to_agents, *((TRAINER, one) for one in to_trainer)]:
+        for name, one in [*to_agents, *((TRAINER_PEER, one) for one in to_trainer)]:
             left.setdefault(name, []).append(one)
         assert not outbox.waits
         for peer in sent:
