@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
-from polyrl.ledger.state import Counters, LeasedEngine, LedgerState, SampleState
+from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState
 
 HALF_BATCH: Final = 64.0
 """Running samples at which a step takes twice as long as alone, until measured: GPUs reach it at 64-256."""
@@ -45,11 +45,8 @@ SPREAD_BEFORE_LINE: Final = 0.2
 DEFAULT_STEP_S: Final = 0.03
 """Seconds per step of an engine when none was measured yet; any value would do."""
 
-TURNS_BEFORE_MEAN: Final = 16
-"""Turns to see before their mean length is believed; until then each may take its whole budget."""
-
-MEAN_MEMORY: Final = 200
-"""Turns over which the mean length forgets: several groups, fewer than a step."""
+TURNS_BEFORE_TABLE: Final = 16
+"""Turns that must have ended before the life table is believed; until then each may take its whole budget."""
 
 STALE_S: Final = 30.0
 """Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
@@ -195,17 +192,9 @@ def end_reading(engine: LeasedEngine, tokens: int, at: float) -> None:
         engine.prefill_s = smoothed(engine.prefill_s, (at - engine.read_from) / engine.read_tokens)
 
 
-def mean_after(counters: Counters, tokens: int) -> float:
-    """The mean turn length once one more turn of `tokens` ended."""
-    return counters.mean_turn_tokens + (tokens - counters.mean_turn_tokens) / min(counters.turns + 1, MEAN_MEMORY)
-
-
 def expected_tokens(state: LedgerState, sample: SampleState) -> int:
     """Tokens that engines will still generate in this turn, never more than the budget leaves."""
     left = state.groups[sample.group].group.sampling.max_new_tokens - sample.generated
-    counters = state.counters
-    if counters.turns < TURNS_BEFORE_MEAN:
-        return left
-    # A long one is more likely to stay long: what it already has beyond the mean says that the mean is not its own.
-    mean = counters.mean_turn_tokens
-    return max(1, min(left, int(max(mean - (sample.length - sample.turn_start), mean / 2))))
+    if state.counters.turns < TURNS_BEFORE_TABLE:
+        return max(1, left)
+    return state.lengths.outlook().remaining(sample.length - sample.turn_start, left)

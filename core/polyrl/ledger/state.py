@@ -14,6 +14,7 @@ import msgspec
 
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import MoveCause
+from polyrl.ledger.lengths import LengthTable
 from polyrl.sample import Finish, Group, Pool, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
 from polyrl.wire import BatchRequest, EngineCapacity, GroupDropped, TurnDone
@@ -79,6 +80,8 @@ class SampleState(msgspec.Struct, array_like=True):
     avoid: str = ""
     """Name of the engine that failed this sample last."""
     moved_at: float = -inf
+    length_class: int = -1
+    """Of its turn, see `lengths`; -1: it has no token."""
 
     @property
     def length(self) -> int:
@@ -266,8 +269,6 @@ class Counters(msgspec.Struct):
     losses: int = 0
     """Engines that left without Deregister."""
     turns: int = 0
-    mean_turn_tokens: float = 0.0
-    """Running mean of generated tokens per turn."""
     ignored: dict[str, int] = msgspec.field(default_factory=dict)
     """Messages without effect, by kind."""
 
@@ -320,6 +321,8 @@ class LedgerState(msgspec.Struct):
     counters: Counters = msgspec.field(default_factory=Counters)
     backlog: int = 0
     """Tokens, prompts included, of complete training groups that are not acknowledged."""
+    lengths: LengthTable = msgspec.field(default_factory=LengthTable)
+    """Of turns, as far as they have come."""
     vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Engines that went silent: how often in a row, and when last."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from polyrl.ledger import events, speed
+from polyrl.ledger.lengths import BOUNDS
 from polyrl.ledger.state import (
     ENVIRONMENT_VERSION,
     Assignment,
@@ -181,6 +182,9 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
         position = assignment.length
         assignment.length = position + size
         assignment.progress_at = at
+        turn_tokens = assignment.length - sample.turn_start
+        if turn_tokens >= BOUNDS[sample.length_class + 1]:
+            sample.length_class = state.lengths.grow(sample.length_class, turn_tokens)
         last = sample.spans[-1] if sample.spans else None
         if last is not None and last.attempt == sample.attempt and last.version == version:
             last.end = position + size
@@ -251,8 +255,8 @@ def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     else:
         _unqueue_sample(state, sample)
     counters = state.counters
-    counters.mean_turn_tokens = speed.mean_after(counters, sample.length - sample.turn_start)
     counters.turns += 1
+    state.lengths.end(sample.length_class)
     sample.finish = event.finish
     sample.asks = 1
     sample.ask_due = event.ask_due
@@ -276,7 +280,7 @@ def apply_turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     sample.logprobs += bytes(len(event.ids))
     sample.spans.append(OpenSpan(start, sample.length, version=ENVIRONMENT_VERSION, engine="", attempt=sample.attempt))
     sample.turn += 1
-    sample.turn_start = sample.length
+    sample.turn_start, sample.length_class = sample.length, -1
     sample.finish = None
     _queue_sample(state, sample, event.at)
 
