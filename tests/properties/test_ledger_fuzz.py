@@ -22,7 +22,6 @@ from polyrl.wire import (
     Leaving,
     PublishVersion,
     Reject,
-    ReservedWindow,
     Score,
     Submit,
     TrainerHeartbeat,
@@ -96,7 +95,6 @@ trainer_messages = st.one_of(
     st.builds(Acknowledge, numbers, numbers),
     st.builds(EndStep, numbers, small, st.sampled_from(Purpose)),
     st.builds(PublishVersion, numbers, numbers, st.just("tcp://x"), st.just("k"), st.just(b"h")),
-    st.builds(ReservedWindow, numbers, st.booleans()),
     st.builds(TrainerReport, numbers, st.text(max_size=3), small, st.just({})),
     st.builds(TrainerHeartbeat),
 )

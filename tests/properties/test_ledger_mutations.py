@@ -11,7 +11,7 @@ import pytest
 from polyrl.ledger import apply, batching, events as f, journal, ledger
 from polyrl.ledger.apply import engines, samples
 from polyrl.ledger.messages import agents, deltas, trainer
-from polyrl.ledger.scheduling import leases, moves, placement
+from polyrl.ledger.scheduling import cost, leases, moves, placement, rebalance, recalls
 from polyrl.sample import Finish, Purpose
 from polyrl.wire import Acknowledge, Resend
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule
@@ -176,12 +176,14 @@ def stalls_unnoticed(patch: Patch) -> None:
 
 
 def drained_engine_gets_work(patch: Patch) -> None:
-    patch.setattr(placement, "has_slot", lambda engine, now: len(engine.running) < engine.capacity.max_running)
-    patch.setattr(placement, "serves", lambda engine, low, high: low <= engine.version <= high)
+    for module in (placement, rebalance, recalls):
+        patch.setattr(module, "has_slot", lambda engine, now: len(engine.running) < engine.capacity.max_running)
+    patch.setattr(cost, "serves", lambda engine, low, high: low <= engine.version <= high)
 
 
 def credit_ignored(patch: Patch) -> None:
-    patch.setattr(placement, "has_slot", lambda engine, now: engine.version >= 0 and not engine.draining)
+    for module in (placement, rebalance, recalls):
+        patch.setattr(module, "has_slot", lambda engine, now: engine.version >= 0 and not engine.draining)
 
 
 def dropped_in_silence(patch: Patch) -> None:

@@ -47,9 +47,6 @@ class Rollouts(Protocol):
     async def end_step(self, step: int, purpose: Purpose) -> None:
         """What is left of `step` is cancelled as surplus."""
 
-    async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
-        """Lets engines on the trainer's devices generate, or takes the devices back."""
-
     async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
         """What people see of a step or an evaluation: its numbers, and lines of samples.jsonl to read. In the run's
         status the newest report wins."""

@@ -11,7 +11,7 @@ the trainer takes the first answer to a request, so a second one with samples wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from polyrl import wire
@@ -88,12 +88,12 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     return None
 
 
-def answer_pending(transition: Transition) -> None:
-    """Answers every waiting BatchRequest that can be answered, oldest first."""
+def answer_pending(transition: Transition, holds_back: Callable[[Transition, BatchRequest], bool]) -> None:
+    """Answers every waiting BatchRequest that can be answered and is not held back, oldest first."""
     state = transition.state
     for pending in tuple(state.pending.values()):
         wanted, packing = pending.request, pack(state, pending.request)
-        if packing is None:
+        if packing is None or (packing.groups and holds_back(transition, wanted)):
             continue
         if not packing.groups and not packing.last:
             _close(transition, wanted, Declined(wanted.request, _too_large(state, wanted)))

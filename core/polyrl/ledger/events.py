@@ -56,8 +56,6 @@ class MoveCause(StrEnum):
     """The reserved window closed."""
     REBALANCED = "rebalanced"
     """Another engine will be faster."""
-    STRAGGLER = "straggler"
-    """Its engine is far slower than all others."""
     OUTGROWN = "outgrown"
     """It has filled its engine's context, and another engine's is longer."""
 
@@ -75,19 +73,8 @@ class QuarantineCause(StrEnum):
     """It sent tokens of a version that may not generate."""
     WRONG_TOKENS = MoveCause.WRONG_TOKENS
     """It sent other tokens than before."""
-    STRAGGLER = MoveCause.STRAGGLER
-    """It is far slower than all others; after this one tokens alone prove nothing."""
     RETURNED = "returned"
     """It had gone silent, and is back."""
-
-
-class RestoreCause(StrEnum):
-    """Why a straggler gets work like any other again."""
-
-    PROVEN = "proven"
-    """It is slow no longer."""
-    NEEDED = "needed"
-    """Too few others are left."""
 
 
 class GoneCause(StrEnum):
@@ -293,14 +280,22 @@ class VersionPublished(Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
+class BatchHeld(Event, frozen=True):
+    """A batch that could be delivered is held back until `until`: reserved engines go on generating, see
+    `scheduling.window`."""
+
+    until: float
+    durable: ClassVar[bool] = False
+
+
 class WindowSet(Event, frozen=True):
-    """Reserved engines may generate, or no longer; see `placement.slowest_pace`."""
+    """Reserved engines may generate, or no longer; see `window.slowest_pace`."""
 
     open: bool
     at: float
     token_s: float = 0.0
     read_s: float = 0.0
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class Reported(Event, frozen=True):
@@ -402,21 +397,11 @@ class WeightsAwaited(Event, frozen=True):
 class EngineQuarantined(Event, frozen=True):
     """An engine failed and gets no work before `quarantined_until`."""
 
-    # Who may take over from a reserved engine changes with it, and nothing else may happen before the next hand-over.
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
     engine: str
     quarantined_until: float
     cause: QuarantineCause
     at: float
-
-
-class EngineRestored(Event, frozen=True):
-    """A straggler gets work like any other again."""
-
-    engine: str
-    cause: RestoreCause
-    at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
 
 
 class EngineDraining(Event, frozen=True):
@@ -465,7 +450,7 @@ class Ticked(Event, frozen=True):
     """Deadlines were looked through; the next one is at `due`."""
 
     due: float
-    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
     durable: ClassVar[bool] = False
 
 

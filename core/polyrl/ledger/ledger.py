@@ -1,6 +1,7 @@
 """The thin front of the ledger: an input is decided, then what follows from it.
 
-Order after every input: what no longer fits is moved or discarded, work is placed, waiting requests are answered.
+Order after every input: what no longer fits is discarded, waiting requests are answered, and with them the reserved
+window follows the trainer; then work is placed, and moves.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from polyrl.ledger.messages.agents import handle_agent
 from polyrl.ledger.messages.trainer import handle_trainer
 from polyrl.ledger.scheduling import leases
 from polyrl.ledger.scheduling.moves import end_unservable
-from polyrl.ledger.scheduling.placement import hand_over, place
+from polyrl.ledger.scheduling.placement import place
 from polyrl.ledger.scheduling.rebalance import rebalance
-from polyrl.ledger.scheduling.recalls import leave_draining
+from polyrl.ledger.scheduling.window import follow_trainer, holds_back
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.status import Wait, manager_status, waits_of
 from polyrl.ledger.transition import Effects, Transition
@@ -80,14 +81,12 @@ class Ledger:
 def _settled(transition: Transition) -> Effects:
     if transition.follow_ups:
         if FollowUp.FIT in transition.follow_ups:
-            hand_over(transition)
             end_unservable(transition, [number for _, number in transition.state.queue])
         elif transition.requeued:
             end_unservable(transition, transition.requeued)
-        if FollowUp.PLACE in transition.follow_ups:
-            place(transition)
-            leave_draining(transition)
-            rebalance(transition)
         if FollowUp.PACK in transition.follow_ups:
-            answer_pending(transition)
+            answer_pending(transition, holds_back)
+        follow_trainer(transition)
+        if FollowUp.PLACE in transition.follow_ups:
+            rebalance(transition, place(transition))
     return transition.effects

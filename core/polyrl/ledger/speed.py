@@ -52,9 +52,6 @@ STALE_S: Final = 30.0
 """Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
 Ten times what the work of one sample tells about an engine, so trying again costs little."""
 
-WINDOWS_KEPT: Final = 16
-"""Windows remembered one by one, see `stragglers`."""
-
 Line: TypeAlias = tuple[float, float, float, float, float]
 """Moments of the windows, sums of 1, b, s, bb, bs."""
 
@@ -137,8 +134,6 @@ def _observe_window(engine: LeasedEngine, seconds: float) -> None:
     step = engine.window_load / engine.window_tokens
     if engine.on_trial:
         engine.on_trial, engine.step_scale, engine.tokens_per_s, engine.line = False, 0.0, 0.0, NO_LINE
-        engine.windows = []
-    engine.windows = [*engine.windows[1 - WINDOWS_KEPT :], (running, step, engine.window_tokens)]
     line = engine.line = _with(engine.line, running, step)
     engine.half_batch = _half_batch(line) or engine.half_batch
     engine.step_scale = smoothed(engine.step_scale, step / (1 + running / (engine.half_batch or HALF_BATCH)))

@@ -111,6 +111,8 @@ class Assignment(msgspec.Struct, array_like=True):
     """Why its engine was asked to give it back; None: it was not."""
     recall_target: str = ""
     """Engine to which its sample goes then."""
+    kv_end: int = 0
+    """Response position up to which KV room is set aside."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -171,10 +173,6 @@ class LeasedEngine(msgspec.Struct):
     """When it last got a sample."""
     on_trial: bool = False
     """Its measurement was old when it got a sample; the next window replaces it."""
-    straggler: bool = False
-    """Far slower than the others: one sample at a time until a window says otherwise."""
-    windows: list[tuple[float, float, int]] = msgspec.field(default_factory=list)
-    """(running, seconds per step, tokens) of its last windows, newest last."""
     window_at: float = 0.0
     window_tokens: int = 0
     window_load: float = 0.0
@@ -200,6 +198,12 @@ class LeasedEngine(msgspec.Struct):
     """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
     """running, queued, free KV tokens, as it last reported."""
+    load_at: float = -inf
+    """When."""
+    kv_since: int = 0
+    """KV tokens that came to what it runs since, less those that ended."""
+    kv_growth: int = 0
+    """KV room set aside for tokens still to come of what it runs, in tokens."""
 
     @property
     def occupied(self) -> int:
@@ -215,6 +219,19 @@ class LeasedEngine(msgspec.Struct):
     def kv_taken(self) -> int:
         """KV room that is taken or set aside, in tokens."""
         return self.kv + sum(self.reserved_kv.values())
+
+
+class LearnerState(msgspec.Struct):
+    """What the trainer does with what it gets; its devices are those of the reserved engines."""
+
+    busy_since: float = inf
+    """Since when it learns what was delivered; inf: it waits for more, or has nothing."""
+    tokens: int = 0
+    """Prompt and response tokens delivered since."""
+    token_s: float = 0.0
+    """Seconds per token to learn; 0: not measured."""
+    held_until: float = -inf
+    """Until then a batch is held back, see `scheduling.window`."""
 
 
 class StepState(msgspec.Struct):
@@ -300,6 +317,9 @@ class LedgerState(msgspec.Struct):
     """The newest published."""
     window_open: bool = True
     """Reserved engines may generate."""
+    window_at: float = -inf
+    """When it opened or closed."""
+    learner: LearnerState = msgspec.field(default_factory=LearnerState)
     trainer_at: float = -inf
     """When the trainer was last heard; -inf: never greeted."""
     trainer: str = ""

@@ -74,7 +74,6 @@ from polyrl.wire.trainer import (
     Late as Late,
     PublishVersion as PublishVersion,
     Reject as Reject,
-    ReservedWindow as ReservedWindow,
     Score as Score,
     Submit as Submit,
     ToTrainer as ToTrainer,

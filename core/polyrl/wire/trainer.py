@@ -119,13 +119,6 @@ class PublishVersion(Message, frozen=True, tag="publish"):
         return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)
 
 
-class ReservedWindow(Message, frozen=True, tag="window"):
-    """Open: reserved engines may generate. Closed: they hand over what they run, if anyone else can take it."""
-
-    request: int
-    open: bool
-
-
 class TrainerReport(Message, frozen=True, tag="report"):
     """What the trainer wants seen: a step or an evaluation in named numbers. In status the newest one wins."""
 
@@ -244,7 +237,6 @@ FromTrainer: TypeAlias = (
     | Acknowledge
     | EndStep
     | PublishVersion
-    | ReservedWindow
     | TrainerReport
     | FinishRun
     | TrainerHeartbeat

@@ -19,7 +19,7 @@ import structlog
 import zmq
 
 from polyrl import wire
-from polyrl.ledger.scheduling.recalls import reserve_of
+from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.wire import HandBackReason
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation

@@ -117,7 +117,6 @@ async def test_streams_end_with_the_run(site: Any) -> None:
 async def test_report_and_window_reach_the_status(site: Any) -> None:
     async with site.client() as client:
         await client.report("rl", 7, {"reward": 0.5})
-        await client.reserved_window(open=False)
         await client.end_step(0, Purpose.TRAIN)
     status = site.manager.status()
     assert (status.phase, status.step, status.values) == ("rl", 7, {"reward": 0.5})

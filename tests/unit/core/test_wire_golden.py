@@ -202,11 +202,6 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.ReservedWindow(9, False),
-        "0193a677696e646f7709c2",
-    ),
-    (
-        TRAINER,
         wire.TrainerReport(10, "rl", step=2, values={"reward": 0.5}),
         "0196a67265706f72740aa2726c0281a6726577617264cb3fe000000000000090",
     ),

@@ -180,10 +180,7 @@ class RolloutClient(Rollouts):
         await self._request(lambda n: wire.EndStep(n, step, purpose=purpose), f"the end of step {step}")
         self._cursor.end_step(step, purpose)
 
-    async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
-        await self._request(lambda n: self._announce(wire.ReservedWindow(n, open)), "the reserved window")
-
-    def _announce(self, message: wire.PublishVersion | wire.ReservedWindow) -> wire.FromTrainer:
+    def _announce(self, message: wire.PublishVersion) -> wire.FromTrainer:
         self._cursor.announce(message)
         return message
 

@@ -153,11 +153,11 @@ class Cursor:
     journal: str = ""
     """The manager's; empty before the first welcome."""
     _announced: dict[type, FromTrainer] = field(default_factory=dict)
-    """The newest version and window."""
+    """The newest version."""
     _open: dict[int, tuple[int, Purpose]] = field(default_factory=dict)
     """Step and purpose of each group that was submitted and neither came in a batch, nor was dropped, nor cancelled."""
 
-    def announce(self, message: wire.PublishVersion | wire.ReservedWindow) -> None:
+    def announce(self, message: wire.PublishVersion) -> None:
         """The newest of its kind counts until the next one."""
         self._announced[type(message)] = message
 

@@ -69,7 +69,6 @@ class Evaluator:
             max_replaced=len(self.prompts),
         )
         state.next_evaluation += 1
-        await self.rollouts.reserved_window(True)
         groups = self.supply.open(plan, _repeat_infrastructure_losses)
         await groups.submit([DrawnItem(0, index, item=prompt) for index, prompt in enumerate(self.prompts)])
         answered = await self.session.unless_stopped(self._collect(groups))

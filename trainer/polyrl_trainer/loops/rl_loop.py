@@ -1,6 +1,6 @@
 """Reinforcement learning, one step after the other.
 
-    publish version v ─> open the reserved window ─> submit promptsPerStep groups (and over-sampled ones)
+    publish version v ─> submit promptsPerStep groups (and over-sampled ones)
         engines generate, user code scores                              (all the while)
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
@@ -123,7 +123,6 @@ class RlStep:
         """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
         parts = self._parts
         self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
-        await parts.rollouts.reserved_window(True)
         groups = await self._submit()
         sums: dict[str, float] = {}
         for number in range(self._mini_batches):
@@ -208,8 +207,7 @@ class RlStep:
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
         samples = self._receive(groups, batch)
         if not self._trained:
-            # The learner needs the devices now; what reserved engines still run moves to others, if there are others.
-            await self._parts.rollouts.reserved_window(False)
+            # The manager gives the first batch when the learner is to have the devices of the reserved engines.
             self._clock.reserved_closes()
         temperature = self._recipe.sampling.temperature
         with self._clock.training():

@@ -56,7 +56,6 @@ class FakeRollouts:
         self.acknowledged: list[int] = []
         self.discarded: dict[int, DiscardReason] = {}
         self.published: list[int] = []
-        self.windows: list[bool] = []
         self.reports: list[tuple[str, int, dict[str, float]]] = []
 
     async def publish(self, weights: WeightsRef) -> None:
@@ -132,9 +131,6 @@ class FakeRollouts:
     async def end_step(self, step: int, purpose: Purpose) -> None:
         for group in self._of(step, purpose):
             self._drop(group, DiscardReason.SURPLUS, "")
-
-    async def reserved_window(self, open: bool) -> None:  # noqa: A002 - the wire's own word
-        self.windows.append(open)
 
     async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
         self.reports.append((phase, step, dict(values)))

@@ -6,8 +6,9 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.samples import end_recall, increment, wake
+from polyrl.ledger.apply.samples import end_learning, end_recall, increment, wake
 from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
+from polyrl.sample import Pool
 
 ANSWERED_MEMORY: Final = 1024
 """Requests remembered by digest: far more than a trainer can have unanswered."""
@@ -26,6 +27,7 @@ SERVED_MEMORY: Final = 128
 
 
 def apply_step_ended(state: LedgerState, event: events.StepEnded) -> None:
+    end_learning(state, event.at)
     step = state.steps.get(step_key(event.step, event.purpose))
     if step is not None:
         step.notices.clear()
@@ -36,7 +38,15 @@ def apply_version_published(state: LedgerState, event: events.VersionPublished) 
 
 
 def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:
-    state.window_open = event.open
+    state.window_open, state.window_at = event.open, event.at
+    for engine in state.engines.values():
+        if engine.pool is Pool.RESERVED:
+            speed.begin_window(engine, event.at)  # what it does while the trainer learns says nothing of its speed
+
+
+def apply_batch_held(state: LedgerState, event: events.BatchHeld) -> None:
+    state.learner.held_until = event.until
+    wake(state, event.until)
 
 
 def apply_reported(state: LedgerState, event: events.Reported) -> None:
@@ -57,6 +67,8 @@ def apply_trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> N
     if state.trainer and event.trainer != state.trainer:
         state.replaced.append(state.trainer)
         del state.replaced[:-REPLACED_MEMORY]
+    if event.trainer != state.trainer:
+        state.learner.busy_since = inf
     state.trainer, state.trainer_since = event.trainer, event.at
 
 
@@ -93,7 +105,9 @@ def apply_engine_heard(state: LedgerState, event: events.EngineHeard) -> None:
 
 
 def apply_engine_load(state: LedgerState, event: events.EngineLoad) -> None:
-    state.engines[event.engine].load = (event.running, event.queued, event.kv_free_tokens)
+    engine = state.engines[event.engine]
+    engine.load = (event.running, event.queued, event.kv_free_tokens)
+    engine.load_at, engine.kv_since = engine.heard_at, 0
 
 
 def apply_engine_serving(state: LedgerState, event: events.EngineServing) -> None:
@@ -109,14 +123,7 @@ def apply_engine_quarantined(state: LedgerState, event: events.EngineQuarantined
     engine = state.engines[event.engine]
     engine.failures += 1
     engine.quarantined_until = event.quarantined_until
-    if event.cause is events.QuarantineCause.STRAGGLER:
-        engine.straggler, engine.windows = True, []
     wake(state, event.quarantined_until)
-
-
-def apply_engine_restored(state: LedgerState, event: events.EngineRestored) -> None:
-    engine = state.engines[event.engine]
-    engine.straggler, engine.failures, engine.quarantined_until = False, 0, event.at
 
 
 def apply_engine_draining(state: LedgerState, event: events.EngineDraining) -> None:

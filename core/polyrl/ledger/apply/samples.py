@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from math import inf, isfinite
+from typing import Final
 
 from polyrl.ledger import events, speed
 from polyrl.ledger.lengths import BOUNDS
@@ -11,6 +13,7 @@ from polyrl.ledger.state import (
     Assignment,
     BatchState,
     GroupState,
+    LeasedEngine,
     LedgerState,
     OpenSpan,
     PendingRequest,
@@ -23,6 +26,9 @@ from polyrl.ledger.state import (
 )
 from polyrl.sample import DiscardReason, Group, Purpose, sample_id
 from polyrl.wire import GroupDropped, row_columns
+
+KV_STEP: Final = 256
+"""Tokens of KV room set aside at least for a turn that outgrew what was expected: some seconds of its engine."""
 
 
 def wake(state: LedgerState, at: float) -> None:
@@ -55,13 +61,24 @@ def _unqueue_sample(state: LedgerState, sample: SampleState) -> None:
         del state.queue[bisect_left(state.queue, group.key)]
 
 
+def end_learning(state: LedgerState, at: float) -> None:
+    """The trainer no longer learns what it was given last."""
+    learner = state.learner
+    if isfinite(learner.busy_since) and at > learner.busy_since and learner.tokens:
+        learner.token_s = speed.smoothed(learner.token_s, (at - learner.busy_since) / learner.tokens)
+    learner.busy_since, learner.tokens = inf, 0
+
+
 def _end_assignment(state: LedgerState, number: int) -> Assignment:
     end_recall(state, number)
     assignment = state.assignments.pop(number)
     state.samples[assignment.sample].assignment = 0
     engine = state.engines[assignment.engine]
     del engine.running[number]
+    growth = assignment.kv_end - assignment.length
     engine.kv -= assignment.kv
+    engine.kv_growth -= growth
+    engine.kv_since -= assignment.kv - growth
     if assignment.reading:
         speed.stop_reading(engine, assignment.reading)
     engine.gaps.pop(number, None)
@@ -141,18 +158,23 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
     engine.assigned_at = event.at
     reading = speed.begin_reading(engine, event.reading, event.at)
     engine.running[event.assignment] = None
+    limit = sample.length + tokens_left(state, sample, engine.capacity.max_context)
+    kv_end = min(limit, sample.length + max(1, event.kv - len(group.prompt_ids) // 4 - sample.length))
     engine.kv += event.kv
+    engine.kv_growth += kv_end - sample.length
+    engine.kv_since += event.kv - (kv_end - sample.length)
     state.assignments[event.assignment] = Assignment(
         sample=event.sample,
         engine=event.engine,
         low=group.min_version,
         high=group.max_version,
         length=sample.length,
-        limit=sample.length + tokens_left(state, sample, engine.capacity.max_context),
+        limit=limit,
         kv=event.kv,
         at=event.at,
         progress_at=event.at,
         reading=reading,
+        kv_end=kv_end,
     )
     wake(state, event.at + state.config.progress_deadline_s)
 
@@ -170,6 +192,7 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
     numbers, _, counts, _ = row_columns(event.rows)
     assignments, samples, ids, logprobs = state.assignments, state.samples, event.ids, event.logprobs
     version, at, begin = event.version, event.at, 0
+    engine = state.engines[event.engine]
     for number, size in zip(numbers, counts, strict=True):
         if not size:
             continue
@@ -182,6 +205,8 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
         position = assignment.length
         assignment.length = position + size
         assignment.progress_at = at
+        if assignment.length > assignment.kv_end:
+            _set_more_aside(engine, assignment)
         turn_tokens = assignment.length - sample.turn_start
         if turn_tokens >= BOUNDS[sample.length_class + 1]:
             sample.length_class = state.lengths.grow(sample.length_class, turn_tokens)
@@ -193,14 +218,24 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
                 OpenSpan(position, position + size, version=version, engine=event.engine, attempt=sample.attempt)
             )
             if assignment.reading:
-                speed.end_reading(state.engines[event.engine], assignment.reading, at)
+                speed.end_reading(engine, assignment.reading, at)
                 assignment.reading = 0
         begin = end
     _count_deltas(state, event, len(numbers), begin >> 2)
-    gaps = state.engines[event.engine].gaps
-    if gaps:
+    engine.kv_growth -= begin >> 2
+    engine.kv_since += begin >> 2
+    if engine.gaps:
         for number in numbers:
-            gaps.pop(number, None)
+            engine.gaps.pop(number, None)
+
+
+def _set_more_aside(engine: LeasedEngine, assignment: Assignment) -> None:
+    """A turn that outgrew what was expected will go on: by half of what it has, or KV_STEP."""
+    end = min(assignment.limit, assignment.length + max(KV_STEP, assignment.length // 2))
+    more = end - assignment.kv_end
+    assignment.kv_end, assignment.kv = end, assignment.kv + more
+    engine.kv += more
+    engine.kv_growth += more
 
 
 def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, tokens: int) -> None:
@@ -343,6 +378,7 @@ def _leave_step(state: LedgerState, entry: GroupState) -> None:
 
 
 def apply_batch_requested(state: LedgerState, event: events.BatchRequested) -> None:
+    end_learning(state, event.at)
     due = event.at + event.wanted.deadline_s
     state.pending[event.wanted.request] = PendingRequest(event.wanted, event.at, due=due)
     wake(state, due)
@@ -358,6 +394,11 @@ def apply_batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
     if not event.groups:
         return
     state.batches[event.batch] = BatchState(event.wanted, list(event.groups), last=event.last)
+    state.learner.held_until = -inf
+    if event.wanted.purpose is Purpose.TRAIN and not state.pending:
+        # A trainer that has asked for more already says that it needs its devices for nothing yet.
+        state.learner.busy_since = min(state.learner.busy_since, event.at)
+        state.learner.tokens += sum(group_tokens(state, number) for number in event.groups)
     for number in event.groups:
         entry = state.groups[number]
         entry.batch = event.batch
@@ -381,6 +422,7 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
 
 
 def apply_batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
+    end_learning(state, event.at)
     for number in state.batches.pop(event.batch).groups:
         group = state.groups[number].group
         step = _step_of(state, group)

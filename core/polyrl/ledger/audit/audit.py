@@ -57,7 +57,6 @@ class Audit:
             text = f"the run has ended and {len(self.samples.live)} groups have not, group {first} first"
             self.findings.broke("I1", self._at, text)
         self.batches.conclude()
-        self.window.conclude(self._at)
         if state is not None:
             _compare(self.findings, state, self.engines, self.samples, self.batches, self._at)
             _check_traffic(self.findings, state.counters, self._at)
@@ -113,20 +112,14 @@ class Audit:
 
     def _gone(self, event: f.EngineGone, entry: history.HistoryEntry) -> None:
         self.engines.gone(event, entry.at)
-        self.window.gone(event.engine, entry.at)
+        self.window.gone(event.engine)
 
 
 _Handler = Callable[[Audit, Any, history.HistoryEntry], None]
 
 
 def _of_engine(check: Callable[[EngineAudit, Any, float], None]) -> _Handler:
-    """The handler of an event after which other engines may have become able to take what reserved ones run."""
-
-    def handle(audit: Audit, event: f.Event, entry: history.HistoryEntry) -> None:
-        check(audit.engines, event, entry.at)
-        audit.window.engines_changed(entry.at)
-
-    return handle
+    return lambda audit, event, entry: check(audit.engines, event, entry.at)
 
 
 _HANDLERS: Final[dict[type, _Handler]] = {
@@ -153,7 +146,6 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.EngineGreeted: _of_engine(EngineAudit.greeted),
     f.EngineServing: _of_engine(EngineAudit.serving),
     f.EngineQuarantined: _of_engine(EngineAudit.quarantined),
-    f.EngineRestored: _of_engine(EngineAudit.restored),
     f.EngineDraining: _of_engine(EngineAudit.draining),
     f.EngineGone: Audit._gone,
 }

@@ -70,11 +70,6 @@ class EngineAudit:
         if engine is not None:
             engine.paused_until = event.quarantined_until
 
-    def restored(self, event: f.EngineRestored, at: float) -> None:
-        engine = self._leased(event.engine, "is restored", at)
-        if engine is not None:
-            engine.paused_until = -inf
-
     def draining(self, event: f.EngineDraining, at: float) -> None:
         engine = self._leased(event.engine, "is drained", at)
         if engine is None:

@@ -222,7 +222,7 @@ def subjects_of(entry: HistoryEntry) -> list[str]:
             return [batch_subject(event.batch)]
         case f.EngineGreeted() | f.EngineHeard() | f.EngineServing() | f.EngineGone():
             return [engine_subject(event.engine)]
-        case f.EngineQuarantined() | f.EngineRestored() | f.EngineDraining():
+        case f.EngineQuarantined() | f.EngineDraining():
             return [engine_subject(event.engine)]
     return [RUN]
 

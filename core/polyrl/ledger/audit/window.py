@@ -1,9 +1,8 @@
 """The reserved window as an audit sees it: who generates on the trainer's devices, when, and for how long (I9).
 
-Three things must hold. Outside the window reserved engines get nothing that others could take, and keep nothing that
-others could go on with. What they hand over finds somebody: with no other engine they generate until all is done. And a
-window that closes was never used for longer than the work takes that was left in it, at the speed measured by then
-(one that closes before any was measured is not timed):
+Two things must hold. Outside the window, while the trainer learns, reserved engines get nothing that others could take.
+And a window that closes was never used for longer than the work takes that was left in it, at the speed measured by
+then (one that closes before any was measured is not timed):
 
     busy seconds of each engine <= PACE_SLACK * (tokens left * token_s + tokens read * read_s) + progress_deadline_s
 
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.ledger import events as f
-from polyrl.ledger.audit.engines import CLOCK_EPSILON_S, EngineAudit
+from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.samples import SampleAudit
 from polyrl.ledger.state import SamplePhase
@@ -35,8 +34,6 @@ class _Stay:
 
     engine: str
     sample: str
-    overdue_since: float | None = None
-    """Since when it ought to be elsewhere."""
 
 
 class WindowAudit:
@@ -64,7 +61,6 @@ class WindowAudit:
             self._begin(at)
         else:
             self._close(event, at)
-        self.engines_changed(at)
 
     def submitted(self, event: f.GroupSubmitted) -> None:
         self._left += event.group.n * event.group.sampling.max_new_tokens
@@ -86,35 +82,19 @@ class WindowAudit:
         stay = self._stays.pop(assignment, None)
         if stay is None:
             return
-        self._check_stay(stay, at)
         if cause is not None:
             self._moved(stay, cause, at)
         if all(other.engine != stay.engine for other in self._stays.values()):
             self._pause(stay.engine, at)
-
-    def engines_changed(self, at: float) -> None:
-        """An engine came, went, drains, failed or serves another version; or the window moved."""
-        for stay in self._stays.values():
-            if self._open or not self._others_can(stay.sample, at):
-                self._check_stay(stay, at)
-                stay.overdue_since = None
-            elif stay.overdue_since is None:
-                stay.overdue_since = at
 
     def renewed(self, at: float) -> None:
         """The manager had been away: what went on meanwhile says nothing of anybody's speed."""
         self._busy.clear()
         self._busy_from = dict.fromkeys(self._busy_from, at)
 
-    def gone(self, engine: str, at: float) -> None:
+    def gone(self, engine: str) -> None:
         self._busy.pop(engine, None)
         self._busy_from.pop(engine, None)
-        self.engines_changed(at)
-
-    def conclude(self, at: float) -> None:
-        """To be called once, after the last record."""
-        for stay in self._stays.values():
-            self._check_stay(stay, at)
 
     def _begin(self, at: float) -> None:
         self._busy.clear()
@@ -152,18 +132,6 @@ class WindowAudit:
         if cause not in KEPT_CAUSES:
             self._busy[stay.engine], self._busy_from[stay.engine] = 0.0, at
             self._left += self._tokens(stay.sample)[1]  # what it lost is generated again
-        if cause is not f.MoveCause.WINDOW:
-            return
-        self._findings.saw("I9", "handed over")
-        if self._open or not self._others_can(stay.sample, at):
-            why = "while the window is open" if self._open else "and no other engine can go on with it"
-            self._findings.broke("I9", at, f"{stay.engine} hands over sample {stay.sample}, {why}")
-
-    def _check_stay(self, stay: _Stay, at: float) -> None:
-        since = stay.overdue_since
-        if since is not None and at > since + CLOCK_EPSILON_S:
-            text = f"{stay.engine} has kept sample {stay.sample} for {at - since:.3f} s outside the window"
-            self._findings.broke("I9", at, f"{text}, and others could go on with it")
 
     def _others_can(self, name: str, at: float) -> bool:
         """Whether an engine that is not reserved serves a version that the sample may use, and is not pausing."""

@@ -24,7 +24,6 @@ from polyrl.ledger import events
 from polyrl.ledger.batching import answer_again, digest_of, discard_group, passes
 from polyrl.ledger.scheduling.leases import announce, drain_engine
 from polyrl.ledger.scheduling.moves import already_over, end_turn
-from polyrl.ledger.scheduling.placement import slowest_pace
 from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
@@ -300,12 +299,6 @@ def _publish(transition: Transition, message: wire.PublishVersion) -> None:
         announce(transition, name)
 
 
-def _window(transition: Transition, message: wire.ReservedWindow) -> None:
-    if message.open != transition.state.window_open:
-        token_s, read_s = slowest_pace(transition.state)
-        transition.record(events.WindowSet(message.open, transition.now, token_s=token_s, read_s=read_s))
-
-
 def _report(transition: Transition, message: wire.TrainerReport) -> None:
     # Status is JSON, which has no NaN: a loss that is none would make it unreadable for the operator.
     finite = {name: value for name, value in message.values.items() if isfinite(value)}
@@ -330,7 +323,6 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     wire.Acknowledge: _acknowledge,
     wire.EndStep: _once(_end_step),
     wire.PublishVersion: _publish,
-    wire.ReservedWindow: _once(_window),
     wire.TrainerReport: _once(_report),
     wire.FinishRun: _finish,
 }

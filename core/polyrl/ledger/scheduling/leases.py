@@ -14,10 +14,9 @@ from polyrl.ledger import events
 from polyrl.ledger.batching import close_late, discard_group
 from polyrl.ledger.events import GoneCause, MoveCause
 from polyrl.ledger.scheduling.moves import move, quarantine
-from polyrl.ledger.scheduling.stragglers import look_for_stragglers
 from polyrl.ledger.state import Assignment, LedgerState, turn_done
 from polyrl.ledger.transition import Transition
-from polyrl.sample import DiscardReason
+from polyrl.sample import DiscardReason, Pool
 from polyrl.wire import Announce, StartDrain
 
 TICK_RESOLUTION_S: Final = 0.1
@@ -34,7 +33,6 @@ def tick(transition: Transition) -> None:
     _end_leases(transition)
     _end_drains(transition)
     _find_stalled(transition)
-    look_for_stragglers(transition)
     _announce_again(transition)
     _ask_again(transition)
     close_late(transition)
@@ -98,10 +96,14 @@ def _find_stalled(transition: Transition) -> None:
 def _progress_deadline(state: LedgerState, assignment: Assignment) -> float:
     """A sample that waits for its first token counts from the last prompt that its engine has read, within bounds."""
     allowed = state.config.progress_deadline_s
+    engine, progress_at = state.engines[assignment.engine], assignment.progress_at
+    if engine.pool is Pool.RESERVED:
+        if not state.window_open:
+            return inf  # its devices learn
+        progress_at = max(progress_at, state.window_at)
     if assignment.progress_at > assignment.at:
-        return assignment.progress_at + allowed
-    read_at = state.engines[assignment.engine].read_at
-    return min(max(assignment.progress_at, read_at) + allowed, assignment.progress_at + READING_SHARE * allowed)
+        return progress_at + allowed
+    return min(max(progress_at, engine.read_at) + allowed, progress_at + READING_SHARE * allowed)
 
 
 def _announce_again(transition: Transition) -> None:

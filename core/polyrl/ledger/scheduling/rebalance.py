@@ -1,14 +1,16 @@
-"""When an engine with room takes running samples from one where they would finish later.
+"""When a running sample moves: as soon as another engine with room finishes it sooner (see `cost`).
 
-    stay = expected_tokens * step(victim, running)
-    go   = expected_tokens * step(thief, running + 1) + read(thief, what it reads already + what is new) + 2 * delta_s
+    stay = cost where it runs       infinite on an engine that drains and has not the time, long on one whose devices
+                                    the trainer needs
+    go   = cost on the other engine + 2 * delta_s
 
-The sample that would finish last goes first, to the engine where one more token takes least: an idle one (the tail
-spreads) or a busy faster one (the tail gathers), whichever ends it sooner. It moves only when `stay - go` exceeds both
+The sample that would finish last goes first, to where it costs least. It moves only when `stay - go` exceeds both
 GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
-if what the thief runs already still ends before `stay`: else the move would put the step's end off. Hysteresis: a
-sample that moved stays put for REST_S, and one that tries an engine (see `placement`) stays until it is measured. An
-engine that greets anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
+if what the other engine runs already still ends before `stay`: else the move would put the step's end off. Hysteresis:
+a sample that moved stays put for REST_S, and one that tries an engine stays until it is measured. An engine that greets
+anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
+
+Room is what the queue leaves: engines that something waiting could use are not given what runs elsewhere.
 
 One event looks at the slowest engines' samples, for the fastest engines with room, and after a look at many the next
 one waits SCAN_PAUSE_S: what all of it costs does not grow with the fleet.
@@ -17,15 +19,25 @@ one waits SCAN_PAUSE_S: what all of it costs does not grow with the fleet.
 from __future__ import annotations
 
 from heapq import nlargest
+from math import inf
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
 from polyrl.ledger.events import BalancePaused, MoveCause
-from polyrl.ledger.scheduling import placement
-from polyrl.ledger.scheduling.placement import PlacementRequest, has_slot
+from polyrl.ledger.scheduling.cost import (
+    Costs,
+    PlacementRequest,
+    fits,
+    has_slot,
+    kv_room,
+    may_generate,
+    placement_request,
+    sibling_engines,
+)
+from polyrl.ledger.scheduling.placement import Room
 from polyrl.ledger.scheduling.recalls import recall
-from polyrl.ledger.speed import Pace
-from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState
+from polyrl.ledger.scheduling.window import opens_in
+from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
 
 GAIN_S: Final = 0.5
@@ -37,11 +49,11 @@ GAIN_SHARE: Final = 0.25
 REST_S: Final = 5.0
 """A sample moves at most this often for speed's sake."""
 
-THIEVES: Final = 8
+TAKERS: Final = 8
 """Engines with room that are looked at per event, the fastest first."""
 
-VICTIMS: Final = 8
-"""Engines whose samples are looked at, the slowest first."""
+GIVERS: Final = 8
+"""Engines whose samples are looked at, the slowest first; those that must give are looked at all."""
 
 SCANNED_AT_ONCE: Final = 200
 """Engines and samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a
@@ -52,55 +64,71 @@ SCAN_PAUSE_S: Final = 0.25
 
 
 class _Movable(NamedTuple):
-    """A sample on an engine so slow that a move may pay; sorts by how long it will take there."""
+    """A sample that a move may pay for; sorts by how long it will take where it is."""
 
-    seconds: float
-    """Until it is finished where it is."""
+    stay: float
     number: int
     """Its assignment."""
-    step: float
-    """Seconds per token there."""
     engine: str
 
 
-def rebalance(transition: Transition) -> None:
+def rebalance(transition: Transition, room: Room) -> None:
     """Lets engines with room take from those where samples would finish last."""
-    state = transition.state
-    paused = 0 <= transition.now - state.balanced_at < SCAN_PAUSE_S
-    if state.queue or len(state.engines) < 2 or not state.assignments or paused:
+    state, now = transition.state, transition.now
+    takers = room.unclaimed()
+    if not takers or len(state.engines) < 2 or not state.assignments:
         return
-    fleet = speed.fleet_step(state)
-    with_room = [(_step(e, fleet, 1), e.name) for e in state.engines.values() if has_slot(e, transition.now)]
-    if not with_room:
-        return
-    movable = _movable(transition, fleet, min(with_room)[0] / (1 - GAIN_SHARE))
-    requests: dict[int, PlacementRequest] = {}
-    for step, name in sorted(with_room)[:THIEVES]:
-        slower = [one for one in movable if one.step > step / (1 - GAIN_SHARE) and one.engine != name]
-        _take(transition, state.engines[name], fleet, slower, requests)
-    if len(state.engines) + len(movable) > SCANNED_AT_ONCE:
-        transition.record(BalancePaused(transition.now, transition.now + SCAN_PAUSE_S))
+    costs = Costs(state, now)
+    forced = [engine for engine in state.engines.values() if engine.running and _must_give(state, engine, now)]
+    paused = 0 <= now - state.balanced_at < SCAN_PAUSE_S
+    givers = forced if paused else [*forced, *_slow(transition, costs, takers)]
+    movable = _movable(transition, costs, givers)
+    takers = sorted(takers, key=lambda engine: (costs.step(engine, 1), engine.name))
+    for one in movable:
+        takers = [engine for engine in takers if has_slot(engine, now)]
+        if not takers:
+            break
+        _move(transition, costs, one, takers[:TAKERS])
+    if not paused and len(state.engines) + len(movable) > SCANNED_AT_ONCE:
+        transition.record(BalancePaused(now, now + SCAN_PAUSE_S))
 
 
-def _step(engine: LeasedEngine, fleet: float, more: int = 0) -> float:
-    """Seconds per token, with `more` samples on top of what it will run anyway."""
-    return speed.pace_of(engine, fleet).step(engine.expected_running + more)
+def _must_give(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
+    """It is about to go, or its devices are needed."""
+    return engine.drain_at < inf if engine.draining else opens_in(state, engine, now) > 0
 
 
-def _movable(transition: Transition, fleet: float, limit: float) -> list[_Movable]:
-    """What may move from the slowest engines that take longer per token than `limit`: what would finish last, first."""
+def _slow(transition: Transition, costs: Costs, takers: list[LeasedEngine]) -> list[LeasedEngine]:
+    """The slowest engines, as far as the fastest taker is faster by what a move must promise."""
+    state, now = transition.state, transition.now
+    limit = min(costs.step(engine, 1) for engine in takers) / (1 - GAIN_SHARE)
+    running = [e for e in state.engines.values() if e.running and e.expected_running]
+    slow = [e for e in running if costs.step(e) > limit and not _must_give(state, e, now) and not e.draining]
+    measured = (engine for engine in slow if not _is_unmeasured(state, engine, now))
+    return nlargest(GIVERS, measured, key=costs.step)
+
+
+def _movable(transition: Transition, costs: Costs, givers: list[LeasedEngine]) -> list[_Movable]:
+    """What may move from these engines: what must, by priority, then what would finish last."""
     state = transition.state
-    # A draining engine gives back what leaves it, see `recalls`.
-    running = [e for e in state.engines.values() if e.running and e.expected_running and not e.draining]
-    steps = ((_step(engine, fleet), engine) for engine in running)
-    slow = [(step, e.name) for step, e in steps if step > limit and not _is_unmeasured(state, e, transition.now)]
-    found = [
-        _Movable(_expected(state, number) * step, number, step=step, engine=name)
-        for step, name in nlargest(VICTIMS, slow)
-        for number in state.engines[name].running
-        if not _rests(transition, number)
-    ]
-    return sorted(found, reverse=True)
+    found = []
+    for engine in givers:
+        for number in engine.running:
+            if not _rests(transition, number, forced=_must_give(state, engine, transition.now)):
+                stay = costs.staying(engine, _request(state, number))
+                found.append(
+                    (_priority(state, number) if stay == inf else 0, _Movable(stay, number, engine=engine.name))
+                )
+    found.sort(key=lambda one: (-one[1].stay, one[0], -_request(state, one[1].number).expected))
+    return [one for _, one in found]
+
+
+def _request(state: LedgerState, number: int) -> PlacementRequest:
+    return placement_request(state, state.assignments[number].sample)
+
+
+def _priority(state: LedgerState, number: int) -> int:
+    return state.groups[state.samples[state.assignments[number].sample].group].key[0]
 
 
 def _is_unmeasured(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
@@ -112,64 +140,50 @@ def _is_unmeasured(state: LedgerState, engine: LeasedEngine, now: float) -> bool
     return state.assignments[next(iter(engine.running))].at < engine.greeted_at
 
 
-def _rests(transition: Transition, number: int) -> bool:
-    """It is on its way already, has moved, or has just begun."""
-    one = transition.state.assignments[number]
+def _rests(transition: Transition, number: int, *, forced: bool) -> bool:
+    """It is on its way already; or without need it has moved, or just begun."""
+    one, now = transition.state.assignments[number], transition.now
+    if one.recall_cause or forced:
+        return bool(one.recall_cause)
     moved_at = transition.state.samples[one.sample].moved_at
-    return bool(one.recall_cause) or moved_at + REST_S > transition.now or one.at + speed.WINDOW_S > transition.now
+    return moved_at + REST_S > now or one.at + speed.WINDOW_S > now
 
 
-def _take(
-    transition: Transition,
-    thief: LeasedEngine,
-    fleet: float,
-    movable: list[_Movable],
-    requests: dict[int, PlacementRequest],
-) -> None:
-    """What would finish last first, as far as it pays; `requests` keeps what samples need for the next thief."""
-    state = transition.state
-    last = max((_expected(state, other) for other in thief.running), default=0)
-    for one in movable:
-        if not has_slot(thief, transition.now):
-            return
-        assignment = state.assignments[one.number]
-        if assignment.recall_cause:
-            continue
-        request = requests.get(one.number)
-        if request is None:
-            request = requests[one.number] = placement.placement_request(state, assignment.sample)
-        if _worthwhile(transition, assignment, request, thief=thief, fleet=fleet, last=last):
-            recall(transition, one.number, MoveCause.REBALANCED, to=thief, request=request)
+def _move(transition: Transition, costs: Costs, one: _Movable, takers: list[LeasedEngine]) -> None:
+    """To where it costs least, if that pays."""
+    state, now = transition.state, transition.now
+    request = _request(state, one.number)
+    siblings = sibling_engines(state, state.groups[request.group].group)
+    offers = [
+        (costs.on(taker, request, has_sibling=taker.name in siblings), taker.name)
+        for taker in takers
+        if taker.name != one.engine
+        and taker.name != request.avoid
+        and fits(taker, request, now)
+        and request.size <= kv_room(taker, now)
+        and may_generate(state, taker, request.low, request.high, now)
+        and (one.stay == inf or _last_end(state, taker) * costs.step(taker, 1) <= one.stay)
+    ]
+    if not offers:
+        return
+    go, name = min(offers)
+    if gains(one.stay, go, transition.config.delta_s):
+        recall(transition, one.number, _cause(state, one, now), to=state.engines[name], request=request)
 
 
-def _expected(state: LedgerState, number: int) -> int:
-    return speed.expected_tokens(state, state.samples[state.assignments[number].sample])
+def _last_end(state: LedgerState, engine: LeasedEngine) -> int:
+    """Tokens still to come of the longest sample that it runs."""
+    return max((_request(state, number).expected for number in engine.running), default=0)
 
 
-def _worthwhile(
-    transition: Transition,
-    assignment: Assignment,
-    request: PlacementRequest,
-    *,
-    thief: LeasedEngine,
-    fleet: float,
-    last: int,
-) -> bool:
-    """`last`: tokens still to come of the longest sample that the thief runs."""
-    state, victim = transition.state, transition.state.engines[assignment.engine]
-    room = placement.fits(thief, request) and thief.kv_taken + request.size <= thief.capacity.kv_tokens
-    if not room or not placement.may_generate(state, thief, assignment.low, assignment.high, transition.now):
-        return False
-    if last * _step(thief, fleet, 1) > request.expected * _step(victim, fleet):
-        return False
-    siblings = placement.sibling_engines(state, state.groups[request.group].group)
-    reading = thief.unread + request.unread(thief, has_sibling=thief.name in siblings)
-    there, here = ((speed.pace_of(engine, fleet), engine.expected_running) for engine in (victim, thief))
-    return gain(request.expected, reading, victim=there, thief=here, delta_s=transition.config.delta_s)
+def _cause(state: LedgerState, one: _Movable, now: float) -> MoveCause:
+    engine = state.engines[one.engine]
+    if engine.draining:
+        return MoveCause.DRAINING
+    return MoveCause.WINDOW if opens_in(state, engine, now) else MoveCause.REBALANCED
 
 
-def gain(tokens: int, reading: int, victim: tuple[Pace, int], thief: tuple[Pace, int], delta_s: float) -> bool:
-    """Whether moving one sample pays; engines with their numbers of running samples before the move."""
-    stay = tokens * victim[0].step(victim[1])
-    go = tokens * thief[0].step(thief[1] + 1) + thief[0].read(reading) + 2 * delta_s
-    return stay - go > max(GAIN_S, GAIN_SHARE * stay)
+def gains(stay: float, go: float, delta_s: float) -> bool:
+    """Whether moving pays: seconds until the sample is done here, and there once it has arrived."""
+    go += 2 * delta_s
+    return go < stay if stay == inf else stay - go > max(GAIN_S, GAIN_SHARE * stay)

@@ -176,11 +176,11 @@ def lost_by_restart(before: LedgerState, after: LedgerState) -> list[str]:
 def _without_signs_of_life(state: LedgerState) -> LedgerState:
     """A copy; what the events that are not durable say is set to one value."""
     copy = decode_state(encode_state(state))
-    copy.due = copy.trainer_at = inf
+    copy.due = copy.trainer_at = copy.learner.held_until = inf
     copy.counters.ignored.clear()
     for engine in copy.engines.values():
         engine.heard_at = engine.weights_at = inf
-        engine.load = (0, 0, 0)
+        engine.load, engine.load_at, engine.kv_since = (0, 0, 0), inf, 0
         engine.gaps.clear()
         engine.reserved_kv.clear()
         engine.recalled = 0

@@ -145,8 +145,6 @@ def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Simul
         world.dies_midway = fault.seconds
     elif fault.kind == "managerPowerLossMidway":
         world.power_loss_midway = fault.seconds
-    elif fault.kind in ("closeWindow", "openWindow"):
-        trainer.set_window(open_=fault.kind == "openWindow")
     else:
         fleet.inject(fault)
 

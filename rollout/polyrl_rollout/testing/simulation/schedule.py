@@ -52,13 +52,11 @@ OTHER_FAULTS: Final = (
     "managerKillMidway",
     "managerPowerLoss",
     "managerPowerLossMidway",
-    "closeWindow",
-    "openWindow",
 )
 """What can happen to the others: the trainer loses its connection, at any moment, or with a batch or an answer under
 way, or is killed and followed by another process; the manager's process is stopped, or killed at any moment, or killed
 between a commit and the messages that wait for it; its machine loses power, at any moment or while it syncs, and with
-it goes some or all of what was not synced; the reserved window is moved."""
+it goes some or all of what was not synced."""
 
 HORIZON_S: Final = 25.0
 """Faults happen within the first so many seconds; after them the run must end."""

@@ -27,7 +27,6 @@ from polyrl.wire import (
     Late,
     PublishVersion,
     Reject,
-    ReservedWindow,
     Score,
     Submit,
     ToTrainer,
@@ -78,10 +77,6 @@ class SimulatedTrainer:
         world.partition_trainer = self.partition
         self._connect()
         self._next_step()
-
-    def set_window(self, *, open_: bool) -> None:
-        """Opens or closes the reserved window."""
-        self._ask(lambda r: ReservedWindow(r, open_))
 
     # --- connection ---------------------------------------------------------------------------------------------------
 
@@ -200,11 +195,8 @@ class SimulatedTrainer:
             self._publish(step)
         if self.rng.random() < 0.1:
             self.world.after(self.rng.uniform(0.1, 2.0), lambda: self._publish(step + 1))
-        self._ask(lambda r: ReservedWindow(r, True))
         self._submit(groups + self.schedule.over_sampling)
         self._ask_batch()
-        if self.rng.random() < 0.5:
-            self.world.after(self.rng.uniform(0.1, 3.0), lambda: self._ask(lambda r: ReservedWindow(r, False)))
 
     def _publish(self, version: int) -> None:
         """A learner ahead of its rollouts publishes before the step has ended: what runs may become too old."""

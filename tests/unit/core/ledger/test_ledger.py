@@ -12,7 +12,7 @@ import pytest
 from polyrl.ledger import LedgerConfig, ledger, speed
 from polyrl.ledger.journal import encode_state
 from polyrl.ledger.messages import agents
-from polyrl.ledger.scheduling import leases, placement, rebalance, recalls
+from polyrl.ledger.scheduling import placement, rebalance
 from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.wire import Heartbeat, HeldAssignment, Hello, pack_ids
 from polyrl_rollout.testing.flow import Flow, Speed
@@ -37,8 +37,7 @@ def step_of(engines: dict[str, Speed], seed: int, **submitted: Any) -> Flow:
 
 
 def without_rebalancing(patch: Patch) -> None:
-    patch.setattr(ledger, "rebalance", lambda d: None)
-    patch.setattr(leases, "look_for_stragglers", lambda d: None)
+    patch.setattr(ledger, "rebalance", lambda transition, room: None)
 
 
 def four(slow: float = 0.02) -> dict[str, Speed]:
@@ -406,10 +405,10 @@ def test_longest_first_ends_sooner_than_shortest_first_and_than_waiting_for_the_
         return flow.run(each=lambda f: f.vanish("a") if f.now >= 13.0 and "a" in f.engines else None)
 
     longest = run()
-    honest = recalls.leaving_order
-    monkeypatch.setattr(recalls, "leaving_order", lambda d, engine: honest(d, engine)[::-1])
+    honest = rebalance._movable
+    monkeypatch.setattr(rebalance, "_movable", lambda d, costs, givers: honest(d, costs, givers)[::-1])
     shortest = run()
-    monkeypatch.setattr(recalls, "leaving_order", lambda d, engine: [])
+    monkeypatch.setattr(rebalance, "_movable", lambda d, costs, givers: [])
     at_the_deadline = run()
     print(f"shortest first {shortest / longest:.3f}, at the deadline {at_the_deadline / longest:.3f}")
     assert shortest >= longest

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.scheduling.recalls import reserve_of
+from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.sample import Finish, SamplingParams
 from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, check_deltas, encode, pack_ids, unpack_ids
 from polyrl_rollout.agent.protocol import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook

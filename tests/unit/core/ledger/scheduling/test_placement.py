@@ -8,13 +8,11 @@ import pytest
 
 from polyrl.ledger import LedgerConfig, speed
 from polyrl.ledger.scheduling import placement
-from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
     Assign,
-    Cancel,
     GroupDropped,
     HandBack,
-    ReservedWindow,
     Submit,
     WeightsLoaded,
     pack_ids,
@@ -277,33 +275,6 @@ def test_the_engine_that_failed_a_sample_gets_it_only_when_alone() -> None:
     stage.engine("b", max_running=1)
     stage.agent("a", HandBack(1, "rejected"))
     assert stage.placed() == {"a": [], "b": ["0.0"]}
-
-
-def test_reserved_engines_wait_for_the_window_unless_they_are_alone() -> None:
-    stage = Stage()
-    stage.trainer(ReservedWindow(stage.request(), False))
-    stage.engine("r", Pool.RESERVED)
-    stage.submit()
-    assert stage.placed()["r"] == ["0.0"]
-    stage.engine("s", version=-1)
-    stage.submit()
-    assert stage.placed()["r"] == ["0.0", "1.0"], "an engine without weights is no help"
-    outcome = stage.agent("s", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1))
-    assert len(sent(outcome, Cancel)) == 2
-    assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
-
-
-def test_a_closing_window_hands_over_and_an_open_one_does_not() -> None:
-    stage = Stage()
-    stage.engine("r", Pool.RESERVED)
-    stage.submit(2)
-    stage.engine("s")
-    assert stage.placed()["r"] == ["0.0", "1.0"]
-    stage.tokens("r", 1, [5, 6])
-    outcome = stage.trainer(ReservedWindow(stage.request(), False))
-    (moved,) = [assign for assign in sent(outcome, Assign) if assign.sample == "0.0"]
-    assert (moved.offset, moved.max_new_tokens, moved.attempt) == (2, 98, 2)
-    assert stage.placed() == {"r": [], "s": ["0.0", "1.0"]}
 
 
 def test_speed_is_measured_from_tokens() -> None:

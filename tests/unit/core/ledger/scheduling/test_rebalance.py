@@ -8,9 +8,9 @@ from math import inf
 import msgspec
 import pytest
 
-from polyrl.ledger import speed
 from polyrl.ledger.events import RecallSent
-from polyrl.ledger.scheduling.rebalance import gain, rebalance
+from polyrl.ledger.scheduling.placement import place
+from polyrl.ledger.scheduling.rebalance import gains, rebalance
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.wire import (
@@ -20,22 +20,18 @@ from polyrl.wire import (
 from polyrl_rollout.testing.stage import Stage, sent
 
 
-def pace(step_s: float) -> speed.Pace:
-    return speed.Pace(step_s, speed.HALF_BATCH, prefill_s=step_s / speed.PREFILL_RATIO)
-
-
 @pytest.mark.parametrize(
-    ("victim", "victim_running", "thief", "context", "moves"),
+    ("stay", "go", "moves"),
     [
-        pytest.param(0.02, 2, 0.02, 100, False, id="equals"),
-        pytest.param(0.20, 2, 0.02, 100, True, id="ten times slower"),
-        pytest.param(0.02, 60, 0.02, 100, True, id="much fuller"),
-        pytest.param(0.02, 60, 0.02, 100_000, False, id="much fuller, but all must be read again"),
-        pytest.param(0.02, 10, 0.02, 100, False, id="a little fuller"),
+        pytest.param(10.0, 7.4, True, id="a quarter sooner, and the way there"),
+        pytest.param(10.0, 7.46, False, id="not a quarter sooner"),
+        pytest.param(1.0, 0.45, False, id="less than half a second sooner"),
+        pytest.param(inf, 1e6, True, id="anything before nothing"),
+        pytest.param(inf, inf, False, id="nothing for nothing"),
     ],
 )
-def test_moving_must_pay(victim: float, victim_running: int, thief: float, context: int, moves: bool) -> None:
-    assert gain(500, context, (pace(victim), victim_running), (pace(thief), 0), 0.03) is moves
+def test_moving_must_pay(stay: float, go: float, moves: bool) -> None:
+    assert gains(stay, go, delta_s=0.03) is moves
 
 
 def slow_beside_fast(samples: int, **room: int) -> Stage:
@@ -96,19 +92,47 @@ def _small(state: LedgerState) -> None:
         pytest.param(lambda state, now: setattr(state.engines["fast"], "failures", 1), 1, id="half open: one sample"),
         pytest.param(lambda state, now: setattr(state.engines["fast"], "quarantined_until", inf), 0, id="it pauses"),
         pytest.param(lambda state, now: _small(state), 0, id="no KV room"),
-        pytest.param(lambda state, now: setattr(state.engines["slow"], "draining", "notice"), 0, id="a drain decides"),
+        pytest.param(
+            lambda state, now: setattr(state.engines["slow"], "draining", "x"), 0, id="a drain with much time"
+        ),
         pytest.param(lambda state, now: setattr(state.engines["slow"], "on_trial", True), 0, id="it measures"),
         pytest.param(lambda state, now: setattr(state.samples["0.0"], "moved_at", now - 4.9), 0, id="it just moved"),
         pytest.param(lambda state, now: setattr(state.samples["0.0"], "moved_at", now - 5.1), 1, id="it has rested"),
         pytest.param(lambda state, now: setattr(state.assignments[1], "at", now - 0.9), 0, id="it just began"),
         pytest.param(lambda state, now: setattr(state, "balanced_at", now - 0.2), 0, id="the search pauses"),
         pytest.param(lambda state, now: setattr(state, "balanced_at", now - 0.3), 1, id="the pause is over"),
-        pytest.param(lambda state, now: state.queue.append((0, 9)), 0, id="who waits goes first"),
     ],
 )
 def test_what_speaks_against_a_move(change: Callable[[LedgerState, float], None], moves: int) -> None:
     stage = slow_beside_fast(1)
     change(stage.ledger.state, stage.now)
     transition = Transition(stage.ledger.state, stage.now)
-    rebalance(transition)
+    rebalance(transition, place(transition))
     assert sum(isinstance(event, RecallSent) for event in transition.effects.events) == moves
+
+
+def test_what_waits_for_another_engine_stops_nobody() -> None:
+    """A waiting sample that only a full engine could hold keeps no other engine from taking over."""
+    stage = Stage()
+    stage.engine("big", max_context=100_000, max_running=1)
+    stage.submit(1, prompt_ids=bytes(4 * 50_000))
+    stage.engine("slow")
+    stage.submit(3)
+    stage.ledger.state.engines["slow"].step_scale = 0.5
+    stage.submit(1, prompt_ids=bytes(4 * 50_000))
+    assert stage.ledger.state.queue
+    stage.pass_time(2.0)
+    stage.engine("fast")
+    stage.ledger.state.engines["fast"].step_scale = 0.01
+    assert len(sent(stage.pass_time(0.5), Recall)) == 3
+
+
+def test_room_that_something_waiting_could_use_is_not_given_to_what_runs() -> None:
+    stage = slow_beside_fast(2, kv_tokens=60)
+    stage.submit(1, max_new_tokens=40)  # 50 tokens of KV room on "fast"
+    stage.submit(1, max_new_tokens=40)
+    assert stage.placed()["fast"] == ["2.0"]
+    stage.ledger.state.engines["slow"].capacity = msgspec.structs.replace(
+        stage.ledger.state.engines["slow"].capacity, max_running=2
+    )
+    assert not sent(stage.pass_time(0.5), Recall)

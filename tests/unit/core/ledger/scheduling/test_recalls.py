@@ -9,9 +9,12 @@ from operator import attrgetter
 import msgspec
 import pytest
 
-from polyrl.ledger.events import MoveCause
-from polyrl.ledger.scheduling.placement import placement_request
-from polyrl.ledger.scheduling.recalls import complete_recall, leaving_order, recall, reserve_of
+from polyrl.ledger.events import MoveCause, RecallSent
+from polyrl.ledger.scheduling.cost import placement_request
+from polyrl.ledger.scheduling.notice import reserve_of
+from polyrl.ledger.scheduling.placement import place
+from polyrl.ledger.scheduling.rebalance import rebalance
+from polyrl.ledger.scheduling.recalls import complete_recall, recall
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Purpose
@@ -53,10 +56,15 @@ def test_the_order_of_leaving(notice_s: float, recalled: tuple[int, ...], order:
         stage.submit(1, max_new_tokens=tokens)
     stage.submit(1, max_new_tokens=9, purpose=Purpose.EVAL)
     engine = stage.ledger.state.engines["a"]
-    engine.step_scale, engine.half_batch, engine.drain_at = STEP_S, inf, stage.now + notice_s
     for number in recalled:
         stage.ledger.state.assignments[number].recall_cause = MoveCause.DRAINING
-    assert leaving_order(Transition(stage.ledger.state, stage.now), engine) == order
+    stage.engine("b", max_running=64, max_context=100_000)
+    for each in stage.ledger.state.engines.values():
+        each.step_scale, each.half_batch = STEP_S, inf
+    engine.draining, engine.drain_at = "notice", stage.now + notice_s
+    transition = Transition(stage.ledger.state, stage.now)
+    rebalance(transition, place(transition))
+    assert [event.assignment for event in transition.effects.events if isinstance(event, RecallSent)] == order
 
 
 def _smaller(state: LedgerState) -> None:
@@ -93,7 +101,7 @@ def test_where_a_recalled_sample_goes(change: Callable[[LedgerState], object], e
 @pytest.mark.parametrize(
     ("recall_cause", "draining", "cause"),
     [
-        pytest.param(MoveCause.STRAGGLER, "", MoveCause.STRAGGLER, id="as it was asked for"),
+        pytest.param(MoveCause.WINDOW, "", MoveCause.WINDOW, id="as it was asked for"),
         pytest.param(None, "notice", MoveCause.DRAINING, id="forgotten, of an engine that drains"),
         pytest.param(None, "", MoveCause.REBALANCED, id="forgotten, of one that does not"),
     ],

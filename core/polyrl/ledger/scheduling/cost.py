@@ -1,0 +1,188 @@
+"""What it costs to generate a sample on an engine, in seconds until it is done: the one formula behind every decision.
+
+    cost(sample, engine) = opens + queue + expected * step(running + 1) + read(unread there + 2 * unread of the sample)
+
+    opens      until the engine may generate at all: while the trainer learns on its devices (see `window`), else 0
+    queue      what the engine has accepted and does not run yet, one after the other
+    expected   tokens still to come, by the life table of the run's turns (see `lengths`)
+    step(b)    seconds per token when it runs b samples, measured (see `speed`)
+    read(n)    seconds to read n tokens, measured. What is new to an engine counts twice: the sample waits for it, and
+               so does everybody else who generates there
+
+An engine that runs a sibling has read their prompt already; the engine that ended a sample's last turn, under the
+version that it still serves, has read all of it but what the environment wrote. So siblings gather, and later turns
+return, until a fuller engine costs more than reading again.
+
+Where a sample runs, the same formula says what staying costs: nothing is left to read, and an engine that will be taken
+away before the sample is done costs infinitely much.
+
+Whether an engine can take a sample at all is no matter of cost: it serves a version that may generate, has a free slot,
+a context that holds the sample, and KV room (see `fits`).
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, NamedTuple
+
+from polyrl.ledger import speed
+from polyrl.ledger.batching import needed_context
+from polyrl.ledger.scheduling.notice import reserve_of
+from polyrl.ledger.scheduling.window import opens_in
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.sample import Group, Pool, sample_id
+
+KV_REPORT_S: Final = 5.0
+"""Age at which an engine's own count of its free KV room is no longer believed: five of its heartbeats."""
+
+
+class PlacementRequest(NamedTuple):
+    """What a decision depends on, of the sample; numbers are tokens."""
+
+    group: int
+    low: int
+    high: int
+    """Weight versions that may generate: low <= version <= high."""
+    prompt: int
+    response: int
+    expected: int
+    context: int
+    """What it can grow to."""
+    avoid: str
+    prefix: str
+    """Engine that generated last; empty: none has."""
+    prefix_version: int
+    prefix_end: int
+    """Response tokens that it has read or written."""
+
+    @property
+    def size(self) -> int:
+        """KV room to set aside."""
+        return self.prompt + self.response + self.expected
+
+    @property
+    def is_new(self) -> bool:
+        """No engine has begun it, so none is better off with it than another."""
+        return not self.prefix and not self.avoid
+
+    def unread(self, engine: LeasedEngine, *, has_sibling: bool) -> int:
+        """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
+        if self.prefix == engine.name and self.prefix_version == engine.version:
+            return self.response - self.prefix_end
+        return self.response + (0 if has_sibling else self.prompt)
+
+
+def placement_request(state: LedgerState, name: str) -> PlacementRequest:
+    """That of a live sample."""
+    sample = state.samples[name]
+    entry = state.groups[sample.group]
+    last = next((span for span in reversed(sample.spans) if span.engine), None)
+    return PlacementRequest(
+        group=sample.group,
+        low=entry.group.min_version,
+        high=entry.group.max_version,
+        prompt=len(entry.group.prompt_ids) // 4,
+        response=sample.length,
+        expected=speed.expected_tokens(state, sample),
+        context=needed_context(state, entry, sample.index),
+        avoid=sample.avoid,
+        prefix=last.engine if last else "",
+        prefix_version=last.version if last else -1,
+        prefix_end=last.end if last else 0,
+    )
+
+
+def sibling_engines(state: LedgerState, group: Group) -> set[str]:
+    """Engines that run samples of the group."""
+    numbers = (state.samples[sample_id(group.id, index)].assignment for index in range(group.n))
+    return {state.assignments[number].engine for number in numbers if number}
+
+
+def has_slot(engine: LeasedEngine, now: float) -> bool:
+    """Whether it may get one more sample; after a failure, one at a time until tokens come."""
+    if engine.draining or engine.version < 0 or engine.quarantined_until > now:
+        return False
+    return engine.occupied < (1 if engine.failures else engine.capacity.max_running)
+
+
+def serves(engine: LeasedEngine, low: int, high: int) -> bool:
+    """It takes work, and its verified version may generate."""
+    return low <= engine.version <= high and not engine.draining
+
+
+def may_generate(state: LedgerState, engine: LeasedEngine, low: int, high: int, now: float) -> bool:
+    """Whether samples of these versions may be given to it now, room aside. Outside the window reserved engines get
+    nothing that others could ever take: a step never needs spot capacity, and the learner has its devices."""
+    if not serves(engine, low, high):
+        return False
+    return engine.pool is not Pool.RESERVED or state.window_open or not others_can(state, low, high, now)
+
+
+def others_can(state: LedgerState, low: int, high: int, now: float) -> bool:
+    """Whether an engine that is not reserved takes samples of these versions."""
+    engines = state.engines.values()
+    return any(e.pool is not Pool.RESERVED and e.quarantined_until <= now and serves(e, low, high) for e in engines)
+
+
+def kv_room(engine: LeasedEngine, now: float) -> int:
+    """KV tokens that can be set aside: of what it reports as free, or while its report is old of its whole room."""
+    reserved = sum(engine.reserved_kv.values())
+    if now - engine.load_at > KV_REPORT_S:
+        return engine.capacity.kv_tokens - engine.kv - reserved
+    return engine.load[2] - engine.kv_since - engine.kv_growth - reserved
+
+
+def fits(engine: LeasedEngine, request: PlacementRequest, now: float) -> bool:
+    """Whether its context and its free KV room suffice; an empty engine takes what its context can hold."""
+    if request.context > engine.capacity.max_context:
+        return False
+    return not engine.occupied or request.size <= kv_room(engine, now)
+
+
+class Costs:
+    """The cost of any sample on any engine, at one moment; what engines run may change meanwhile."""
+
+    def __init__(self, state: LedgerState, now: float) -> None:
+        self._state, self._now = state, now
+        self._fleet = speed.fleet_step(state)
+        self._fastest = speed.fastest_pace(state, self._fleet)
+        self._paces: dict[str, speed.Pace] = {}
+
+    def on(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool) -> float:
+        """For a sample that comes to `engine`, after all that is on its way there."""
+        return self._among(engine, request, engine.expected_running + 1, has_sibling=has_sibling)
+
+    def after_next_end(self, engine: LeasedEngine, request: PlacementRequest) -> float:
+        """The same for a full engine that holds the sample's prefix: until one of those that run has ended."""
+        running = max(1, len(engine.running))
+        wait = self.pace(engine).wait(1, running, request.expected)
+        return wait + self._among(engine, request, running, has_sibling=True)
+
+    def staying(self, engine: LeasedEngine, request: PlacementRequest) -> float:
+        """For a sample that `engine` runs."""
+        seconds = request.expected * self.step(engine)
+        if engine.draining:
+            left = engine.drain_at - self._now
+            return inf if seconds > left - reserve_of(left) else seconds
+        return opens_in(self._state, engine, self._now) + seconds
+
+    def step(self, engine: LeasedEngine, more: int = 0) -> float:
+        """Seconds per token, with `more` samples on top of what it will run anyway."""
+        return self.pace(engine).step(engine.expected_running + more)
+
+    def pace(self, engine: LeasedEngine) -> speed.Pace:
+        """That of an engine, measured or assumed."""
+        pace = self._paces.get(engine.name)
+        if pace is None:
+            pace = self._paces[engine.name] = speed.pace_of(engine, self._fleet)
+        return pace
+
+    def _among(self, engine: LeasedEngine, request: PlacementRequest, running: int, *, has_sibling: bool) -> float:
+        # An engine that has been idle may be faster or slower than it was: one sample that nobody has begun tries it.
+        trial = self._fastest is not None and request.is_new and speed.is_stale(engine, self._now)
+        pace = self._fastest if trial and self._fastest is not None else self.pace(engine)
+        unread = engine.unread + 2 * request.unread(engine, has_sibling=has_sibling)
+        queue = pace.wait(engine.load[1], running, request.expected)
+        return (
+            opens_in(self._state, engine, self._now) + queue + request.expected * pace.step(running) + pace.read(unread)
+        )

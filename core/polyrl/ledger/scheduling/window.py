@@ -1,0 +1,157 @@
+"""When the trainer's own devices generate, and when they learn: the reserved window.
+
+The trainer learns on the devices that its reserved engines generate on. The window is open while the trainer waits for
+a batch, and closed while it learns one. So the devices always do something that is needed, and a step takes no longer
+than the reserved engines alone, whatever the other engines do: what they take over they finish sooner, and what they
+do not finish is taken back as soon as the trainer waits again.
+
+What is left to decide is when a batch that could be delivered is delivered. With
+
+    F(engines)   seconds until these engines have generated all that is left of the step
+    L            seconds that learning all of the step takes that was not delivered yet
+
+generating goes on while it is what the step waits for, and the reserved engines help with it:
+
+    hold the batch back    while F(others) > L  and  F(others) - F(all) > LEAST_HELP * F(others)
+
+With no other engine F(others) is infinite: the window stays open until all is generated. With many, learning begins
+with the first batch. In between the window closes when what others still need is what learning will take (T of the
+plan), looked at again every REPLAN_S and whenever an engine comes or goes.
+
+    F = max(tokens left / tokens per second of all engines, tokens until the longest has ended * the fastest step)
+
+Remaining tokens come from the life table of turns (`lengths`), speeds by batch size and learning seconds per token are
+measured. Before a trainer has learned anything L is unknown, and counts as 0. What a step's further turns and verdicts
+take is unknown too: F is then too small and the window closes early, which costs moves, not the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf, isfinite
+from typing import Final, NamedTuple
+
+from polyrl.ledger import speed
+from polyrl.ledger.events import BatchHeld, WindowSet
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, group_tokens
+from polyrl.ledger.transition import Transition
+from polyrl.sample import Pool, Purpose, sample_id
+from polyrl.wire import BatchRequest
+
+REPLAN_S: Final = 0.25
+"""Longest time between two looks at a batch that is held back."""
+
+LEAST_HELP: Final = 0.05
+"""Share of the others' time that reserved engines must save to go on: below it learning early is the better use."""
+
+DEADLINE_SHARE: Final = 0.5
+"""Share of a request's time after which its batch is held back no longer, whatever is planned."""
+
+UNKNOWN_CLOSED_S: Final = 5.0
+"""How long a closed window is expected to stay closed while learning was not measured."""
+
+SHORTEST_CLOSED_S: Final = 0.5
+"""The same at least: a trainer that is late is not about to end."""
+
+_UNFINISHED: Final = (SamplePhase.WAITING, SamplePhase.ASSIGNED)
+
+
+class _Left(NamedTuple):
+    """What is left of a step."""
+
+    turns: list[tuple[int, int]]
+    """(tokens, budget left) of every turn to be generated."""
+    expected: int
+    """Tokens that they will still have."""
+    to_learn: int
+    """Tokens that will be learned and were not delivered."""
+
+
+def follow_trainer(transition: Transition) -> None:
+    """Opens or closes the window with what the trainer does now."""
+    is_open = not isfinite(transition.state.learner.busy_since)
+    if is_open != transition.state.window_open:
+        token_s, read_s = slowest_pace(transition.state)
+        transition.record(WindowSet(is_open, transition.now, token_s=token_s, read_s=read_s))
+
+
+def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
+    """Seconds until an engine may generate: what the trainer has delivered, and what it could be, must be learned."""
+    if state.window_open or engine.pool is not Pool.RESERVED:
+        return 0.0
+    learner = state.learner
+    if not learner.token_s:
+        return UNKNOWN_CLOSED_S
+    ready = sum(state.groups[number].tokens for step in state.steps.values() for number in step.ready)
+    return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * (learner.tokens + ready) - now)
+
+
+def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
+    """Whether a batch that could answer `wanted` waits, because the reserved engines go on generating."""
+    state, now = transition.state, transition.now
+    reserved = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED and engine.running]
+    pending = state.pending[wanted.request]
+    late = now >= pending.since + DEADLINE_SHARE * (pending.due - pending.since)
+    if wanted.purpose is not Purpose.TRAIN or not state.window_open or not reserved or late:
+        return False
+    if now < state.learner.held_until:
+        return True
+    if not _generation_pays(state, wanted, now):
+        return False
+    transition.record(BatchHeld(now + REPLAN_S))
+    return True
+
+
+def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bool:
+    left = _left(state, wanted)
+    able = [engine for engine in state.engines.values() if engine.version >= 0 and not engine.draining]
+    able = [engine for engine in able if engine.quarantined_until <= now]
+    others = [engine for engine in able if engine.pool is not Pool.RESERVED]
+    alone = _finish_s(state, others, left)
+    together = _finish_s(state, able, left)
+    helps = alone == inf or alone - together > LEAST_HELP * alone
+    return helps and alone > left.to_learn * state.learner.token_s
+
+
+def _left(state: LedgerState, wanted: BatchRequest) -> _Left:
+    turns, expected, to_learn = [], 0, 0
+    for number, entry in state.groups.items():
+        if (entry.group.step, entry.group.purpose) != (wanted.step, wanted.purpose) or entry.batch >= 0:
+            continue
+        to_learn += entry.tokens if entry.ready else group_tokens(state, number)
+        for length, budget, tokens in _turns(state, entry):
+            turns.append((length, budget))
+            expected += tokens
+    return _Left(turns, expected, to_learn=to_learn + expected)
+
+
+def _turns(state: LedgerState, entry: GroupState) -> Iterable[tuple[int, int, int]]:
+    """(tokens, budget left, tokens expected) of each turn of a group that is not over."""
+    for index in range(entry.group.n):
+        sample = state.samples[sample_id(entry.group.id, index)]
+        if sample.phase in _UNFINISHED:
+            budget = entry.group.sampling.max_new_tokens - sample.generated
+            yield sample.length - sample.turn_start, budget, speed.expected_tokens(state, sample)
+
+
+def _finish_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left) -> float:
+    """Seconds until these engines have generated all that is left."""
+    slots = sum(engine.capacity.max_running for engine in engines)
+    if not left.turns or not slots:
+        return inf if left.turns else 0.0
+    fleet, share = speed.fleet_step(state), min(1.0, len(left.turns) / slots)
+    paces = [(speed.pace_of(engine, fleet), max(1.0, share * engine.capacity.max_running)) for engine in engines]
+    bulk = left.expected / sum(running / pace.step(running) for pace, running in paces)
+    known = state.counters.turns >= speed.TURNS_BEFORE_TABLE
+    longest = state.lengths.outlook().longest(left.turns) if known else max(budget for _, budget in left.turns)
+    return max(bulk, longest * min(pace.step(max(1.0, running / 2)) for pace, running in paces))
+
+
+def slowest_pace(state: LedgerState) -> tuple[float, float]:
+    """Seconds per token generated and per token read on the slowest reserved engine when it is full; 0, 0 unless all
+    are measured. An audit bounds the window by it: no engine is busy for longer than all work takes it one by one."""
+    engines = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED]
+    if not engines or not all(engine.step_scale for engine in engines):
+        return 0.0, 0.0
+    paces = [(speed.pace_of(engine, 0.0), engine.capacity.max_running) for engine in engines]
+    return max(pace.step(running) for pace, running in paces), max(pace.read(running) for pace, running in paces)
