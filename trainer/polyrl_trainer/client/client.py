@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -123,7 +124,7 @@ class RolloutClient(Rollouts):
         parts = tuple(submissions(groups))
         self._cursor.submit(groups)
         for part in parts:
-            await self._request(lambda n, part=part: wire.Submit(n, part), f"a submission of {len(part)} groups")
+            await self._request(partial(_submission, part), f"a submission of {len(part)} groups")
             self._cursor.accept(part)
 
     def turns(self) -> AsyncIterator[TurnDone]:
@@ -268,6 +269,10 @@ class RolloutClient(Rollouts):
                 f"the endpoints file {self._manager}", "the manager", self._max_manager_outage_s
             ) from None
         return endpoint
+
+
+def _submission(groups: tuple[Group, ...], request: int) -> wire.Submit:
+    return wire.Submit(request, groups)
 
 
 def _read_endpoint(path: Path, run_epoch: int) -> str | None:

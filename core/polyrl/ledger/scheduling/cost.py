@@ -26,10 +26,9 @@ from math import inf
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
-from polyrl.ledger.batching import needed_context
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.ledger.scheduling.window import opens_in
-from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.ledger.state import LeasedEngine, LedgerState, context_used
 from polyrl.sample import Group, Pool, sample_id
 
 KV_REPORT_S: Final = 5.0
@@ -47,7 +46,7 @@ class PlacementRequest(NamedTuple):
     response: int
     expected: int
     context: int
-    """What it can grow to."""
+    """Least that goes on with it: what it has, and one token more."""
     avoid: str
     prefix: str
     """Engine that generated last; empty: none has."""
@@ -75,16 +74,16 @@ class PlacementRequest(NamedTuple):
 def placement_request(state: LedgerState, name: str) -> PlacementRequest:
     """That of a live sample."""
     sample = state.samples[name]
-    entry = state.groups[sample.group]
+    group = state.groups[sample.group].group
     last = next((span for span in reversed(sample.spans) if span.engine), None)
     return PlacementRequest(
         group=sample.group,
-        low=entry.group.min_version,
-        high=entry.group.max_version,
-        prompt=len(entry.group.prompt_ids) // 4,
+        low=group.min_version,
+        high=group.max_version,
+        prompt=len(group.prompt_ids) // 4,
         response=sample.length,
         expected=speed.expected_tokens(state, sample),
-        context=needed_context(state, entry, sample.index),
+        context=context_used(state, sample) + 1,
         avoid=sample.avoid,
         prefix=last.engine if last else "",
         prefix_version=last.version if last else -1,
@@ -182,7 +181,8 @@ class Costs:
         trial = self._fastest is not None and request.is_new and speed.is_stale(engine, self._now)
         pace = self._fastest if trial and self._fastest is not None else self.pace(engine)
         unread = engine.unread + 2 * request.unread(engine, has_sibling=has_sibling)
+        if request.context + request.expected > engine.capacity.max_context:
+            unread += request.context  # it will outgrow this engine, and be read again on a longer one
         queue = pace.wait(engine.load[1], running, request.expected)
-        return (
-            opens_in(self._state, engine, self._now) + queue + request.expected * pace.step(running) + pace.read(unread)
-        )
+        generating = request.expected * pace.step(running)
+        return opens_in(self._state, engine, self._now) + queue + generating + pace.read(unread)
