@@ -17,7 +17,7 @@ import typer
 from polyrl.sample import split_sample_id
 from polyrl.wire import Assign
 from polyrl_rollout.agent import __main__ as agent
-from polyrl_rollout.agent.app import Agent
+from polyrl_rollout.agent.protocol import Stream, TokenBook
 
 ID_BYTES = 4
 
@@ -31,13 +31,13 @@ def seed_of(assign: Assign) -> int:
 
 def main() -> None:
     """The agent's own command line."""
-    assign = Agent._assign
+    open_stream = TokenBook.open
 
-    def seeded(self: Agent, message: Assign) -> None:
-        sampling = msgspec.structs.replace(message.sampling, seed=seed_of(message))
-        assign(self, msgspec.structs.replace(message, sampling=sampling))
+    def seeded(self: TokenBook, assign: Assign) -> Stream | None:
+        sampling = msgspec.structs.replace(assign.sampling, seed=seed_of(assign))
+        return open_stream(self, msgspec.structs.replace(assign, sampling=sampling))
 
-    with patch.object(Agent, "_assign", seeded):
+    with patch.object(TokenBook, "open", seeded):
         typer.run(agent.main)
 
 

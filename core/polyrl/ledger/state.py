@@ -17,7 +17,7 @@ from polyrl.ledger.events import MoveCause
 from polyrl.ledger.lengths import LengthTable
 from polyrl.sample import Finish, Group, Pool, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
-from polyrl.wire import BatchRequest, EngineCapacity, GroupDropped, TurnDone
+from polyrl.wire import Assign, BatchRequest, EngineCapacity, GroupDropped, TurnDone, checksum_of
 
 ENVIRONMENT_VERSION = -1
 """Version stamped on tokens that no engine generated."""
@@ -82,6 +82,8 @@ class SampleState(msgspec.Struct, array_like=True):
     moved_at: float = -inf
     length_class: int = -1
     """Of its turn, see `lengths`; -1: it has no token."""
+    kept_by: str = ""
+    """The engine that ended its last turn, and has the text up to there; empty once it is assigned again."""
 
     @property
     def length(self) -> int:
@@ -385,6 +387,29 @@ def response_of(name: str, sample: SampleState) -> Response:
         spans=spans,
         turn=sample.turn,
         finish=sample.finish or Finish.STOP,
+    )
+
+
+def assign_message(state: LedgerState, number: int, *, kept: bool) -> Assign:
+    """What an engine needs for a live assignment; `kept`: it has the text of the sample's last turn."""
+    assignment = state.assignments[number]
+    sample = state.samples[assignment.sample]
+    group = state.groups[sample.group].group
+    generated_until = next((span.end for span in reversed(sample.spans) if span.engine), 0)
+    text = group.prompt_ids + sample.ids
+    begin = len(group.prompt_ids) + 4 * generated_until if kept else 0
+    return Assign(
+        assignment=number,
+        sample=assignment.sample,
+        attempt=sample.attempt,
+        input_ids=text[begin:],
+        offset=sample.length,
+        max_new_tokens=assignment.limit - sample.length,
+        sampling=group.sampling,
+        min_version=group.min_version,
+        max_version=group.max_version,
+        base=begin // 4,
+        base_check=checksum_of(text[:begin]) if kept else 0,
     )
 
 

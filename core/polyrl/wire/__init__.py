@@ -15,6 +15,7 @@ Other packages import everything from here. Read next: `agent`.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -49,6 +50,7 @@ from polyrl.wire.agent import (
     Leaving as Leaving,
     ManifestReply as ManifestReply,
     Message,
+    PrefixUnknown as PrefixUnknown,
     Recall as Recall,
     Resend as Resend,
     StartDrain as StartDrain,
@@ -176,6 +178,11 @@ def pack_rows(rows: Sequence[tuple[int, int, int, int]]) -> bytes:
 def pack_ids(ids: npt.ArrayLike) -> bytes:
     """Token ids as they travel: uint32 little-endian."""
     return np.asarray(ids, dtype="<u4").tobytes()
+
+
+def checksum_of(ids: bytes | bytearray | memoryview) -> int:
+    """CRC-32 of packed ids: tells two texts of one sample apart, not an attacker from a friend."""
+    return zlib.crc32(ids)
 
 
 def unpack_ids(data: bytes) -> npt.NDArray[np.uint32]:

@@ -129,6 +129,12 @@ class HandBack(Message, frozen=True, tag="returned"):
     detail: str = ""
 
 
+class PrefixUnknown(Message, frozen=True, tag="noprefix"):
+    """The agent does not have the text that an Assign begins with; the same Assign follows with all of it."""
+
+    assignment: int
+
+
 class Leaving(Message, frozen=True, tag="leaving"):
     """The agent ends within `deadline_s` (SIGTERM, metadata notice); the manager drains it."""
 
@@ -153,20 +159,27 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Assign(Message, frozen=True, tag="assign"):
-    """Generate on after `input_ids`, the prompt and all so far; the next token has response position `offset`."""
+    """Generate on after the prompt and all so far; the next token has response position `offset`.
+
+    A sample is a session: the engine that ended its last turn still has that turn's text, so only what came since is
+    sent, and `base` tells how much is left out. An agent that has no such text any more answers PrefixUnknown."""
 
     assignment: int
     """Names (sample, attempt) towards this engine; never reused within an epoch."""
     sample: str
     attempt: int
     input_ids: bytes
-    """uint32"""
+    """uint32: prompt and response so far without their first `base` tokens."""
     offset: int
     max_new_tokens: int
     """What is left of the sample's budget, or of the engine's context after `input_ids` if that is less."""
     sampling: SamplingParams
     min_version: int
     max_version: int
+    base: int = 0
+    """Tokens that the agent has from the last turn it generated of this sample."""
+    base_check: int = 0
+    """CRC-32 of those, as uint32; another text of the same length must not be taken for it."""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -229,7 +242,9 @@ class Fenced(Message, frozen=True, tag="fenced"):
     reason: str
 
 
-FromAgent: TypeAlias = Hello | Deltas | Heartbeat | WeightsLoaded | WeightsFailed | HandBack | Leaving | Deregister
+FromAgent: TypeAlias = (
+    Hello | Deltas | Heartbeat | WeightsLoaded | WeightsFailed | HandBack | PrefixUnknown | Leaving | Deregister
+)
 ToAgent: TypeAlias = Welcome | Assign | Cancel | Recall | TokensKept | Resend | Announce | StartDrain | Fenced
 
 

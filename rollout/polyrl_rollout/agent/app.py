@@ -126,7 +126,7 @@ class Agent:
 
     def _assign(self, assign: wire.Assign) -> None:
         accepted = self._protocol.accept(assign, self._engine.version, switching=self._switching)
-        if isinstance(accepted, wire.HandBack):
+        if isinstance(accepted, wire.HandBack | wire.PrefixUnknown):
             self._send(accepted)
         elif accepted is not None:
             self._generation.start(accepted)

@@ -5,8 +5,9 @@ Whoever drives it brings the rest: the real agent (`conversation`, `app`), and i
 
 `TokenBook` holds what the engine generated, and how much of it the manager has: exact under any loss or repeat. Every
 live assignment keeps all its tokens until the manager has them and its end, so any Resend can be answered and a stream
-can go on after a weight switch. A frame goes out when it is worth its overhead (GOAL_BYTES per token), when something
-in it ended, or when its oldest token has waited GATHER_PERIODS delta periods.
+can go on after a weight switch. What is over leaves its text, within bounds: the sample's next turn begins with it, and
+an Assign that comes back here need not repeat it. A frame goes out when it is worth its overhead (GOAL_BYTES per
+token), when something in it ended, or when its oldest token has waited GATHER_PERIODS delta periods.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from polyrl import wire
 from polyrl.wire import (
@@ -30,6 +32,8 @@ from polyrl.wire import (
     HandBack,
     HandBackReason,
     HeldAssignment,
+    PrefixUnknown,
+    checksum_of,
     unpack_ids,
 )
 from polyrl_rollout.engines.port import TokenChunk
@@ -50,6 +54,8 @@ MAX_FRAME_TOKENS: Final = 1 << 18
 """2 MiB of tokens: what piled up without a manager goes out in several frames."""
 MAX_UNKEPT_TOKENS: Final = 1 << 22
 """32 MiB of tokens that the manager does not have; above it streams are not read on."""
+MAX_TEXT_TOKENS: Final = 1 << 24
+"""64 MiB of finished turns' texts that the next turns may begin with: 500 of 32k tokens. The oldest go first."""
 MAX_FENCED: Final = 3
 
 
@@ -115,6 +121,9 @@ class TokenBook:
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
         self._in_flight: deque[_InFlight] = deque()
+        self._texts: dict[str, bytes] = {}
+        """uint32: prompt and response of samples whose turn ended here, oldest first."""
+        self._text_bytes = 0
         self._seq = 0
         self._unkept = 0
 
@@ -125,6 +134,26 @@ class TokenBook:
         stream = Stream(assign, assign.offset, kept=assign.offset)
         self.streams[assign.assignment] = stream
         return stream
+
+    def completed(self, assign: Assign) -> Assign | None:
+        """The assignment with the text that it leaves out; None when that is not here."""
+        if not assign.base:
+            return assign
+        prefix = self._texts.get(assign.sample, b"")[: 4 * assign.base]
+        if len(prefix) < 4 * assign.base or checksum_of(prefix) != assign.base_check:
+            return None
+        return replace(assign, input_ids=prefix + assign.input_ids, base=0, base_check=0)
+
+    def _keep_text(self, stream: Stream) -> None:
+        self._forget_text(stream.assign.sample)
+        text = stream.assign.input_ids + np.asarray(stream.ids, "<u4").tobytes()
+        self._texts[stream.assign.sample] = text
+        self._text_bytes += len(text)
+        while self._text_bytes > 4 * MAX_TEXT_TOKENS:
+            self._forget_text(next(iter(self._texts)))
+
+    def _forget_text(self, sample: str) -> None:
+        self._text_bytes -= len(self._texts.pop(sample, b""))
 
     def add(self, assignment: int, chunk: TokenChunk, now: float) -> bool:
         """Takes new tokens; False when the assignment is no longer wanted."""
@@ -154,7 +183,8 @@ class TokenBook:
         """Drops everything."""
         self.streams.clear()
         self._in_flight.clear()
-        self._unkept = 0
+        self._texts.clear()
+        self._unkept = self._text_bytes = 0
 
     def keep(self, seq: int) -> None:
         """The manager has everything up to frame `seq`."""
@@ -167,7 +197,7 @@ class TokenBook:
                 stream.kept = max(stream.kept, end)
                 stream.finish_kept |= finish
                 if stream.finish_kept and stream.kept == stream.length:
-                    del self.streams[assignment]
+                    self._keep_text(self.streams.pop(assignment))
 
     def resend(self, assignment: int, offset: int, now: float) -> None:
         """The manager misses this assignment's tokens from `offset` on; what is under way of it does not count."""
@@ -281,9 +311,11 @@ class AgentProtocol:
         """The connection is gone; the next one greets anew."""
         self.welcome = None
 
-    def accept(self, assign: Assign, version: int, *, switching: bool = False) -> Stream | HandBack | None:
-        """The stream to generate; or the answer why not; or None for one that is known already. `version`: the weights
-        that the engine serves; `switching`: it is about to serve others."""
+    def accept(
+        self, assign: Assign, version: int, *, switching: bool = False
+    ) -> Stream | HandBack | PrefixUnknown | None:
+        """The stream to generate, its text complete; or the answer why not; or None for one that is known already.
+        `version`: the weights that the engine serves; `switching`: it is about to serve others."""
         if self.draining:
             return HandBack(assign.assignment, HandBackReason.DRAINING, detail="the engine drains")
         if switching or not assign.min_version <= version <= assign.max_version:
@@ -291,7 +323,8 @@ class AgentProtocol:
             return HandBack(assign.assignment, HandBackReason.VERSION_CHANGED, detail=detail)
         if assign.max_new_tokens < 1:
             return HandBack(assign.assignment, HandBackReason.REJECTED, detail="its token budget is used up")
-        return self.book.open(assign)
+        completed = self.book.completed(assign)
+        return PrefixUnknown(assign.assignment) if completed is None else self.book.open(completed)
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> HandBack | None:
         """Gives up an assignment, whose tokens must have been sent before; None when it is not held."""

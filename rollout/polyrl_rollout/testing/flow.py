@@ -24,6 +24,7 @@ from polyrl.wire import (
     HandBackReason,
     Heartbeat,
     Hello,
+    PrefixUnknown,
     Recall,
     TurnDone,
     WeightsLoaded,
@@ -223,7 +224,9 @@ class Flow(Stage):
             engine.protocol.receive(message, self.now)
             if isinstance(message, Assign):
                 stream = engine.protocol.accept(message, 0)
-                if isinstance(stream, Stream):
+                if isinstance(stream, PrefixUnknown):
+                    self.agent(name, stream)
+                elif isinstance(stream, Stream):
                     engine.start(stream, self._end_of(message), self.now)
             elif isinstance(message, Cancel):
                 engine.decoding.pop(message.assignment, None)

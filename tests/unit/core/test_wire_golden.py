@@ -64,6 +64,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
+        wire.PrefixUnknown(7),
+        "0192a86e6f70726566697807",
+    ),
+    (
+        AGENT,
         wire.Heartbeat(3, 1, kv_free_tokens=1000),
         "0194a4626561740301cd03e8",
     ),
@@ -109,10 +114,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             sampling=_SAMPLING,
             min_version=9,
             max_version=9,
+            base=16,
+            base_check=12,
         ),
         (
-            "019aa661737369676e07a3342e3102c40c05000000060000000700000000409640cb3fe0000000000000cb3feccccccc"
-            "cccccd149202030b0909"
+            "019ca661737369676e07a3342e3102c40c05000000060000000700000000409640cb3fe0000000000000cb3feccccccc"
+            "cccccd149202030b0909100c"
         ),
     ),
     (

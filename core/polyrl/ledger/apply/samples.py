@@ -148,6 +148,7 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
     _unqueue_sample(state, sample)
     _enter(sample, SamplePhase.ASSIGNED, event.at)
     sample.assignment = event.assignment
+    sample.kept_by = ""
     sample.attempt += 1
     state.next_assignment = event.assignment + 1
     group = state.groups[sample.group].group
@@ -286,7 +287,7 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
 def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     sample = state.samples[event.sample]
     if sample.assignment:
-        _end_assignment(state, sample.assignment)
+        sample.kept_by = _end_assignment(state, sample.assignment).engine
     else:
         _unqueue_sample(state, sample)
     counters = state.counters

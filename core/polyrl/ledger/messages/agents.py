@@ -12,7 +12,7 @@ from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.scheduling.moves import half_open, move, quarantine
 from polyrl.ledger.scheduling.recalls import complete_recall
-from polyrl.ledger.state import LeasedEngine
+from polyrl.ledger.state import LeasedEngine, assign_message
 from polyrl.ledger.transition import Transition
 from polyrl.wire import HandBackReason
 
@@ -46,6 +46,10 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             _serve(transition, engine, serving, retry_at=transition.now + transition.config.weights_retry_s)
         case wire.HandBack():
             _handed_back(transition, engine, message)
+        case wire.PrefixUnknown(number):
+            assignment = transition.state.assignments.get(number)
+            if assignment is not None and assignment.engine == engine.name:
+                transition.send(engine.name, assign_message(transition.state, number, kept=False))
         case wire.Leaving(deadline_s, reason):
             drain_engine(transition, engine.name, deadline_s=deadline_s, reason=reason)
         case wire.Deregister():

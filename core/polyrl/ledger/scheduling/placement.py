@@ -29,10 +29,9 @@ from polyrl.ledger.scheduling.cost import (
     placement_request,
     sibling_engines,
 )
-from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, assign_message
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Purpose, sample_id
-from polyrl.wire import Assign
 
 SHORTEST_HOLD_S: Final = 0.05
 """A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
@@ -192,18 +191,7 @@ def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: 
     state = transition.state
     sample = state.samples[name]
     group = state.groups[sample.group].group
-    number = state.next_assignment
+    number, kept = state.next_assignment, sample.kept_by == engine.name
     kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
     transition.record(Assigned(number, name, engine=engine.name, kv=kv, at=transition.now, reading=reading))
-    message = Assign(
-        assignment=number,
-        sample=name,
-        attempt=sample.attempt,
-        input_ids=group.prompt_ids + sample.ids,
-        offset=sample.length,
-        max_new_tokens=state.assignments[number].limit - sample.length,
-        sampling=group.sampling,
-        min_version=group.min_version,
-        max_version=group.max_version,
-    )
-    transition.send(engine.name, message)
+    transition.send(engine.name, assign_message(state, number, kept=kept))

@@ -24,6 +24,7 @@ from polyrl.wire import (
     Heartbeat,
     Hello,
     Leaving,
+    PrefixUnknown,
     Recall,
     Resend,
     StartDrain,
@@ -143,11 +144,13 @@ class SimulatedEngine:
         self._greet()
 
     def handle_assign(self, assign: Assign) -> None:
-        self.world.watcher.assigned(self.name, assign, self.world.now)
         answer = self._refusal(assign) or self._protocol.accept(assign, self.version)
-        if isinstance(answer, HandBack):
+        if isinstance(answer, HandBack | PrefixUnknown):
             self._send(answer)
-        elif not self._framing:
+            return
+        if isinstance(answer, Stream):
+            self.world.watcher.assigned(self.name, answer.assign, self.world.now)
+        if not self._framing:
             self._framing = True
             self.world.after(max(FRAME_S, self._step_s()), self._frame)
 

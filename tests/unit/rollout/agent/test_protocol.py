@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from polyrl.sample import Finish, SamplingParams
 from polyrl.wire import (
@@ -12,12 +13,16 @@ from polyrl.wire import (
     Fenced,
     HandBack,
     HandBackReason,
+    PrefixUnknown,
     Recall,
     Resend,
     ToAgent,
     TokensKept,
     Welcome,
+    checksum_of,
+    pack_ids,
 )
+from polyrl_rollout.agent import protocol as protocol_module
 from polyrl_rollout.agent.protocol import MAX_FENCED, AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
 
@@ -127,3 +132,60 @@ def test_only_fences_in_a_row_reject_for_good() -> None:
         assert not protocol.is_rejected
     protocol.receive(Fenced(""), 0.0)
     assert protocol.is_rejected
+
+
+def keeping(count: int = 1) -> AgentProtocol:
+    """The turns of samples `1.0` and following are over, and the manager has them: two tokens each, 5 and 2."""
+    protocol = AgentProtocol()
+    protocol.receive(WELCOME, 0.0)
+    for number in range(1, count + 1):
+        protocol.accept(assign(number), VERSION)
+        protocol.book.add(number, TokenChunk([5, 2], [0.0, 0.0], version=VERSION, finish=Finish.STOP), 0.0)
+    protocol.receive(TokensKept(protocol.book.pack(0.0, 0.03)[-1].seq), 0.0)
+    assert not protocol.book.streams
+    return protocol
+
+
+HELD = bytes(8) + pack_ids([5, 2])
+"""Prompt and response of sample 1.0."""
+
+
+def next_turn(base: int, text: bytes = HELD, sample: str = "1.0") -> Assign:
+    """An environment wrote 7; the first `base` tokens of `text` are not sent again."""
+    rest, check = text[4 * base :] + pack_ids([7]), checksum_of(text[: 4 * base])
+    return replace(assign(90), sample=sample, input_ids=rest, offset=3, base=base, base_check=check)
+
+
+@pytest.mark.parametrize("base", [0, 1, 4])
+def test_the_next_turn_begins_with_what_is_held(base: int) -> None:
+    stream = keeping().accept(next_turn(base), VERSION)
+    assert isinstance(stream, Stream)
+    assert stream.input_ids() == [0, 0, 5, 2, 7]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(next_turn(4, sample="77.0"), id="another sample"),
+        pytest.param(next_turn(5, HELD + pack_ids([6])), id="more than is held"),
+        pytest.param(next_turn(4, bytes(8) + pack_ids([5, 6])), id="another text"),
+    ],
+)
+def test_a_text_that_is_not_held_is_asked_for(message: Assign) -> None:
+    protocol = keeping()
+    assert protocol.accept(message, VERSION) == PrefixUnknown(90)
+    assert not protocol.book.streams
+    assert isinstance(protocol.accept(replace(message, base=0, input_ids=HELD), VERSION), Stream)
+
+
+def test_no_text_outlives_a_fence() -> None:
+    protocol = keeping()
+    protocol.receive(Fenced("another run"), 0.0)
+    assert protocol.accept(next_turn(4), VERSION) == PrefixUnknown(90)
+
+
+def test_the_oldest_texts_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol_module, "MAX_TEXT_TOKENS", 8)
+    protocol = keeping(3)
+    turns = [replace(next_turn(4, sample=f"{number}.0"), assignment=90 + number) for number in (1, 2, 3)]
+    assert [type(protocol.accept(turn, VERSION)) for turn in turns] == [PrefixUnknown, Stream, Stream]

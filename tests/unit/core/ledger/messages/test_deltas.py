@@ -18,9 +18,12 @@ from polyrl.wire import (
     HandBack,
     HeldAssignment,
     Hello,
+    PrefixUnknown,
     Resend,
     TokensKept,
     TurnDone,
+    checksum_of,
+    pack_ids,
     pack_rows,
     unpack_ids,
 )
@@ -219,3 +222,34 @@ def test_malformed_columns_are_counted(frame: Deltas) -> None:
     stage = ready()
     stage.agent("a", frame)
     assert stage.ledger.state.counters.ignored["malformedDeltas"] == 1
+
+
+def test_the_next_turn_at_the_same_engine_brings_only_what_is_new() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 2], "stop")
+    (assign,) = sent(stage.extend("0.0", [8, 9]), Assign)
+    whole = pack_ids([9] * 10 + [5, 2, 8, 9])
+    assert (assign.base, assign.input_ids, assign.offset) == (12, whole[48:], 4)
+    assert assign.base_check == checksum_of(whole[:48])
+    (again,) = sent(stage.agent("a", PrefixUnknown(assign.assignment)), Assign)
+    assert (again.base, again.input_ids, again.assignment) == (0, whole, assign.assignment)
+    stage.tokens("a", assign.assignment, [6, 2], "stop")
+    (third,) = sent(stage.extend("0.0", [8], turn=1), Assign)
+    assert (third.base, third.input_ids) == (16, pack_ids([8])), "what is left out grows with the turns"
+
+
+def test_another_engine_gets_the_whole_text_and_so_does_the_next_attempt_at_the_same() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 2], "stop")
+    stage.engine("b")
+    (first,) = sent(stage.extend("0.0", [8]), Assign)
+    assert first.base == 12
+    (second,) = sent(stage.agent("a", Deregister("gone")), Assign)
+    assert (second.base, second.input_ids) == (0, pack_ids([9] * 10 + [5, 2, 8]))
+
+
+def test_a_text_is_sent_only_to_whom_the_assignment_is() -> None:
+    stage = ready()
+    stage.engine("b")
+    assert not sent(stage.agent("b", PrefixUnknown(1)), Assign)
+    assert not sent(stage.agent("a", PrefixUnknown(99)), Assign)
