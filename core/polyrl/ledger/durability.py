@@ -28,7 +28,8 @@ class Safety(Enum):
     """Nothing: a sign of life, or an order that is given anew after a restart. It only keeps its place among the
     messages to its peer."""
     RECEIPT = "receipt"
-    """The disk, but nobody waits for it: it is overtaken by others, and many may share one fsync."""
+    """The disk, as long as any promise does. An agent holds a turn's tokens to its end, and its greeting restores what
+    a power cut took; only with the end, whose TurnDone is a promise, it forgets them. So tokens alone cost no fsync."""
     SYNCED = "synced"
     """The disk, soon: somebody waits for it."""
 
@@ -39,7 +40,7 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.Resend: Safety.COMMITTED,
     wire.Recall: Safety.COMMITTED,
     wire.TrainerHeartbeat: Safety.COMMITTED,
-    # The agent forgets tokens, and has room for more without it for seconds.
+    # The agent forgets samples that have ended.
     wire.TokensKept: Safety.RECEIPT,
     # The agent forgets all of an assignment, or of all.
     wire.Cancel: Safety.SYNCED,
@@ -77,23 +78,28 @@ class Outbox:
     @property
     def waits(self) -> bool:
         """Whether anything waits for the disk."""
-        return bool(self._waiting)
-
-    @property
-    def urgent(self) -> bool:
-        """Whether somebody waits for what waits."""
         return bool(self._promises)
 
     def put(self, commit: int, to_agents: Iterable[tuple[str, ToAgent]], to_trainer: Iterable[ToTrainer]) -> None:
         """Messages that rest on commits up to `commit`, which never falls."""
+        receipts: list[tuple[str, ToAgent]] = []
         for engine, message in to_agents:
-            self._put(commit, engine, message)
+            if NEEDS[type(message)] is Safety.RECEIPT:
+                receipts.append((engine, message))
+            else:
+                self._put(commit, engine, message)
         for answer in to_trainer:
             self._put(commit, TRAINER_PEER, answer)
+        # Only now: the promise that one of them waits for may go to the trainer.
+        for engine, message in receipts:
+            if self._promises:
+                self._waiting.append((commit, engine, message))
+            else:
+                self._release(engine, message)
 
     def take(self, synced: int) -> tuple[list[tuple[str, ToAgent]], list[ToTrainer]]:
         """What may leave now that commits up to `synced` are on the disk."""
-        while self._waiting and self._waiting[0][0] <= synced:
+        while self._waiting and (self._waiting[0][0] <= synced or not self._promises):
             _, peer, message = self._waiting.popleft()
             if NEEDS[type(message)] is not Safety.RECEIPT:
                 self._promises[peer] -= 1
@@ -105,12 +111,10 @@ class Outbox:
         return to_agents, to_trainer
 
     def _put(self, commit: int, peer: str, message: ToAgent | ToTrainer) -> None:
-        needs = NEEDS[type(message)]
-        if needs is Safety.COMMITTED and peer not in self._promises:
+        if NEEDS[type(message)] is Safety.COMMITTED and peer not in self._promises:
             self._release(peer, message)
-            return
-        self._waiting.append((commit, peer, message))
-        if needs is not Safety.RECEIPT:
+        else:
+            self._waiting.append((commit, peer, message))
             self._promises[peer] += 1
 
     def _release(self, peer: str, message: ToAgent | ToTrainer) -> None:

@@ -1,4 +1,4 @@
-"""When the journal is synced: at once while somebody waits for it, else at most every RECEIPTS_S; never two at a time.
+"""When the journal is synced: at once while somebody waits for it, else within QUIET_S; never two at a time.
 
 What is committed while a sync is under way shares the next one. The loop goes on meanwhile: a slow disk delays
 messages, nothing else.
@@ -13,9 +13,9 @@ from typing import Final
 
 from polyrl_rollout.manager.journal import Journal
 
-RECEIPTS_S: Final = 0.02
-"""From the end of a sync to the next one for receipts alone. An agent keeps its tokens that much longer, and a busy
-manager is spared hundreds of syncs per second."""
+QUIET_S: Final = 1.0
+"""A commit that nobody waits for is synced within so long: what a power cut takes of tokens, agents send again, but an
+agent may be gone by then."""
 
 
 class GroupCommit:
@@ -28,17 +28,15 @@ class GroupCommit:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._under_way: asyncio.Future[None] | None = None
         self._planned: asyncio.TimerHandle | None = None
-        self._ended_at = 0.0
 
     def plan(self, *, urgent: bool) -> None:
-        """Something waits for the next sync."""
-        if self._under_way is not None:
+        """Something is not synced; `urgent`: somebody waits for it."""
+        if self._under_way is not None or self._journal.synced >= self._journal.commits:
             return
         if urgent:
             self._begin()
         elif self._planned is None:
-            left = self._ended_at + RECEIPTS_S - self._loop.time()
-            self._planned = self._loop.call_later(max(0.0, left), self._begin)
+            self._planned = self._loop.call_later(QUIET_S, self._begin)
 
     async def until_safe(self) -> None:
         """Returns once all commits so far are on the disk. Raises RunFailed."""
@@ -65,7 +63,6 @@ class GroupCommit:
 
     def _end(self, ended: asyncio.Future[None]) -> None:
         self._under_way = None
-        self._ended_at = self._loop.time()
         ended.result()
         self._on_synced()
 

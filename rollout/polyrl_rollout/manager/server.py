@@ -246,8 +246,8 @@ class Manager:
                 break
             self._trainer.send(trainer)
             self._agents.send_all(agents)
-        if self._disk is not None and self._outbox.waits:
-            self._disk.plan(urgent=self._outbox.urgent)
+        if self._disk is not None:
+            self._disk.plan(urgent=self._outbox.waits)
 
     def _flush_now(self) -> None:
         """The same, and everything leaves: for greetings and the end, which are rare, this waits for the disk."""

@@ -100,9 +100,9 @@ class Watcher:
         self._assignments: dict[int, tuple[str, str, int]] = {}
         """Engine, sample and attempt of each that an engine got."""
         self._frames: dict[tuple[str, int], dict[int, int]] = {}
-        """Per engine and number of a Deltas: the assignments of which it took tokens, and the position after them."""
+        """Per engine and number of a Deltas: the assignments that it ended, and the position after them."""
         self._kept: dict[str, int] = {}
-        """Tokens per sample that an agent may have forgotten, since they are safe."""
+        """Tokens per sample whose agent has forgotten them, since they are safe."""
         self._gathered: list[_Decided] = []
         """In no commit yet."""
         self._committed: deque[tuple[int, _Decided]] = deque()
@@ -223,9 +223,8 @@ class Watcher:
             if isinstance(event, f.BatchAcknowledged) and event.batch not in self._batches:
                 raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
             if isinstance(event, f.TokensTaken):
-                ends = {
-                    number: offset + count for number, offset, count, _ in zip(*row_columns(event.rows), strict=True)
-                }
+                rows = zip(*row_columns(event.rows), strict=True)
+                ends = {number: offset + count for number, offset, count, finish in rows if finish}
                 self._frames[event.engine, event.seq] = ends
             history += self._projection.project(event)
         self._gathered.append(_Decided(outcome.events, history, tokens=tokens))

@@ -24,8 +24,8 @@ from polyrl_rollout.testing.simulation.schedule import Schedule
 GATHER_S: Final = 0.002
 """Longest time that what agents send waits for its commit, as in production."""
 
-RECEIPTS_S: Final = 0.02
-"""From the end of a sync to the next one for receipts alone, as in production."""
+QUIET_S: Final = 1.0
+"""Within which a commit that nobody waits for is synced, as in production."""
 
 SYNC_S: Final = ((0.0002, 0.002), (0.0002, 0.002), (0.005, 0.05), (0.2, 1.0))
 """Of one sync, on the run's disk: a good one, twice; one that others use; one that is about to fail."""
@@ -96,7 +96,6 @@ class World:
         self._life = 0
         """Counts managers: what one has planned does not happen to the next."""
         self._gathers = self._syncs = self._sync_waits = False
-        self._synced_at = 0.0
         self.events = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._tick_at = inf
@@ -220,7 +219,7 @@ class World:
         self._send()
 
     def _send(self) -> None:
-        """What may leave; for the rest the disk is waited for, a while longer if there are receipts alone."""
+        """What may leave; for the rest the disk is waited for, and where nobody waits it is synced now and then."""
         outbox, store = self.manager.outbox, self.manager.store
         to_agents, to_trainer = outbox.take(store.synced)
         self.watcher.survived(store.synced, self.now)
@@ -232,13 +231,12 @@ class World:
                 link.carry(1, lambda peer=peer, message=message: peer.receive(message))  # type: ignore[misc]
         for answer in to_trainer:
             self.to_trainer(answer)
-        if outbox.waits and not self._syncs:
-            life = self._life
-            if outbox.urgent:
-                self._begin_sync(life)
-            elif not self._sync_waits:
-                self._sync_waits = True
-                self.at(self._synced_at + RECEIPTS_S, lambda: self._begin_sync(life))
+        life = self._life
+        if outbox.waits:
+            self._begin_sync(life)
+        elif store.commits > store.synced and not self._sync_waits:
+            self._sync_waits = True
+            self.after(QUIET_S, lambda: self._begin_sync(life))
 
     def _begin_sync(self, life: int) -> None:
         if life != self._life or self._syncs:
@@ -253,7 +251,7 @@ class World:
             seconds, self.power_loss_midway = self.power_loss_midway, None
             self.kill_manager(seconds, power_loss=True)
             return
-        self._syncs, self._synced_at = False, self.now
+        self._syncs = False
         self.manager.store.sync(commits)
         self._send()
 

@@ -6,6 +6,7 @@ from random import Random
 from typing import get_args
 
 from polyrl.ledger.durability import NEEDS, TRAINER_PEER, Outbox, Safety
+from polyrl.sample import Finish, Purpose, Response
 from polyrl.wire import (
     Accepted,
     Assign,
@@ -16,9 +17,12 @@ from polyrl.wire import (
     TokensKept,
     ToTrainer,
     TrainerHeartbeat,
+    TurnDone,
     Welcome,
 )
 
+RESPONSE = Response("0.0", turn=0, ids=b"", logprobs=b"", loss_mask=b"", spans=(), finish=Finish.STOP)
+TURN_DONE = TurnDone(0, 0, purpose=Purpose.TRAIN, step=0, response=RESPONSE)
 WELCOME = Welcome(1, 3.0, beat_s=1.0, delta_s=0.1)
 
 
@@ -33,19 +37,37 @@ def test_what_lets_a_peer_forget_or_uses_a_number_waits_for_the_disk() -> None:
 
 def test_a_promise_waits_until_its_commit_is_synced() -> None:
     outbox = Outbox()
-    outbox.put(3, [("a", TokensKept(7))], [Accepted(1)])
+    outbox.put(3, [("a", Cancel(7))], [Accepted(1)])
     assert outbox.take(2) == ([], [])
-    assert outbox.urgent
-    assert outbox.take(3) == ([("a", TokensKept(7))], [Accepted(1)])
+    assert outbox.waits
+    assert outbox.take(3) == ([("a", Cancel(7))], [Accepted(1)])
     assert not outbox.waits
 
 
-def test_nobody_waits_for_a_receipt_and_others_overtake_it() -> None:
+def test_tokens_alone_cost_no_sync() -> None:
+    """An agent holds what it sent of a sample to the sample's end."""
     outbox = Outbox()
     outbox.put(3, [("a", TokensKept(7)), ("a", Recall(1))], [])
-    assert outbox.take(2) == ([("a", Recall(1))], [])
-    assert outbox.waits
-    assert not outbox.urgent
+    assert outbox.take(0) == ([("a", Recall(1)), ("a", TokensKept(7))], [])
+    assert not outbox.waits
+
+
+def test_a_receipt_waits_with_the_promise_of_its_own_commit_and_with_older_ones() -> None:
+    """With the end of a turn the agent forgets it; the promise that goes with it is the trainer's."""
+    outbox = Outbox()
+    outbox.put(3, [("a", TokensKept(7))], [TURN_DONE])
+    outbox.put(4, [("a", TokensKept(8)), ("b", TokensKept(1))], [])
+    assert outbox.take(2) == ([], [])
+    outbox.put(5, [], [Accepted(1)])
+    assert outbox.take(3) == ([("a", TokensKept(7))], [TURN_DONE])
+    assert outbox.take(4) == ([("a", TokensKept(8)), ("b", TokensKept(1))], []), "though another promise waits"
+
+
+def test_a_receipt_leaves_once_no_promise_waits() -> None:
+    outbox = Outbox()
+    outbox.put(3, [], [Accepted(1)])
+    outbox.put(4, [("a", TokensKept(8))], [])
+    assert outbox.take(3) == ([("a", TokensKept(8))], [Accepted(1)])
 
 
 def test_nothing_overtakes_a_promise_to_the_same_peer() -> None:
@@ -89,7 +111,7 @@ def test_whatever_happens_all_leaves_once_in_order_per_peer_and_no_promise_too_e
             synced = random.choice((synced, synced, commit))
             to_agents, to_trainer = outbox.take(synced)
             for name, one in [*to_agents, *((TRAINER_PEER, one) for one in to_trainer)]:
-                assert NEEDS[type(one)] is Safety.COMMITTED or rests_on[id(one)] <= synced
+                assert NEEDS[type(one)] is not Safety.SYNCED or rests_on[id(one)] <= synced
                 left.setdefault(name, []).append(one)
         to_agents, to_trainer = outbox.take(10**6)
         for name, one in [*to_agents, *((TRAINER_PEER, one) for one in to_trainer)]:
