@@ -24,7 +24,7 @@ from polyrl.ledger.state import (
     step_key,
     tokens_left,
 )
-from polyrl.sample import DiscardReason, Group, Purpose, sample_id
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, sample_id
 from polyrl.wire import GroupDropped, row_columns
 
 KV_STEP: Final = 256
@@ -253,7 +253,10 @@ def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, toke
         return
     engine.failures = 0
     engine.tokens += tokens
-    speed.observe_tokens(engine, tokens, event.at)
+    if state.window_open or engine.pool is not Pool.RESERVED:
+        speed.observe_tokens(engine, tokens, event.at)
+    else:
+        engine.token_at = event.at  # its devices learn meanwhile
 
 
 def apply_recall_sent(state: LedgerState, event: events.RecallSent) -> None:

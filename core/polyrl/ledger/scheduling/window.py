@@ -10,11 +10,13 @@ What is left to decide is when a batch that could be delivered is delivered. Wit
     F(engines)   seconds until these engines have generated all that is left of the step
     L            seconds that learning all of the step takes that was not delivered yet
 
-generating goes on while it is what the step waits for, and the reserved engines help with it:
+the step ends at max(F(others), L) if the window closes now. If it closes later, F(others) falls meanwhile by
+F(others) / F(all) per second; best is when it has come down to L, and the step then ends sooner by
 
-    hold the batch back    while F(others) > L  and  F(others) - F(all) > LEAST_HELP * F(others)
+    gain = (1 - F(all) / F(others)) * (F(others) - L)
 
-With no other engine F(others) is infinite: the window stays open until all is generated. With many, learning begins
+A batch is held back while F(others) > L and gain > LEAST_GAIN * F(others). With no other engine F(others) is infinite:
+the window stays open until all is generated. With many, learning begins
 with the first batch. In between the window closes when what others still need is what learning will take (T of the
 plan), looked at again every REPLAN_S and whenever an engine comes or goes.
 
@@ -41,8 +43,8 @@ from polyrl.wire import BatchRequest
 REPLAN_S: Final = 0.25
 """Longest time between two looks at a batch that is held back."""
 
-LEAST_HELP: Final = 0.05
-"""Share of the others' time that reserved engines must save to go on: below it learning early is the better use."""
+LEAST_GAIN: Final = 0.1
+"""Share of F(others) that going on must promise: F is an estimate, and learning early is certain."""
 
 DEADLINE_SHARE: Final = 0.5
 """Share of a request's time after which its batch is held back no longer, whatever is planned."""
@@ -109,8 +111,10 @@ def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bo
     others = [engine for engine in able if engine.pool is not Pool.RESERVED]
     alone = _finish_s(state, others, left)
     together = _finish_s(state, able, left)
-    helps = alone == inf or alone - together > LEAST_HELP * alone
-    return helps and alone > left.to_learn * state.learner.token_s
+    if not isfinite(alone):
+        return True
+    learning = left.to_learn * state.learner.token_s
+    return alone > learning and (1 - together / alone) * (alone - learning) > LEAST_GAIN * alone
 
 
 def _left(state: LedgerState, wanted: BatchRequest) -> _Left:
