@@ -13,11 +13,13 @@ One fsync covers all commits before it, so many messages share one (group commit
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
 from polyrl import wire
+from polyrl.ledger.events import Moved, TurnEnded
+from polyrl.ledger.transition import Effects
 from polyrl.wire import ToAgent, ToTrainer
 
 
@@ -28,8 +30,8 @@ class Safety(Enum):
     """Nothing: a sign of life, or an order that is given anew after a restart. It only keeps its place among the
     messages to its peer."""
     RECEIPT = "receipt"
-    """The disk, as long as any promise does. An agent holds a turn's tokens to its end, and its greeting restores what
-    a power cut took; only with the end, whose TurnDone is a promise, it forgets them. So tokens alone cost no fsync."""
+    """The disk, if an assignment has ended in its commit, or any promise waits. An agent holds a turn's tokens to its
+    end, and its greeting restores what a power cut took; with the end it forgets them. So tokens alone cost no sync."""
     SYNCED = "synced"
     """The disk, soon: somebody waits for it."""
 
@@ -60,6 +62,9 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.GroupDropped: Safety.SYNCED,
 }
 
+ENDS: Final = (Moved, TurnEnded)
+"""With which an assignment ends, and its agent's need to hold what it sent."""
+
 TRAINER_PEER: Final = ""
 """The trainer among the peers; no engine has an empty name."""
 
@@ -71,44 +76,43 @@ class Outbox:
         self._waiting: deque[tuple[int, str, ToAgent | ToTrainer]] = deque()
         """Number of the commit, peer, message; in order."""
         self._promises: Counter[str] = Counter()
-        """Per peer: those that wait and keep later ones back, all but receipts."""
-        self._to_agents: list[tuple[str, ToAgent]] = []
-        self._to_trainer: list[ToTrainer] = []
+        """Per peer: messages that wait and keep later ones back."""
+        self._ready = Effects()
 
     @property
     def waits(self) -> bool:
         """Whether anything waits for the disk."""
-        return bool(self._promises)
+        return bool(self._waiting)
 
-    def put(self, commit: int, to_agents: Iterable[tuple[str, ToAgent]], to_trainer: Iterable[ToTrainer]) -> None:
-        """Messages that rest on commits up to `commit`, which never falls."""
+    def put(self, commit: int, effects: Effects) -> None:
+        """What was gathered for `commit`, which never falls; without events what rests on commits up to it."""
         receipts: list[tuple[str, ToAgent]] = []
-        for engine, message in to_agents:
+        for engine, message in effects.to_agents:
             if NEEDS[type(message)] is Safety.RECEIPT:
                 receipts.append((engine, message))
             else:
                 self._put(commit, engine, message)
-        for answer in to_trainer:
+        for answer in effects.to_trainer:
             self._put(commit, TRAINER_PEER, answer)
-        # Only now: the promise that one of them waits for may go to the trainer.
+        # Only now: what one of them waits for may be a promise to the trainer.
+        waits = bool(self._waiting) or any(isinstance(event, ENDS) for event in effects.events)
         for engine, message in receipts:
-            if self._promises:
+            if waits:
                 self._waiting.append((commit, engine, message))
             else:
-                self._release(engine, message)
+                self._ready.to_agents.append((engine, message))
 
-    def take(self, synced: int) -> tuple[list[tuple[str, ToAgent]], list[ToTrainer]]:
+    def take(self, synced: int) -> Effects:
         """What may leave now that commits up to `synced` are on the disk."""
-        while self._waiting and (self._waiting[0][0] <= synced or not self._promises):
+        while self._waiting and self._waiting[0][0] <= synced:
             _, peer, message = self._waiting.popleft()
             if NEEDS[type(message)] is not Safety.RECEIPT:
                 self._promises[peer] -= 1
                 if not self._promises[peer]:
                     del self._promises[peer]
             self._release(peer, message)
-        to_agents, self._to_agents = self._to_agents, []
-        to_trainer, self._to_trainer = self._to_trainer, []
-        return to_agents, to_trainer
+        ready, self._ready = self._ready, Effects()
+        return ready
 
     def _put(self, commit: int, peer: str, message: ToAgent | ToTrainer) -> None:
         if NEEDS[type(message)] is Safety.COMMITTED and peer not in self._promises:
@@ -119,6 +123,6 @@ class Outbox:
 
     def _release(self, peer: str, message: ToAgent | ToTrainer) -> None:
         if peer == TRAINER_PEER:
-            self._to_trainer.append(message)  # type: ignore[arg-type]
+            self._ready.to_trainer.append(message)  # type: ignore[arg-type]
         else:
-            self._to_agents.append((peer, message))  # type: ignore[arg-type]
+            self._ready.to_agents.append((peer, message))  # type: ignore[arg-type]

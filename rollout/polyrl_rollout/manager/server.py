@@ -37,7 +37,7 @@ from polyrl.ledger.events import Reported
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus
-from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToAgent, ToTrainer, TrainerHello, TrainerReport
+from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToTrainer, TrainerHello, TrainerReport
 from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.api import ControlService, make_metrics_app
 from polyrl_rollout.manager.group_commit import GroupCommit
@@ -94,8 +94,7 @@ class Manager:
         self._history = RunHistory(time.time(), resumed=clock_s > 0, lease_s=ledger.state.config.lease_s)
         self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
-        self._to_agents: list[tuple[str, ToAgent]] = []
-        self._to_trainer: list[ToTrainer] = []
+        self._gathered = Effects()
         self._outbox = Outbox()
 
     async def __aenter__(self) -> Self:
@@ -194,14 +193,14 @@ class Manager:
             self._deliver(outcome)
             return ()
         self._keep(outcome)
-        self._to_agents += outcome.to_agents
+        self._gathered.to_agents += outcome.to_agents
         self._flush_now()
         return outcome.to_trainer
 
     def _deliver(self, outcome: Effects) -> None:
         self._keep(outcome)
-        self._to_agents += outcome.to_agents
-        self._to_trainer += outcome.to_trainer
+        self._gathered.to_agents += outcome.to_agents
+        self._gathered.to_trainer += outcome.to_trainer
 
     def deliver_and_settle(self, outcome: Effects) -> None:
         self._deliver(outcome)
@@ -214,6 +213,7 @@ class Manager:
 
     def _keep(self, outcome: Effects) -> None:
         if outcome.events:
+            self._gathered.events += outcome.events
             if self._journal is not None:
                 self._journal.append(outcome.events)
             self._history.take_events(outcome.events, time.time())
@@ -241,11 +241,11 @@ class Manager:
             self._gathering = None
         while True:
             self._commit()
-            agents, trainer = self._outbox.take(0 if self._journal is None else self._journal.synced)
-            if not agents and not trainer:
+            ready = self._outbox.take(0 if self._journal is None else self._journal.synced)
+            if not ready.to_agents and not ready.to_trainer:
                 break
-            self._trainer.send(trainer)
-            self._agents.send_all(agents)
+            self._trainer.send(ready.to_trainer)
+            self._agents.send_all(ready.to_agents)
         if self._disk is not None:
             self._disk.plan(urgent=self._outbox.waits)
 
@@ -261,8 +261,8 @@ class Manager:
         if self._journal is not None:
             self._journal.commit(self._ledger.state, self.now())
             commits = self._journal.commits
-        self._outbox.put(commits, self._to_agents, self._to_trainer)
-        self._to_agents, self._to_trainer = [], []
+        gathered, self._gathered = self._gathered, Effects()
+        self._outbox.put(commits, gathered)
 
     def _rearm(self) -> None:
         """Plans the next tick. A later due time leaves the timer: an early tick does nothing and plans anew."""

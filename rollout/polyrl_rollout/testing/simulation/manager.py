@@ -154,7 +154,7 @@ class SimulatedManager:
         """Of all that was gathered; whether anybody is to hear of it."""
         gathered, self._gathered = self._gathered, Effects()
         self.store.commit(gathered.events, self.ledger.state, self.clock(now))
-        self.outbox.put(self.store.commits, gathered.to_agents, gathered.to_trainer)
+        self.outbox.put(self.store.commits, gathered)
         return bool(gathered.to_agents or gathered.to_trainer)
 
     def restart(self, now: float) -> None:

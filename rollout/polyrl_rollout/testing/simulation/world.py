@@ -221,15 +221,15 @@ class World:
     def _send(self) -> None:
         """What may leave; for the rest the disk is waited for, and where nobody waits it is synced now and then."""
         outbox, store = self.manager.outbox, self.manager.store
-        to_agents, to_trainer = outbox.take(store.synced)
+        ready = outbox.take(store.synced)
         self.watcher.survived(store.synced, self.now)
-        for engine, message in to_agents:
+        for engine, message in ready.to_agents:
             if isinstance(message, TokensKept):
                 self.watcher.tokens_kept(engine, message.seq)
             if engine in self.agents:
                 link, peer = self.agents[engine]
                 link.carry(1, lambda peer=peer, message=message: peer.receive(message))  # type: ignore[misc]
-        for answer in to_trainer:
+        for answer in ready.to_trainer:
             self.to_trainer(answer)
         life = self._life
         if outbox.waits:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import get_args
 
+from polyrl.ledger import Effects, Event
 from polyrl.ledger.durability import NEEDS, TRAINER_PEER, Outbox, Safety
+from polyrl.ledger.events import MoveCause, Moved
 from polyrl.sample import Finish, Purpose, Response
 from polyrl.wire import (
     Accepted,
@@ -26,6 +29,22 @@ TURN_DONE = TurnDone(0, 0, purpose=Purpose.TRAIN, step=0, response=RESPONSE)
 WELCOME = Welcome(1, 3.0, beat_s=1.0, delta_s=0.1)
 
 
+MOVED = Moved(1, MoveCause.REBALANCED, at=0.0)
+
+
+def effects(
+    to_agents: Sequence[tuple[str, ToAgent]] = (), to_trainer: Sequence[ToTrainer] = (), *events: Event
+) -> Effects:
+    made = Effects()
+    made.events, made.to_agents, made.to_trainer = list(events), list(to_agents), list(to_trainer)
+    return made
+
+
+def taken(outbox: Outbox, synced: int) -> tuple[list[tuple[str, ToAgent]], list[ToTrainer]]:
+    ready = outbox.take(synced)
+    return ready.to_agents, ready.to_trainer
+
+
 def test_of_each_message_it_is_decided_what_it_waits_for() -> None:
     assert set(NEEDS) == {*get_args(ToAgent), *get_args(ToTrainer)}
 
@@ -37,50 +56,53 @@ def test_what_lets_a_peer_forget_or_uses_a_number_waits_for_the_disk() -> None:
 
 def test_a_promise_waits_until_its_commit_is_synced() -> None:
     outbox = Outbox()
-    outbox.put(3, [("a", Cancel(7))], [Accepted(1)])
-    assert outbox.take(2) == ([], [])
+    outbox.put(3, effects([("a", Cancel(7))], [Accepted(1)]))
+    assert taken(outbox, 2) == ([], [])
     assert outbox.waits
-    assert outbox.take(3) == ([("a", Cancel(7))], [Accepted(1)])
+    assert taken(outbox, 3) == ([("a", Cancel(7))], [Accepted(1)])
     assert not outbox.waits
 
 
 def test_tokens_alone_cost_no_sync() -> None:
     """An agent holds what it sent of a sample to the sample's end."""
     outbox = Outbox()
-    outbox.put(3, [("a", TokensKept(7)), ("a", Recall(1))], [])
-    assert outbox.take(0) == ([("a", Recall(1)), ("a", TokensKept(7))], [])
+    outbox.put(3, effects([("a", TokensKept(7)), ("a", Recall(1))], []))
+    assert taken(outbox, 0) == ([("a", Recall(1)), ("a", TokensKept(7))], [])
     assert not outbox.waits
 
 
 def test_a_receipt_waits_with_the_promise_of_its_own_commit_and_with_older_ones() -> None:
     """With the end of a turn the agent forgets it; the promise that goes with it is the trainer's."""
     outbox = Outbox()
-    outbox.put(3, [("a", TokensKept(7))], [TURN_DONE])
-    outbox.put(4, [("a", TokensKept(8)), ("b", TokensKept(1))], [])
-    assert outbox.take(2) == ([], [])
-    outbox.put(5, [], [Accepted(1)])
-    assert outbox.take(3) == ([("a", TokensKept(7))], [TURN_DONE])
-    assert outbox.take(4) == ([("a", TokensKept(8)), ("b", TokensKept(1))], []), "though another promise waits"
+    outbox.put(3, effects([("a", TokensKept(7))], [TURN_DONE]))
+    outbox.put(4, effects([("a", TokensKept(8)), ("b", TokensKept(1))], []))
+    assert taken(outbox, 2) == ([], [])
+    outbox.put(5, effects([], [Accepted(1)]))
+    assert taken(outbox, 3) == ([("a", TokensKept(7))], [TURN_DONE])
+    assert taken(outbox, 4) == ([("a", TokensKept(8)), ("b", TokensKept(1))], []), "though another promise waits"
 
 
-def test_a_receipt_leaves_once_no_promise_waits() -> None:
+def test_a_receipt_waits_where_an_assignment_has_ended() -> None:
+    """Though nobody is promised anything: the agent forgets what it generated."""
     outbox = Outbox()
-    outbox.put(3, [], [Accepted(1)])
-    outbox.put(4, [("a", TokensKept(8))], [])
-    assert outbox.take(3) == ([("a", TokensKept(8))], [Accepted(1)])
+    outbox.put(3, effects([("a", TokensKept(7))], [], MOVED))
+    outbox.put(4, effects([("a", TokensKept(8))]))
+    assert taken(outbox, 2) == ([], [])
+    assert outbox.waits
+    assert taken(outbox, 3) == ([("a", TokensKept(7))], [])
 
 
 def test_nothing_overtakes_a_promise_to_the_same_peer() -> None:
     outbox = Outbox()
-    outbox.put(3, [("a", Cancel(1)), ("a", WELCOME), ("b", WELCOME)], [Accepted(1), TrainerHeartbeat()])
-    assert outbox.take(2) == ([("b", WELCOME)], [])
-    assert outbox.take(3) == ([("a", Cancel(1)), ("a", WELCOME)], [Accepted(1), TrainerHeartbeat()])
+    outbox.put(3, effects([("a", Cancel(1)), ("a", WELCOME), ("b", WELCOME)], [Accepted(1), TrainerHeartbeat()]))
+    assert taken(outbox, 2) == ([("b", WELCOME)], [])
+    assert taken(outbox, 3) == ([("a", Cancel(1)), ("a", WELCOME)], [Accepted(1), TrainerHeartbeat()])
 
 
 def test_what_rests_on_synced_commits_alone_leaves_at_once() -> None:
     outbox = Outbox()
-    outbox.put(0, [("a", Cancel(1))], [])
-    assert outbox.take(0) == ([("a", Cancel(1))], [])
+    outbox.put(0, effects([("a", Cancel(1))], []))
+    assert taken(outbox, 0) == ([("a", Cancel(1))], [])
 
 
 def test_whatever_happens_all_leaves_once_in_order_per_peer_and_no_promise_too_early() -> None:
@@ -105,15 +127,15 @@ def test_whatever_happens_all_leaves_once_in_order_per_peer_and_no_promise_too_e
             sent.setdefault(peer, []).append(message)
             rests_on[id(message)] = commit
             if isinstance(message, Accepted | TrainerHeartbeat):
-                outbox.put(commit, [], [message])
+                outbox.put(commit, effects([], [message]))
             else:
-                outbox.put(commit, [(peer, message)], [])
+                outbox.put(commit, effects([(peer, message)], []))
             synced = random.choice((synced, synced, commit))
-            to_agents, to_trainer = outbox.take(synced)
+            to_agents, to_trainer = taken(outbox, synced)
             for name, one in [*to_agents, *((TRAINER_PEER, one) for one in to_trainer)]:
                 assert NEEDS[type(one)] is not Safety.SYNCED or rests_on[id(one)] <= synced
                 left.setdefault(name, []).append(one)
-        to_agents, to_trainer = outbox.take(10**6)
+        to_agents, to_trainer = taken(outbox, 10**6)
         for name, one in [*to_agents, *((TRAINER_PEER, one) for one in to_trainer)]:
             left.setdefault(name, []).append(one)
         assert not outbox.waits
