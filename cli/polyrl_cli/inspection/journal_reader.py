@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from polyrl.errors import InvalidData, ProtocolError, UserError
 from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import RUN, HistoryEntry, ManagerStarted, decode_entry
+from polyrl.ledger.migration import is_old, migrate
 
 BUSY_S: Final = 5.0
 """A writer that opens or closes holds the file for a moment."""
@@ -96,9 +97,24 @@ def open_journal(path: Path) -> Iterator[JournalReader]:
         problem = form.foreign(db)
         if problem:
             raise InvalidData(f"{path}: {_one_line(problem)}")
+        if is_old(db):
+            db = _migrated_copy(path, db)
         yield JournalReader(path, db)
     finally:
         db.close()
+
+
+def _migrated_copy(path: Path, db: sqlite3.Connection) -> sqlite3.Connection:
+    """In memory: only a manager changes the file. Closes `db`."""
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        with closing(db):
+            db.backup(copy)
+        migrate(copy)
+    except (*UNREADABLE, *WRONG_VALUES) as error:
+        copy.close()
+        raise _damaged(path, error) from error
+    return copy
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -39,9 +39,12 @@ from polyrl.ledger.state import GroupState, LedgerState, SampleState
 
 T = TypeVar("T")
 
-JOURNAL_SCHEMA: Final = 8
-"""Changes with any change to events or state that old bytes would not survive, or to the history that an
-audit would miss; a journal of another one is refused."""
+JOURNAL_SCHEMA: Final = 9
+"""Changes with any change to events or state that old bytes would not survive, or to the history that an audit would
+miss. Each change brings a step of `migration`; a journal of a later one, or of one without a step, is refused."""
+
+OLDEST_SCHEMA: Final = 8
+"""From which there are steps: that of the last release, or of the one before the first."""
 
 APPLICATION_ID: Final = 0x506F6C79
 """Marks the file as ours ("Poly"); SQLite's own field for that purpose."""
@@ -74,6 +77,11 @@ SELECT_LAST_ENTRY: Final = "SELECT coalesce(max(number), 0) FROM history"
 SELECT_SOME_SAMPLES: Final = "SELECT DISTINCT subject FROM subjects WHERE subject GLOB '[0-9]*.[0-9]*' LIMIT ?"
 
 INSERT_EVENTS: Final = "INSERT INTO events VALUES (?, ?, ?, ?)"
+REPLACE_EVENTS: Final = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
+UPDATE_SNAPSHOT: Final = "UPDATE snapshot SET body = ?, checksum = ?"
+REPLACE_ENTRY: Final = "INSERT OR REPLACE INTO history VALUES (?, ?)"
+DELETE_ENTRY: Final = "DELETE FROM history WHERE number = ?"
+DELETE_SUBJECTS: Final = "DELETE FROM subjects WHERE number = ?"
 INSERT_PAGE: Final = "INSERT INTO pages VALUES (?, ?, ?, ?)"
 INSERT_ENTRY: Final = "INSERT INTO history VALUES (?, ?)"
 INSERT_SUBJECT: Final = "INSERT OR IGNORE INTO subjects VALUES (?, ?)"
@@ -188,7 +196,7 @@ class PageBook:
         page that is damaged, belongs to nothing, or is missing."""
         bodies: dict[str, list[bytes]] = {}
         for number, name, body, checksum in rows:
-            _check(number, body, checksum, "page")
+            check(number, body, checksum, "page")
             self._numbers.setdefault(name, []).append(number)
             bodies.setdefault(name, []).append(body)
         for name, pieces in bodies.items():
@@ -255,8 +263,8 @@ def foreign(db: sqlite3.Connection) -> str:
     (schema,) = db.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         return "is not a PolyRL journal"
-    if schema != JOURNAL_SCHEMA:
-        return f"is of journal schema {schema}, this version reads {JOURNAL_SCHEMA}"
+    if not OLDEST_SCHEMA <= schema <= JOURNAL_SCHEMA:
+        return f"is of journal schema {schema}, this version reads {OLDEST_SCHEMA} to {JOURNAL_SCHEMA}"
     return ""
 
 
@@ -273,13 +281,13 @@ def replay(snapshot: Row | None, events: Iterable[Row], pages: Iterable[PageRow]
             raise ProtocolError("it holds events without a snapshot to begin with")
         return None
     seq, at, body, checksum = snapshot
-    _check(seq, body, checksum, "snapshot")
+    check(seq, body, checksum, "snapshot")
     state, tail, book = decode_state(body), 0, PageBook()
     book.restore(state, pages)
     for number, when, packed, packed_checksum in events:
         if number != seq + 1:
             raise ProtocolError(f"row {seq + 1} of the events is missing")
-        _check(number, packed, packed_checksum, "row of events")
+        check(number, packed, packed_checksum, "row of events")
         _fold_all(state, packed, number)
         seq, at, tail = number, when, tail + len(packed)
     return Replayed(state, at, seq=seq, snapshot_bytes=len(body), tail_bytes=tail, pages=book)
@@ -293,7 +301,8 @@ def _fold_all(state: LedgerState, packed: bytes, number: int) -> None:
         raise ProtocolError(f"row {number} of the events does not follow from what is before it: {error!r}") from error
 
 
-def _check(seq: int, body: bytes, checksum: int, what: str) -> None:
+def check(seq: int, body: bytes, checksum: int, what: str) -> None:
+    """Raises ProtocolError when the row is not as it was written."""
     if _checksum(seq, body) != checksum:
         raise ProtocolError(f"the checksum of {what} {seq} does not match")
 

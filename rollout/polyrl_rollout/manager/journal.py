@@ -29,6 +29,7 @@ from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted, encode_entry, subjects_of
 from polyrl.ledger.events import Event
 from polyrl.ledger.journal import PageBook, PageRow, encode_events, encode_state
+from polyrl.ledger.migration import migrate
 from polyrl.ledger.state import LedgerState
 
 SNAPSHOT_TAIL_BYTES: Final = 16 << 20
@@ -205,6 +206,10 @@ class Journal:
         if tables:
             if problem := form.foreign(self._db):
                 raise InvalidData(f"{self._path}: {problem}")
+            try:
+                migrate(self._db)
+            except ProtocolError as error:
+                raise InvalidData(f"{self._path}: the journal is damaged and cannot be migrated: {error}") from error
         else:
             self._db.executescript(form.create_script(self._run_epoch))
         (self._last_entry,) = self._db.execute(form.SELECT_LAST_ENTRY).fetchone()

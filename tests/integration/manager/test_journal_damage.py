@@ -115,7 +115,7 @@ DAMAGES = [
     (halve, "malformed"),
     (other_database, "is not a PolyRL journal"),
     (not_a_database, "not a usable journal: file is not a database"),
-    (alter(f"PRAGMA user_version = {JOURNAL_SCHEMA + 1}"), f"this version reads {JOURNAL_SCHEMA}"),
+    (alter(f"PRAGMA user_version = {JOURNAL_SCHEMA + 1}"), f"to {JOURNAL_SCHEMA}"),
     (alter("DELETE FROM events WHERE seq = 7"), "row 7 of the events is missing"),
     (alter("UPDATE events SET seq = -seq WHERE seq IN (7, 8)"), "row 1 of the events is missing"),
     (alter("DELETE FROM snapshot"), "events without a snapshot"),
