@@ -19,7 +19,7 @@ from urllib.parse import quote
 from polyrl.errors import InvalidData, ProtocolError, UserError
 from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import RUN, HistoryEntry, ManagerStarted, decode_entry
-from polyrl.ledger.migration import is_old, migrate
+from polyrl.ledger.journal.migration import is_old, migrate
 
 BUSY_S: Final = 5.0
 """A writer that opens or closes holds the file for a moment."""

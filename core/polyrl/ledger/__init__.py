@@ -6,9 +6,7 @@
     messages      what each message of an agent or of the trainer leads to
     scheduling    which engine generates what: placement, moves, recalls, leases
     batching      which groups are discarded, which answer a batch request
-    journal       events and state as bytes, rows and pages
-    migration     a journal of an earlier schema becomes one of this
-    durability    which messages wait for the disk
+    journal       events and state as bytes, rows and pages; old schemas; which messages wait for the disk
     audit         an independent check of a run's history
     apply         how each event changes the state
 

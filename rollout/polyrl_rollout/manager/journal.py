@@ -5,8 +5,8 @@ the tokens of everything acknowledged. A snapshot writes only tokens that none b
 each sample (`polyrl.ledger.audit.history`) stays for `explain`, `check`.
 
 A commit outlives this process; `sync` makes all commits so far outlive the machine (group commit: it may run in another
-thread while commits go on). A power cut takes the newest commits that were not synced, never half of one;
-`polyrl.ledger.durability` says which messages wait for it. SQLite itself (`synchronous=NORMAL`) syncs only where the
+thread while commits go on). A power cut takes the newest commits that were not synced, never half of one; which
+messages wait for it says `polyrl.ledger.journal.durability`. SQLite itself (`synchronous=NORMAL`) syncs only where the
 order of writes needs it, in checkpoints.
 
 One writer: it holds a lock file for the life of the process. Any number of readers in other processes: in WAL mode they
@@ -29,7 +29,7 @@ from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted, encode_entry, subjects_of
 from polyrl.ledger.events import Event
 from polyrl.ledger.journal import PageBook, PageRow, encode_events, encode_state
-from polyrl.ledger.migration import migrate
+from polyrl.ledger.journal.migration import migrate
 from polyrl.ledger.state import LedgerState
 
 SNAPSHOT_TAIL_BYTES: Final = 16 << 20

@@ -5,9 +5,9 @@
     outbox waits for the disk -> journal syncs in its own thread -> what rests on commits before that leaves
     timer (at ledger.next_due, no polling) -> ledger.tick -> the same
 
-No message leaves before the events that it depends on are safe: `polyrl.ledger.durability` says how safe. The run ends
-after the trainer's FinishRun: once all agents are gone and the final status was read, at the latest FINISH_DEADLINE_S
-later; one that stays serves on.
+No message leaves before the events that it depends on are safe: `polyrl.ledger.journal.durability` says how safe. The
+run ends after the trainer's FinishRun: once all agents are gone and the final status was read, at the latest
+FINISH_DEADLINE_S later; one that stays serves on.
 A bug in a callback ends the process: a ledger that half-took a message must not go on.
 """
 
@@ -32,8 +32,8 @@ from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
-from polyrl.ledger.durability import Outbox
 from polyrl.ledger.events import Reported
+from polyrl.ledger.journal.durability import Outbox
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, journal as form
-from polyrl.ledger.durability import Outbox
 from polyrl.ledger.journal import PageBook, PageRow, decode_state, encode_events, encode_state
+from polyrl.ledger.journal.durability import Outbox
 from polyrl.ledger.state import LedgerState
 
 TAIL_ROWS: Final = 61

@@ -14,7 +14,7 @@ from polyrl.errors import ProtocolError
 from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import HistoryEntry, encode_entry
 from polyrl.ledger.events import MoveCause, Moved, TurnExtended
-from polyrl.ledger.migration import STEPS, Step, migrate
+from polyrl.ledger.journal.migration import STEPS, Step, migrate
 
 EVENTS = [
     ["Moved", 1, "straggler", 2.0],

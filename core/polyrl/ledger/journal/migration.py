@@ -72,11 +72,11 @@ def migrate(db: sqlite3.Connection) -> None:
 
 def _take_step(db: sqlite3.Connection, step: Step) -> None:
     for seq, at, body, checksum in db.execute(form.SELECT_EVENTS).fetchall():
-        form.check(seq, body, checksum, what="row of events")
+        form.check_row(seq, body, checksum, what="row of events")
         events = [new for old in _decode(body) if (new := step.event(old)) is not None]
         db.execute(form.REPLACE_EVENTS, form.row(seq, at, _encoder.encode(events)))
     for seq, at, body, checksum in db.execute(form.SELECT_SNAPSHOT).fetchall():
-        form.check(seq, body, checksum, what="snapshot")
+        form.check_row(seq, body, checksum, what="snapshot")
         new = form.row(seq, at, _encoder.encode(step.state(_decode(body))))
         db.execute(form.UPDATE_SNAPSHOT, (new[2], new[3]))
     for number, data in db.execute(form.SELECT_HISTORY).fetchall():
@@ -85,7 +85,7 @@ def _take_step(db: sqlite3.Connection, step: Step) -> None:
 
 def _rewrite_entry(db: sqlite3.Connection, step: Step, number: int, data: bytes) -> None:
     body, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
-    form.check(number, body, int.from_bytes(checksum), what="entry of the history")
+    form.check_row(number, body, int.from_bytes(checksum), what="entry of the history")
     at, old, *rest = _decode(body)
     new = step.event(old)
     if new is None:

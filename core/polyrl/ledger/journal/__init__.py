@@ -196,7 +196,7 @@ class PageBook:
         page that is damaged, belongs to nothing, or is missing."""
         bodies: dict[str, list[bytes]] = {}
         for number, name, body, checksum in rows:
-            check(number, body, checksum, "page")
+            check_row(number, body, checksum, "page")
             self._numbers.setdefault(name, []).append(number)
             bodies.setdefault(name, []).append(body)
         for name, pieces in bodies.items():
@@ -281,13 +281,13 @@ def replay(snapshot: Row | None, events: Iterable[Row], pages: Iterable[PageRow]
             raise ProtocolError("it holds events without a snapshot to begin with")
         return None
     seq, at, body, checksum = snapshot
-    check(seq, body, checksum, "snapshot")
+    check_row(seq, body, checksum, "snapshot")
     state, tail, book = decode_state(body), 0, PageBook()
     book.restore(state, pages)
     for number, when, packed, packed_checksum in events:
         if number != seq + 1:
             raise ProtocolError(f"row {seq + 1} of the events is missing")
-        check(number, packed, packed_checksum, "row of events")
+        check_row(number, packed, packed_checksum, "row of events")
         _fold_all(state, packed, number)
         seq, at, tail = number, when, tail + len(packed)
     return Replayed(state, at, seq=seq, snapshot_bytes=len(body), tail_bytes=tail, pages=book)
@@ -301,7 +301,7 @@ def _fold_all(state: LedgerState, packed: bytes, number: int) -> None:
         raise ProtocolError(f"row {number} of the events does not follow from what is before it: {error!r}") from error
 
 
-def check(seq: int, body: bytes, checksum: int, what: str) -> None:
+def check_row(seq: int, body: bytes, checksum: int, what: str) -> None:
     """Raises ProtocolError when the row is not as it was written."""
     if _checksum(seq, body) != checksum:
         raise ProtocolError(f"the checksum of {what} {seq} does not match")
