@@ -19,6 +19,7 @@ from polyrl.wire import (
     Cancel,
     Declined,
     Fenced,
+    Fetch,
     GroupDropped,
     HeldAssignment,
     Hello,
@@ -29,6 +30,7 @@ from polyrl.wire import (
     TrainerHello,
     TrainerWelcome,
     TurnDone,
+    TurnsAwaited,
     Welcome,
 )
 from polyrl_rollout.testing.stage import Stage, sent
@@ -127,7 +129,9 @@ def test_a_new_trainer_gets_what_is_held_and_a_request_for_every_open_verdict() 
     (welcome,) = sent(outcome, TrainerWelcome)
     assert (welcome.next_group, welcome.version, welcome.manifest_hash) == (2, 0, b"hash")
     assert [(held.id, held.scored, held.turn) for held in welcome.held] == [(0, 0, 0), (1, 1, 0)]
-    assert [turn.response.sample for turn in sent(outcome, TurnDone)] == ["0.0"]
+    assert sent(outcome, TurnsAwaited) == [TurnsAwaited((("0.0", 0),))]
+    (turn,) = sent(stage.trainer(Fetch(1, ("0.0",))), TurnDone)
+    assert (turn.response.sample, turn.start) == ("0.0", 0)
     groups = [stage.ledger.state.groups[number].group for number in (0, 1)]
     assert [held.digest for held in welcome.held] == [group_digest(group) for group in groups]
 

@@ -135,8 +135,21 @@ def digest_of(message: wire.FromTrainer) -> bytes:
 
 def _send_batch(transition: Transition, number: int, wanted: BatchRequest, packing: Packing) -> None:
     """Sends a packed batch; its samples stay here until they are acknowledged, so it can be sent again."""
-    samples = tuple(scored for group in packing.groups for scored in scored_group(transition.state, group))
-    transition.answer(Batch(wanted.request, number, step=wanted.step, samples=samples, last=packing.last))
+    samples, checks = [], []
+    for group in packing.groups:
+        for scored, check in scored_group(transition.state, group):
+            samples.append(scored)
+            checks.append(check)
+    transition.answer(
+        Batch(
+            wanted.request,
+            number,
+            step=wanted.step,
+            samples=tuple(samples),
+            last=packing.last,
+            checks=tuple(checks),
+        )
+    )
 
 
 def _close(transition: Transition, wanted: BatchRequest, answer: Declined | Late) -> None:

@@ -7,6 +7,7 @@ What has ended is deleted: memory follows live samples, and history belongs to w
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from enum import StrEnum
 from math import inf
 
@@ -84,6 +85,8 @@ class SampleState(msgspec.Struct, array_like=True):
     """Of its turn, see `lengths`; -1: it has no token."""
     kept_by: str = ""
     """The engine that ended its last turn, and has the text up to there; empty once it is assigned again."""
+    trainer_has: int = 0
+    """Response tokens that the trainer's process holds, since it gave its verdict on the turn that they end."""
 
     @property
     def length(self) -> int:
@@ -375,16 +378,16 @@ def tokens_left(state: LedgerState, sample: SampleState, context: int) -> int:
     return min(budget, context - context_used(state, sample))
 
 
-def response_of(name: str, sample: SampleState) -> Response:
-    """All that was generated and written so far; spans cover every position."""
-    spans = tuple(Span(s.start, s.end, version=s.version, engine=s.engine, attempt=s.attempt) for s in sample.spans)
-    mask = b"".join((b"\x00" if s.version == ENVIRONMENT_VERSION else b"\x01") * (s.end - s.start) for s in spans)
+def response_part(name: str, sample: SampleState, start: int) -> Response:
+    """What was generated and written from position `start` on, where a span begins, in the form that travels."""
+    spans = [span for span in sample.spans if span.end > start]
+    made = (sample.logprobs[4 * s.start : 4 * s.end] for s in spans if s.version != ENVIRONMENT_VERSION)
     return Response(
         sample=name,
-        ids=bytes(sample.ids),
-        logprobs=bytes(sample.logprobs),
-        loss_mask=mask,
-        spans=spans,
+        ids=bytes(sample.ids[4 * start :]),
+        logprobs=b"".join(made),
+        loss_mask=b"",
+        spans=tuple(Span(s.start, s.end, version=s.version, engine=s.engine, attempt=s.attempt) for s in spans),
         turn=sample.turn,
         finish=sample.finish or Finish.STOP,
     )
@@ -413,23 +416,25 @@ def assign_message(state: LedgerState, number: int, *, kept: bool) -> Assign:
     )
 
 
-def turn_done(state: LedgerState, name: str) -> TurnDone:
-    """The question for a sample's verdict."""
+def turn_done(state: LedgerState, name: str, *, whole: bool = False) -> TurnDone:
+    """The question for a sample's verdict; `whole`: the trainer misses what came with earlier turns."""
     number, index = split_sample_id(name)
-    group = state.groups[number].group
-    response = response_of(name, state.samples[name])
-    return TurnDone(number, index, purpose=group.purpose, step=group.step, response=response)
+    group, sample = state.groups[number].group, state.samples[name]
+    start = 0 if whole else sample.trainer_has
+    check = checksum_of(sample.ids[: 4 * start])
+    response = response_part(name, sample, start)
+    return TurnDone(number, index, purpose=group.purpose, step=group.step, response=response, start=start, check=check)
 
 
-def scored_group(state: LedgerState, number: int) -> list[Scored]:
-    """The samples of a complete group, by index."""
-    samples = []
+def scored_group(state: LedgerState, number: int) -> Iterator[tuple[Scored, int]]:
+    """The samples of a complete group by index, without their texts, and the checksums of those."""
     for index in range(state.groups[number].group.n):
         name = sample_id(number, index)
         sample = state.samples[name]
-        response = response_of(name, sample)
-        samples.append(Scored(number, index, response=response, reward=sample.reward, metrics=sample.metrics))
-    return samples
+        finish = sample.finish or Finish.STOP
+        bare = Response(name, b"", logprobs=b"", loss_mask=b"", spans=(), turn=sample.turn, finish=finish)
+        scored = Scored(number, index, response=bare, reward=sample.reward, metrics=sample.metrics)
+        yield scored, checksum_of(sample.ids)
 
 
 def group_tokens(state: LedgerState, number: int) -> int:

@@ -2,6 +2,7 @@
 
     agent      agent <-> manager, and agent <-> publisher of weights
     trainer    trainer <-> manager
+    texts      how a trainer makes whole turns and batches of messages that carry only what is new
 
 Messages to bytes and back, and the checks that bytes must pass, are here: `encode`, `decode_*`, the columns of rows.
 One frame is one version byte and one msgpack array whose first item is the message's tag; no pickle, no field names.
@@ -15,7 +16,6 @@ Other packages import everything from here. Read next: `agent`.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -60,7 +60,9 @@ from polyrl.wire.agent import (
     WeightsFailed as WeightsFailed,
     WeightsLoaded as WeightsLoaded,
     Welcome as Welcome,
+    checksum_of as checksum_of,
 )
+from polyrl.wire.texts import SampleTexts as SampleTexts, part_of as part_of, whole_of as whole_of
 from polyrl.wire.trainer import (
     Accepted as Accepted,
     Acknowledge as Acknowledge,
@@ -69,6 +71,9 @@ from polyrl.wire.trainer import (
     Declined as Declined,
     EndStep as EndStep,
     Extend as Extend,
+    Fetch as Fetch,
+    Fetched as Fetched,
+    FetchedText as FetchedText,
     FinishRun as FinishRun,
     FromTrainer as FromTrainer,
     GroupDropped as GroupDropped,
@@ -84,6 +89,7 @@ from polyrl.wire.trainer import (
     TrainerReport as TrainerReport,
     TrainerWelcome as TrainerWelcome,
     TurnDone as TurnDone,
+    TurnsAwaited as TurnsAwaited,
 )
 
 WIRE_VERSION: Final = 1
@@ -178,11 +184,6 @@ def pack_rows(rows: Sequence[tuple[int, int, int, int]]) -> bytes:
 def pack_ids(ids: npt.ArrayLike) -> bytes:
     """Token ids as they travel: uint32 little-endian."""
     return np.asarray(ids, dtype="<u4").tobytes()
-
-
-def checksum_of(ids: bytes | bytearray | memoryview) -> int:
-    """CRC-32 of packed ids: tells two texts of one sample apart, not an attacker from a friend."""
-    return zlib.crc32(ids)
 
 
 def unpack_ids(data: bytes) -> npt.NDArray[np.uint32]:

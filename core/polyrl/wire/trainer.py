@@ -87,6 +87,15 @@ class Acknowledge(Message, frozen=True, tag="ack"):
     batch: int
 
 
+class Fetch(Message, frozen=True, tag="fetch"):
+    """Send what these samples say: a TurnDone with the whole text for each whose verdict is awaited, a FetchedText for
+    each that has its reward; then Fetched. Not a request: a connection's end is its end."""
+
+    request: int
+    """Named in Fetched."""
+    samples: tuple[str, ...]
+
+
 class EndStep(Message, frozen=True, tag="endstep"):
     """The trainer has all it needs of `step`: what is left of it is cancelled, with reason `surplus`."""
 
@@ -186,17 +195,47 @@ class Declined(Message, frozen=True, tag="refused"):
 
 
 class TurnDone(Message, frozen=True, tag="turn"):
-    """A turn of a sample has ended; answer with Score, Extend or Reject. Repeated until answered."""
+    """A turn of a sample has ended; answer with Score, Extend or Reject.
+
+    It travels in parts: see `texts`, where the trainer's side makes whole ones of them."""
 
     group: int
     index: int
     purpose: Purpose
     step: int
     response: Response
+    start: int = 0
+    """Response position of the first token in it; what is before, the trainer had with an earlier turn."""
+    check: int = 0
+    """CRC-32 of the ids before `start`."""
+
+
+class TurnsAwaited(Message, frozen=True, tag="awaited"):
+    """Of these turns the verdict is awaited. Sent after a greeting, and again and again; the trainer fetches those that
+    it does not have."""
+
+    turns: tuple[tuple[str, int], ...]
+    """Sample and turn."""
+
+
+class FetchedText(Message, frozen=True, tag="text"):
+    """What a sample says that has its reward; answer to Fetch, in the form of a TurnDone from position 0."""
+
+    response: Response
+
+
+class Fetched(Message, frozen=True, tag="fetched"):
+    """Answer to Fetch, after the texts: as many as one answer may carry."""
+
+    request: int
+    count: int
+    """The first `count` of the samples that were asked for were sent, or are not here any more."""
 
 
 class Batch(Message, frozen=True, tag="batch"):
-    """Answer to BatchRequest: complete groups in arrival order; empty with `last` when the step has no more to give."""
+    """Answer to BatchRequest: complete groups in arrival order; empty with `last` when the step has no more to give.
+
+    It travels without texts, which the trainer had with the turns: see `texts`, where they are put back."""
 
     request: int
     number: int
@@ -204,6 +243,8 @@ class Batch(Message, frozen=True, tag="batch"):
     samples: tuple[Scored, ...]
     last: bool
     """No further groups of this step and purpose exist: all are packed or discarded."""
+    checks: tuple[int, ...] = ()
+    """CRC-32 of each response's ids, while its text is left out."""
 
 
 class Late(Message, frozen=True, tag="late"):
@@ -235,6 +276,7 @@ FromTrainer: TypeAlias = (
     | Reject
     | BatchRequest
     | Acknowledge
+    | Fetch
     | EndStep
     | PublishVersion
     | TrainerReport
@@ -242,5 +284,16 @@ FromTrainer: TypeAlias = (
     | TrainerHeartbeat
 )
 ToTrainer: TypeAlias = (
-    TrainerWelcome | Accepted | Declined | TurnDone | Batch | Late | GroupDropped | Fenced | TrainerHeartbeat
+    TrainerWelcome
+    | Accepted
+    | Declined
+    | TurnDone
+    | TurnsAwaited
+    | FetchedText
+    | Fetched
+    | Batch
+    | Late
+    | GroupDropped
+    | Fenced
+    | TrainerHeartbeat
 )

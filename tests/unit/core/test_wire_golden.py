@@ -255,21 +255,49 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_TRAINER,
-        wire.TurnDone(4, 1, purpose=Purpose.TRAIN, step=2, response=_RESPONSE),
+        wire.TurnDone(4, 1, purpose=Purpose.TRAIN, step=2, response=_RESPONSE, start=16, check=12),
         (
-            "0196a47475726e0401a5747261696e0297a3342e31c40c050000000600000007000000c40c000000bf000080bf000000"
-            "c0c4030101009195000209a1650100a473746f70"
+            "0198a47475726e0401a5747261696e0297a3342e31c40c050000000600000007000000c40c000000bf000080bf000000"
+            "c0c4030101009195000209a1650100a473746f70100c"
         ),
     ),
     (
         TO_TRAINER,
         wire.Batch(
-            5, 3, step=2, samples=(Scored(4, 1, response=_RESPONSE, reward=1.0, metrics={"exact": 1.0}),), last=True
+            5,
+            3,
+            step=2,
+            samples=(Scored(4, 1, response=_RESPONSE, reward=1.0, metrics={"exact": 1.0}),),
+            last=True,
+            checks=(12,),
         ),
         (
-            "0196a562617463680503029195040197a3342e31c40c050000000600000007000000c40c000000bf000080bf000000c0"
-            "c4030101009195000209a1650100a473746f70cb3ff000000000000081a56578616374cb3ff0000000000000c3"
+            "0197a562617463680503029195040197a3342e31c40c050000000600000007000000c40c000000bf000080bf000000c0"
+            "c4030101009195000209a1650100a473746f70cb3ff000000000000081a56578616374cb3ff0000000000000c3910c"
         ),
+    ),
+    (
+        TO_TRAINER,
+        wire.TurnsAwaited((("4.1", 2),)),
+        "0192a7617761697465649192a3342e3102",
+    ),
+    (
+        TO_TRAINER,
+        wire.FetchedText(_RESPONSE),
+        (
+            "0192a47465787497a3342e31c40c050000000600000007000000c40c000000bf000080bf000000c0c403010100919500"
+            "0209a1650100a473746f70"
+        ),
+    ),
+    (
+        TO_TRAINER,
+        wire.Fetched(5, 1),
+        "0193a7666574636865640501",
+    ),
+    (
+        TRAINER,
+        wire.Fetch(5, ("4.1", "4.2")),
+        "0193a566657463680592a3342e31a3342e32",
     ),
     (
         TO_TRAINER,

@@ -23,7 +23,7 @@ from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolEr
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
-from polyrl.wire import Batch, GroupDropped, TrainerWelcome, TurnDone, pack_ids
+from polyrl.wire import Batch, GroupDropped, SampleTexts, TrainerWelcome, TurnDone, pack_ids
 from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests, submissions
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.rollouts import Rollouts
@@ -79,6 +79,7 @@ class RolloutClient(Rollouts):
         self._dropped = EventStream[GroupDropped]()
         self._link = ManagerLink(self._locate, keys, self._hello, max_manager_outage_s)
         self._requests = PendingRequests(self._link.send)
+        self._texts = SampleTexts(self._link.send, lambda sample, turn: self._turns.knows((sample, turn)))
         self._first_welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -179,7 +180,7 @@ class RolloutClient(Rollouts):
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
         await self._request(lambda n: wire.EndStep(n, step, purpose=purpose), f"the end of step {step}")
-        self._cursor.end_step(step, purpose)
+        self._texts.forget(self._cursor.end_step(step, purpose))
 
     def _announce(self, message: wire.PublishVersion) -> wire.FromTrainer:
         self._cursor.announce(message)
@@ -234,18 +235,26 @@ class RolloutClient(Rollouts):
         self._requests.send_again()
 
     def _handle(self, message: wire.ToTrainer) -> None:
+        for whole in self._texts.receive(message):
+            self._handle_whole(whole)
+
+    def _handle_whole(self, message: wire.ToTrainer) -> None:
         if isinstance(message, TurnDone):
             self._turns.put_once((message.response.sample, message.response.turn), message)
         elif isinstance(message, GroupDropped):
             self._cursor.drop(message)
+            self._texts.forget([message.group])
             self._dropped.put_once(message.group, message)
         elif isinstance(message, wire.Accepted | wire.Declined | Batch | wire.Late):
             if isinstance(message, Batch):
                 self._cursor.receive(message)
+                self._texts.forget({scored.group for scored in message.samples})
             self._requests.resolve(message)
 
     def _hello(self) -> wire.TrainerHello:
         cursor, fresh = self._cursor, not self._first_welcome.done()
+        # Here, not at the welcome: what follows that on the wire may be read before anyone is woken by it.
+        self._texts.reconnect()
         return wire.TrainerHello(
             self._run_epoch,
             cursor.acknowledged,

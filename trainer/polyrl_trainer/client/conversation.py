@@ -112,6 +112,10 @@ class EventStream(Generic[T]):
             self._known.add(key)
             self._queue.put_nowait(item)
 
+    def knows(self, key: Hashable) -> bool:
+        """Whether an item of this key was put, and not forgotten since."""
+        return key in self._known
+
     def forget(self, wanted: Callable[[Any], bool]) -> None:
         """Items of these keys are taken again when they come again."""
         self._known = {key for key in self._known if not wanted(key)}
@@ -179,9 +183,12 @@ class Cursor:
         """It will not be delivered."""
         self._open.pop(dropped.group, None)
 
-    def end_step(self, step: int, purpose: Purpose) -> None:
-        """What is left of the step will not be delivered."""
-        self._open = {number: of for number, of in self._open.items() if of != (step, purpose)}
+    def end_step(self, step: int, purpose: Purpose) -> list[int]:
+        """What is left of the step will not be delivered: its groups."""
+        ended = [number for number, of in self._open.items() if of == (step, purpose)]
+        for number in ended:
+            del self._open[number]
+        return ended
 
     def reconcile(self, welcome: TrainerWelcome) -> tuple[list[GroupDropped], list[FromTrainer]]:
         """The groups that are lost, and what to send the manager again; nothing as long as the journal is the same.

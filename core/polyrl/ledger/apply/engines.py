@@ -69,6 +69,8 @@ def apply_trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> N
         del state.replaced[:-REPLACED_MEMORY]
     if event.trainer != state.trainer:
         state.learner.busy_since = inf
+        for sample in state.samples.values():
+            sample.trainer_has = 0
     state.trainer, state.trainer_since = event.trainer, event.at
 
 

@@ -314,7 +314,7 @@ def apply_verdict_requested(state: LedgerState, event: events.VerdictRequested) 
 def apply_turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     sample = state.samples[event.sample]
     del state.awaiting_verdict[event.sample]
-    start = sample.length
+    start = sample.trainer_has = sample.length
     sample.ids += event.ids
     sample.logprobs += bytes(len(event.ids))
     sample.spans.append(OpenSpan(start, sample.length, version=ENVIRONMENT_VERSION, engine="", attempt=sample.attempt))

@@ -42,6 +42,9 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.Resend: Safety.COMMITTED,
     wire.Recall: Safety.COMMITTED,
     wire.TrainerHeartbeat: Safety.COMMITTED,
+    # Names only; what they stand for is fetched, and that waits.
+    wire.TurnsAwaited: Safety.COMMITTED,
+    wire.Fetched: Safety.COMMITTED,
     # The agent forgets samples that have ended.
     wire.TokensKept: Safety.RECEIPT,
     # The agent forgets all of an assignment, or of all.
@@ -57,6 +60,7 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.Accepted: Safety.SYNCED,
     wire.Declined: Safety.SYNCED,
     wire.TurnDone: Safety.SYNCED,
+    wire.FetchedText: Safety.SYNCED,
     wire.Batch: Safety.SYNCED,
     wire.Late: Safety.SYNCED,
     wire.GroupDropped: Safety.SYNCED,

@@ -24,9 +24,20 @@ from polyrl.ledger import events
 from polyrl.ledger.batching import answer_again, digest_of, discard_group, passes
 from polyrl.ledger.scheduling.leases import announce, drain_engine
 from polyrl.ledger.scheduling.moves import already_over, end_turn
-from polyrl.ledger.state import GroupState, LedgerState, SamplePhase, SampleState, context_used, turn_done
+from polyrl.ledger.state import (
+    GroupState,
+    LedgerState,
+    SamplePhase,
+    SampleState,
+    context_used,
+    response_part,
+    turn_done,
+)
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
+
+FETCH_TOKENS: Final = 1 << 19
+"""Answered to one Fetch, and up to a sample more: 4 MiB, some ten milliseconds in which nobody else is served."""
 
 MAX_SAMPLES: Final = 4096
 """Samples of one group; four times what the manifest allows."""
@@ -56,6 +67,8 @@ def handle_trainer(transition: Transition, message: wire.FromTrainer) -> None:
         transition.answer(wire.TrainerHeartbeat())
     elif isinstance(message, wire.BatchRequest):
         _next(transition, message)
+    elif isinstance(message, wire.Fetch):
+        _fetch(transition, message)
     else:
         transition.answer(_answer(transition, message))
 
@@ -138,8 +151,27 @@ def _send_again(transition: Transition) -> None:
     for step in transition.state.steps.values():
         for notice in step.notices:
             transition.answer(notice)
-    for name in transition.state.awaiting_verdict:
-        transition.answer(turn_done(transition.state, name))
+    samples = transition.state.samples
+    awaited = tuple((name, samples[name].turn) for name in transition.state.awaiting_verdict)
+    if awaited:
+        transition.answer(wire.TurnsAwaited(awaited))
+
+
+def _fetch(transition: Transition, message: wire.Fetch) -> None:
+    """Texts of as many samples as one answer may carry, one at least."""
+    state, tokens, count = transition.state, 0, 0
+    for name in message.samples:
+        sample = state.samples.get(name)
+        if sample is not None and sample.phase is SamplePhase.TURN_DONE:
+            transition.answer(turn_done(state, name, whole=True))
+            tokens += sample.length
+        elif sample is not None and sample.phase in (SamplePhase.SCORED, SamplePhase.PACKED):
+            transition.answer(wire.FetchedText(response_part(name, sample, 0)))
+            tokens += sample.length
+        count += 1
+        if tokens > FETCH_TOKENS:
+            break
+    transition.answer(wire.Fetched(message.request, count))
 
 
 def _submit(transition: Transition, message: wire.Submit) -> None:

@@ -14,10 +14,10 @@ from polyrl.ledger import events
 from polyrl.ledger.batching import close_late, discard_group
 from polyrl.ledger.events import GoneCause, MoveCause
 from polyrl.ledger.scheduling.moves import move, quarantine
-from polyrl.ledger.state import Assignment, LedgerState, turn_done
+from polyrl.ledger.state import Assignment, LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Pool
-from polyrl.wire import Announce, StartDrain
+from polyrl.wire import Announce, StartDrain, TurnsAwaited
 
 TICK_RESOLUTION_S: Final = 0.1
 """Deadlines that fall closer together are looked at together; a tick reads every live sample."""
@@ -118,6 +118,7 @@ def _ask_again(transition: Transition) -> None:
     if not isfinite(state.trainer_at):
         return  # its greeting asks for everything that is open
     listens = now - state.trainer_at <= config.lease_s
+    again: list[tuple[str, int]] = []
     for name in tuple(state.awaiting_verdict):
         sample = state.samples.get(name)
         if sample is None or sample.ask_due > now:
@@ -129,7 +130,9 @@ def _ask_again(transition: Transition) -> None:
             continue
         pause = min(config.turn_resend_s * 2.0 ** min(sample.asks, 16), config.turn_resend_max_s)
         transition.record(events.VerdictRequested(name, now + pause))
-        transition.answer(turn_done(state, name))
+        again.append((name, sample.turn))
+    if again:
+        transition.answer(TurnsAwaited(tuple(again)))
 
 
 def _deadlines(state: LedgerState, now: float) -> Iterator[float]:

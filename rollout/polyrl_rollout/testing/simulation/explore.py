@@ -32,6 +32,7 @@ from polyrl.wire import (
     Hello,
     ToTrainer,
     TurnDone,
+    checksum_of,
     decode_from_agent,
     decode_from_trainer,
     decode_to_agent,
@@ -338,14 +339,15 @@ def _check_assign(assign: Assign, now: float) -> None:
 
 
 def _check_answer(answer: ToTrainer, now: float) -> None:
-    responses: list[Response] = []
+    checks: list[tuple[Response, int]] = []
     if isinstance(answer, TurnDone):
-        responses = [answer.response]
+        checks = [(answer.response, checksum_of(answer.response.ids))]
     elif isinstance(answer, Batch):
-        responses = [scored.response for scored in answer.samples]
-    for response in responses:
-        ends_by = "stop" if response.ids.endswith(pack_ids([STOP])) else "length"
-        if response.ids != text(response.sample) or response.finish != ends_by:
+        checks = list(zip((scored.response for scored in answer.samples), answer.checks, strict=True))
+    for response, check in checks:
+        ids = text(response.sample)
+        ends_by = "stop" if ids.endswith(pack_ids([STOP])) else "length"
+        if check != checksum_of(ids) or response.finish != ends_by:
             raise Violation(now, "I4", f"{response.sample} has other tokens than its engines gave")
 
 

@@ -24,6 +24,7 @@ from polyrl.wire import (
     Deltas,
     Deregister,
     Fenced,
+    Fetch,
     HandBack,
     HandBackReason,
     HeldAssignment,
@@ -38,6 +39,7 @@ from polyrl.wire import (
     TokensKept,
     TrainerHello,
     TurnDone,
+    TurnsAwaited,
     Welcome,
     encode,
     pack_ids,
@@ -275,6 +277,10 @@ class SmallTrainer(msgspec.Struct):
             if message.response.sample not in self.scored:
                 self.scored.append(message.response.sample)
                 self.ask(Score(self.request + 1, message.response.sample, turn=0, reward=1.0))
+        elif isinstance(message, TurnsAwaited):
+            for sample, _ in message.turns:
+                if sample not in self.scored:
+                    self.outbox.append(encode(Fetch(0, (sample,))))
         elif isinstance(message, Declined):
             raise Violation(0.0, "refused", message.reason)
         elif isinstance(message, Accepted | Batch | Late) and message.request in self.unanswered:

@@ -27,6 +27,7 @@ from polyrl.wire import (
     Late,
     PublishVersion,
     Reject,
+    SampleTexts,
     Score,
     Submit,
     ToTrainer,
@@ -60,6 +61,7 @@ class SimulatedTrainer:
         self._unanswered: dict[int, Any] = {}
         self._then: dict[int, Callable[[Any], None]] = {}
         self._judging: set[tuple[str, int]] = set()
+        self._texts = self._no_texts()
         self._scores: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._next_group = 0
@@ -93,6 +95,7 @@ class SimulatedTrainer:
         self.partition()
         self._life += 1
         self._judging.clear()
+        self._texts = self._no_texts()
         unanswered, self._unanswered = self._unanswered, {}
         for number, message in unanswered.items():
             then = self._then.pop(number)
@@ -101,7 +104,11 @@ class SimulatedTrainer:
                 self._unanswered[self._request] = msgspec.structs.replace(message, request=self._request)
                 self._then[self._request] = then
 
+    def _no_texts(self) -> SampleTexts:
+        return SampleTexts(self._send, lambda sample, turn: (sample, turn) in self._judging)
+
     def _connect(self) -> None:
+        self._texts.reconnect()
         self._link = Link(self.world)
         self._send(TrainerHello(1, self.acknowledged, trainer=f"trainer-{self._life}"))
         for message in self._unanswered.values():
@@ -128,6 +135,10 @@ class SimulatedTrainer:
             self._send(message)
 
     def _receive(self, message: ToTrainer) -> None:
+        for whole in self._texts.receive(message):
+            self._receive_whole(whole)
+
+    def _receive_whole(self, message: ToTrainer) -> None:
         if isinstance(message, TurnDone):
             self._score_later(message)
         elif isinstance(message, GroupDropped):

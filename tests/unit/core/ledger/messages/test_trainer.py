@@ -6,6 +6,7 @@ import pytest
 
 from polyrl import wire
 from polyrl.ledger import LedgerConfig
+from polyrl.ledger.messages import trainer as trainer_messages
 from polyrl.sample import DiscardReason, Purpose
 from polyrl.wire import (
     Accepted,
@@ -17,6 +18,9 @@ from polyrl.wire import (
     Deregister,
     EndStep,
     Fenced,
+    Fetch,
+    Fetched,
+    FetchedText,
     FinishRun,
     GroupDropped,
     PublishVersion,
@@ -25,6 +29,9 @@ from polyrl.wire import (
     TrainerHello,
     TrainerReport,
     TurnDone,
+    TurnsAwaited,
+    checksum_of,
+    pack_ids,
 )
 from polyrl_rollout.testing.stage import Stage, sent
 
@@ -90,11 +97,12 @@ def test_a_turn_is_asked_again_with_back_off_and_after_a_greeting() -> None:
     stage = ready()
     assert sent(stage.tokens("a", 1, [2], "stop"), TurnDone)
     stage.agent("a", Deregister("done"))
-    assert not sent(stage.pass_time(9.9), TurnDone)
-    assert sent(stage.pass_time(0.1), TurnDone)
-    assert not sent(stage.pass_time(19.0), TurnDone)
-    assert sent(stage.pass_time(1.0), TurnDone)
-    assert sent(stage.trainer(TrainerHello(1, -1)), TurnDone)
+    again = [TurnsAwaited((("0.0", 0),))]
+    assert not sent(stage.pass_time(9.9), TurnsAwaited)
+    assert sent(stage.pass_time(0.1), TurnsAwaited) == again
+    assert not sent(stage.pass_time(19.0), TurnsAwaited)
+    assert sent(stage.pass_time(1.0), TurnsAwaited) == again
+    assert sent(stage.trainer(TrainerHello(1, -1)), TurnsAwaited) == again, "a name, not the text"
 
 
 def test_the_greeting_repeats_what_was_dropped_and_acknowledges() -> None:
@@ -220,3 +228,47 @@ def test_the_memory_of_ended_samples_is_nothing() -> None:
     )
     assert not any(live)
     assert not sent(stage.pass_time(0.1), Assign)
+
+
+def two_turns() -> Stage:
+    """Sample 0.0 has ended its second turn, 0.1 its first, which is scored."""
+    stage = ready(n=2)
+    for sample in ("0.0", "0.1"):
+        stage.tokens("a", stage.number(sample), [5, 2], "stop")
+    stage.score("0.1")
+    stage.extend("0.0", [8, 9])
+    return stage
+
+
+def test_a_later_turn_brings_what_came_since_the_verdict_on_the_one_before() -> None:
+    stage = two_turns()
+    (turn,) = sent(stage.tokens("a", stage.number("0.0"), [6, 2], "stop"), TurnDone)
+    assert (turn.response.ids, len(turn.response.logprobs), turn.start) == (pack_ids([8, 9, 6, 2]), 8, 2)
+    assert turn.check == checksum_of(pack_ids([5, 2]))
+
+
+def test_a_trainer_of_another_name_gets_the_whole_text() -> None:
+    stage = two_turns()
+    stage.trainer(TrainerHello(1, -1, trainer="another"))
+    (turn,) = sent(stage.tokens("a", stage.number("0.0"), [6, 2], "stop"), TurnDone)
+    assert (turn.response.ids, turn.start) == (pack_ids([5, 2, 8, 9, 6, 2]), 0)
+
+
+def test_texts_are_sent_to_whoever_asks_for_them() -> None:
+    stage = two_turns()
+    stage.tokens("a", stage.number("0.0"), [6, 2], "stop")
+    outcome = stage.trainer(Fetch(4, ("0.1", "0.0", "9.9", "nonsense")))
+    (text,), (turn,) = sent(outcome, FetchedText), sent(outcome, TurnDone)
+    assert (text.response.sample, text.response.ids) == ("0.1", pack_ids([5, 2]))
+    assert (turn.response.ids, turn.start) == (pack_ids([5, 2, 8, 9, 6, 2]), 0)
+    assert outcome.to_trainer[-1] == Fetched(4, 4)
+
+
+def test_one_answer_carries_so_many_texts_and_the_rest_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_messages, "FETCH_TOKENS", 5)
+    stage = ready(4)
+    stage.finish_all()
+    outcome = stage.trainer(Fetch(4, ("0.0", "1.0", "2.0", "3.0")))
+    count = len(sent(outcome, FetchedText))
+    assert 0 < count < 4
+    assert outcome.to_trainer[-1] == Fetched(4, count)
