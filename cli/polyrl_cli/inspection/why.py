@@ -6,15 +6,18 @@ A live manager is asked over HTTP; when it does not answer, the journal shows ho
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from polyrl.control import Waits, parse_endpoints
 from polyrl.errors import PolyRLError
+from polyrl.history.fleet import RUN, FleetEvent
 from polyrl.ledger.status import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.local.run_folder import RunFolder, find_run
+from polyrl_cli.report.timeline import read_timeline
 
 WAITS_ANSWER_S: Final = 3.0
 """What a manager gets to answer: the longest that one may hear nothing of a healthy agent either."""
@@ -24,10 +27,21 @@ def why_lines(run: Path | None) -> list[str]:
     """The waits of a run, the longest first, under a line that says how they are known."""
     folder = find_run(run)
     waits, silence = asyncio.run(_ask(folder))
+    standing = _indented(standing_conditions(read_timeline(folder.timeline)))
     if waits is not None:
-        return [f"{folder.root}: the manager says", *(_indented(waits.waits) or ["  nobody waits"])]
+        return [f"{folder.root}: the manager says", *(_indented(waits.waits) or ["  nobody waits"]), *standing]
     with open_journal(folder.journal) as journal:
-        return [*_as_of_journal(folder, journal, silence)]
+        return [*_as_of_journal(folder, journal, silence), *standing]
+
+
+def standing_conditions(events: Sequence[FleetEvent]) -> tuple[str, ...]:
+    """What the runner noted last of the whole fleet; an engine that serves since, or a new start, ends it."""
+    for event in reversed(events):
+        if event.kind in (RUN, "serving"):
+            break
+        if event.kind == "condition" and not event.worker:
+            return (f"the runner says: {event.text}",)
+    return ()
 
 
 async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:

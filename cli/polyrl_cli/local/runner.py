@@ -18,6 +18,7 @@ from polyrl.errors import UserError
 from polyrl.history.fleet import FAULT, RECLAIMED
 from polyrl.local import planner
 from polyrl.local.planner import ObservedWorker, PlannedAction, RunEnd, RunObservation, StartWorker, StopWorker
+from polyrl.local.starts import how_it_ended, was_killed
 from polyrl.status import EngineState, ManagerStatus
 from polyrl.worker import Workers
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
@@ -122,6 +123,11 @@ class LocalRun:
             text = f"{seen.name} has ended"
         else:
             text = f"{seen.name} has ended with exit code {seen.exit_code}"
+        over = self.status.finished or self.stopped_by is not None
+        code = seen.exit_code or 0
+        if seen.role in planner.ENGINE_ROLES and seen.reclaim is None and not over and was_killed(code):
+            # Nobody of ours took it: the kernel, a person or the machine did, which costs the run the same.
+            self._timeline.note(RECLAIMED, seen.name, f"{seen.name} {how_it_ended(code)}")
         self._timeline.note("exited", seen.name, text)
         if seen.role in planner.ENGINE_ROLES and self._manager_ready and not self.status.finished:
             self._report_loss(seen.name)

@@ -5,7 +5,8 @@
                                       and on the GPUs of one that is gone, never of one that is going
     the trainer was killed         -> another, from its newest checkpoint, up to backoffLimit times
                                       or the end, if it had reported success
-    engines fail at start again and again  -> no more of them; the run goes on with the others, and reports it
+    engines fail at start again and again  -> `starts` judges: tried again, the run waits and says so; or no more of
+                                      them, the run goes on with the others, and reports it
     managers do, or a trainer explains why it cannot go on  -> the run ends, naming it
     asked to stop                  -> the trainer first, then all others
 
@@ -20,13 +21,11 @@ from enum import StrEnum
 from itertools import repeat
 from typing import Final, TypeAlias
 
-from polyrl.worker import EXPLAINED_EXITS, FAILED_STARTS_LIMIT, USER_ERROR_EXIT, Role, Worker, Workers
+from polyrl.local.starts import FIRST_RESTART_BACKOFF_S, RETRIES_S, FailedStart, StartVerdict, how_it_ended, judge
+from polyrl.worker import EXPLAINED_EXITS, USER_ERROR_EXIT, Role, Worker, Workers
 
 MANAGER_PROVED_S: Final = 5.0
 """A manager that lived that long had bound and read its journal: its end is no failure at start."""
-
-FIRST_RESTART_BACKOFF_S: Final = 1.0
-"""Wait after an exit that was not requested; it doubles with each further failed start in a row."""
 
 MANAGER_START_S: Final = 120.0
 """Longest time until the manager's endpoints are known: a second on an idle machine, far more on one that swaps."""
@@ -173,23 +172,30 @@ def _was_of_use(run: RunObservation, worker: ObservedWorker) -> bool:
     return worker.exited_at is not None and worker.exited_at - worker.started_at >= MANAGER_PROVED_S
 
 
+def _verdict(run: RunObservation, role: Role) -> StartVerdict | None:
+    ended = [(one.name, one.exit_code, one.exited_at) for one in failed_starts(run, role)]
+    return judge([FailedStart(name, code or 0, exited_at=at or 0.0) for name, code, at in ended])
+
+
 def _given_up(run: RunObservation, role: Role) -> bool:
-    return len(failed_starts(run, role)) >= FAILED_STARTS_LIMIT
+    verdict = _verdict(run, role)
+    return verdict is not None and verdict.again_at is None
 
 
 def run_conditions(wanted: Workers, run: RunObservation) -> list[str]:
     """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
     if run.stopping or run.finishing:
         return []
-    failures = failed_starts(run)
+    rollouts, reserved = _verdict(run, Role.ROLLOUT), _verdict(run, Role.RESERVED)
     sentences = []
-    if len(failures) >= FAILED_STARTS_LIMIT:
-        sentences.append(
-            f"rollouts given up: the last {len(failures)} ended before they served "
-            f"(newest {failures[-1].name}, exit code {failures[-1].exit_code})"
-        )
-    if wanted.reserved is not None and _given_up(run, Role.RESERVED):
-        sentences.append("the reserved engine is given up; rollouts generate alone")
+    if rollouts is not None and rollouts.again_at is None:
+        sentences.append(f"rollouts given up: the last {rollouts.why}")
+    if wanted.reserved is not None and reserved is not None and reserved.again_at is None:
+        sentences.append(f"the reserved engine is given up: the last {reserved.why}; rollouts generate alone")
+    waits = [one.why for one in (reserved, rollouts) if one is not None and one.from_outside]
+    if waits and not any(one.lives and one.name in run.served for one in run.observed):
+        limit = f"starts that are killed or too slow are repeated for {RETRIES_S / 60:.0f} min"
+        sentences.append(f"the run waits for an engine: {'; '.join(waits)}; {limit}")
     return sentences
 
 
@@ -260,9 +266,8 @@ def _without_engines(wanted: Workers, run: RunObservation) -> RunEnd | None:
     if not ended:
         return RunEnd(ok=False, why="no engine: rollout.replicas is 0 and there is no reserved engine")
     last = ended[-1]
-    return RunEnd(
-        ok=False, why=f"no engine is left: {last.name} ended with exit code {last.exit_code}", worker=last.name
-    )
+    why = f"no engine is left: {last.name} {how_it_ended(last.exit_code or 0)}"
+    return RunEnd(ok=False, why=why, worker=last.name)
 
 
 def _stop_all(wanted: Workers, observed: Sequence[ObservedWorker]) -> Iterable[PlannedAction]:
@@ -348,8 +353,8 @@ def _may_start_at(run: RunObservation, role: Role) -> float | None:
     exits = [seen.exited_at for seen in those if seen.exited_at is not None and seen.reclaim is None]
     if not exits:
         return None
-    failures = len(failed_starts(run, role))
-    return max(exits) + (FIRST_RESTART_BACKOFF_S * 2.0 ** (failures - 1) if failures else 0.0)
+    verdict = _verdict(run, role)
+    return max(exits) if verdict is None or verdict.again_at is None else max(max(exits), verdict.again_at)
 
 
 def _of_role(observed: Sequence[ObservedWorker], role: Role) -> list[ObservedWorker]:

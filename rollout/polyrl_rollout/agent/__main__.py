@@ -1,6 +1,7 @@
 """`python -m polyrl_rollout.agent`: reads its files, makes the engine that the job names, runs the agent.
 
-Exit codes: 0 drained, 1 failed (the fleet replaces it), 2 a file or an argument is wrong. SIGTERM and SIGINT are a
+Exit codes: 0 drained, 1 failed (the fleet replaces it), 2 a file or an argument is wrong,
+75 its engine was killed or not ready in time. SIGTERM and SIGINT are a
 preemption notice; a second one ends the process at once. On a cloud that the job names, its metadata is a notice too.
 """
 

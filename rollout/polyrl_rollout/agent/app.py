@@ -21,10 +21,11 @@ import zmq
 from polyrl import wire
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.wire import HandBackReason
+from polyrl.worker import TEMPORARY_EXIT
 from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
-from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller, Versions
 from polyrl_rollout.weights.staging import Staging
 
@@ -70,7 +71,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Until drained, fenced for good, or broken. Returns EXIT_DONE or EXIT_FAILED."""
+        """Until drained, fenced for good, or broken. Returns EXIT_DONE, EXIT_FAILED or TEMPORARY_EXIT."""
         with zmq.Context() as context:
             for work in (self.manager.run(context), self._send_tokens(), self._versions.run(), self._watch_engine()):
                 self.spawn(work)
@@ -198,7 +199,7 @@ class Agent:
             log.warning("weights not loaded", version=version, error=str(error))
             self._send(wire.WeightsFailed(version, self._engine.version, reason=str(error)))
             if self._engine.version == NO_VERSION:
-                self.engine_failed(str(error))
+                self.engine_failed(error)
             else:
                 await self._check_engine()
             return False
@@ -285,14 +286,16 @@ class Agent:
         try:
             await self._engine.health()
         except EngineFailed as error:
-            self.engine_failed(str(error))
+            self.engine_failed(error)
 
-    def engine_failed(self, why: str) -> None:
+    def engine_failed(self, error: EngineFailed) -> None:
+        why = str(error)
         for stream in self.book.unfinished():
             self.hand_back(stream.assign.assignment, HandBackReason.ENGINE_ERROR, why)
         self._flush(everything=True)
         self._send(wire.Deregister(f"engine failed: {why}"))
-        self._end(EXIT_FAILED, f"the engine failed: {why}")
+        # Who started this agent gives up settings that fail again and again, not engines that somebody kills.
+        self._end(TEMPORARY_EXIT if isinstance(error, EngineLost) else EXIT_FAILED, f"the engine failed: {why}")
 
     def give_up(self, why: str) -> None:
         self._end(EXIT_FAILED, why)

@@ -34,7 +34,7 @@ class GenerationHandler(Protocol):
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str) -> None:
         """A sequence ended unfinished, and not because it was stopped."""
 
-    def engine_failed(self, why: str) -> None:
+    def engine_failed(self, error: EngineFailed) -> None:
         """The engine is broken; nothing more will come of it."""
 
 
@@ -123,10 +123,11 @@ class Generation:
         try:
             await self._engine.health()
         except EngineFailed as worse:
-            self._handler.engine_failed(str(worse))
+            self._handler.engine_failed(worse)
             return
         if self._failures >= MAX_FAILURES:
-            self._handler.engine_failed(f"{self._failures} requests failed one after the other: {error}")
+            failed = EngineFailed(f"{self._failures} requests failed one after the other: {error}")
+            self._handler.engine_failed(failed)
             return
         self._give_back(number, rid, HandBackReason.ENGINE_ERROR, error)
 

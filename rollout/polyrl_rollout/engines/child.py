@@ -18,6 +18,8 @@ from polyrl_rollout.engines.port import EngineFailed
 
 KILL_DEADLINE_S: Final = 10.0
 """A killed process is gone at once; only an uninterruptible one outlasts this, and nothing can be done about it."""
+REAP_S: Final = 2.0
+"""From the end of a process's socket to its exit status, on a busy machine."""
 NEUTRAL_FOLDER: Final = "/"
 """Python puts the working folder on its module path; a stray `enum.py` of the user's must not reach the engine."""
 
@@ -60,6 +62,13 @@ class ChildProcess:
     def returncode(self) -> int | None:
         """None while it runs."""
         return self._process.returncode
+
+    async def was_killed(self) -> bool:
+        """Of one whose output has just ended: True when a signal ended it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REAP_S):
+                await self._process.wait()
+        return self.returncode is not None and self.returncode < 0
 
     async def end(self, grace_s: float) -> None:
         """Gives it `grace_s` to end by itself, then kills it."""

@@ -27,6 +27,10 @@ class EngineFailed(PolyRLError):
     """The engine, not the request: it died, hangs, ran out of memory, or could not load weights."""
 
 
+class EngineLost(EngineFailed):
+    """It was killed or not ready in time, which says nothing about its settings: another start may do better."""
+
+
 class RequestRejected(PolyRLError):
     """The request, not the engine: too long, malformed, tokens outside the vocabulary."""
 

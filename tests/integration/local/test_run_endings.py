@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from polyrl.worker import FAILED_STARTS_LIMIT
+from polyrl_cli.inspection.why import why_lines
 
 DEADLINE_S = 120.0
 POLL_S = 0.05
@@ -230,6 +231,30 @@ def test_rollouts_that_fail_at_start_are_given_up_while_the_run_goes_on(root: Pa
     run.send_signal(signal.SIGINT)
     output, counts = output_of(run), {FAILED_STARTS_LIMIT, len(tries)}
     assert any(f"the last {count} ended before they served" in output for count in counts), output
+
+
+def test_a_run_whose_starting_engines_are_killed_waits_says_so_and_counts_them(root: Path, start: Run) -> None:
+    run = start(root)
+    come_up(run, root)
+    killed = {"reserved": 0, "rollout": 0}
+
+    def enough() -> bool:
+        assert run.poll() is None, run.communicate()[0]
+        for process in processes_of(root):
+            kind = process.cmdline()[-1].split("-")[0]
+            if killed.get(kind, FAILED_STARTS_LIMIT + 1) <= FAILED_STARTS_LIMIT:
+                process.kill()
+                psutil.wait_procs([process], timeout=DEADLINE_S)
+                killed[kind] += 1
+        return min(killed.values()) > FAILED_STARTS_LIMIT
+
+    wait_until(enough, "engines to be killed")
+    assert any("the run waits for an engine: reserved" in line for line in why_lines(root))
+    wait_until(lambda: any(process.cmdline()[-1:] == ["reserved"] for process in processes_of(root)), "another one")
+    run.send_signal(signal.SIGINT)
+    output_of(run)
+    assert json.loads((root / "summary.json").read_text())["preemptions"] == sum(killed.values())
+    assert processes_of(root) == []
 
 
 def test_two_runs_live_side_by_side(tmp_path: Path, start: Run) -> None:

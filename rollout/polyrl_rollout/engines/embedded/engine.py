@@ -22,6 +22,7 @@ from polyrl_rollout.engines.embedded import messages
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
+    EngineLost,
     GenerateRequest,
     ModelLimits,
     TokenChunk,
@@ -121,7 +122,6 @@ class EmbeddedEngine:
             raise EngineFailed(f"loading version {version} was answered by {answer}")
 
     async def health(self) -> None:
-        self._check_alive()
         answer = await self._ask(messages.Ping(), PING_DEADLINE_S)
         if not isinstance(answer, messages.Pong):
             raise EngineFailed(f"a ping was answered by {answer}")
@@ -146,17 +146,22 @@ class EmbeddedEngine:
             self._writer.write(messages.frame(message))
 
     async def _ask(self, question: messages.ToProcess, deadline_s: float) -> messages.ToParent:
-        """The process answers questions in order. Raises EngineFailed, past the deadline for good."""
-        self._check_alive()
+        """The process answers questions in order. Raises EngineFailed, past the deadline for good, as EngineLost when
+        it was killed or too slow."""
         answer: asyncio.Future[messages.ToParent] = asyncio.get_running_loop().create_future()
-        self._questions.append(answer)
-        self._send(question)
         try:
+            self._check_alive()
+            self._questions.append(answer)
+            self._send(question)
             async with asyncio.timeout(deadline_s):
                 return await answer
         except TimeoutError:
             self._fail(f"{type(question).__name__} was not answered within {deadline_s:g} s")
-            raise EngineFailed(self._failure) from None
+            raise EngineLost(self._failure) from None
+        except EngineFailed as error:
+            if self._child is not None and await self._child.was_killed():
+                raise EngineLost(f"{error}: it was killed") from error
+            raise
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Takes the process's frames until it is gone, then fails whatever still waits."""

@@ -32,6 +32,7 @@ from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
+    EngineLost,
     GenerateRequest,
     ModelLimits,
     RequestRejected,
@@ -240,7 +241,8 @@ class SGLangEngine:
         if self._child is None:
             raise EngineFailed("the engine was not started")
         if self._child.returncode is not None:
-            raise EngineFailed(f"SGLang has ended with status {self._child.returncode}")
+            kind = EngineLost if self._child.returncode < 0 else EngineFailed
+            raise kind(f"SGLang has ended with status {self._child.returncode}")
         return self._child
 
 
@@ -297,10 +299,11 @@ async def await_ready(child: ChildProcess, session: aiohttp.ClientSession) -> No
         async with asyncio.timeout(START_DEADLINE_S):
             while not await _is_healthy(session):
                 if child.returncode is not None:
-                    raise EngineFailed(f"SGLang ended with status {child.returncode} while starting; see its log above")
+                    kind = EngineLost if child.returncode < 0 else EngineFailed
+                    raise kind(f"SGLang ended with status {child.returncode} while starting; see its log above")
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        raise EngineFailed(f"SGLang was not ready within {START_DEADLINE_S:g} s; see its log above") from None
+        raise EngineLost(f"SGLang was not ready within {START_DEADLINE_S:g} s; see its log above") from None
 
 
 async def _is_healthy(session: aiohttp.ClientSession) -> bool:

@@ -5,8 +5,6 @@ import dataclasses
 import pytest
 
 from polyrl.local.planner import (
-    FAILED_STARTS_LIMIT,
-    FIRST_RESTART_BACKOFF_S,
     MANAGER_START_S,
     ObservedWorker,
     Reclaim,
@@ -17,7 +15,8 @@ from polyrl.local.planner import (
     plan,
     run_conditions,
 )
-from polyrl.worker import NAME_SLOT, Role, Worker, Workers
+from polyrl.local.starts import FIRST_RESTART_BACKOFF_S
+from polyrl.worker import FAILED_STARTS_LIMIT, NAME_SLOT, Role, Worker, Workers
 
 NOW = 100.0
 MANAGER = Worker("manager", Role.MANAGER, argv=("manager",), grace_s=3)

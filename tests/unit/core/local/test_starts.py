@@ -1,0 +1,116 @@
+"""Failed starts, row by row: again, and when, or given up, and why."""
+
+import random
+
+import pytest
+
+from polyrl.local.planner import ObservedWorker, RunEnd, RunObservation, StartWorker, WorkerPhase, next_deadline, plan
+from polyrl.local.starts import (
+    FIRST_RESTART_BACKOFF_S,
+    LONGEST_RESTART_BACKOFF_S,
+    RETRIES_S,
+    FailedStart,
+    judge,
+    pause_after,
+)
+from polyrl.worker import TEMPORARY_EXIT, Role, Worker, Workers
+
+OWN, KILLED, ENGINE_LOST, LEFT = 1, -9, TEMPORARY_EXIT, 0
+
+
+def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
+    return [FailedStart(f"rollout-{n}", code, exited_at=n * apart) for n, code in enumerate(codes)]
+
+
+@pytest.mark.parametrize(
+    ("failures", "again_after"),
+    [
+        (starts(OWN), FIRST_RESTART_BACKOFF_S),
+        (starts(OWN, OWN), 2 * FIRST_RESTART_BACKOFF_S),
+        (starts(OWN, OWN, OWN), None),
+        (starts(2, 127, 1), None),
+        (starts(OWN, KILLED, OWN, KILLED), 8 * FIRST_RESTART_BACKOFF_S),
+        (starts(OWN, KILLED, OWN, KILLED, OWN), None),
+        (starts(KILLED, KILLED, KILLED), 4 * FIRST_RESTART_BACKOFF_S),
+        (starts(137, 143, ENGINE_LOST, LEFT), 8 * FIRST_RESTART_BACKOFF_S),
+        (starts(*[KILLED] * 100), LONGEST_RESTART_BACKOFF_S),
+        (starts(KILLED, KILLED, apart=RETRIES_S - 1), 2 * FIRST_RESTART_BACKOFF_S),
+        (starts(KILLED, KILLED, apart=RETRIES_S), None),
+    ],
+    ids=[
+        "one of its own",
+        "two",
+        "three are no bad luck",
+        "whatever the code",
+        "killed in between, two of its own",
+        "and three",
+        "three killed say nothing",
+        "nor do other ends from outside",
+        "the pause has a bound",
+        "just before the deadline",
+        "at the deadline",
+    ],
+)
+def test_judge(failures: list[FailedStart], again_after: float | None) -> None:
+    verdict = judge(failures)
+    assert verdict is not None
+    assert verdict.again_at == (None if again_after is None else failures[-1].exited_at + again_after)
+
+
+def test_no_failure_no_verdict() -> None:
+    assert judge([]) is None
+
+
+def test_the_back_off_has_a_bound_however_many_failed() -> None:
+    assert pause_after(5000) == LONGEST_RESTART_BACKOFF_S
+
+
+def test_reasons() -> None:
+    killed, own = judge(starts(KILLED)), judge(starts(OWN, OWN, OWN))
+    assert killed is not None
+    assert own is not None
+    assert killed.why == "rollout-0 was killed (SIGKILL) before it served"
+    assert own.why == "3 ended before they served (newest rollout-2, exit code 1)"
+
+
+TRAINER = Worker("trainer", Role.TRAINER, argv=("trainer",))
+MANAGER = Worker("manager", Role.MANAGER, argv=("manager",))
+RESERVED = Worker("reserved", Role.RESERVED, argv=("agent",))
+ROLLOUT = Worker("rollout", Role.ROLLOUT, argv=("agent",))
+START_S = 30.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_whose_starting_engines_are_killed_goes_on_when_that_ends(seed: int) -> None:
+    """Everything that starts is killed for up to twenty minutes; then each start serves."""
+    draw = random.Random(seed)
+    wanted = Workers(TRAINER, MANAGER, reserved=RESERVED, rollout=ROLLOUT, rollouts=draw.randint(0, 8))
+    quiet_at, now = draw.uniform(60, 1200), 0.0
+    seen: dict[str, ObservedWorker] = {}
+    served: set[str] = set()
+    while not served:
+        run = RunObservation(list(seen.values()), manager_ready=True, served=frozenset(served))
+        for action in plan(wanted, run, now):
+            assert not isinstance(action, RunEnd), f"{action} at {now:.0f} s"
+            assert isinstance(action, StartWorker)
+            worker = action.worker
+            seen[worker.name] = ObservedWorker(
+                worker.name, worker.role, uid=worker.name, phase=WorkerPhase.RUNNING, started_at=now
+            )
+        engines = [one for one in seen.values() if one.lives and one.role in (Role.RESERVED, Role.ROLLOUT)]
+        due = next_deadline(wanted, RunObservation(list(seen.values()), manager_ready=True), now)
+        now = min(now + draw.uniform(4, 12) if engines else 1e9, due or 1e9)
+        assert now < quiet_at + LONGEST_RESTART_BACKOFF_S + 2 * START_S, "nobody was tried again"
+        served = {one.name for one in engines if now >= quiet_at and now - one.started_at >= START_S}
+        if engines and now < quiet_at:
+            victim = draw.choice(engines)
+            code = draw.choice((KILLED, ENGINE_LOST, -15, 137))
+            seen[victim.name] = ObservedWorker(
+                victim.name,
+                victim.role,
+                uid=victim.name,
+                phase=WorkerPhase.EXITED,
+                started_at=victim.started_at,
+                exit_code=code,
+                exited_at=now,
+            )
