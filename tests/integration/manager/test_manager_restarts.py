@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -16,8 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+import polyrl
+import polyrl_rollout
 from polyrl.control import Endpoints, parse_endpoints
+from polyrl.errors import InvalidData
 from polyrl.keys import AgentKeys, read_keys
+from polyrl.ledger.journal import JOURNAL_SCHEMA
 from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
@@ -109,6 +114,8 @@ class World:
         self.file = root / "manager.json"
         self.engines = [engine(EngineCapacity(16, 1 << 16, max_context=4096), SPEED) for _ in range(2)]
         self.status = ManagerStatus(seq=-1, run_epoch=EPOCH)
+        self.code = ""
+        """Where the next manager's code lies; empty: here."""
         self._manager: asyncio.subprocess.Process | None = None
 
     @property
@@ -121,7 +128,8 @@ class World:
         command += ["--keys", str(self.root / "keys/manager.key"), "--endpoints", str(self.file)]
         command += ["--journal", str(self.root / "journal.sqlite")]
         with (self.root / "log").open("ab") as log:
-            environment = {**os.environ, PARENT_PID: str(os.getpid())}
+            path = os.pathsep.join(filter(None, (self.code, os.environ.get("PYTHONPATH"))))
+            environment = {**os.environ, PARENT_PID: str(os.getpid()), "PYTHONPATH": path}
             self._manager = await asyncio.create_subprocess_exec(
                 sys.executable, *command, env=environment, stdout=log, stderr=log
             )
@@ -199,7 +207,7 @@ def prompt(number: int) -> list[int]:
     return [7, 7, number]
 
 
-def group(number: int, of: int | None = None) -> Group:
+def group(number: int, of: int | None = None, max_new_tokens: int = TOKENS) -> Group:
     """`of`: whose prompt it has; by default its own."""
     ids = pack_ids(prompt(number if of is None else of))
     return Group(
@@ -208,7 +216,7 @@ def group(number: int, of: int | None = None) -> Group:
         purpose=Purpose.TRAIN,
         prompt_ids=ids,
         n=N,
-        sampling=SamplingParams(TOKENS),
+        sampling=SamplingParams(max_new_tokens),
         min_version=0,
         max_version=0,
     )
@@ -283,6 +291,51 @@ async def test_when_only_the_manager_dies_no_token_is_generated_twice(world: Wor
     assert (tokens.generated, tokens.kept, tokens.regenerated) == (world.made, world.made, 0)
     assert world.status.engines_lost == 0
     assert is_sound(world.root / "journal.sqlite")
+
+
+def next_version(folder: Path) -> str:
+    """This code with another schema, in which an event has another name; gives its PYTHONPATH."""
+    for package in (polyrl, polyrl_rollout):
+        here = Path(package.__file__).parent
+        shutil.copytree(here, folder / here.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (folder / "polyrl/ledger").rglob("*.py"):
+        path.write_text(path.read_text().replace("SampleScored", "SampleRated"))
+    schema = folder / "polyrl/ledger/journal/__init__.py"
+    number = f"JOURNAL_SCHEMA: Final = {JOURNAL_SCHEMA}"
+    assert number in schema.read_text()
+    schema.write_text(schema.read_text().replace(number, f"JOURNAL_SCHEMA: Final = {JOURNAL_SCHEMA + 1}"))
+    with (folder / "polyrl/ledger/journal/migration.py").open("a") as steps:
+        steps.write(f"""
+def _renamed(event):
+    return ["SampleRated", *event[1:]] if event[0] == "SampleScored" else event
+
+STEPS[{JOURNAL_SCHEMA}] = Step("an event has another name", event=_renamed)
+""")
+    return str(folder)
+
+
+async def test_a_manager_of_the_next_version_takes_over_a_live_run(
+    world: World, publisher: WeightPublisher, tmp_path: Path
+) -> None:
+    """Agents and trainer stay as they are; no token is generated twice. What the old one reads is then refused."""
+    async with world.client() as client:
+        judging = asyncio.create_task(judge(client))
+        await publish(client, publisher)
+        await client.submit([group(number) for number in range(GROUPS)])
+        await client.submit([group(GROUPS, max_new_tokens=5)])
+        short = await asyncio.wait_for(take(client, N), DEADLINE_S)
+        await world.kill_manager()
+        world.code = next_version(tmp_path / "next")
+        await world.start_manager()
+        taken = await asyncio.wait_for(take(client, GROUPS * N), DEADLINE_S)
+        await world.until(lambda: world.status.samples.acknowledged == (GROUPS + 1) * N)
+        judging.cancel()
+    assert {one.group for one in short} == {GROUPS}
+    assert all(is_exact(one, one.group) for one in taken)
+    assert world.made == GROUPS * N * TOKENS + N * 5
+    assert world.status.tokens.regenerated == 0
+    with pytest.raises(InvalidData, match=f"of journal schema {JOURNAL_SCHEMA + 1}, this version reads"):
+        audit_journal(world.root / "journal.sqlite")
 
 
 async def test_a_lost_journal_costs_what_was_open_and_nothing_else(world: World, publisher: WeightPublisher) -> None:

@@ -12,7 +12,6 @@ from polyrl.ledger.journal.durability import NEEDS, TRAINER_PEER, Outbox, Safety
 from polyrl.sample import Finish, Purpose, Response
 from polyrl.wire import (
     Accepted,
-    Assign,
     Cancel,
     Recall,
     Resend,
@@ -49,9 +48,9 @@ def test_of_each_message_it_is_decided_what_it_waits_for() -> None:
     assert set(NEEDS) == {*get_args(ToAgent), *get_args(ToTrainer)}
 
 
-def test_what_lets_a_peer_forget_or_uses_a_number_waits_for_the_disk() -> None:
-    for kind in (TokensKept, Cancel, Assign, Accepted):
-        assert NEEDS[kind] is not Safety.COMMITTED
+def test_only_signs_of_life_and_what_a_greeting_settles_leave_before_the_disk_has_it() -> None:
+    early = {kind for kind, needs in NEEDS.items() if needs is Safety.COMMITTED}
+    assert early == {Welcome, Resend, Recall, TrainerHeartbeat}
 
 
 def test_a_promise_waits_until_its_commit_is_synced() -> None:
