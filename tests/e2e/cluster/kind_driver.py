@@ -1,4 +1,4 @@
-"""A cluster of kind, its machines containers: `docker kill` is a power failure, `docker pause` a hang.
+"""A cluster of kind, its machines containers: `docker kill` takes one away, `docker pause` hangs one.
 
 Refuses to invent machines: kind has no verb for one more node, so only a node that died comes back.
 Read next: `choice`.
