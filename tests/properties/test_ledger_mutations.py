@@ -10,10 +10,11 @@ import pytest
 
 from polyrl.ledger import apply, batching, events as f, journal, ledger
 from polyrl.ledger.apply import engines, samples
+from polyrl.ledger.journal import durability
 from polyrl.ledger.messages import agents, deltas, trainer
 from polyrl.ledger.scheduling import cost, leases, moves, placement, rebalance, recalls
 from polyrl.sample import Finish, Purpose
-from polyrl.wire import Acknowledge, Resend
+from polyrl.wire import Acknowledge, Resend, TokensKept
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule
 
 SEEDS = 300
@@ -208,6 +209,15 @@ def state_changed_beside_the_fold(patch: Patch) -> None:
     patch.setattr(ledger, "_settled", settled)
 
 
+def receipts_before_the_disk(patch: Patch) -> None:
+    patch.setitem(durability.NEEDS, TokensKept, durability.Safety.COMMITTED)
+
+
+def all_before_the_disk(patch: Patch) -> None:
+    honest = durability.Outbox.take
+    patch.setattr(durability.Outbox, "take", lambda outbox, synced: honest(outbox, 2**60))
+
+
 def numbers_reused(patch: Patch) -> None:
     def assigned(state: Any, event: f.Assigned) -> None:
         before = state.next_assignment
@@ -327,6 +337,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (tokens_not_journaled, "I10"),
     (scores_not_journaled, "I10"),
     (snapshot_swallows_a_row, "I10"),
+    (receipts_before_the_disk, "I10"),
+    (all_before_the_disk, "I10"),
     (numbers_reused, "I4"),
     (everything_asked_for_again, "I11"),
     (refused_tokens_uncounted, "I11"),

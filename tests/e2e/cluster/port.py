@@ -41,7 +41,7 @@ class Cluster(Protocol):
         """A machine of that name comes, or comes back after its death, and is Ready."""
 
     def kill_node(self, name: str) -> None:
-        """The machine is gone: no goodbye, nothing of it runs or answers any more. What it wrote stays, synced or not."""
+        """The machine is gone: no goodbye, nothing of it runs or answers any more. What it wrote is all still there."""
 
     def remove_node(self, name: str) -> None:
         """A dead machine's Node object goes away, as a cloud's controller does it."""
