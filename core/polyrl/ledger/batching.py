@@ -81,7 +81,8 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
         groups.append(number)
         samples += size
         tokens += weight
-    exhausted = not step.open
+    # Who has not been notified of a dropped group yet is not answered that nothing more will come.
+    exhausted = not (step.open or step.notices)
     enough = groups and samples >= min(wanted.min_samples, wanted.max_samples)
     if enough or full or exhausted:
         return Packing(groups, exhausted and len(groups) == len(step.ready))

@@ -256,10 +256,17 @@ class BatchAcknowledged(Event, frozen=True):
 
 
 class BatchReturned(Event, frozen=True):
-    """The trainer that got the batch is gone without having acknowledged it: its groups can be packed again."""
+    """Whoever got the batch is gone, or did not take it: its groups can be packed again."""
 
     batch: int
     at: float
+    follow_up: ClassVar[FollowUp] = FollowUp.PACK
+
+
+class DropsKnown(Event, frozen=True):
+    """The trainer knows that these groups were dropped."""
+
+    groups: list[int]
     follow_up: ClassVar[FollowUp] = FollowUp.PACK
 
 

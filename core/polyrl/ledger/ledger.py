@@ -81,7 +81,7 @@ class Ledger:
 def _settled(transition: Transition) -> Effects:
     if transition.follow_ups:
         if FollowUp.FIT in transition.follow_ups:
-            end_unservable(transition, [number for _, number in transition.state.queue])
+            end_unservable(transition, [number for *_, number in transition.state.queue])
         elif transition.requeued:
             end_unservable(transition, transition.requeued)
         if FollowUp.PACK in transition.follow_ups:

@@ -6,7 +6,6 @@ What has ended is deleted: memory follows live samples, and history belongs to w
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from enum import StrEnum
 from math import inf
@@ -19,6 +18,7 @@ from polyrl.ledger.lengths import LengthTable
 from polyrl.sample import Finish, Group, Pool, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
 from polyrl.wire import Assign, BatchRequest, EngineCapacity, GroupDropped, TurnDone, checksum_of
+from polyrl.wire.ranges import has_number
 
 ENVIRONMENT_VERSION = -1
 """Version stamped on tokens that no engine generated."""
@@ -134,9 +134,11 @@ class GroupState(msgspec.Struct, array_like=True):
     """What it adds to the backlog."""
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Its place in the queue: by priority; of equals evaluation first, which is short and awaited; then by age."""
-        return (-2 * self.group.priority - (self.group.purpose is Purpose.EVAL), self.group.id)
+    def key(self) -> tuple[int, int, int]:
+        """Its place in the queue: by priority; of equals evaluation first, which is short and awaited; then by step, so
+        that a replacement for the step that is awaited goes before what is generated ahead; then by age."""
+        group = self.group
+        return (-2 * group.priority - (group.purpose is Purpose.EVAL), group.step, group.id)
 
 
 class LeasedEngine(msgspec.Struct):
@@ -254,7 +256,9 @@ class StepState(msgspec.Struct):
     acknowledged: int = 0
     dropped: int = 0
     notices: list[GroupDropped] = msgspec.field(default_factory=list)
-    """What the trainer was notified of, kept to be sent again when it reconnects."""
+    """Groups dropped of which the trainer has not said that it knows; sent again when it reconnects."""
+    ended: bool = False
+    """The trainer wants nothing more of it; forgotten once nothing of it is left."""
 
 
 class BatchState(msgspec.Struct):
@@ -301,8 +305,8 @@ class LedgerState(msgspec.Struct):
     config: LedgerConfig
     groups: dict[int, GroupState] = msgspec.field(default_factory=dict)
     samples: dict[str, SampleState] = msgspec.field(default_factory=dict)
-    queue: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """Keys of groups with waiting samples, sorted: priority first, then age."""
+    queue: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """Keys of groups with waiting samples, sorted: see `GroupState.key`."""
     assignments: dict[int, Assignment] = msgspec.field(default_factory=dict)
     next_assignment: int = 1
     engines: dict[str, LeasedEngine] = msgspec.field(default_factory=dict)
@@ -310,6 +314,10 @@ class LedgerState(msgspec.Struct):
     """By `step_key`."""
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Half-open ranges of group numbers ever submitted, sorted; one range unless submissions were reordered."""
+    lost_below: int = 0
+    """Group numbers below it were taken over from a trainer whose manager had lost its journal."""
+    ended: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """`sample.group_digest` of the groups that ended last, oldest first."""
     batches: dict[int, BatchState] = msgspec.field(default_factory=dict)
     next_batch: int = 0
     pending: dict[int, PendingRequest] = msgspec.field(default_factory=dict)
@@ -358,8 +366,7 @@ class LedgerState(msgspec.Struct):
 
     def was_submitted(self, number: int) -> bool:
         """True for every group that a GroupSubmitted carried, live or ended; `seen` does not grow with the run."""
-        place = bisect_right(self.seen, (number, inf))
-        return place > 0 and number < self.seen[place - 1][1]
+        return has_number(self.seen, number)
 
 
 def step_key(step: int, purpose: Purpose) -> str:

@@ -79,6 +79,7 @@ from polyrl.wire.trainer import (
     GroupDropped as GroupDropped,
     HeldGroup as HeldGroup,
     Late as Late,
+    NoticesTaken as NoticesTaken,
     PublishVersion as PublishVersion,
     Reject as Reject,
     Score as Score,
@@ -90,6 +91,7 @@ from polyrl.wire.trainer import (
     TrainerWelcome as TrainerWelcome,
     TurnDone as TurnDone,
     TurnsAwaited as TurnsAwaited,
+    Withdraw as Withdraw,
 )
 
 WIRE_VERSION: Final = 1

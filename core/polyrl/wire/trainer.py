@@ -16,7 +16,7 @@ class TrainerHello(Message, frozen=True, tag="thello"):
 
     run_epoch: int
     acknowledged: int
-    """Newest batch number that the trainer's state contains; -1 for none."""
+    """The trainer's state contains every batch up to this number; -1 for none that it could say so of."""
     trainer: str = ""
     """Names the trainer's process; a new name means that it has started again, from a checkpoint or from nothing."""
     next_group: int = 0
@@ -25,10 +25,13 @@ class TrainerHello(Message, frozen=True, tag="thello"):
     """Batches below it came to this trainer before."""
     fresh: bool = False
     """It has not been welcomed yet: it wants to know what is held for it."""
+    acknowledged_above: tuple[tuple[int, int], ...] = ()
+    """Further batches that the trainer's state contains, as half-open ranges of numbers, ascending."""
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """Generate these groups. A group number already known is ignored, so a repeat is harmless."""
+    """Generate these groups. A group that was submitted before is ignored, so a repeat is harmless; another one under
+    its number is declined."""
 
     request: int
     groups: tuple[Group, ...]
@@ -78,6 +81,20 @@ class BatchRequest(Message, frozen=True, tag="next"):
     max_samples: int
     max_tokens: int
     deadline_s: float
+
+
+class Withdraw(Message, frozen=True, tag="withdraw"):
+    """The trainer takes no answer to a BatchRequest any more: a batch that has answered it goes to another request."""
+
+    request: int
+    asked: int
+    """Number of that BatchRequest."""
+
+
+class NoticesTaken(Message, frozen=True, tag="noticed"):
+    """The trainer has the GroupDropped of these groups; it needs no answer, for what is not taken comes again."""
+
+    groups: tuple[int, ...]
 
 
 class Acknowledge(Message, frozen=True, tag="ack"):
@@ -242,7 +259,8 @@ class Batch(Message, frozen=True, tag="batch"):
     step: int
     samples: tuple[Scored, ...]
     last: bool
-    """No further groups of this step and purpose exist: all are packed or discarded."""
+    """No further groups of this step and purpose exist: all are packed or discarded, and the trainer knows of each
+    that was dropped."""
     checks: tuple[int, ...] = ()
     """CRC-32 of each response's ids, while its text is left out."""
 
@@ -275,6 +293,8 @@ FromTrainer: TypeAlias = (
     | Extend
     | Reject
     | BatchRequest
+    | Withdraw
+    | NoticesTaken
     | Acknowledge
     | Fetch
     | EndStep

@@ -27,9 +27,11 @@ from polyrl.wire import (
     Extend,
     FromAgent,
     FromTrainer,
+    GroupDropped,
     HandBack,
     HandBackReason,
     Hello,
+    NoticesTaken,
     PublishVersion,
     Reject,
     Score,
@@ -51,6 +53,8 @@ class Stage:
         self.ledger = Ledger(config or LedgerConfig(run_epoch=1))
         self.now = 0.0
         self.events: list[Event] = []
+        self.takes_notices = True
+        """The trainer says at once that it knows of what was dropped, as a client does."""
         self._request = 0
         self._group = 0
         self._seq = 0
@@ -200,6 +204,11 @@ class Stage:
 
     def _keep(self, outcome: Effects) -> Effects:
         self.events += outcome.events
+        dropped = tuple(one.group for one in outcome.to_trainer if isinstance(one, GroupDropped))
+        if dropped and self.takes_notices:
+            after = self._keep(self.ledger.from_trainer(NoticesTaken(dropped), self.now))
+            outcome.to_agents += after.to_agents
+            outcome.to_trainer += after.to_trainer
         return outcome
 
 

@@ -159,8 +159,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.TrainerHello(1, 5, trainer="t1", next_group=9, next_batch=6, fresh=True),
-        "0197a67468656c6c6f0105a274310906c3",
+        wire.TrainerHello(1, 5, trainer="t1", next_group=9, next_batch=6, fresh=True, acknowledged_above=((7, 9),)),
+        "0198a67468656c6c6f0105a274310906c391920709",
     ),
     (
         TRAINER,
@@ -191,6 +191,16 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             5, 2, purpose=Purpose.TRAIN, min_samples=16, max_samples=32, max_tokens=4096, deadline_s=60.0
         ),
         "0198a46e6578740502a5747261696e1020cd1000cb404e000000000000",
+    ),
+    (
+        TRAINER,
+        wire.Withdraw(6, 5),
+        "0193a877697468647261770605",
+    ),
+    (
+        TRAINER,
+        wire.NoticesTaken((4, 9)),
+        "0192a76e6f7469636564920409",
     ),
     (
         TRAINER,

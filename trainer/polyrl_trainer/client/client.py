@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, SampleTexts, TrainerWelcome, TurnDone, pack_ids
+from polyrl.wire.ranges import Ranges
 from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests, submissions
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.rollouts import Rollouts
@@ -68,13 +69,13 @@ class RolloutClient(Rollouts):
     """
 
     def __init__(
-        self, manager: str, keys: TrainerKeys, run_epoch: int, acknowledged: int, max_manager_outage_s: float
+        self, manager: str, keys: TrainerKeys, run_epoch: int, acknowledged: Ranges, max_manager_outage_s: float
     ) -> None:
         self._manager = manager
         self._max_manager_outage_s = max_manager_outage_s
         self._run_epoch = run_epoch
         self._name = secrets.token_hex(8)
-        self._cursor = Cursor(acknowledged)
+        self._cursor = Cursor(list(acknowledged))
         self._turns = EventStream[TurnDone]()
         self._dropped = EventStream[GroupDropped]()
         self._link = ManagerLink(self._locate, keys, self._hello, max_manager_outage_s)
@@ -89,20 +90,21 @@ class RolloutClient(Rollouts):
         manager: str | Path,
         key_file: str | Path,
         run_epoch: int,
-        acknowledged: int = -1,
+        acknowledged: Iterable[tuple[int, int]] = (),
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         max_manager_outage_s: float = MAX_MANAGER_OUTAGE_S,
     ) -> AsyncIterator[Self]:
         """A connected client, for as long as the context lasts.
 
         `manager` is the manager's endpoints file, which may not be there yet, or its `tcp://host:port`. `acknowledged`
-        is the newest batch that the trainer's state contains, `max_manager_outage_s` the longest absence of the
+        says which batches the trainer's state contains, as half-open ranges of numbers, ascending: what the property
+        of that name was when the state was saved; `max_manager_outage_s` the longest absence of the
         manager that is bridged later on. Raises DeadlineExceeded when no manager welcomes it in time, InvalidData for
         a wrong key file, RunFailed when the manager refuses it (another run epoch), Superseded when another trainer has
         come.
         """
         client = cls(
-            str(manager), read_keys(TrainerKeys, Path(key_file)), run_epoch, acknowledged, max_manager_outage_s
+            str(manager), read_keys(TrainerKeys, Path(key_file)), run_epoch, list(acknowledged), max_manager_outage_s
         )
         link = asyncio.create_task(client._hold_link())
         try:
@@ -112,6 +114,11 @@ class RolloutClient(Rollouts):
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
             await client._link.close(LINGER_S)
+
+    @property
+    def acknowledged(self) -> Ranges:
+        """The batches that the trainer's state contains, as half-open ranges of their numbers."""
+        return list(self._cursor.acknowledged)
 
     @property
     def welcome(self) -> TrainerWelcome:
@@ -169,6 +176,7 @@ class RolloutClient(Rollouts):
             deadline_s + self._max_manager_outage_s + ANSWER_S,
         )
         if isinstance(answer, Batch):
+            self._cursor.receive(answer)
             return answer
         if isinstance(answer, wire.Late):
             raise DeadlineExceeded(what, f"the rollouts ({answer.waiting_for})", deadline_s)
@@ -176,7 +184,7 @@ class RolloutClient(Rollouts):
 
     async def acknowledge(self, batch: int) -> None:
         await self._request(lambda n: wire.Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
-        self._cursor.acknowledged = max(self._cursor.acknowledged, batch)
+        self._cursor.acknowledge(batch)
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
         await self._request(lambda n: wire.EndStep(n, step, purpose=purpose), f"the end of step {step}")
@@ -242,12 +250,13 @@ class RolloutClient(Rollouts):
         if isinstance(message, TurnDone):
             self._turns.put_once((message.response.sample, message.response.turn), message)
         elif isinstance(message, GroupDropped):
+            self._link.send(wire.NoticesTaken((message.group,)))
             self._cursor.drop(message)
             self._texts.forget([message.group])
             self._dropped.put_once(message.group, message)
         elif isinstance(message, wire.Accepted | wire.Declined | Batch | wire.Late):
             if isinstance(message, Batch):
-                self._cursor.receive(message)
+                self._cursor.see(message)
                 self._texts.forget({scored.group for scored in message.samples})
             self._requests.resolve(message)
 
@@ -257,11 +266,12 @@ class RolloutClient(Rollouts):
         self._texts.reconnect()
         return wire.TrainerHello(
             self._run_epoch,
-            cursor.acknowledged,
+            acknowledged=-1,
             trainer=self._name,
             next_group=cursor.next_group,
             next_batch=cursor.next_batch,
             fresh=fresh,
+            acknowledged_above=tuple(cursor.acknowledged),
         )
 
     async def _locate(self) -> str:

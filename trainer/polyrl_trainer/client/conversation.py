@@ -18,12 +18,16 @@ from polyrl import wire
 from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.wire import Batch, FromTrainer, GroupDropped, TrainerWelcome
+from polyrl.wire.ranges import Ranges, add_number, has_number
 
 Answer: TypeAlias = wire.Accepted | wire.Declined | Batch | wire.Late
 
 T = TypeVar("T")
 
 _END: Final = object()
+
+ACKNOWLEDGED_RANGES: Final = 1024
+"""Runs of acknowledged batches that a greeting names: what is older, the manager has confirmed long ago."""
 
 
 class RequestRefused(RunFailed):
@@ -57,6 +61,8 @@ class PendingRequests:
         # A trainer that starts again must not reuse a number of the one before: the manager repeats old answers.
         self._next_number = secrets.randbits(48)
         self._open: dict[int, tuple[FromTrainer, asyncio.Future[Answer]]] = {}
+        self._withdrawals: dict[int, FromTrainer] = {}
+        """Unanswered ones, which nobody awaits."""
         self._failure: Exception | None = None
 
     async def request(self, make: Callable[[int], FromTrainer], what: str, timeout_s: float) -> Answer:
@@ -72,23 +78,37 @@ class PendingRequests:
             async with asyncio.timeout(timeout_s):
                 answer: Answer = await awaited
         except TimeoutError:
+            self._withdraw(message)
             raise DeadlineExceeded(f"the answer to {what}", "the manager", timeout_s) from None
+        except asyncio.CancelledError:
+            self._withdraw(message)
+            raise
         finally:
             del self._open[number]
         if isinstance(answer, wire.Declined):
             raise RequestRefused(f"{what} was refused: {answer.reason}")
         return answer
 
+    def _withdraw(self, message: FromTrainer) -> None:
+        """The batch that answers it, or has answered it unseen, is for another request."""
+        if isinstance(message, wire.BatchRequest):
+            self._next_number += 1
+            withdrawal = wire.Withdraw(self._next_number, message.request)
+            self._withdrawals[withdrawal.request] = withdrawal
+            self._send(withdrawal)
+
     def resolve(self, answer: Answer) -> None:
         """Hands an answer to whoever awaits it; a second answer is dropped."""
+        self._withdrawals.pop(answer.request, None)
         _, awaited = self._open.get(answer.request, (None, None))
         if awaited is not None and not awaited.done():
             awaited.set_result(answer)
 
     def send_again(self) -> None:
         """Sends everything unanswered, in the order of the requests."""
-        for message, _ in self._open.values():
-            self._send(message)
+        unanswered = {number: message for number, (message, _) in self._open.items()} | self._withdrawals
+        for number in sorted(unanswered):
+            self._send(unanswered[number])
 
     def fail(self, error: Exception) -> None:
         """Nothing will be answered any more."""
@@ -148,8 +168,8 @@ class EventStream(Generic[T]):
 class Cursor:
     """One trainer's view of one run."""
 
-    acknowledged: int = -1
-    """Newest acknowledged batch."""
+    acknowledged: Ranges = field(default_factory=list)
+    """Batches that the trainer's state contains."""
     next_group: int = 0
     """Groups below it were accepted."""
     next_batch: int = 0
@@ -173,9 +193,18 @@ class Cursor:
         """The manager has them."""
         self.next_group = max(self.next_group, *(group.id + 1 for group in groups), 0)
 
+    def see(self, batch: Batch) -> None:
+        """Its number is taken, whether anybody takes its groups or not."""
+        self.next_batch = max(self.next_batch, batch.number + 1)
+
+    def acknowledge(self, batch: int) -> None:
+        """It is part of the trainer's state, and the manager knows it."""
+        if not has_number(self.acknowledged, batch):
+            add_number(self.acknowledged, batch)
+            del self.acknowledged[:-ACKNOWLEDGED_RANGES]
+
     def receive(self, batch: Batch) -> None:
         """Its groups are the trainer's now."""
-        self.next_batch = max(self.next_batch, batch.number + 1)
         for scored in batch.samples:
             self._open.pop(scored.group, None)
 

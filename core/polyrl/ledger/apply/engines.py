@@ -6,8 +6,8 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.samples import end_learning, end_recall, increment, wake
-from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
+from polyrl.ledger.apply.samples import end_recall, increment, wake
+from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.sample import Pool
 
 ANSWERED_MEMORY: Final = 1024
@@ -24,13 +24,6 @@ FLAP_MEMORY_S: Final = 600.0
 
 SERVED_MEMORY: Final = 128
 """Verified versions remembered per engine: twice the largest allowed staleness."""
-
-
-def apply_step_ended(state: LedgerState, event: events.StepEnded) -> None:
-    end_learning(state, event.at)
-    step = state.steps.get(step_key(event.step, event.purpose))
-    if step is not None:
-        step.notices.clear()
 
 
 def apply_version_published(state: LedgerState, event: events.VersionPublished) -> None:

@@ -24,8 +24,12 @@ from polyrl.ledger.state import (
     step_key,
     tokens_left,
 )
-from polyrl.sample import DiscardReason, Group, Pool, Purpose, sample_id
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, group_digest, sample_id
 from polyrl.wire import GroupDropped, row_columns
+from polyrl.wire.ranges import add_number
+
+ENDED_MEMORY: Final = 8192
+"""Ended groups of which it is remembered what they were: many steps' worth, for a submission that is repeated."""
 
 KV_STEP: Final = 256
 """Tokens of KV room set aside at least for a turn that outgrew what was expected: some seconds of its engine."""
@@ -91,19 +95,20 @@ def _step_of(state: LedgerState, group: Group) -> StepState:
 
 def _forget_group(state: LedgerState, group: Group) -> None:
     state.backlog -= state.groups.pop(group.id).tokens
+    state.ended[group.id] = group_digest(group)
+    if len(state.ended) > ENDED_MEMORY:
+        del state.ended[next(iter(state.ended))]
     for index in range(group.n):
         del state.samples[sample_id(group.id, index)]
 
 
 def apply_group_submitted(state: LedgerState, event: events.GroupSubmitted) -> None:
     group = event.group
-    _mark_seen(state, group.id)
-    key = step_key(group.step, group.purpose)
-    if key not in state.steps:
-        _forget_old_steps(state, group)
-        state.steps[key] = StepState(group.step, group.purpose)
-    state.steps[key].submitted += 1
-    state.steps[key].open += 1
+    add_number(state.seen, group.id)
+    step = state.steps.setdefault(step_key(group.step, group.purpose), StepState(group.step, group.purpose))
+    step.ended = False
+    step.submitted += 1
+    step.open += 1
     state.counters.submitted += group.n
     state.groups[group.id] = GroupState(group, list(range(group.n)))
     insort(state.queue, state.groups[group.id].key)
@@ -111,36 +116,33 @@ def apply_group_submitted(state: LedgerState, event: events.GroupSubmitted) -> N
         state.samples[sample_id(group.id, index)] = SampleState(group.id, index, since=event.at)
 
 
-def _mark_seen(state: LedgerState, number: int) -> None:
-    ranges = state.seen
-    place = bisect_left(ranges, (number, number))
-    start = end = number
-    if place and ranges[place - 1][1] == number:
-        place -= 1
-        start = ranges.pop(place)[0]
-    end = ranges.pop(place)[1] if place < len(ranges) and ranges[place][0] == number + 1 else number + 1
-    ranges.insert(place, (start, end))
-
-
 def apply_numbers_taken(state: LedgerState, event: events.NumbersTaken) -> None:
     state.next_batch = max(state.next_batch, event.batch)
     state.next_assignment = max(state.next_assignment, event.assignment)
     if event.group:
+        state.lost_below = max(state.lost_below, event.group)
         beyond = [(start, end) for start, end in state.seen if end > event.group]
         joined = beyond and beyond[0][0] <= event.group
         state.seen = [(0, beyond[0][1]), *beyond[1:]] if joined else [(0, event.group), *beyond]
 
 
-def _forget_old_steps(state: LedgerState, newcomer: Group) -> None:
-    done = [
-        key
-        for key, past in state.steps.items()
-        if past.purpose is newcomer.purpose
-        and past.step < newcomer.step
-        and not (past.open or past.ready or past.packed)
-    ]
-    for key in done:
-        del state.steps[key]
+def _forget_if_done(state: LedgerState, step: StepState) -> None:
+    if step.ended and not (step.open or step.ready or step.packed):
+        del state.steps[step_key(step.step, step.purpose)]
+
+
+def apply_step_ended(state: LedgerState, event: events.StepEnded) -> None:
+    end_learning(state, event.at)
+    step = state.steps.get(step_key(event.step, event.purpose))
+    if step is not None:
+        step.ended = True
+        step.notices.clear()
+        _forget_if_done(state, step)
+
+
+def apply_drops_known(state: LedgerState, event: events.DropsKnown) -> None:
+    for step in state.steps.values():
+        step.notices = [notice for notice in step.notices if notice.group not in event.groups]
 
 
 def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
@@ -365,6 +367,7 @@ def apply_group_discarded(state: LedgerState, event: events.GroupDiscarded) -> N
             GroupDropped(group.id, group.step, purpose=group.purpose, reason=event.reason, detail=event.detail)
         )
     _forget_group(state, group)
+    _forget_if_done(state, step)
 
 
 def _leave_step(state: LedgerState, entry: GroupState) -> None:
@@ -420,6 +423,7 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
         entry.batch = -1
         step = _step_of(state, entry.group)
         step.packed -= 1
+        step.ended = False
         step.ready.insert(0, number)
         for index in range(entry.group.n):
             _enter(state.samples[sample_id(number, index)], SamplePhase.SCORED, event.at)
@@ -434,3 +438,4 @@ def apply_batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged
         step.acknowledged += 1
         state.counters.acknowledged += group.n
         _forget_group(state, group)
+        _forget_if_done(state, step)

@@ -183,7 +183,7 @@ class HistoryProjection:
         return (HistoryEntry(event.at, bare, tokens=len(event.ids) // ID_BYTES),)
 
 
-_LEFT_OUT: Final = (f.StepEnded, f.Reported, f.RequestDone, f.DrainExpired)
+_LEFT_OUT: Final = (f.StepEnded, f.DropsKnown, f.Reported, f.RequestDone, f.DrainExpired)
 """Durable events that say nothing of a sample; all others are kept."""
 
 _PROJECTIONS: Final[dict[type, Callable[[HistoryProjection, Any], Iterable[HistoryEntry]]]] = {

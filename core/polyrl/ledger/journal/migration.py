@@ -123,17 +123,22 @@ def _no_stragglers(event: list[Any]) -> list[Any] | None:
     return event
 
 
-def _no_recalls_of_stragglers(state: dict[str, Any]) -> dict[str, Any]:
+def _state_of_9(state: dict[str, Any]) -> dict[str, Any]:
     for assignment in state["assignments"].values():
         if assignment[_RECALL_CAUSE] == "straggler":
             assignment[_RECALL_CAUSE] = "rebalanced"
+    steps = {number: entry[0][_STEP] for number, entry in state["groups"].items()}
+    state["queue"] = sorted([first, steps[number], number] for first, number in state["queue"])
     return state
 
+
+_STEP: Final = 1
+"""Place of `step` in a Group of schema 8."""
 
 _RECALL_CAUSE: Final = 10
 """Place of `recall_cause` in an Assignment of schema 8."""
 
 STEPS: Final[dict[int, Step]] = {
-    8: Step("no engine is a straggler", event=_no_stragglers, state=_no_recalls_of_stragglers),
+    8: Step("no engine is a straggler; the queue goes by step before age", event=_no_stragglers, state=_state_of_9),
 }
 """By the schema that they start from; none is missing between the oldest and JOURNAL_SCHEMA."""

@@ -31,10 +31,12 @@ from polyrl.ledger.state import (
     SampleState,
     context_used,
     response_part,
+    step_key,
     turn_done,
 )
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
+from polyrl.wire.ranges import has_number
 
 FETCH_TOKENS: Final = 1 << 19
 """Answered to one Fetch, and up to a sample more: 4 MiB, some ten milliseconds in which nobody else is served."""
@@ -65,6 +67,8 @@ def handle_trainer(transition: Transition, message: wire.FromTrainer) -> None:
     transition.record(events.TrainerHeard(transition.now))
     if isinstance(message, wire.TrainerHeartbeat):
         transition.answer(wire.TrainerHeartbeat())
+    elif isinstance(message, wire.NoticesTaken):
+        _take_notices(transition, message)
     elif isinstance(message, wire.BatchRequest):
         _next(transition, message)
     elif isinstance(message, wire.Fetch):
@@ -95,7 +99,7 @@ def _greet(transition: Transition, hello: wire.TrainerHello) -> None:
     transition.record(events.TrainerHeard(now))
     transition.record(events.TrainerGreeted(hello.trainer, now))
     for batch in tuple(state.batches):
-        if batch <= hello.acknowledged:
+        if batch <= hello.acknowledged or has_number(hello.acknowledged_above, batch):
             transition.record(events.BatchAcknowledged(batch, now))
     if newcomer:
         _take_back(transition)
@@ -181,12 +185,23 @@ def _submit(transition: Transition, message: wire.Submit) -> None:
     for group in message.groups:
         _check_group(group)
     for group in message.groups:
-        known = state.groups.get(group.id)
-        if known is not None and group_digest(known.group) != group_digest(group):
-            raise _Refusal(f"group {group.id} was submitted before, as another one")
+        _check_number(state, group)
     for group in message.groups:
         if not state.was_submitted(group.id):
             transition.record(events.GroupSubmitted(group, transition.now))
+
+
+def _check_number(state: LedgerState, group: Group) -> None:
+    """Refuses a number that was another group's, or may have been: nothing would ever come of such a group."""
+    if not state.was_submitted(group.id):
+        return
+    free = f"numbers from {state.next_group} on are free"
+    live = state.groups.get(group.id)
+    known = state.ended.get(group.id) if live is None else group_digest(live.group)
+    if known is None and group.id >= state.lost_below:
+        raise _Refusal(f"group {group.id} has ended long ago; {free}")
+    if known is not None and known != group_digest(group):
+        raise _Refusal(f"group {group.id} was submitted before, as another one; {free}")
 
 
 def _check_group(group: Group) -> None:
@@ -293,6 +308,26 @@ def _next(transition: Transition, message: wire.BatchRequest) -> None:
         transition.answer(wire.Declined(message.request, fault))
 
 
+def _withdraw(transition: Transition, message: wire.Withdraw) -> None:
+    state = transition.state
+    if message.asked in state.pending:
+        transition.record(events.BatchRequestClosed(message.asked))
+    for number, batch in tuple(state.batches.items()):
+        if batch.request.request == message.asked:
+            step = state.steps[step_key(batch.request.step, batch.request.purpose)]
+            ended = step.ended
+            transition.record(events.BatchReturned(number, transition.now))
+            if ended:
+                _end_step(transition, wire.EndStep(message.request, step.step, purpose=step.purpose))
+
+
+def _take_notices(transition: Transition, message: wire.NoticesTaken) -> None:
+    open_ones = {notice.group for step in transition.state.steps.values() for notice in step.notices}
+    taken = [group for group in message.groups if group in open_ones]
+    if taken:
+        transition.record(events.DropsKnown(taken))
+
+
 def _acknowledge(transition: Transition, message: wire.Acknowledge) -> None:
     if not 0 <= message.batch < transition.state.next_batch:
         raise _Refusal(f"batch {message.batch} was never packed")
@@ -352,6 +387,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     wire.Score: _score,
     wire.Extend: _extend,
     wire.Reject: _reject,
+    wire.Withdraw: _withdraw,
     wire.Acknowledge: _acknowledge,
     wire.EndStep: _once(_end_step),
     wire.PublishVersion: _publish,

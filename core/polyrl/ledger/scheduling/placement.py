@@ -91,7 +91,7 @@ def place(transition: Transition) -> Room:
     state, room = transition.state, Room(transition)
     costs, first, computed = Costs(state, transition.now), state.next_assignment, 0
     wanted = steps_wanted(state)
-    for _, number in tuple(state.queue):
+    for *_, number in tuple(state.queue):
         if not room:
             break
         entry = state.groups[number]

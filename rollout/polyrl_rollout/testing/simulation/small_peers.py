@@ -25,11 +25,13 @@ from polyrl.wire import (
     Deregister,
     Fenced,
     Fetch,
+    GroupDropped,
     HandBack,
     HandBackReason,
     HeldAssignment,
     Hello,
     Late,
+    NoticesTaken,
     PublishVersion,
     Recall,
     Resend,
@@ -281,6 +283,8 @@ class SmallTrainer(msgspec.Struct):
             for sample, _ in message.turns:
                 if sample not in self.scored:
                     self.outbox.append(encode(Fetch(0, (sample,))))
+        elif isinstance(message, GroupDropped):
+            self.outbox.append(encode(NoticesTaken((message.group,))))
         elif isinstance(message, Declined):
             raise Violation(0.0, "refused", message.reason)
         elif isinstance(message, Accepted | Batch | Late) and message.request in self.unanswered:

@@ -25,6 +25,7 @@ from polyrl.wire import (
     FinishRun,
     GroupDropped,
     Late,
+    NoticesTaken,
     PublishVersion,
     Reject,
     SampleTexts,
@@ -142,6 +143,7 @@ class SimulatedTrainer:
         if isinstance(message, TurnDone):
             self._score_later(message)
         elif isinstance(message, GroupDropped):
+            self._send(NoticesTaken((message.group,)))
             self._replace(message)
         elif isinstance(message, Declined):
             asked = self._unanswered.get(message.request)

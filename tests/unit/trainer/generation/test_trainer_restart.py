@@ -270,7 +270,9 @@ def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
     cursor.accept(groups)
     cursor.submit([group(5)])  # not accepted yet: it is sent again as it is
     scored = Scored(1, 0, response=turn_of(1).response, reward=1.0, metrics={})
-    cursor.receive(Batch(1, 6, step=4, samples=(scored,), last=False))
+    batch = Batch(1, 6, step=4, samples=(scored,), last=False)
+    cursor.see(batch)
+    cursor.receive(batch)
     cursor.drop(GroupDropped(2, 4, purpose=Purpose.TRAIN, reason=DiscardReason.REWARD_RAISED, detail=""))
     cursor.submit([other := group(3, step=9)])
     cursor.accept([other])

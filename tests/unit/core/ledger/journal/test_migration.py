@@ -30,6 +30,7 @@ def old() -> Iterator[sqlite3.Connection]:
         db.executescript(form.create_script(1))
         db.execute(form.INSERT_EVENTS, form.row(1, 3.0, msgspec.msgpack.encode(EVENTS)))
         state = {"assignments": {1: ["0.0", "a", 0, 0, 0, 9, 9, 1.0, 1.0, 0, "straggler", "b"]}, "gone": True}
+        state |= {"groups": {4: [[4, 7, "train"], [0]], 5: [[5, 6, "train"], [0]]}, "queue": [[0, 4], [0, 5]]}
         db.execute(form.REPLACE_SNAPSHOT, (*form.row(0, 0.0, msgspec.msgpack.encode(state)), 0))
         for number, event in enumerate(EVENTS[:2], 1):
             body = msgspec.msgpack.encode([2.0, event, 0, "0.0"])
@@ -58,7 +59,9 @@ def test_rows_of_events_state_and_history_are_those_of_this_version(old: sqlite3
         TurnExtended("0.0", b"\1\0\0\0", at=3.0),
     ]
     ((_, _, body, _),) = old.execute(form.SELECT_SNAPSHOT).fetchall()
-    assert msgspec.msgpack.decode(body)["assignments"][1][10] == "rebalanced"
+    state = msgspec.msgpack.decode(body)
+    assert state["assignments"][1][10] == "rebalanced"
+    assert state["queue"] == [[0, 6, 5], [0, 7, 4]]
     (entry,) = old.execute(form.SELECT_HISTORY).fetchall()
     assert entry == (1, encode_entry(1, HistoryEntry(2.0, Moved(1, MoveCause.REBALANCED, at=2.0), 0, sample="0.0")))
     assert old.execute("SELECT count(*) FROM subjects").fetchone() == (1,)

@@ -107,6 +107,7 @@ def test_a_turn_is_asked_again_with_back_off_and_after_a_greeting() -> None:
 
 def test_the_greeting_repeats_what_was_dropped_and_acknowledges() -> None:
     stage = ready(3)
+    stage.takes_notices = False
     stage.reject("2.0")
     stage.finish_all()
     stage.ask(most=1)

@@ -1,0 +1,153 @@
+"""What other people's loops may do: acknowledge in any order, take no answer, reuse a number, open two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyrl.ledger.apply.samples import ENDED_MEMORY
+from polyrl.sample import Purpose
+from polyrl.wire import (
+    Accepted,
+    Assign,
+    Batch,
+    Declined,
+    EndStep,
+    GroupDropped,
+    NoticesTaken,
+    TrainerHello,
+    Withdraw,
+    pack_ids,
+)
+from polyrl_rollout.testing.stage import Stage, sent
+
+
+def ready(count: int = 1, **fields: Any) -> Stage:
+    """Groups of one sample each, scored."""
+    stage = Stage()
+    stage.engine("a", max_running=64)
+    stage.submit(count, **fields)
+    stage.finish_all()
+    return stage
+
+
+def groups_of(batch: Batch) -> list[int]:
+    return [scored.group for scored in batch.samples]
+
+
+# --- acknowledgements -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_was_passed_over_is_not_acknowledged_by_a_greeting() -> None:
+    stage = ready(3)
+    for _ in range(3):
+        stage.ask(most=1)
+    stage.acknowledge(1)
+    stage.trainer(TrainerHello(1, -1, acknowledged_above=((1, 2),)))
+    assert list(stage.ledger.state.batches) == [0, 2]
+    stage.trainer(TrainerHello(1, 0, trainer="successor", acknowledged_above=((2, 3),)))
+    assert stage.ledger.status(0.0).samples.acknowledged == 3
+
+
+# --- withdrawals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_withdrawn_takes_nothing_whether_it_was_answered_or_not() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit()
+    stage.ask(request=70)
+    assert sent(stage.trainer(Withdraw(stage.request(), 70)), Accepted)
+    stage.finish_all()
+    (batch,) = sent(stage.ask(request=71), Batch)
+    assert groups_of(batch) == [0]
+    assert sent(stage.trainer(Withdraw(stage.request(), 71)), Accepted)
+    (again,) = sent(stage.ask(request=72), Batch)
+    assert groups_of(again) == [0]
+    assert again.number > batch.number
+    assert sent(stage.trainer(Withdraw(stage.request(), 71)), Accepted)
+    assert list(stage.ledger.state.batches) == [again.number], "a repetition touches no other request"
+
+
+def test_what_is_withdrawn_after_its_step_has_ended_is_surplus() -> None:
+    stage = ready()
+    stage.ask(request=70)
+    stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.TRAIN))
+    stage.trainer(Withdraw(stage.request(), 70))
+    assert stage.ledger.status(0.0).samples.discarded == {"surplus": 1}
+    assert not stage.ledger.state.steps
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_used_number_is_another_groups_for_ever() -> None:
+    stage = ready()
+    stage.ask()
+    stage.acknowledge(0)
+    stage._group = 0
+    assert sent(stage.submit(), Accepted), "the same group repeated"
+    stage._group = 0
+    (refused,) = sent(stage.submit(prompt_ids=pack_ids([1])), Declined)
+    assert refused.reason == "group 0 was submitted before, as another one; numbers from 1 on are free"
+
+
+def test_of_the_oldest_numbers_only_that_they_are_used_is_remembered() -> None:
+    stage = ready(2)
+    state = stage.ledger.state
+    stage.reject("0.0")
+    stage.reject("1.0")
+    assert list(state.ended) == [0, 1]
+    del state.ended[0]
+    stage._group = 0
+    (refused,) = sent(stage.submit(), Declined)
+    assert refused.reason == "group 0 has ended long ago; numbers from 2 on are free"
+    state.ended.update({number: b"" for number in range(-ENDED_MEMORY, 0)})
+    stage._group = 2
+    stage.submit()
+    stage.reject("2.0")
+    assert len(state.ended) == ENDED_MEMORY + 1, "one goes as one comes"
+
+
+def test_what_a_lost_journal_held_is_repeated_without_effect() -> None:
+    stage = Stage()
+    stage.trainer(TrainerHello(1, -1, next_group=5))
+    assert sent(stage.submit(3), Accepted)
+    assert not stage.ledger.state.groups
+
+
+# --- two open steps ---------------------------------------------------------------------------------------------------
+
+
+def test_a_replacement_for_the_awaited_step_goes_before_what_is_ahead() -> None:
+    stage = Stage()
+    stage.submit(2, step=1)
+    stage.submit(3, step=2)
+    stage.submit(1, step=1)
+    outcome = stage.engine("a", max_running=3)
+    assert {assign.sample for assign in sent(outcome, Assign)} == {"0.0", "1.0", "5.0"}
+
+
+def test_a_notice_is_repeated_until_it_is_taken_also_when_a_later_step_is_open() -> None:
+    stage = Stage()
+    stage.takes_notices = False
+    stage.submit(1, step=1)
+    stage.reject("0.0")
+    stage.submit(1, step=2)
+    assert not sent(stage.ask(step=1, request=70), Batch), "nothing more will come: but it does not know why"
+    assert [one.group for one in sent(stage.trainer(TrainerHello(1, -1)), GroupDropped)] == [0]
+    (batch,) = sent(stage.trainer(NoticesTaken((0,))), Batch)
+    assert (batch.samples, batch.last) == ((), True)
+    assert not sent(stage.trainer(TrainerHello(1, -1)), GroupDropped)
+    assert not sent(stage.trainer(NoticesTaken((0, 7))), Batch)
+
+
+def test_only_its_end_forgets_a_step() -> None:
+    stage = ready(1, step=1)
+    stage.submit(1, step=2)
+    stage.ask(step=1)
+    stage.acknowledge(0)
+    assert [step.step for step in stage.ledger.state.steps.values()] == [1, 2]
+    stage.trainer(EndStep(stage.request(), 1, purpose=Purpose.TRAIN))
+    assert [step.step for step in stage.ledger.state.steps.values()] == [2]
+    stage.submit(1, step=1)
+    assert stage.ledger.state.steps["train/1"].open == 1, "a step may begin again"
