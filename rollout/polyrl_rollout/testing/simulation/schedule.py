@@ -144,11 +144,11 @@ def draw_schedule(seed: int) -> Schedule:
 
 
 def _with_short_contexts(schedule: Schedule) -> Schedule:
-    """The same with contexts that samples outgrow; the reserved engine holds no more than any other."""
+    """The same with contexts that samples outgrow."""
     rng = Random(f"context/{schedule.seed}")
     if rng.random() >= SHORT_CONTEXT_SHARE:
         return schedule
-    contexts = sorted(rng.choice((8, 15, 30, 10_000)) for _ in schedule.engines)
+    contexts = [rng.choice((8, 15, 30, 10_000)) for _ in schedule.engines]
     plans = zip(schedule.engines, contexts, strict=True)
     engines = tuple(msgspec.structs.replace(plan, max_context=context) for plan, context in plans)
     return msgspec.structs.replace(schedule, engines=engines)

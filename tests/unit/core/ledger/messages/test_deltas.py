@@ -248,6 +248,26 @@ def test_another_engine_gets_the_whole_text_and_so_does_the_next_attempt_at_the_
     assert (second.base, second.input_ids) == (0, pack_ids([9] * 10 + [5, 2, 8]))
 
 
+def test_who_did_not_end_the_last_turn_gets_the_whole_text() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 2], "stop")
+    stage.engine("b")
+    stage.drain("a", 60.0)
+    (assign,) = sent(stage.extend("0.0", [8]), Assign)
+    assert (assign.base, len(assign.input_ids)) == (0, 4 * 13)
+
+
+def test_a_second_attempt_at_the_same_engine_gets_the_whole_text() -> None:
+    """What it generated in the first may be part of the sample now, and is no part of the text it keeps."""
+    stage = ready()
+    stage.tokens("a", 1, [5, 2], "stop")
+    (assign,) = sent(stage.extend("0.0", [8]), Assign)
+    stage.tokens("a", assign.assignment, [6])
+    stage.agent("a", HandBack(assign.assignment, "engineError"))
+    (again,) = sent(stage.pass_time(2.0), Assign)
+    assert (again.base, len(again.input_ids)) == (0, 4 * 14)
+
+
 def test_a_text_is_sent_only_to_whom_the_assignment_is() -> None:
     stage = ready()
     stage.engine("b")

@@ -181,6 +181,7 @@ def test_a_sample_that_fills_its_context(others: dict[str, int], moves: bool, fi
     assert [(again.offset, again.max_new_tokens) for again in moved] == ([(10, 1)] if moves else [])
     assert bool(sent(outcome, Cancel)) is (finish is None)
     assert not sent(outcome, GroupDropped)
+    assert stage.ledger.state.counters.migrations == ({"outgrown": 1} if moves else {})
 
 
 def test_a_sample_goes_from_context_to_context_until_none_is_longer() -> None:
