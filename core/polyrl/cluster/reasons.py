@@ -110,6 +110,8 @@ class ConditionReason(StrEnum):
     """No rollout is under a notice; else the reason is the notice's kind."""
     NOT_SUSPENDED = "NotSuspended"
     """`spec.suspend` is not set."""
+    SUSPENDING = "Suspending"
+    """`spec.suspend` is set, and some of its pods have not ended."""
     TRAINER_COMPLETE = "TrainerComplete"
     """The trainer is done."""
 

@@ -4,7 +4,7 @@
     not a job that we understand           the status says why
     not accepted yet                       a dry run is requested
     running                                children, manager, trainer, rollouts: created, drained, scaled, replaced
-    suspended                              the trainer stops, rollouts go, then the manager; volumes and counters stay
+    suspended                              the trainer ends, then rollouts, then the manager; volumes and counters stay
     ended                                  the same, and after its ttl the job itself is deleted
 
 Each line's policy lies in a module of its own: `acceptance`, `lifecycle`, `autoscaling`, `fleet`, `reporting`.
@@ -22,7 +22,15 @@ from polyrl.cluster.autoscaling import ScaleDecision, observe_step, scale_decisi
 from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
-from polyrl.cluster.fleet.singletons import children, disrupted, manager, stop_manager, trainer, trainer_numbers
+from polyrl.cluster.fleet.singletons import (
+    children,
+    disrupted,
+    manager,
+    stop_manager,
+    trainer,
+    trainer_lives,
+    trainer_numbers,
+)
 from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, delete_after_ttl, lifecycle
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, loss_number_of, newly_counted
@@ -145,7 +153,9 @@ def _stop(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     ctx, now = assessment.ctx, assessment.lifecycle
     why = "the job has ended" if now.ended else "the job is suspended"
     deletions, due = delete_after_ttl(ctx, now) if now.ended else ([], None)
-    rollouts_released = release_rollouts(ctx, [(one, why) for one in assessment.fleet])
+    # Each goes once what needs it has ended: rollouts after the trainer, the manager after both.
+    leaving = [] if trainer_lives(ctx) else [(one, why) for one in assessment.fleet]
+    rollouts_released = release_rollouts(ctx, leaving)
     return [*trainer(ctx, now), *rollouts_released, *stop_manager(ctx, why), *deletions], [due]
 
 

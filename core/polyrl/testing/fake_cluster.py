@@ -234,16 +234,19 @@ class FakeCluster:
         job = self.trainer()
         if job is None or any(one["type"] in ("Complete", "Failed") for one in job["status"].get("conditions", [])):
             return
-        pods = [pod for pod in self.pods(Role.TRAINER) if not is_ended(pod)]
+        ours = [pod for pod in self.pods(Role.TRAINER) if not is_ended(pod) and pod["metadata"].get("job") == _uid(job)]
+        pods = [pod for pod in ours if "deletionTimestamp" not in pod["metadata"]]
         if job["spec"].get("suspend"):
             for pod in pods:
                 self.delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"])
-        elif not pods:
+        elif not ours:  # podReplacementPolicy is Failed wherever there is a podFailurePolicy
             metadata = deepcopy(job["spec"]["template"]["metadata"])
-            metadata["name"] = f"{job['metadata']['name']}-0-{self._uids}"
+            metadata |= {"name": f"{job['metadata']['name']}-0-{self._uids}", "job": _uid(job)}
             with suppress(Forbidden):
                 self.create({"kind": "Pod", "metadata": metadata, "spec": deepcopy(job["spec"]["template"]["spec"])})
-        counts = {"active": len(pods), "ready": sum(self.serves(pod) for pod in pods)}
+        # As the Job controller counts: `active` leaves out what is being deleted, and is 0 from then on.
+        ready = sum(self.serves(pod) for pod in pods)
+        counts = {"active": len(pods), "ready": ready, "terminating": len(ours) - len(pods)}
         if counts.items() - job.get("status", {}).items():
             self.patch("Job", job["metadata"]["name"], {"status": job.get("status", {}) | counts})
 
@@ -289,6 +292,10 @@ class FakeCluster:
         elif pod["status"]["phase"] == "Pending" and self.now - placed_at >= BOOT_S:
             conditions = [*pod["status"]["conditions"], {"type": "Ready", "status": "True"}]
             self.patch("Pod", name, {"status": pod["status"] | {"phase": "Running", "conditions": conditions}})
+
+
+def _uid(raw: Object) -> str:
+    return str(raw["metadata"]["uid"])
 
 
 def role_of(pod: Object) -> str:

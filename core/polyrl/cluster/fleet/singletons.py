@@ -3,7 +3,9 @@
 The manager: a new pod, under a new name, once the old one has ended or is gone. Never two at a time: both would write
 the journal. One that is being deleted, or whose node fell silent, is waited for (see `removal`).
 The trainer's Job restarts its own pods. It is suspended and resumed with the job, and never deleted while it runs; a
-suspended one whose template was changed is deleted, and made anew when the job goes on.
+suspended one whose template was changed is deleted, and made anew when the job goes on, but not before its last pod has
+ended: Job.status.active says 0 as soon as pods are being deleted. One that goes on waits for them by itself
+(podReplacementPolicy).
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     """Actions for the trainer's Job at this stage of the job's life."""
     job, name = ctx.facts.trainer, names.trainer_name(ctx.facts.name)
     if job is None:
-        if now.stage is LifecycleStage.RUNS:
+        # Pods of a deleted Job outlive it by their grace, and another Job does not count them.
+        if now.stage is LifecycleStage.RUNS and not trainer_lives(ctx):
             yield Create(trainer_job(ctx.owner), "the job begins")
         return
     if job.deleting or job.complete_at is not None or job.failed_at is not None:
@@ -85,7 +88,7 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     elif now.stage is LifecycleStage.RUNS and job.suspended:
         if job.template_hash == ctx.hashes.templates[Role.TRAINER]:
             yield SuspendTrainer(name, False, why="the job goes on")
-        elif job.active == 0:
+        elif not trainer_lives(ctx):
             yield Delete("Job", name, uid=job.uid, why="it is suspended and its template was changed; another is made")
 
 
@@ -110,10 +113,18 @@ def trainer_numbers(ctx: ReconcileContext, vanished: Sequence[LastSeenPod]) -> I
         )
 
 
-def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:
-    """Lets the manager go, once no trainer needs it any more."""
+def trainer_lives(ctx: ReconcileContext) -> bool:
+    """True while a pod of the trainer has not ended, be it being deleted: it may still write a checkpoint."""
     job = ctx.facts.trainer
-    if job is not None and job.active > 0:
+    if any(not pod.ended for pod in ctx.facts.of_role(Role.TRAINER)):
+        return True
+    # The Job's count may be ahead of the pods that we have seen.
+    return job is not None and job.active + job.terminating > 0
+
+
+def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:
+    """Lets the manager go, once neither trainer nor rollouts need it any more."""
+    if trainer_lives(ctx) or any(not pod.ended for pod in ctx.facts.of_role(Role.ROLLOUT)):
         return
     for pod in ctx.facts.of_role(Role.MANAGER):
         yield from release(pod, why)

@@ -124,9 +124,12 @@ class TrainerFacts:
 
     uid: str
     active: int
+    """Pods that are being deleted are not among them."""
     ready: int
     failed: int
     suspended: bool
+    terminating: int = 0
+    """Pods that are being deleted and have not ended."""
     complete_at: float | None = None
     failed_at: float | None = None
     failed_reason: str = ""

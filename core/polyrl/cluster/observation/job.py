@@ -177,6 +177,7 @@ def trainer_facts(job: Raw) -> TrainerFacts:
     return TrainerFacts(
         uid=raw.text(job, "metadata", "uid"),
         active=raw.count(job, "status", "active"),
+        terminating=raw.count(job, "status", "terminating"),
         ready=raw.count(job, "status", "ready"),
         failed=raw.count(job, "status", "failed"),
         suspended=raw.flag(job, "spec", "suspend"),

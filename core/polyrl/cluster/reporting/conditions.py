@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from polyrl.cluster.acceptance import QUOTA
 from polyrl.cluster.fleet.pools import REASON_LENGTH
+from polyrl.cluster.fleet.singletons import trainer_lives
 from polyrl.cluster.lifecycle import LifecycleStage
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import ConditionReason, FailureReason
@@ -78,9 +79,7 @@ def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
         yield type_, idle or decide(assessment)
     yield "ScalingLimited", _scaling_limited(assessment)
     yield "Disrupting", _disrupting(assessment)
-    suspended = stage is LifecycleStage.SUSPENDED
-    word = ConditionReason.SUSPENDED if suspended else ConditionReason.NOT_SUSPENDED
-    yield "Suspended", _draft(suspended, word, f"spec.suspend is {str(suspended).lower()}")
+    yield "Suspended", _suspended(assessment)
     if stage is LifecycleStage.COMPLETE:
         yield "Complete", _draft(True, ConditionReason.TRAINER_COMPLETE, "the trainer is done")
     if stage is LifecycleStage.FAILED:
@@ -90,6 +89,16 @@ def _drafts(assessment: Assessment) -> Iterator[tuple[str, ConditionDraft]]:
 
 def _draft(holds: bool | None, reason: str, message: str) -> ConditionDraft:
     return ConditionDraft("Unknown" if holds is None else "True" if holds else "False", reason, message=message)
+
+
+def _suspended(assessment: Assessment) -> ConditionDraft:
+    """Whoever waits for it takes the machines away: it holds once nothing of ours runs on them."""
+    if assessment.lifecycle.stage is not LifecycleStage.SUSPENDED:
+        return _draft(False, ConditionReason.NOT_SUSPENDED, "spec.suspend is false")
+    left = sum(not pod.ended for pod in assessment.ctx.facts.pods)
+    if left or trainer_lives(assessment.ctx):
+        return _draft(False, ConditionReason.SUSPENDING, f"spec.suspend is true; pods that have not ended: {left}")
+    return _draft(True, ConditionReason.SUSPENDED, "spec.suspend is true")
 
 
 def _idle(assessment: Assessment) -> ConditionDraft | None:

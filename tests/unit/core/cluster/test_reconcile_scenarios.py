@@ -261,9 +261,15 @@ def test_suspend_stops_the_trainer_first_and_resume_goes_on(scenario: Scenario) 
     first = list(scenario.turn().actions)
     assert isinstance(first[0], SuspendTrainer)
     assert scenario.names(Role.MANAGER) == ["j-manager-1"], "the trainer still says goodbye to it"
-    scenario.go(60)
-    assert scenario.cluster.pods() == []
-    assert (scenario.status.state, scenario.reason("Suspended")) == ("Suspended", "Suspended")
+    ends: dict[str, float] = {}
+    while scenario.cluster.pods():
+        there = {pod["metadata"]["labels"][names.LABEL_ROLE] for pod in scenario.cluster.pods()}
+        scenario.go(1)
+        assert scenario.reason("Suspended") == ("Suspending" if scenario.cluster.pods() else "Suspended")
+        left = {pod["metadata"]["labels"][names.LABEL_ROLE] for pod in scenario.cluster.pods()}
+        ends |= {role: scenario.cluster.now for role in there - left}
+    assert list(ends) == ["trainer", "rollout", "manager"]
+    assert scenario.status.state == "Suspended"
     assert ("PersistentVolumeClaim", "j-manager") in scenario.cluster.objects
     assert not scenario.go(60)
     scenario.cluster.edit(suspend=False)
@@ -273,6 +279,24 @@ def test_suspend_stops_the_trainer_first_and_resume_goes_on(scenario: Scenario) 
     assert scenario.status.rollout.preemptions == 0
     assert scenario.status.trainer.disruptions == 0
     assert scenario.message()["Suspended"] == scenario.message()["Resumed"] == 1
+    assert scenario.status.state == "Running"
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["same template", "another template"])
+def test_a_resume_makes_no_second_trainer_while_the_first_still_ends(scenario: Scenario, changed: bool) -> None:
+    scenario.cluster.edit(suspend=True)
+    scenario.go(3)
+    assert scenario.cluster.trainer()["status"]["active"] == 0  # type: ignore[index]
+    assert len(scenario.cluster.pods(Role.TRAINER)) == 1
+    if changed:
+        recipe = scenario.cluster.objects["PolyRLJob", "j"]["spec"]["recipe"]
+        steps = recipe["algorithm"] | {"steps": recipe["algorithm"]["steps"] + 1}
+        scenario.cluster.edit(suspend=False, recipe=recipe | {"algorithm": steps})
+    else:
+        scenario.cluster.edit(suspend=False)
+    for _ in range(90):
+        scenario.go(1)
+        assert sum(not is_ended(pod) for pod in scenario.cluster.pods(Role.TRAINER)) <= 1
     assert scenario.status.state == "Running"
 
 
