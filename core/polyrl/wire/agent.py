@@ -87,7 +87,7 @@ class Deltas(Message, frozen=True, tag="tok"):
 
 
 class Heartbeat(Message, frozen=True, tag="beat"):
-    """Sign of life and load, sent when nothing else was within the heartbeat interval."""
+    """Sign of life and load, each heartbeat interval, also while tokens flow."""
 
     running: int
     queued: int

@@ -22,7 +22,7 @@ from polyrl import wire
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.wire import HandBackReason
 from polyrl.worker import TEMPORARY_EXIT
-from polyrl_rollout.agent.conversation import WELCOME_S, AgentSettings, Conversation
+from polyrl_rollout.agent.conversation import AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine
@@ -61,7 +61,8 @@ class Agent:
         self._generation = Generation(engine, self.book, self)
         self.manager = Conversation(settings, self._protocol, self)
         self._send = self.manager.send
-        self._versions = Versions(engine, Puller(settings.keys, staging), staging, self._switch, self._send)
+        puller = Puller(settings.keys, staging)
+        self._versions = Versions(engine, puller, staging, self._switch, self._send, self.engine_failed)
         self._unsent = asyncio.Event()
         self._progress = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
@@ -73,7 +74,8 @@ class Agent:
     async def run(self) -> int:
         """Until drained, fenced for good, or broken. Returns EXIT_DONE, EXIT_FAILED or TEMPORARY_EXIT."""
         with zmq.Context() as context:
-            for work in (self.manager.run(context), self._send_tokens(), self._versions.run(), self._watch_engine()):
+            works = (self._send_tokens(), self._send_heartbeats(), self._versions.run(), self._watch_engine())
+            for work in (self.manager.run(context), *works):
                 self.spawn(work)
             try:
                 code, why = await self._ended
@@ -114,7 +116,11 @@ class Agent:
             case wire.TokensKept():
                 self._generation.update_room()
                 self._progress.set()
-            case wire.Welcome() | wire.Resend():
+            case wire.Welcome():
+                self._unsent.set()
+                for undelivered in self._protocol.undelivered():
+                    self.hand_back(undelivered.assignment, HandBackReason(undelivered.reason), undelivered.detail)
+            case wire.Resend():
                 self._unsent.set()
             case wire.Cancel(assignment):
                 self.spawn(self._generation.stop([assignment]))
@@ -139,23 +145,23 @@ class Agent:
         self._progress.set()
 
     async def _send_tokens(self) -> None:
-        """One frame per delta period while there are tokens; a heartbeat when nothing else was sent."""
+        """One frame per delta period while there are tokens."""
         while True:
+            await self._unsent.wait()
             welcome = self._protocol.welcome
-            beat_s = welcome.beat_s if welcome else WELCOME_S
-            try:
-                async with asyncio.timeout_at(self.manager.sent_at + beat_s):
-                    await self._unsent.wait()
-            except TimeoutError:
-                self.manager.sent_at = self._loop.time()
-                self._send(self._heartbeat())
-                continue
             await asyncio.sleep(welcome.delta_s if welcome else UNHEARD_S)
             if self._protocol.welcome is not None:
                 self._unsent.clear()
                 self._flush(everything=False)
                 if self.book.has_unsent():
                     self._unsent.set()
+
+    async def _send_heartbeats(self) -> None:
+        """Also while tokens flow: nothing else says how much KV room is free."""
+        while True:
+            welcome = self._protocol.welcome
+            await asyncio.sleep(welcome.beat_s if welcome else UNHEARD_S)
+            self._send(self._heartbeat())
 
     def _flush(self, *, everything: bool) -> None:
         link, welcome = self.manager.link, self._protocol.welcome
@@ -178,7 +184,7 @@ class Agent:
         )
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> None:
-        """Tokens first, then the assignment."""
+        """Tokens first, then the assignment; while nobody listens both are kept for the manager's next Welcome."""
         self._flush(everything=True)
         message = self._protocol.hand_back(assignment, reason, detail)
         if message is not None:
@@ -187,8 +193,8 @@ class Agent:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    async def _switch(self, pulled: Pulled) -> bool:
-        """Stops what runs, loads, and lets those go on that may. False: the old version serves on."""
+    async def _switch(self, pulled: Pulled) -> str:
+        """Stops what runs, loads, and lets those go on that may. Returns why the old version serves on, if it does."""
         begun, version = self._loop.time(), pulled.staged.version
         self._switching = True
         await self._generation.stop_all()
@@ -202,7 +208,7 @@ class Agent:
                 self.engine_failed(error)
             else:
                 await self._check_engine()
-            return False
+            return str(error)
         else:
             if changed:
                 self._send(self.hello())
@@ -211,7 +217,7 @@ class Agent:
                 wire.WeightsLoaded(version, pulled.seconds, load_seconds=seconds, bytes_pulled=pulled.bytes_pulled)
             )
             log.info("weights loaded", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
-            return True
+            return ""
         finally:
             self._switching = False
             self._continue()
@@ -227,6 +233,8 @@ class Agent:
 
     def _continue(self) -> None:
         for stream in self.book.unfinished():
+            if stream.leaves:
+                continue  # a Recall that came during the switch: it is being handed back
             if stream.assign.max_version < self._engine.version:
                 self.hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
             else:
@@ -251,14 +259,17 @@ class Agent:
             await self._wait_for_progress(min(REPLAN_S, max(0.0, self._drain_left())))
         rest = [stream.assign.assignment for stream in self.book.unfinished()]
         await self._give_back(rest, HandBackReason.DRAINING)
-        self._flush(everything=True)
-        while self.book.streams and self.manager.link is not None and self._drain_left() + self._drain_reserve / 2 > 0:
+        # Also without a link: a manager that starts again is back in seconds, and wants what is held here.
+        while self.book.streams and self._drain_left() + self._drain_reserve / 2 > 0:
+            self._flush(everything=True)
             await self._wait_for_progress(REPLAN_S)
         self._send(wire.Deregister(reason))
         self._end(EXIT_DONE, f"drained: {reason}")
 
     async def _give_back(self, assignments: Sequence[int], reason: HandBackReason) -> None:
         """Stops these and hands them back; one that ends by itself meanwhile is not handed back."""
+        for assignment in assignments:
+            self.book.leave(assignment)
         await self._generation.stop(assignments)
         for assignment in assignments:
             if self.book.is_unfinished(assignment):

@@ -73,7 +73,7 @@ class Conversation:
         self._settings, self._protocol, self._handler = settings, protocol, handler
         self._loop = asyncio.get_running_loop()
         self.link: AgentLink | None = None
-        self.sent_at = self._received_at = self._loop.time()
+        self._received_at = self._loop.time()
         self._reachable = asyncio.Event()
         self._reachable.set()
         self._early_heal_at = -math.inf
@@ -106,11 +106,8 @@ class Conversation:
         """Sends now or never: what matters of it is repeated by the next greeting."""
         if self.link is None or (self._protocol.welcome is None and not isinstance(message, Hello)):
             return
-        try:
+        with contextlib.suppress(LinkDown):  # `receive` raises it as well
             self.link.send(message)
-        except LinkDown:
-            return
-        self.sent_at = self._loop.time()
 
     def partition(self, inward: bool = True, outward: bool = True) -> None:
         """An injected fault: the manager does not reach us, or cannot be reached, or both; a new link needs both."""

@@ -98,6 +98,10 @@ class Generation:
             self._give_back(number, rid, HandBackReason.REJECTED, str(error))
         except EngineFailed as error:
             await self._check_failure(number, rid, str(error))
+        except Exception as error:
+            # Outside the port's types: nobody awaits this task, so it would end unseen and its sample hang.
+            log.exception("the engine raised what its port does not allow", assignment=number)
+            await self._check_failure(number, rid, repr(error))
         else:
             if not stream.finish:
                 self._give_back(number, rid, HandBackReason.ENGINE_ERROR, "the engine's stream ended without a reason")

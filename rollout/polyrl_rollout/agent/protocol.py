@@ -76,6 +76,8 @@ class Stream:
     finish_kept: bool = False
     waits_since: float | None = None
     """When the oldest unsent token came."""
+    leaves: bool = False
+    """It is being given back: not to be generated here any more."""
 
     @property
     def length(self) -> int:
@@ -225,6 +227,11 @@ class TokenBook:
             for number, stream in self.streams.items()
         )
 
+    def leave(self, assignment: int) -> None:
+        """It will be given back: nothing starts it again."""
+        if assignment in self.streams:
+            self.streams[assignment].leaves = True
+
     def is_unfinished(self, assignment: int) -> bool:
         """Whether it is here, and the engine has not ended it."""
         stream = self.streams.get(assignment)
@@ -278,6 +285,8 @@ class AgentProtocol:
         self.book = TokenBook()
         self.welcome: wire.Welcome | None = None
         self.draining = False
+        self._undelivered: dict[int, HandBack] = {}
+        """By assignment: what could not be handed back since nobody listened."""
         self._fenced = 0
 
     @property
@@ -300,12 +309,16 @@ class AgentProtocol:
                 self.welcome = None
                 self._fenced += 1
                 self.book.clear()
+                self._undelivered.clear()
             case wire.TokensKept(seq):
                 self.book.keep(seq)
             case wire.Resend(assignment, offset):
                 self.book.resend(assignment, offset, now)
             case wire.Cancel(assignment):
                 self.book.forget(assignment)
+            case wire.Recall(assignment):
+                # At once: a weight switch that ends meanwhile would start the sequence again.
+                self.book.leave(assignment)
 
     def disconnect(self) -> None:
         """The connection is gone; the next one greets anew."""
@@ -327,8 +340,18 @@ class AgentProtocol:
         return PrefixUnknown(assign.assignment) if completed is None else self.book.open(completed)
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> HandBack | None:
-        """Gives up an assignment, whose tokens must have been sent before; None when it is not held."""
+        """Gives up an assignment, whose tokens must have been sent before. None when it is not held; or when nobody
+        listens: then it is kept, and `undelivered`."""
+        if self.welcome is None and assignment in self.book.streams:
+            self.book.leave(assignment)
+            self._undelivered[assignment] = HandBack(assignment, reason, detail=detail)
+            return None
         return None if self.book.forget(assignment) is None else HandBack(assignment, reason, detail=detail)
+
+    def undelivered(self) -> list[HandBack]:
+        """What is to be handed back now that somebody listens, if it is still held."""
+        undelivered, self._undelivered = list(self._undelivered.values()), {}
+        return undelivered
 
 
 def _is_pending(stream: Stream) -> bool:

@@ -44,9 +44,16 @@ class FakeEngine:
         self.broken = False
         """Every call fails from now on."""
         self.refuse_weights = False
+        self.raises: Exception | None = None
+        """What the next request raises."""
         self.hang = asyncio.Event()
         """Set: streams give nothing and health does not answer."""
         self.aborted: list[str] = []
+        self.begun = 0
+        """Requests so far."""
+        self.loading = asyncio.Event()
+        """Cleared: a load of weights waits."""
+        self.loading.set()
         self._running: set[str] = set()
 
     async def start(self, model_folder: Path) -> EngineCapacity:
@@ -57,8 +64,12 @@ class FakeEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         if len(request.input_ids) + request.max_new_tokens > self.capacity.max_context:
             raise RequestRejected(f"{len(request.input_ids)} + {request.max_new_tokens} tokens exceed the context")
+        if self.raises is not None:
+            raised, self.raises = self.raises, None
+            raise raised
         ids, left = list(request.input_ids), request.max_new_tokens
         self._running.add(request.rid)
+        self.begun += 1
         try:
             while request.rid in self._running:
                 await asyncio.sleep(self.chunk_tokens / self.tokens_per_second)
@@ -79,6 +90,7 @@ class FakeEngine:
         self._running.discard(rid)
 
     async def load_weights(self, version: int, folder: Path) -> None:
+        await self.loading.wait()
         self._fail_if_broken()
         if self.refuse_weights:
             raise EngineFailed(f"version {version} does not fit the model")

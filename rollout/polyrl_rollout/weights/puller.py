@@ -1,7 +1,9 @@
 """Weight versions on the engine's side: pull what is announced while the old version serves, then switch.
 
 Only the newest announcement counts: it cancels a pull that is under way, never a switch. A version that cannot be had
-or loaded is answered WeightsFailed, and the old one serves on; the manager announces again.
+or loaded is answered WeightsFailed, and the old one serves on; the manager announces again. After MAX_WEIGHTS_FAILURES
+in a row the engine is given up with the last reason: another machine may do better. While an engine serves, only loads
+count: a publisher that is away is no fault of the engine.
 
 Keeps OUTSTANDING requests under way, each with its own deadline, after which it is sent again. A chunk counts once its
 hash matches; a version counts once every tensor's checksum matches. What was verified before an interruption is kept.
@@ -24,7 +26,7 @@ from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.weights import ChunkEntry, VersionManifest, WeightsRef, chunk_matches, decode_manifest, missing_chunks
-from polyrl_rollout.engines.port import InferenceEngine
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
 from polyrl_rollout.weights.staging import Partial, Staged, Staging
 
 OUTSTANDING: Final = 4
@@ -35,6 +37,9 @@ PROGRESS_SECONDS: Final = 60.0
 """Without one valid chunk for this long the publisher is taken for gone."""
 MAX_FALSE_CHUNKS: Final = 3
 """Chunks with a wrong hash before the publisher is given up."""
+MAX_WEIGHTS_FAILURES: Final = 5
+"""Versions in a row that could not be had or loaded: with the manager's pauses half a minute of failing loads, or five
+of a silent publisher."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2_000
 T = TypeVar("T")
@@ -115,12 +120,15 @@ class Versions:
         engine: InferenceEngine,
         puller: Puller,
         staging: Staging,
-        switch: Callable[[Pulled], Awaitable[bool]],
+        switch: Callable[[Pulled], Awaitable[str]],
         send: Callable[[wire.FromAgent], None],
+        give_up: Callable[[EngineFailed], None],
     ) -> None:
-        """`switch` has the engine load a staged version and notifies the manager; False when the old one serves on."""
+        """`switch` has the engine load a staged version and notifies the manager; it returns why the old one serves on,
+        empty when the new one does. `give_up` ends the agent."""
         self._engine, self._puller, self._staging = engine, puller, staging
-        self._switch, self._send = switch, send
+        self._switch, self._send, self._give_up = switch, send, give_up
+        self._failures = 0
         self._wanted: WeightsRef | None = None
         self._changed = asyncio.Event()
         self._served: Staged | None = None
@@ -145,11 +153,23 @@ class Versions:
             if weights is None:
                 continue
             pulled = await self._pull(weights)
-            if pulled is not None and await self._switch(pulled):
-                self._served = pulled.staged
-                self._staging.keep_only(pulled.staged.version)
+            if pulled is not None:
+                await self._serve(pulled)
             if self._wanted is weights and not self._changed.is_set():
                 self._wanted = None
+
+    async def _serve(self, pulled: Pulled) -> None:
+        why = await self._switch(pulled)
+        if why:
+            self._count_failure(why)
+            return
+        self._failures, self._served = 0, pulled.staged
+        self._staging.keep_only(pulled.staged.version)
+
+    def _count_failure(self, why: str) -> None:
+        self._failures += 1
+        if self._failures >= MAX_WEIGHTS_FAILURES:
+            self._give_up(EngineFailed(f"weights could not be loaded {self._failures} times in a row: {why}"))
 
     async def _pull(self, weights: WeightsRef) -> Pulled | None:
         """None when it failed, or a newer announcement came first."""
@@ -164,6 +184,8 @@ class Versions:
         except PullFailed as error:
             log.warning("weights not pulled", version=weights.version, error=str(error))
             self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=str(error)))
+            if self._engine.version == NO_VERSION:
+                self._count_failure(str(error))
             return None
         finally:
             pulling.cancel()

@@ -48,6 +48,7 @@ from polyrl_rollout.agent import link
 from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
+from polyrl_rollout.weights.puller import MAX_WEIGHTS_FAILURES
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
 
@@ -344,6 +345,28 @@ async def test_a_request_that_cannot_be_is_rejected_and_the_others_go_on(rig: Ri
     await rig.finished(range(2, 3))
 
 
+async def test_what_no_engine_may_raise_is_handed_back_and_the_engine_goes_on(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.engine.raises = KeyError("not of the port")
+    await rig.assign(1)
+    returned = await rig.manager.receive(HandBack)
+    assert (returned.assignment, returned.reason) == (1, "engineError")
+    assert "not of the port" in returned.detail
+    await rig.assign(2)
+    await rig.finished(range(2, 3))
+
+
+async def test_its_load_is_reported_while_tokens_flow(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    await rig.assign(1, budget=900)
+    await rig.manager.receive(Deltas)
+    before = len(rig.manager.all_of(Heartbeat))
+    busy = await rig.manager.receive(Heartbeat, before + 3)
+    assert 1 not in rig.manager.finish
+    assert (busy.running, busy.kv_free_tokens < 4096) == (1, True)
+
+
 async def test_work_for_another_version_is_returned(rig: Rig) -> None:
     await rig.manager.receive(Hello)
     await rig.assign(1)
@@ -380,6 +403,35 @@ async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) 
     rig.engine.refuse_weights = False
     await rig.serve(1)
     assert [folder.name for folder in rig.staging.root.glob("v*")] == ["v000001"]
+
+
+async def test_an_engine_that_never_loads_a_version_ends_with_the_reason(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.engine.refuse_weights = True
+    announced = rig.announcement(1)
+    for count in range(1, MAX_WEIGHTS_FAILURES + 1):
+        await rig.manager.send(announced)
+        await rig.manager.receive(WeightsFailed, count)
+    assert await rig.exit_code() == EXIT_FAILED
+    assert "does not fit the model" in (await rig.manager.receive(Deregister)).reason
+
+
+async def test_what_is_recalled_during_a_switch_does_not_start_again(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 10
+    await rig.serve(0)
+    await rig.assign(1, budget=100, newest=1)
+    await rig.manager.receive(Deltas)
+    rig.engine.loading.clear()
+    await rig.manager.send(rig.announcement(1))
+    await rig.manager.until(lambda: bool(rig.engine.aborted), "a switch")
+    begun = rig.engine.begun
+    rig.agent._protocol.receive(Recall(1), 0.0)
+    rig.agent.handle(Recall(1))
+    rig.agent._continue()  # the switch ends before what was recalled has been handed back
+    rig.engine.loading.set()
+    await rig.manager.receive(WeightsLoaded, 2)
+    await rig.manager.receive(HandBack)
+    assert rig.engine.begun == begun
 
 
 async def test_a_newer_announcement_supersedes_a_pull_that_hangs(rig: Rig) -> None:
@@ -419,6 +471,29 @@ async def test_a_notice_is_reported_and_leads_to_a_drain_even_when_the_manager_s
     assert await rig.exit_code() == EXIT_DONE
     await rig.manager.receive(Deregister)
     assert [r.reason for r in rig.manager.all_of(HandBack)] == ["draining"]
+
+
+async def test_a_notice_while_the_manager_is_away_loses_no_token(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 400
+    await rig.serve(0)
+    await rig.assign(1, budget=40)
+    await rig.assign(2, budget=900)
+    await rig.manager.until(lambda: len(rig.manager.tokens.get(2, [])) > 8, "tokens")
+    old = rig.manager
+    await old.close()
+    await asyncio.sleep(0.2)
+    rig.agent.notice(2.0)
+    async with asyncio.timeout(DEADLINE_S):
+        while not rig.agent._protocol._undelivered:  # noqa: ASYNC110 - no event marks the end of generation
+            await asyncio.sleep(0.02)
+    length = rig.agent.book.streams[2].length
+    rig.manager = PlayedManager(rig.manager_keys)
+    rig.manager.tokens = {number: list(tokens) for number, tokens in old.tokens.items()}
+    rig.manager.finish = dict(old.finish)
+    assert await rig.exit_code() == EXIT_DONE
+    assert rig.manager.tokens == {1: undisturbed(1, 40), 2: undisturbed(2, length)}
+    assert [back.assignment for back in rig.manager.all_of(HandBack)] == [2]
+    await rig.manager.receive(Deregister)
 
 
 async def test_fenced_forgets_everything_and_greets_anew_then_gives_up(rig: Rig) -> None:

@@ -35,12 +35,11 @@ from polyrl_rollout.engines.port import (
     EngineLost,
     GenerateRequest,
     ModelLimits,
-    RequestRejected,
     TokenChunk,
     check_request,
     read_limits,
 )
-from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
+from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder, error_of_status
 from polyrl_rollout.engines.streams import SilenceDeadline
 
 CONTEXT_SLACK: Final = 8
@@ -148,8 +147,7 @@ class SGLangEngine:
         async with self._http().post("/generate", json=_body(request)) as response:
             if response.status != 200:
                 text = (await response.text())[:500]
-                kind = RequestRejected if 400 <= response.status < 500 else EngineFailed
-                raise kind(f"SGLang answered {response.status}: {text}")
+                raise error_of_status(response.status, text)
             while data := await self._silence.wait(response.content.readany, f"token of {request.rid}"):
                 self._silence.reset()
                 for payload in splitter.feed(data):

@@ -18,6 +18,9 @@ from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, RequestRe
 _EVENT_END: Final = b"\n\n"
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
+_ABOUT_THE_REQUEST: Final = (400, 413)
+"""Bad request and too large. Others speak of the server, 4xx too: a wrong key (401), no such route (404), an API that
+it does not know (422), an overload (429)."""
 
 
 class EventSplitter:
@@ -51,7 +54,7 @@ class StreamDecoder:
         try:
             event: dict[str, Any] = msgspec.json.decode(payload)
             if "error" in event:
-                raise _refusal(int(event["error"].get("code") or 0), str(event["error"].get("message")))
+                raise error_of_status(int(event["error"].get("code") or 0), str(event["error"].get("message")))
             return self._chunk(event["output_ids"], event["meta_info"])
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineFailed(f"SGLang streamed something else than tokens: {payload[:200]!r}") from error
@@ -60,7 +63,7 @@ class StreamDecoder:
         reason = meta.get("finish_reason") or {}
         aborted = reason.get("type") == "abort"
         if aborted and reason.get("status_code") is not None:
-            raise _refusal(int(reason["status_code"]), str(reason.get("message")))
+            raise error_of_status(int(reason["status_code"]), str(reason.get("message")))
         new = int(meta["completion_tokens"]) - self._sent
         logprobs = meta.get("output_token_logprobs") or []
         if min(len(output_ids), len(logprobs)) < new:
@@ -96,8 +99,8 @@ def _version(meta: dict[str, Any]) -> int:
         raise EngineFailed(f"SGLang serves weights {meta['weight_version']!r}, not a loaded version") from None
 
 
-def _refusal(status: int, message: str) -> RequestRejected | EngineFailed:
-    """4xx speaks of the request, everything else of the server."""
-    if 400 <= status < 500:
+def error_of_status(status: int, message: str) -> RequestRejected | EngineFailed:
+    """What a status other than 200 speaks of."""
+    if status in _ABOUT_THE_REQUEST:
         return RequestRejected(f"SGLang refused the request: {message}")
     return EngineFailed(f"SGLang failed: {status} {message}")

@@ -119,6 +119,7 @@ def test_a_draining_agent_takes_nothing_new() -> None:
 
 def test_an_assignment_is_opened_once_and_handed_back_once() -> None:
     protocol = AgentProtocol()
+    protocol.receive(WELCOME, 0.0)
     assert isinstance(protocol.accept(assign(), VERSION), Stream)
     assert protocol.accept(assign(), VERSION) is None
     assert protocol.hand_back(1, HandBackReason.RECALLED) == HandBack(1, HandBackReason.RECALLED, detail="")
@@ -189,3 +190,14 @@ def test_the_oldest_texts_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = keeping(3)
     turns = [replace(next_turn(4, sample=f"{number}.0"), assignment=90 + number) for number in (1, 2, 3)]
     assert [type(protocol.accept(turn, VERSION)) for turn in turns] == [PrefixUnknown, Stream, Stream]
+
+
+def test_what_nobody_hears_is_handed_back_after_the_next_welcome() -> None:
+    protocol = AgentProtocol()
+    assert isinstance(protocol.accept(assign(), VERSION), Stream)
+    assert protocol.hand_back(1, HandBackReason.DRAINING) is None
+    assert protocol.book.streams[1].leaves, "nothing starts it again"
+    protocol.receive(WELCOME, 0.0)
+    (undelivered,) = protocol.undelivered()
+    assert protocol.hand_back(undelivered.assignment, HandBackReason(undelivered.reason)) == undelivered
+    assert not protocol.undelivered()

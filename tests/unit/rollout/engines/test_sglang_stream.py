@@ -64,6 +64,9 @@ def test_an_abort_is_neither_a_finish_nor_a_failure() -> None:
         decode(event([5, 6], 2, {"type": "abort", "message": "Aborted", "status_code": None}))
 
 
+ABOUT_THE_SERVER = (401, 403, 404, 422, 429)
+
+
 @pytest.mark.parametrize(
     ("payload", "error"),
     [
@@ -72,6 +75,8 @@ def test_an_abort_is_neither_a_finish_nor_a_failure() -> None:
         (b'{"error": {"message": "nothing known"}}', EngineFailed),
         (event([], 0, {"type": "abort", "status_code": 400, "message": "bad"}), RequestRejected),
         (event([], 0, {"type": "abort", "status_code": 503, "message": "busy"}), EngineFailed),
+        *((f'{{"error": {{"message": "no", "code": {code}}}}}'.encode(), EngineFailed) for code in ABOUT_THE_SERVER),
+        (b'{"error": {"message": "too large", "code": 413}}', RequestRejected),
         (event([5], 1, {"type": "length", "length": 1}), EngineFailed),
         (event([5], 3), EngineFailed),
         (event([5], 1, version="default"), EngineFailed),
@@ -86,6 +91,8 @@ def test_an_abort_is_neither_a_finish_nor_a_failure() -> None:
         "error without code",
         "aborted with 400",
         "aborted with 503",
+        *(f"the server answers {code}" for code in ABOUT_THE_SERVER),
+        "too large",
         "truncated budget",
         "fewer ids than tokens",
         "no loaded version",
