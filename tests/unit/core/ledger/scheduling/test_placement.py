@@ -7,12 +7,13 @@ import random
 import pytest
 
 from polyrl.ledger import LedgerConfig, speed
-from polyrl.ledger.scheduling import placement
+from polyrl.ledger.scheduling import cost, placement
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
     Assign,
     GroupDropped,
     HandBack,
+    Heartbeat,
     Submit,
     WeightsLoaded,
     pack_ids,
@@ -306,3 +307,62 @@ def test_steps_that_may_begin(backlog: int, asked_for: list[int], expected: set[
         stage.ask(step=step)
     stage.ledger.state.backlog = backlog
     assert placement.steps_wanted(stage.ledger.state) == expected
+
+
+def grown(tokens: int, report: int | None) -> Stage:
+    """An engine of 1,000 KV tokens runs a sample of 10 + 90 expected tokens, which has come to `tokens`; `report`: what
+    the engine then reports as free."""
+    stage = Stage()
+    stage.engine("a", kv_tokens=1000)
+    stage.submit(max_new_tokens=800)
+    state = stage.ledger.state
+    assignment = state.assignments[1]
+    state.engines["a"].kv -= assignment.kv - 100
+    state.engines["a"].kv_growth -= assignment.kv - 100
+    assignment.kv, assignment.kv_end = 100, 90
+    stage.tokens("a", 1, [5] * tokens)
+    if report is not None:
+        stage.agent("a", Heartbeat(1, 0, kv_free_tokens=report))
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("tokens", "report", "room"),
+    [
+        pytest.param(50, None, 900, id="as expected"),
+        pytest.param(90, None, 900, id="all that was expected"),
+        pytest.param(100, None, 634, id="beyond it more is set aside"),
+        pytest.param(790, None, 190, id="never more than its budget"),
+        pytest.param(50, 940, 900, id="a report that agrees"),
+        pytest.param(50, 300, 260, id="it reports less: others use its memory"),
+        pytest.param(50, 1000, 960, id="it reports more: samples share what they have read"),
+    ],
+)
+def test_kv_room_follows_what_comes_and_what_is_reported(tokens: int, report: int | None, room: int) -> None:
+    stage = grown(tokens, report)
+    assert cost.kv_room(stage.ledger.state.engines["a"], stage.now) == room
+
+
+def test_an_old_report_is_not_believed() -> None:
+    stage = grown(50, 300)
+    assert cost.kv_room(stage.ledger.state.engines["a"], stage.now + cost.KV_REPORT_S + 1) == 900
+
+
+def test_a_full_kv_cache_gets_nothing_more() -> None:
+    """2,000 samples of 40 tokens each, of which nobody knew how long they would be, never use more than there is."""
+    stage = Stage()
+    stage.engine("a", kv_tokens=2000, max_running=64)
+    stage.submit(16, max_new_tokens=10)
+    for number in tuple(stage.ledger.state.assignments):
+        stage.tokens("a", number, [5, 2], "stop")  # turns are taken for short
+    stage.submit(60, max_new_tokens=200)
+    for _ in range(19):
+        for number in tuple(stage.ledger.state.assignments):
+            stage.tokens("a", number, [5] * 10)
+        used = sum(10 + a.length for a in stage.ledger.state.assignments.values())
+        engine = stage.ledger.state.engines["a"]
+        assert engine.kv - engine.kv_growth == used
+        assert engine.kv >= used
+    before = len(stage.ledger.state.assignments)
+    stage.submit(10, max_new_tokens=200)
+    assert len(stage.ledger.state.assignments) == before or cost.kv_room(engine, stage.now) >= 0

@@ -1,0 +1,132 @@
+"""When the trainer's own devices generate, and when they learn."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrl.ledger.events import RecallSent
+from polyrl.sample import Pool, Purpose
+from polyrl.wire import Batch, Deregister, Recall
+from polyrl_rollout.testing.stage import Stage, sent
+
+
+def a_step(others: int, *, learning_s: float = 0.01, others_step_s: float = 0.02) -> Stage:
+    """A reserved engine, and others of eight slots each, run groups of one; the first is scored. Each sample has 100
+    tokens at most, turns are too few to say that they will be shorter."""
+    stage = Stage()
+    stage.engine("r", Pool.RESERVED, max_running=64)
+    for index in range(others):
+        stage.engine(f"s{index}", max_running=8)
+    stage.submit(16)
+    state = stage.ledger.state
+    state.learner.token_s = learning_s
+    for engine in state.engines.values():
+        engine.step_scale = 0.02 if engine.pool is Pool.RESERVED else others_step_s
+    (number, *_) = state.engines["r"].running
+    sample = state.assignments[number].sample
+    stage.tokens("r", number, [5, 2], "stop")
+    stage.score(sample)
+    return stage
+
+
+def test_alone_the_reserved_engines_generate_until_all_is_done() -> None:
+    stage = a_step(others=0)
+    assert not sent(stage.ask(), Batch)
+    for number in tuple(stage.ledger.state.assignments):
+        sample = stage.ledger.state.assignments[number].sample
+        stage.tokens("r", number, [5, 2], "stop")
+        outcome = stage.score(sample)
+    (batch,) = sent(outcome, Batch)
+    assert len(batch.samples) == 16
+    assert not stage.ledger.state.window_open
+
+
+def test_with_many_others_learning_begins_with_the_first_batch_and_they_take_over() -> None:
+    outcome = (stage := a_step(others=8, learning_s=1.0)).ask()
+    assert len(sent(outcome, Batch)) == 1
+    assert not stage.ledger.state.window_open
+    assert len(sent(outcome, Recall)) == len(stage.ledger.state.engines["r"].running) > 0
+
+
+def test_a_batch_is_held_back_while_one_small_engine_would_take_long() -> None:
+    stage = a_step(others=1, others_step_s=0.2)
+    assert not sent(stage.ask(), Batch)
+    assert stage.ledger.state.window_open
+
+
+@pytest.mark.parametrize("at", [29.0, 31.0])
+def test_half_of_the_requests_time_is_the_longest_that_a_batch_is_held_back(at: float) -> None:
+    stage = a_step(others=0)
+    stage.ask(deadline_s=60.0)
+    for _ in range(int(at)):
+        stage.now += 1.0
+        for number in tuple(stage.ledger.state.engines["r"].running):
+            stage.tokens("r", number, [5])
+        stage.pass_time(0.0)
+    assert (not stage.ledger.state.window_open) is (at > 30.0)
+
+
+def test_evaluation_is_never_held_back() -> None:
+    stage = Stage()
+    stage.engine("r", Pool.RESERVED)
+    stage.submit(2, purpose=Purpose.EVAL)
+    stage.tokens("r", 1, [5, 2], "stop")
+    stage.score("0.0")
+    assert sent(stage.ask(purpose=Purpose.EVAL), Batch)
+    assert stage.ledger.state.window_open, "nobody learns from it"
+
+
+def learning() -> Stage:
+    """The trainer learns a batch; a fast engine has taken over all but what it has no slot for."""
+    stage = a_step(others=1, learning_s=1.0)
+    stage.ask()
+    assert not stage.ledger.state.window_open
+    stage.give_back()
+    return stage
+
+
+def test_only_what_others_finish_sooner_is_handed_over() -> None:
+    stage = learning()
+    assert len(stage.placed()["s0"]) == 8, "it is full"
+    assert stage.placed()["r"], "what is left waits for the devices"
+
+
+def test_what_waits_for_the_devices_is_not_stalled() -> None:
+    stage = learning()
+    left = stage.placed()["r"]
+    stage.pass_time_heard(100)
+    assert set(left) <= set(stage.placed()["r"])
+    assert not stage.ledger.state.engines["r"].failures
+
+
+@pytest.mark.parametrize("sign", ["ask", "acknowledge"])
+def test_the_window_opens_when_the_trainer_waits_and_work_is_taken_back(sign: str) -> None:
+    stage = learning()
+    for number in stage.ledger.state.engines["s0"].running:
+        stage.ledger.state.assignments[number].at = stage.ledger.state.samples[
+            stage.ledger.state.assignments[number].sample
+        ].moved_at = -100.0
+    stage.ledger.state.engines["s0"].step_scale = 1.0
+    stage.now += 10.0
+    outcome = stage.ask() if sign == "ask" else stage.acknowledge(0)
+    assert stage.ledger.state.window_open
+    assert any(isinstance(event, RecallSent) and event.to == "r" for event in outcome.events)
+
+
+def test_learning_is_measured_from_the_batch_to_the_next_request() -> None:
+    stage = Stage()
+    stage.engine("s")
+    stage.submit(2)
+    stage.finish_all()
+    stage.ask(most=1)
+    stage.now += 6.0
+    stage.ask(most=1)
+    assert stage.ledger.state.learner.token_s == pytest.approx(6.0 / 12), "10 tokens of prompt and 2 of response"
+
+
+def test_outside_the_window_reserved_engines_get_only_what_nobody_else_could_take() -> None:
+    stage = learning()
+    stage.submit(4)
+    assert len(stage.ledger.state.queue) == 4
+    stage.agent("s0", Deregister("gone"))
+    assert not stage.ledger.state.queue
