@@ -65,7 +65,7 @@ def foreign_version_taken(patch: Patch) -> None:
 
 
 def placed_on_any_version(patch: Patch) -> None:
-    patch.setattr(placement, "may_generate", lambda state, engine, low, high, now: True)
+    patch.setattr(placement, "may_generate", lambda transition, engine, low, high: True)
 
 
 def sample_lost_when_moved(patch: Patch) -> None:
@@ -202,7 +202,7 @@ def verdicts_never_asked_again(patch: Patch) -> None:
 
 def state_changed_beside_the_fold(patch: Patch) -> None:
     def settled(d: Any) -> Any:
-        d.state.counters.turns += bool(d.effects.to_agents)
+        d.state.counters.losses += bool(d.effects.to_agents)
         return honest(d)
 
     honest = ledger._settled

@@ -27,8 +27,6 @@ class FollowUp(IntFlag):
     """Work or room appeared."""
     PACK = 2
     """A waiting BatchRequest may have its answer."""
-    FIT = 4
-    """Which engines may serve which versions changed."""
 
 
 class MoveCause(StrEnum):
@@ -98,7 +96,7 @@ class GroupSubmitted(Event, frozen=True):
 
     group: Group
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.FIT
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class Assigned(Event, frozen=True):
@@ -189,7 +187,7 @@ class TurnExtended(Event, frozen=True):
     sample: str
     ids: bytes
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.FIT
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class SampleScored(Event, frozen=True):
@@ -284,7 +282,7 @@ class VersionPublished(Event, frozen=True):
 
     weights: WeightsRef
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class BatchHeld(Event, frozen=True):
@@ -363,7 +361,7 @@ class EngineGreeted(Event, frozen=True):
     capacity: EngineCapacity
     version: int
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class EngineHeard(Event, frozen=True):
@@ -390,7 +388,7 @@ class EngineServing(Event, frozen=True):
     engine: str
     version: int
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class WeightsAwaited(Event, frozen=True):
@@ -418,7 +416,7 @@ class EngineDraining(Event, frozen=True):
     drain_at: float
     reason: str
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class DrainExpired(Event, frozen=True):
@@ -434,7 +432,7 @@ class EngineGone(Event, frozen=True):
     cause: str
     """A GoneCause; text, so that an audit can say which other one a history holds."""
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.FIT | FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
 class GapSeen(Event, frozen=True):

@@ -11,6 +11,7 @@ from math import inf
 from polyrl.ledger.batching import answer_pending
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import FollowUp, LeasesRenewed
+from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.messages.agents import handle_agent
 from polyrl.ledger.messages.trainer import handle_trainer
 from polyrl.ledger.scheduling import leases
@@ -32,29 +33,30 @@ class Ledger:
     def __init__(self, config: LedgerConfig, state: LedgerState | None = None) -> None:
         """`state`: what a journal's replay made; default: nothing has happened."""
         self.state = LedgerState(config) if state is None else state
+        self.fleet = Fleet(self.state)
 
     def from_agent(self, engine: str, message: FromAgent, now: float) -> Effects:
         """A message that came on the route of `engine`, the name its agent greets with."""
-        transition = Transition(self.state, now)
+        transition = Transition(self.state, now, self.fleet)
         handle_agent(transition, engine, message)
         return _settled(transition)
 
     def from_trainer(self, message: FromTrainer, now: float) -> Effects:
         """A message of the trainer."""
-        transition = Transition(self.state, now)
+        transition = Transition(self.state, now, self.fleet)
         handle_trainer(transition, message)
         return _settled(transition)
 
     def tick(self, now: float) -> Effects:
         """To be called at `next_due()` or soon after; too early is harmless."""
-        transition = Transition(self.state, now)
+        transition = Transition(self.state, now, self.fleet)
         leases.tick(transition)
         return _settled(transition)
 
     def resume(self, now: float) -> Effects:
         """To be called once after a restart: nobody's silence counts while this ledger was not running, and engines get
         `return_s` to find it again, since what they hold need not be generated twice."""
-        transition = Transition(self.state, now)
+        transition = Transition(self.state, now, self.fleet)
         config = transition.config
         transition.record(LeasesRenewed(now + max(0.0, config.return_s - config.lease_s)))
         return _settled(transition)
@@ -65,7 +67,7 @@ class Ledger:
 
     def drain(self, engine: str, deadline_s: float, reason: str, now: float) -> Effects:
         """Lets an engine finish or hand back until `deadline_s` from now; a repetition changes nothing."""
-        transition = Transition(self.state, now)
+        transition = Transition(self.state, now, self.fleet)
         leases.drain_engine(transition, engine, deadline_s=deadline_s, reason=reason)
         return _settled(transition)
 
@@ -80,10 +82,7 @@ class Ledger:
 
 def _settled(transition: Transition) -> Effects:
     if transition.follow_ups:
-        if FollowUp.FIT in transition.follow_ups:
-            end_unservable(transition, [number for *_, number in transition.state.queue])
-        elif transition.requeued:
-            end_unservable(transition, transition.requeued)
+        end_unservable(transition)
         if FollowUp.PACK in transition.follow_ups:
             answer_pending(transition, holds_back)
         follow_trainer(transition)

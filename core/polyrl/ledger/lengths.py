@@ -29,6 +29,8 @@ LONGEST_TURN_TOKENS: Final = 1 << 21
 PRIOR_HAZARD: Final = 0.25
 """Share of the turns that end in a class of which nothing is known: 1 - 0.75 ** CLASSES_PER_DOUBLING per doubling. On
 the long side: work that takes longer than was thought hurts a plan more than work that is done early."""
+OUTLOOK_TURNS: Final = 16
+"""Turns between two looks at the counts; before the first each turn may take its whole budget."""
 MEMORY_TURNS: Final = 8192.0
 """Turns after which all counts are halved: a policy's answers change their length over some tens of steps."""
 
@@ -46,33 +48,6 @@ BOUNDS: Final = _bounds()
 """First length of each class, and the end of the last."""
 
 CLASSES: Final = len(BOUNDS) - 1
-
-
-class LengthTable(msgspec.Struct):
-    """Counts per class; halved now and then, so not whole numbers."""
-
-    reached: list[float] = msgspec.field(default_factory=lambda: [0.0] * CLASSES)
-    ended: list[float] = msgspec.field(default_factory=lambda: [0.0] * CLASSES)
-
-    def grow(self, known: int, length: int) -> int:
-        """A turn of class `known` (-1: it has not begun) now has `length` tokens; returns its class."""
-        while known + 1 < CLASSES and length >= BOUNDS[known + 1]:
-            known += 1
-            self.reached[known] += 1.0
-        return known
-
-    def end(self, known: int) -> None:
-        """A turn of that class has ended."""
-        if known < 0:
-            return
-        self.ended[known] += 1.0
-        if self.reached[0] > MEMORY_TURNS:
-            self.reached = [count / 2 for count in self.reached]
-            self.ended = [count / 2 for count in self.ended]
-
-    def outlook(self) -> Outlook:
-        """What the counts say now."""
-        return _outlook(tuple(self.reached), tuple(self.ended))
 
 
 class Outlook(NamedTuple):
@@ -114,6 +89,40 @@ class Outlook(NamedTuple):
         return _reach(self.hazards, length + tokens) / max(_reach(self.hazards, length), 1e-12)
 
 
+class LengthTable(msgspec.Struct):
+    """Counts per class; halved now and then, so not whole numbers."""
+
+    reached: list[float] = msgspec.field(default_factory=lambda: [0.0] * CLASSES)
+    ended: list[float] = msgspec.field(default_factory=lambda: [0.0] * CLASSES)
+    turns: int = 0
+    """That have ended."""
+    outlook: Outlook = msgspec.field(default_factory=lambda: _outlook([0.0] * CLASSES, [0.0] * CLASSES))
+    """What the counts said at the last multiple of OUTLOOK_TURNS."""
+
+    def grow(self, known: int, length: int) -> int:
+        """A turn of class `known` (-1: it has not begun) now has `length` tokens; returns its class."""
+        while known + 1 < CLASSES and length >= BOUNDS[known + 1]:
+            known += 1
+            self.reached[known] += 1.0
+        return known
+
+    def end(self, known: int) -> None:
+        """A turn of that class has ended; -1: without a token."""
+        self.turns += 1
+        if known >= 0:
+            self.ended[known] += 1.0
+        if self.reached[0] > MEMORY_TURNS:
+            self.reached = [count / 2 for count in self.reached]
+            self.ended = [count / 2 for count in self.ended]
+        if self.turns % OUTLOOK_TURNS == 0:
+            self.outlook = _outlook(self.reached, self.ended)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough turns have ended to be believed."""
+        return self.turns >= OUTLOOK_TURNS
+
+
 def _reach(hazards: Sequence[float], length: int) -> float:
     """Chance that a turn reaches `length`."""
     survivors = _survivors(tuple(hazards))
@@ -131,8 +140,7 @@ def _survivors(hazards: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(chances)
 
 
-@lru_cache(maxsize=8)
-def _outlook(reached: tuple[float, ...], ended: tuple[float, ...]) -> Outlook:
+def _outlook(reached: Sequence[float], ended: Sequence[float]) -> Outlook:
     hazards, beyond = [], (*reached[1:], 0.0)
     for count, ends, further in zip(reached, ended, beyond, strict=True):
         running = max(0.0, count - ends - further)

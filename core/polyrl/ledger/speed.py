@@ -10,6 +10,7 @@ says in its next window counts whole: nothing is known of it any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -45,9 +46,6 @@ SPREAD_BEFORE_LINE: Final = 0.2
 DEFAULT_STEP_S: Final = 0.03
 """Seconds per step of an engine when none was measured yet; any value would do."""
 
-TURNS_BEFORE_TABLE: Final = 16
-"""Turns that must have ended before the life table is believed; until then each may take its whole budget."""
-
 STALE_S: Final = 30.0
 """Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
 Ten times what the work of one sample tells about an engine, so trying again costs little."""
@@ -81,22 +79,16 @@ class Pace(NamedTuple):
         return ahead * tokens * self.step(running) / running if ahead and running else 0.0
 
 
-def pace_of(engine: LeasedEngine, fleet: float) -> Pace:
-    """Measured; what was not yet, is the fleet's step (see `fleet_step`) and the defaults."""
-    step_s = engine.step_scale or fleet
+def pace_of(engine: LeasedEngine, mean: float) -> Pace:
+    """Measured; what was not yet, is the fleet's `mean_step` and the defaults."""
+    step_s = engine.step_scale or mean
     return Pace(step_s, engine.half_batch or HALF_BATCH, prefill_s=engine.prefill_s or step_s / PREFILL_RATIO)
 
 
-def fleet_step(state: LedgerState) -> float:
+def mean_step(engines: Iterable[LeasedEngine]) -> float:
     """`Pace.step_s` of an engine without measurements: the mean of the others."""
-    known = [engine.step_scale for engine in state.engines.values() if engine.step_scale]
+    known = [engine.step_scale for engine in engines if engine.step_scale]
     return sum(known) / len(known) if known else DEFAULT_STEP_S
-
-
-def fastest_pace(state: LedgerState, fleet: float) -> Pace | None:
-    """That of the engine on which one sample takes least; None when none was measured."""
-    paces = (pace_of(engine, fleet) for engine in state.engines.values() if engine.step_scale)
-    return min(paces, key=lambda pace: pace.step(1), default=None)
 
 
 def is_stale(engine: LeasedEngine, now: float) -> bool:
@@ -190,6 +182,6 @@ def end_reading(engine: LeasedEngine, tokens: int, at: float) -> None:
 def expected_tokens(state: LedgerState, sample: SampleState) -> int:
     """Tokens that engines will still generate in this turn, never more than the budget leaves."""
     left = state.groups[sample.group].group.sampling.max_new_tokens - sample.generated
-    if state.counters.turns < TURNS_BEFORE_TABLE:
+    if not state.lengths.is_known:
         return max(1, left)
-    return state.lengths.outlook().remaining(sample.length - sample.turn_start, left)
+    return state.lengths.outlook.remaining(sample.length - sample.turn_start, left)

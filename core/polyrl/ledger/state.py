@@ -294,7 +294,6 @@ class Counters(msgspec.Struct):
     migrations: dict[str, int] = msgspec.field(default_factory=dict)
     losses: int = 0
     """Engines that left without Deregister."""
-    turns: int = 0
     ignored: dict[str, int] = msgspec.field(default_factory=dict)
     """Messages without effect, by kind."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from polyrl.ledger.apply import apply
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import Event, FollowUp, Ignored
+from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.state import LedgerState
 from polyrl.wire import ToAgent, ToTrainer
 
@@ -27,15 +28,17 @@ class Effects:
 class Transition:
     """The state to read, the moment, and the effects so far."""
 
-    __slots__ = ("effects", "follow_ups", "now", "requeued", "state")
+    __slots__ = ("effects", "fleet", "follow_ups", "now", "requeued", "state")
 
-    def __init__(self, state: LedgerState, now: float) -> None:
+    def __init__(self, state: LedgerState, now: float, fleet: Fleet | None = None) -> None:
+        """`fleet`: the state's, if its owner keeps one."""
         self.state = state
+        self.fleet = Fleet(state) if fleet is None else fleet
         self.now = now
         self.effects = Effects()
         self.follow_ups = FollowUp.NONE
         self.requeued: list[int] = []
-        """Groups of which a sample waits again."""
+        """Groups of which a sample waits, newly or again."""
 
     @property
     def config(self) -> LedgerConfig:
@@ -44,6 +47,7 @@ class Transition:
     def record(self, event: Event) -> None:
         """Decides `event`."""
         self.effects.events.append(event)
+        self.fleet.note(event)
         apply(self.state, event)
         if event.follow_up:
             self.follow_ups |= event.follow_up

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from polyrl.ledger import Effects, LedgerConfig
+from polyrl.ledger import Effects, Ledger, LedgerConfig
 from polyrl.sample import Finish, Pool
 from polyrl.wire import (
     Assign,
@@ -175,6 +175,9 @@ class Flow(Stage):
         return len(self.ended) < self.ledger.state.counters.submitted - sum(
             self.ledger.state.counters.discarded.values()
         )
+
+    def _current(self) -> Ledger:
+        return self.ledger  # nobody changes its state by hand
 
     def _greet(self, engine: FlowEngine) -> None:
         speed = engine.speed

@@ -17,6 +17,7 @@ import numpy as np
 
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
 from polyrl.ledger.apply import apply
+from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
@@ -63,16 +64,21 @@ class Stage:
 
     def agent(self, engine: str, message: FromAgent) -> Effects:
         """One message of an agent."""
-        return self._keep(self.ledger.from_agent(engine, message, self.now))
+        return self._keep(self._current().from_agent(engine, message, self.now))
 
     def trainer(self, message: FromTrainer) -> Effects:
         """One message of the trainer."""
-        return self._keep(self.ledger.from_trainer(message, self.now))
+        return self._keep(self._current().from_trainer(message, self.now))
+
+    def _current(self) -> Ledger:
+        """The ledger, for a state that may have been changed by hand."""
+        self.ledger.fleet = Fleet(self.ledger.state)
+        return self.ledger
 
     def pass_time(self, seconds: float) -> Effects:
         """Time passes, then the ledger looks through its deadlines."""
         self.now += seconds
-        return self._keep(self.ledger.tick(self.now))
+        return self._keep(self._current().tick(self.now))
 
     def pass_time_heard(self, seconds: float) -> None:
         """Time passes second by second, and every engine is heard."""
@@ -80,7 +86,7 @@ class Stage:
             self.now += 1.0
             for name in tuple(self.ledger.state.engines):
                 self.tokens(name, 0, [])
-            self._keep(self.ledger.tick(self.now))
+            self._keep(self._current().tick(self.now))
 
     def give_back(self) -> None:
         """Engines give back what they were asked for."""
@@ -90,7 +96,7 @@ class Stage:
 
     def drain(self, engine: str, seconds: float) -> Effects:
         """The operator's drain."""
-        return self._keep(self.ledger.drain(engine, seconds, "drained by a test", self.now))
+        return self._keep(self._current().drain(engine, seconds, "drained by a test", self.now))
 
     def engine(
         self,

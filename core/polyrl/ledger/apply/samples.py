@@ -295,8 +295,6 @@ def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
         sample.kept_by = _end_assignment(state, sample.assignment).engine
     else:
         _unqueue_sample(state, sample)
-    counters = state.counters
-    counters.turns += 1
     state.lengths.end(sample.length_class)
     sample.finish = event.finish
     sample.asks = 1

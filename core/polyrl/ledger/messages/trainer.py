@@ -189,6 +189,7 @@ def _submit(transition: Transition, message: wire.Submit) -> None:
     for group in message.groups:
         if not state.was_submitted(group.id):
             transition.record(events.GroupSubmitted(group, transition.now))
+            transition.requeued.append(group.id)
 
 
 def _check_number(state: LedgerState, group: Group) -> None:
@@ -279,6 +280,7 @@ def _extend(transition: Transition, message: wire.Extend) -> None:
         text = f"the extension makes {tokens} tokens of it; no message holds more than {wire.MAX_SAMPLE_TOKENS}"
         raise _Refusal(f"sample {message.sample}: {text}")
     transition.record(events.TurnExtended(message.sample, message.ids, at=transition.now))
+    transition.requeued.append(sample.group)
     finish = already_over(transition, sample)
     if finish is not None:
         end_turn(transition, message.sample, finish)

@@ -29,6 +29,7 @@ from polyrl.ledger import speed
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.ledger.scheduling.window import opens_in
 from polyrl.ledger.state import LeasedEngine, LedgerState, context_used
+from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, sample_id
 
 KV_REPORT_S: Final = 5.0
@@ -109,12 +110,14 @@ def serves(engine: LeasedEngine, low: int, high: int) -> bool:
     return low <= engine.version <= high and not engine.draining
 
 
-def may_generate(state: LedgerState, engine: LeasedEngine, low: int, high: int, now: float) -> bool:
+def may_generate(transition: Transition, engine: LeasedEngine, low: int, high: int) -> bool:
     """Whether samples of these versions may be given to it now, room aside. Outside the window reserved engines get
     nothing that others could ever take: a step never needs spot capacity, and the learner has its devices."""
     if not serves(engine, low, high):
         return False
-    return engine.pool is not Pool.RESERVED or state.window_open or not others_can(state, low, high, now)
+    if engine.pool is not Pool.RESERVED or transition.state.window_open:
+        return True
+    return not others_can(transition.state, low, high, transition.now)
 
 
 def others_can(state: LedgerState, low: int, high: int, now: float) -> bool:
@@ -141,10 +144,9 @@ def fits(engine: LeasedEngine, request: PlacementRequest, now: float) -> bool:
 class Costs:
     """The cost of any sample on any engine, at one moment; what engines run may change meanwhile."""
 
-    def __init__(self, state: LedgerState, now: float) -> None:
-        self._state, self._now = state, now
-        self._fleet = speed.fleet_step(state)
-        self._fastest = speed.fastest_pace(state, self._fleet)
+    def __init__(self, transition: Transition) -> None:
+        self._state, self._now = transition.state, transition.now
+        self._mean, self._fastest = transition.fleet.mean_step(), transition.fleet.fastest()
         self._paces: dict[str, speed.Pace] = {}
 
     def on(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool) -> float:
@@ -173,7 +175,7 @@ class Costs:
         """That of an engine, measured or assumed."""
         pace = self._paces.get(engine.name)
         if pace is None:
-            pace = self._paces[engine.name] = speed.pace_of(engine, self._fleet)
+            pace = self._paces[engine.name] = speed.pace_of(engine, self._mean)
         return pace
 
     def _among(self, engine: LeasedEngine, request: PlacementRequest, running: int, *, has_sibling: bool) -> float:

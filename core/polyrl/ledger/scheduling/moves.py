@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, QuarantineCause, TurnEnded
-from polyrl.ledger.state import GroupState, LedgerState, SampleState, context_used, turn_done
+from polyrl.ledger.fleet import Fleet
+from polyrl.ledger.state import GroupState, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish, sample_id
 from polyrl.wire import Cancel
@@ -47,28 +48,40 @@ def already_over(transition: Transition, sample: SampleState) -> Finish | None:
         if last in sampling.stop_token_ids:
             return Finish.STOP
     used_up = sample.generated >= sampling.max_new_tokens
-    return Finish.LENGTH if used_up or (sample.length and _has_outgrown(transition.state, sample)) else None
+    return Finish.LENGTH if used_up or (sample.length and _has_outgrown(transition, sample)) else None
 
 
-def _has_outgrown(state: LedgerState, sample: SampleState) -> bool:
+def _has_outgrown(transition: Transition, sample: SampleState) -> bool:
     """Whether no engine that may serve it has room for another token."""
+    state = transition.state
     group = state.groups[sample.group].group
-    context = longest_context(state, group.min_version, group.max_version)
+    context = longest_context(transition.fleet, group.min_version, group.max_version)
     return 0 < context <= context_used(state, sample)
 
 
-def longest_context(state: LedgerState, low: int, high: int) -> int:
+def longest_context(fleet: Fleet, low: int, high: int) -> int:
     """That of the engines that serve these versions or will, when they have loaded; 0 while none serves them yet:
     an engine that starts may not know its context, and nothing may end by a guess."""
-    engines = [engine for engine in state.engines.values() if engine.version <= high and not engine.draining]
-    if all(engine.version < low for engine in engines):
+    kinds = [(version, context) for version, context in fleet.kinds() if version <= high]
+    if all(version < low for version, _ in kinds):
         return 0
-    return max((engine.capacity.max_context for engine in engines), default=0)
+    return max(context for _, context in kinds)
 
 
-def end_unservable(transition: Transition, groups: Sequence[int]) -> None:
+def end_unservable(transition: Transition) -> None:
     """Ends waiting samples that no engine can ever take. Too old for every version: their group is discarded. Longer
-    than every context: a turn that has begun ends by length; only a prompt that fits nowhere discards its group."""
+    than every context: a turn that has begun ends by length; only a prompt that fits nowhere discards its group.
+
+    What waits is looked through when other versions or contexts are there than the last time, else only what is new."""
+    offered = (transition.state.weights.version, frozenset(transition.fleet.kinds()))
+    if offered != transition.fleet.looked_through:
+        transition.fleet.looked_through = offered
+        _end_those(transition, [number for *_, number in transition.state.queue])
+    elif transition.requeued:
+        _end_those(transition, transition.requeued)
+
+
+def _end_those(transition: Transition, groups: Sequence[int]) -> None:
     contexts: dict[tuple[int, int], int] = {}
     for number in groups:
         entry = transition.state.groups.get(number)
@@ -76,18 +89,18 @@ def end_unservable(transition: Transition, groups: Sequence[int]) -> None:
             continue
         versions = (entry.group.min_version, entry.group.max_version)
         if versions not in contexts:
-            contexts[versions] = longest_context(transition.state, *versions)
+            contexts[versions] = longest_context(transition.fleet, *versions)
         if contexts[versions]:
             _end_outgrown(transition, entry, contexts[versions])
-        elif _is_stale(transition.state, entry.group.max_version):
+        elif _is_stale(transition, entry.group.max_version):
             newest = transition.state.weights.version
             text = f"weights are at version {newest}, it may use at most {entry.group.max_version}"
             discard_group(transition, number, DiscardReason.STALE, detail=text)
 
 
-def _is_stale(state: LedgerState, high: int) -> bool:
+def _is_stale(transition: Transition, high: int) -> bool:
     """Versions only grow, and all are past the newest that may generate."""
-    return state.weights.version > high and all(e.version > high or e.draining for e in state.engines.values())
+    return transition.state.weights.version > high and all(version > high for version, _ in transition.fleet.kinds())
 
 
 def _end_outgrown(transition: Transition, entry: GroupState, context: int) -> None:

@@ -15,7 +15,8 @@ begin: memory stays flat, and engines wait for the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from polyrl.ledger import speed
@@ -36,74 +37,77 @@ from polyrl.sample import Group, Purpose, sample_id
 SHORTEST_HOLD_S: Final = 0.05
 """A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
 
-OFFERS_AT_ONCE: Final = 8192
-"""Offers of engines computed before other inputs get their turn: some 0.05 s. A step of 16,384 samples on 256 engines
-needs half a million."""
+CANDIDATES: Final = 8
+"""Engines asked for a sample besides those that know it: the next one would have to read much faster to be better."""
+
+TRIALS: Final = 2
+"""Engines asked because they were idle for longest: one of them may be tried."""
+
+PLACED_AT_ONCE: Final = 512
+"""Samples placed before other inputs get their turn: some 0.05 s."""
 
 
 class Room:
     """Engines with a free slot during one pass over the queue."""
 
     def __init__(self, transition: Transition) -> None:
-        self._state, self._now = transition.state, transition.now
-        self._free = {engine.name: engine for engine in self._state.engines.values() if has_slot(engine, self._now)}
-        self._able: dict[tuple[int, int], dict[str, LeasedEngine]] = {}
-        self._kept: set[str] = set()
+        self._transition = transition
+        self._kept: list[tuple[int, int, int]] = []
+        """(low, high, context) of samples that found no room: what fits them takes nothing that is behind them."""
 
-    def __bool__(self) -> bool:
-        return bool(self._free)
-
-    def engines(self, low: int, high: int) -> list[LeasedEngine]:
-        """Those that may be given samples of these versions."""
-        versions = (low, high)
-        if versions not in self._able:
-            able = (e for e in self._free.values() if may_generate(self._state, e, low, high, self._now))
-            self._able[versions] = {engine.name: engine for engine in able}
-        return list(self._able[versions].values())
+    def candidates(self, request: PlacementRequest, known: Iterable[str]) -> Iterator[LeasedEngine]:
+        """Engines worth asking: those that have read something of it (`known`), one that was idle for long, and of all
+        others the CANDIDATES that are fastest with one more sample."""
+        if self._is_kept_from(request):
+            return
+        state, found = self._transition.state, set[str]()
+        near = [state.engines[name] for name in (*known, request.prefix) if name in state.engines]
+        idle = itertools.islice(self._transition.fleet.idle(), TRIALS)
+        for engine in (*near, *idle):
+            if engine.name not in found and self._takes(engine, request):
+                found.add(engine.name)
+                yield engine
+        fastest = (engine for engine in self._transition.fleet.roomy() if engine.name not in found)
+        yield from itertools.islice((engine for engine in fastest if self._takes(engine, request)), CANDIDATES)
 
     def keep(self, request: PlacementRequest) -> None:
         """`request` found no room: the engines that fit it take nothing behind it."""
-        for engine in self.engines(request.low, request.high):
-            if request.context <= engine.capacity.max_context:
-                self._kept.add(engine.name)
-                self._leave(engine.name)
+        self._kept.append((request.low, request.high, request.context))
 
-    def update(self, engine: LeasedEngine) -> bool:
-        """After it got a sample: whether it has room for another one."""
-        if has_slot(engine, self._now):
-            return True
-        self._leave(engine.name)
-        return False
+    def is_unclaimed(self, engine: LeasedEngine) -> bool:
+        """Whether nothing in the queue could use it: what runs elsewhere may move there."""
+        contexts = (context for low, high, context in self._kept if low <= engine.version <= high)
+        return all(engine.capacity.max_context < context for context in contexts)
 
-    def unclaimed(self) -> list[LeasedEngine]:
-        """Those that nothing in the queue could use: what runs elsewhere may move there."""
-        return list(self._free.values())
+    def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
+        able = has_slot(engine, self._transition.now) and self.is_unclaimed(engine)
+        return able and may_generate(self._transition, engine, request.low, request.high)
 
-    def _leave(self, name: str) -> None:
-        self._free.pop(name, None)
-        for able in self._able.values():
-            able.pop(name, None)
+    def _is_kept_from(self, request: PlacementRequest) -> bool:
+        """Whether every engine that fits it also fits one that waits before it."""
+        return any(
+            low <= request.low and request.high <= high and context <= request.context
+            for low, high, context in self._kept
+        )
 
 
 def place(transition: Transition) -> Room:
     """Places as much of the queue as there is room for; a large fleet's share of it, and the rest in the next ticks.
     Returns the room that is left for what runs already."""
     state, room = transition.state, Room(transition)
-    costs, first, computed = Costs(state, transition.now), state.next_assignment, 0
-    wanted = steps_wanted(state)
+    if not state.queue or not transition.fleet.has_room:
+        return room
+    costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
     for *_, number in tuple(state.queue):
-        if not room:
+        if not transition.fleet.has_room:
             break
         entry = state.groups[number]
         if wanted is not None and entry.group.step not in wanted and not _has_begun(state, entry.group):
             continue
-        engines = room.engines(entry.group.min_version, entry.group.max_version)
-        computed += len(engines)
-        if computed > OFFERS_AT_ONCE and state.next_assignment > first:
+        if state.next_assignment - placed >= PLACED_AT_ONCE:
             transition.record(PlacementPaused(transition.now))
             break
-        if engines:
-            _Group(transition, entry, room, costs).place()
+        _Group(transition, entry, room, costs).place()
     return room
 
 
@@ -139,7 +143,7 @@ class _Group:
             if request != before:
                 # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
                 before = request
-                self._ask(request, self._room.engines(request.low, request.high))
+                self._ask(request)
             if not self._offers:
                 self._room.keep(request)
                 continue
@@ -147,9 +151,9 @@ class _Group:
             if not (request.prefix and self._waits_for_prefix(name, request, self._offers[best][1])):
                 self._give(name, request, state.engines[best])
 
-    def _ask(self, request: PlacementRequest, engines: Iterable[LeasedEngine]) -> None:
+    def _ask(self, request: PlacementRequest) -> None:
         self._offers.clear()
-        for engine in engines:
+        for engine in self._room.candidates(request, self._siblings):
             self._offer(request, engine)
 
     def _offer(self, request: PlacementRequest, engine: LeasedEngine) -> None:
@@ -164,18 +168,20 @@ class _Group:
         unread = request.unread(engine, has_sibling=engine.name in self._siblings)
         assign(self._transition, name, engine, reading=unread)
         self._siblings.add(engine.name)
-        if self._room.update(engine):
+        if has_slot(engine, self._transition.now):
             self._offer(request, engine)
         else:
             self._offers.pop(engine.name, None)
+        if not self._offers:
+            self._ask(request)
 
     def _waits_for_prefix(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
-        state, now = self._transition.state, self._transition.now
+        transition, state, now = self._transition, self._transition.state, self._transition.now
         holder = state.engines.get(request.prefix)
         if holder is None or holder.name in self._offers or holder.name == request.avoid or not holder.running:
             return False
-        able = may_generate(state, holder, request.low, request.high, now) and not holder.failures
+        able = may_generate(transition, holder, request.low, request.high) and not holder.failures
         if not able or holder.version != request.prefix_version or holder.quarantined_until > now:
             return False
         until = state.samples[name].since + elsewhere - self._costs.after_next_end(holder, request)

@@ -18,7 +18,8 @@ one waits SCAN_PAUSE_S: what all of it costs does not grow with the fleet.
 
 from __future__ import annotations
 
-from heapq import nlargest
+import itertools
+from collections.abc import Iterator
 from math import inf
 from typing import Final, NamedTuple
 
@@ -56,8 +57,8 @@ GIVERS: Final = 8
 """Engines whose samples are looked at, the slowest first; those that must give are looked at all."""
 
 SCANNED_AT_ONCE: Final = 200
-"""Engines and samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a
-second, and each end is an event."""
+"""Samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a second, and each
+end is an event."""
 
 SCAN_PAUSE_S: Final = 0.25
 """How long it waits then: half of the least that a move must promise."""
@@ -74,23 +75,30 @@ class _Movable(NamedTuple):
 
 def rebalance(transition: Transition, room: Room) -> None:
     """Lets engines with room take from those where samples would finish last."""
-    state, now = transition.state, transition.now
-    takers = room.unclaimed()
-    if not takers or len(state.engines) < 2 or not state.assignments:
+    state, fleet, now = transition.state, transition.fleet, transition.now
+    if len(state.engines) < 2 or not state.assignments or not fleet.has_room:
         return
-    costs = Costs(state, now)
-    forced = [engine for engine in state.engines.values() if engine.running and _must_give(state, engine, now)]
+    costs = Costs(transition)
+    special = {engine.name: engine for engine in (*fleet.reserved(), *fleet.leaving()) if engine.running}
+    forced = [engine for engine in special.values() if _must_give(state, engine, now)]
     paused = 0 <= now - state.balanced_at < SCAN_PAUSE_S
-    givers = forced if paused else [*forced, *_slow(transition, costs, takers)]
+    if paused and not forced:
+        return
+    givers = forced if paused else [*forced, *_slow(transition, costs, room)]
     movable = _movable(transition, costs, givers)
-    takers = sorted(takers, key=lambda engine: (costs.step(engine, 1), engine.name))
     for one in movable:
-        takers = [engine for engine in takers if has_slot(engine, now)]
+        takers = list(itertools.islice(_takers(transition, room), TAKERS))
         if not takers:
             break
-        _move(transition, costs, one, takers[:TAKERS])
-    if not paused and len(state.engines) + len(movable) > SCANNED_AT_ONCE:
+        _move(transition, costs, one, takers)
+    if not paused and len(movable) > SCANNED_AT_ONCE:
         transition.record(BalancePaused(now, now + SCAN_PAUSE_S))
+
+
+def _takers(transition: Transition, room: Room) -> Iterator[LeasedEngine]:
+    """Engines with room that nothing waiting could use, the fastest first."""
+    engines = transition.fleet.roomy()
+    return (engine for engine in engines if has_slot(engine, transition.now) and room.is_unclaimed(engine))
 
 
 def _must_give(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
@@ -98,14 +106,16 @@ def _must_give(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
     return engine.drain_at < inf if engine.draining else opens_in(state, engine, now) > 0
 
 
-def _slow(transition: Transition, costs: Costs, takers: list[LeasedEngine]) -> list[LeasedEngine]:
+def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine]:
     """The slowest engines, as far as the fastest taker is faster by what a move must promise."""
     state, now = transition.state, transition.now
-    limit = min(costs.step(engine, 1) for engine in takers) / (1 - GAIN_SHARE)
-    running = [e for e in state.engines.values() if e.running and e.expected_running]
-    slow = [e for e in running if costs.step(e) > limit and not _must_give(state, e, now) and not e.draining]
-    measured = (engine for engine in slow if not _is_unmeasured(state, engine, now))
-    return nlargest(GIVERS, measured, key=costs.step)
+    taker = next(_takers(transition, room), None)
+    if taker is None:
+        return []
+    limit = costs.step(taker, 1) / (1 - GAIN_SHARE)
+    slow = itertools.takewhile(lambda engine: costs.step(engine) > limit, transition.fleet.busy())
+    able = (e for e in slow if e.expected_running and not e.draining and not _must_give(state, e, now))
+    return list(itertools.islice((e for e in able if not _is_unmeasured(state, e, now)), GIVERS))
 
 
 def _movable(transition: Transition, costs: Costs, givers: list[LeasedEngine]) -> list[_Movable]:
@@ -161,7 +171,7 @@ def _move(transition: Transition, costs: Costs, one: _Movable, takers: list[Leas
         and taker.name != request.avoid
         and fits(taker, request, now)
         and request.size <= kv_room(taker, now)
-        and may_generate(state, taker, request.low, request.high, now)
+        and may_generate(transition, taker, request.low, request.high)
         and (one.stay == inf or _last_end(state, taker) * costs.step(taker, 1) <= one.stay)
     ]
     if not offers:

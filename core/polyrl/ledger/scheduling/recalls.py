@@ -47,6 +47,6 @@ def complete_recall(transition: Transition, number: int) -> None:
         return
     request = placement_request(state, name)
     able = has_slot(to, transition.now) and fits(to, request, transition.now)
-    if able and may_generate(state, to, request.low, request.high, transition.now):
+    if able and may_generate(transition, to, request.low, request.high):
         siblings = sibling_engines(state, state.groups[request.group].group)
         assign(transition, name, to, reading=request.unread(to, has_sibling=to.name in siblings))

@@ -91,7 +91,7 @@ def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
 def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
     """Whether a batch that could answer `wanted` waits, because the reserved engines go on generating."""
     state, now = transition.state, transition.now
-    reserved = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED and engine.running]
+    reserved = [engine for engine in transition.fleet.reserved() if engine.running]
     pending = state.pending[wanted.request]
     late = now >= pending.since + DEADLINE_SHARE * (pending.due - pending.since)
     if wanted.purpose is not Purpose.TRAIN or not state.window_open or not reserved or late:
@@ -143,11 +143,11 @@ def _finish_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left) 
     slots = sum(engine.capacity.max_running for engine in engines)
     if not left.turns or not slots:
         return inf if left.turns else 0.0
-    fleet, share = speed.fleet_step(state), min(1.0, len(left.turns) / slots)
-    paces = [(speed.pace_of(engine, fleet), max(1.0, share * engine.capacity.max_running)) for engine in engines]
+    mean, share = speed.mean_step(engines), min(1.0, len(left.turns) / slots)
+    paces = [(speed.pace_of(engine, mean), max(1.0, share * engine.capacity.max_running)) for engine in engines]
     bulk = left.expected / sum(running / pace.step(running) for pace, running in paces)
-    known = state.counters.turns >= speed.TURNS_BEFORE_TABLE
-    longest = state.lengths.outlook().longest(left.turns) if known else max(budget for _, budget in left.turns)
+    table = state.lengths
+    longest = table.outlook.longest(left.turns) if table.is_known else max(budget for _, budget in left.turns)
     return max(bulk, longest * min(pace.step(max(1.0, running / 2)) for pace, running in paces))
 
 

@@ -187,10 +187,10 @@ def test_what_looking_costs_on_a_large_fleet_is_bounded(monkeypatch: Patch) -> N
     monkeypatch.setattr(rebalance, "GAIN_S", 1000.0)
     fleet = {f"{number}": Speed(0.1 if number < 8 else 0.02, max_running=32) for number in range(32)}
     seconds = step_of(fleet, 1, count=128, n=8).run()
-    large = [seen for seen in scanned if seen + len(fleet) > rebalance.SCANNED_AT_ONCE]
+    large = [seen for seen in scanned if seen > rebalance.SCANNED_AT_ONCE]
     print(f"{len(large)} large scans of {len(scanned)} in {seconds:.0f} s")
     assert 4 < len(large) <= seconds / rebalance.SCAN_PAUSE_S + 1
-    assert len(scanned) > 2 * len(large), "small ones go on"
+    assert len(scanned) > 1.5 * len(large), "small ones go on"
 
 
 def test_a_move_that_would_put_the_steps_end_off_is_not_made() -> None:

@@ -362,7 +362,7 @@ def test_bytes_that_do_not_fit_their_tokens(factor: float, words: str) -> None:
 
 def window_ignored(patch: pytest.MonkeyPatch) -> None:
     """Reserved engines get work whether the window is open or not."""
-    patch.setattr(placement, "may_generate", lambda state, engine, low, high, now: cost.serves(engine, low, high))
+    patch.setattr(placement, "may_generate", lambda transition, engine, low, high: cost.serves(engine, low, high))
 
 
 LEDGERS = [(window_ignored, "outside the window")]

@@ -134,7 +134,7 @@ def test_what_nobody_can_ever_serve(
     state.engines["a"].version, state.engines["a"].draining = served, draining
     state.weights = msgspec.structs.replace(state.weights, version=newest)
     transition = Transition(state, stage.now)
-    end_unservable(transition, [0])
+    end_unservable(transition)
     assert list(state.counters.discarded) == ([] if reason is None else [reason])
 
 

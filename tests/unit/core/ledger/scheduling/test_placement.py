@@ -152,11 +152,11 @@ def test_groups_of_several_version_ranges_share_an_engines_slots() -> None:
     assert stage.placed() == {"fast": ["0.0", "1.0"], "slow": ["2.0", "3.0"]}
 
 
-@pytest.mark.parametrize("offers", [1, 10, 25, 10_000])
+@pytest.mark.parametrize("most", [1, 10, 25, 10_000])
 def test_a_large_step_is_placed_in_slices_that_leave_time_for_others(
-    offers: int, monkeypatch: pytest.MonkeyPatch
+    most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "OFFERS_AT_ONCE", offers)
+    monkeypatch.setattr(placement, "PLACED_AT_ONCE", most)
     stage = Stage()
     for name in "abcd":
         stage.engine(name)
@@ -169,7 +169,7 @@ def test_a_large_step_is_placed_in_slices_that_leave_time_for_others(
         assert len(stage.ledger.state.queue) < waiting
         slices += 1
     assert sorted(map(len, stage.placed().values())) == [6, 6, 6, 6]
-    assert slices >= 12 * 4 / (offers + 4)
+    assert slices >= 24 / (most + 1)
     assert (stage.ledger.next_due() or 0.0) > stage.now
 
 
@@ -182,7 +182,7 @@ def test_the_least_cost_wins_for_every_sample(seed: int) -> None:
     for index in range(draw.randint(2, 6)):
         stage.engine(f"e{index}", max_running=draw.randint(1, 6), kv_tokens=draw.randint(300, 3000))
         state.engines[f"e{index}"].step_scale = draw.choice((0.0, 0.02, 0.02, 0.05))
-    fleet = speed.fleet_step(state)
+    fleet = speed.mean_step(state.engines.values())
     running = dict.fromkeys(state.engines, 0)
     kv = dict.fromkeys(state.engines, 0)
     siblings: dict[str, set[str]] = {}

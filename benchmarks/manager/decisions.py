@@ -1,0 +1,116 @@
+"""What the ledger's decisions cost in a large fleet: .venv/bin/python benchmarks/manager/decisions.py [--engines 2000]
+
+    tick             seconds of one look at the deadlines, all engines busy
+    turns            turns per second of one core: the last tokens of a turn, the trainer's Extend, the next Assign
+    placing          the longest time that a step's submission keeps the ledger from its next input, and all of it
+
+One process, no sockets: what is measured is `Ledger` alone. Figures of one machine; the README holds ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from random import Random
+
+from polyrl.ledger import Ledger
+from polyrl.ledger.fleet import Fleet
+from polyrl.sample import Purpose
+from polyrl.wire import pack_ids
+from polyrl_rollout.testing.stage import Stage
+
+SLOTS = 16
+
+
+class Steady(Stage):
+    """A stage whose state nobody changes by hand."""
+
+    def _current(self) -> Ledger:
+        return self.ledger
+
+
+def fleet(engines: int) -> Stage:
+    stage = Steady()
+    for index in range(engines):
+        stage.engine(f"e{index}", max_running=SLOTS)
+    return stage
+
+
+def until_idle(stage: Stage) -> float:
+    """Ticks until nothing is left to place; the longest of them."""
+    longest = 0.0
+    while stage.ledger.state.queue and (due := stage.ledger.next_due()) is not None and due <= stage.now:
+        began = time.perf_counter()
+        stage.pass_time(0.0)
+        longest = max(longest, time.perf_counter() - began)
+    return longest
+
+
+def placing(engines: int, samples: int) -> tuple[float, float]:
+    stage = fleet(engines)
+    began = time.perf_counter()
+    longest = 0.0
+    for _ in range(16):  # as the client sends it, in parts
+        at = time.perf_counter()
+        stage.submit(samples // 16 // 8, n=8, max_new_tokens=1000)
+        longest = max(longest, time.perf_counter() - at)
+    longest = max(longest, until_idle(stage))
+    return longest, time.perf_counter() - began
+
+
+def turns(engines: int, count: int, seed: int) -> float:
+    stage, draws = fleet(engines), Random(seed)
+    stage.submit(engines * 4, max_new_tokens=3000)
+    until_idle(stage)
+    for index, engine in enumerate(stage.ledger.state.engines.values()):
+        engine.step_scale = 0.02 * (1 + index % 7 / 10)
+    stage.ledger.fleet = Fleet(stage.ledger.state)
+    samples = list(stage.ledger.state.samples)
+    done, began = 0, time.perf_counter()
+    while done < count:
+        stage.now += 0.0005
+        number = stage.number(draws.choice(samples))
+        assignment = stage.ledger.state.assignments[number]
+        turn = stage.ledger.state.samples[assignment.sample].turn
+        stage.tokens(assignment.engine, number, [5] * 9 + [2], "stop")
+        stage.extend(assignment.sample, [7] * 10, turn)
+        done += 1
+    return done / (time.perf_counter() - began)
+
+
+def tick(engines: int) -> float:
+    stage = fleet(engines)
+    stage.submit(engines * 4, max_new_tokens=1000, purpose=Purpose.TRAIN, prompt_ids=pack_ids([9] * 40))
+    until_idle(stage)
+    spent = []
+    for _ in range(20):
+        stage.now += 0.1
+        for index, engine in enumerate(stage.ledger.state.engines.values()):
+            engine.heard_at = stage.now - (index % 10) / 10
+        began = time.perf_counter()
+        stage.ledger.tick(stage.now)
+        spent.append(time.perf_counter() - began)
+    return sorted(spent)[len(spent) // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", type=int, default=2000)
+    parser.add_argument("--samples", type=int, default=16384)
+    parser.add_argument("--turns", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    longest, whole = placing(256, asked.samples)
+    result = {
+        "engines": asked.engines,
+        "tickSeconds": round(tick(asked.engines), 5),
+        "turnsPerSecond": round(turns(asked.engines, asked.turns, asked.seed)),
+        "placingLongestSeconds": round(longest, 4),
+        "placingSeconds": round(whole, 2),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The engines in the orders that decisions ask for, so that none of them reads the whole fleet.
+
+    roomy      engines with a free slot, where one more token takes least first
+    busy       engines that run something, where a token takes longest first
+    idle       engines that run nothing, the longest idle first
+    reserved   the trainer's own; `draining` those that leave
+    kinds      how many engines take work of which version, with which context
+
+It follows from the state alone, is never saved, and a new one is made for a state that was read. Who records an event
+names it here first (`note`): the engines that it changes are put in order again before the next question. What changes
+with time alone (a pause, silence) is not in it: askers check that of the few they look at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from polyrl.ledger import events as f, speed
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.sample import Pool, sample_id
+
+Place = tuple[float, float, str]
+"""Seconds per token, what decides between equals, name."""
+
+
+class _Entry(NamedTuple):
+    """How an engine stands in the orders."""
+
+    roomy: Place | None
+    busy: Place | None
+    kind: tuple[int, int] | None
+    """Version and context."""
+    step_s: float
+    alone: tuple[float, str] | None
+    """Seconds per token of one sample alone, if measured."""
+
+
+class Fleet:
+    """One state's engines."""
+
+    def __init__(self, state: LedgerState) -> None:
+        self._state = state
+        self._entries: dict[str, _Entry] = {}
+        self._roomy: list[Place] = []
+        self._busy: list[Place] = []
+        self._alone: list[tuple[float, str]] = []
+        self._steps, self._measured = 0.0, 0
+        self._kinds: Counter[tuple[int, int]] = Counter()
+        self._idle: dict[str, None] = {}
+        self._reserved: dict[str, None] = {}
+        self._draining: dict[str, None] = {}
+        self._changed: dict[str, None] = dict.fromkeys(state.engines)
+        self.looked_through: object = None
+        """What the queue was last looked through for, see `moves.end_unservable`."""
+
+    def note(self, event: f.Event) -> None:
+        """`event` is about to be applied."""
+        engines_of = _ENGINES_OF.get(type(event))
+        if engines_of is not None:
+            for name in engines_of(self._state, event):
+                self._changed[name] = None
+
+    def roomy(self) -> Iterator[LeasedEngine]:
+        """A slot is free, the fastest first."""
+        self._refresh()
+        return (self._state.engines[name] for _, _, name in tuple(self._roomy))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any engine has a free slot."""
+        self._refresh()
+        return bool(self._roomy)
+
+    def busy(self) -> Iterator[LeasedEngine]:
+        """Something runs there, the slowest first."""
+        self._refresh()
+        return (self._state.engines[name] for _, _, name in reversed(self._busy))
+
+    def idle(self) -> Iterator[LeasedEngine]:
+        """Nothing runs there, the longest idle first."""
+        self._refresh()
+        return (self._state.engines[name] for name in tuple(self._idle))
+
+    def leaving(self) -> list[LeasedEngine]:
+        """Those that drain."""
+        self._refresh()
+        return [self._state.engines[name] for name in self._draining]
+
+    def reserved(self) -> list[LeasedEngine]:
+        """The trainer's own."""
+        self._refresh()
+        return [self._state.engines[name] for name in self._reserved]
+
+    def kinds(self) -> Iterable[tuple[int, int]]:
+        """(version, context) of the engines that do not drain, each once."""
+        self._refresh()
+        return self._kinds.keys()
+
+    def mean_step(self) -> float:
+        """`Pace.step_s` of an engine without measurements: the mean of the others."""
+        self._refresh()
+        return self._steps / self._measured if self._measured else speed.DEFAULT_STEP_S
+
+    def fastest(self) -> speed.Pace | None:
+        """That of the engine on which one sample takes least; None when none was measured."""
+        self._refresh()
+        return speed.pace_of(self._state.engines[self._alone[0][1]], 0.0) if self._alone else None
+
+    def _refresh(self) -> None:
+        if not self._changed:
+            return
+        mean = self._steps / self._measured if self._measured else speed.DEFAULT_STEP_S
+        for name in self._changed:
+            engine = self._state.engines.get(name)
+            before = self._entries.pop(name, None)
+            after = None if engine is None else _entry(engine, mean)
+            if before != after:
+                self._replace(before, after)
+            if engine is None or after is None:
+                for names in (self._idle, self._reserved, self._draining):
+                    names.pop(name, None)
+                continue
+            self._entries[name] = after
+            _keep(self._idle, name, wanted=not engine.occupied)
+            _keep(self._reserved, name, wanted=engine.pool is Pool.RESERVED)
+            _keep(self._draining, name, wanted=bool(engine.draining))
+        self._changed.clear()
+
+    def _replace(self, before: _Entry | None, after: _Entry | None) -> None:
+        orders: tuple[list[Any], ...] = (self._roomy, self._busy, self._alone)
+        for entry, put in ((before, _take), (after, insort)):
+            if entry is None:
+                continue
+            for order, place in zip(orders, (entry.roomy, entry.busy, entry.alone), strict=True):
+                if place is not None:
+                    put(order, place)
+            more = 1 if entry is after else -1
+            self._steps += more * entry.step_s
+            self._measured += more * (entry.step_s > 0)
+            if entry.kind is not None:
+                self._kinds[entry.kind] += more
+                if not self._kinds[entry.kind]:
+                    del self._kinds[entry.kind]
+
+
+def _entry(engine: LeasedEngine, mean: float) -> _Entry:
+    pace, running = speed.pace_of(engine, mean), engine.expected_running
+    load = engine.occupied / engine.capacity.max_running
+    takes = engine.version >= 0 and not engine.draining
+    limit = 1 if engine.failures else engine.capacity.max_running
+    return _Entry(
+        roomy=(pace.step(running + 1), load, engine.name) if takes and engine.occupied < limit else None,
+        busy=(pace.step(running), load, engine.name) if engine.running else None,
+        kind=None if engine.draining else (engine.version, engine.capacity.max_context),
+        step_s=engine.step_scale,
+        alone=(pace.step(1), engine.name) if engine.step_scale else None,
+    )
+
+
+def _take(order: list[Any], place: Any) -> None:
+    del order[bisect_left(order, place)]
+
+
+def _keep(names: dict[str, None], name: str, *, wanted: bool) -> None:
+    if wanted:
+        names.setdefault(name)
+    else:
+        names.pop(name, None)
+
+
+def _of_assignment(state: LedgerState, number: int) -> Iterable[str]:
+    """The engine that runs it, and the one that has set room aside."""
+    assignment = state.assignments.get(number)
+    return () if assignment is None else (assignment.engine, assignment.recall_target)
+
+
+def _of_sample(state: LedgerState, name: str) -> Iterable[str]:
+    return _of_assignment(state, state.samples[name].assignment)
+
+
+def _of_group(state: LedgerState, number: int) -> Iterable[str]:
+    samples = (sample_id(number, index) for index in range(state.groups[number].group.n))
+    return [engine for name in samples for engine in _of_sample(state, name)]
+
+
+_ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
+    **{
+        kind: lambda state, event: (event.engine,)
+        for kind in (
+            f.Assigned,
+            f.TokensTaken,
+            f.EngineServing,
+            f.EngineQuarantined,
+            f.EngineDraining,
+        )
+    },
+    **{
+        kind: lambda state, event: (event.engine, *_recalled_to(state, event.engine))
+        for kind in (f.EngineGreeted, f.EngineGone)
+    },
+    f.Moved: lambda state, event: _of_assignment(state, event.assignment),
+    f.RecallSent: lambda state, event: (event.to, *_of_assignment(state, event.assignment)),
+    f.TurnEnded: lambda state, event: _of_sample(state, event.sample),
+    f.GroupDiscarded: lambda state, event: _of_group(state, event.group),
+}
+
+
+def _recalled_to(state: LedgerState, name: str) -> Iterable[str]:
+    engine = state.engines.get(name)
+    return () if engine is None else (state.assignments[number].recall_target for number in engine.running)
