@@ -53,7 +53,7 @@ class Fleet:
         self._reserved: dict[str, None] = {}
         self._draining: dict[str, None] = {}
         self._changed: dict[str, None] = dict.fromkeys(state.engines)
-        self.looked_through: object = None
+        self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 
     def note(self, event: f.Event) -> None:

@@ -74,8 +74,8 @@ def end_unservable(transition: Transition) -> None:
 
     What waits is looked through when other versions or contexts are there than the last time, else only what is new."""
     offered = (transition.state.weights.version, frozenset(transition.fleet.kinds()))
-    if offered != transition.fleet.looked_through:
-        transition.fleet.looked_through = offered
+    if offered != transition.fleet.last_offer:
+        transition.fleet.last_offer = offered
         _end_those(transition, [number for *_, number in transition.state.queue])
     elif transition.requeued:
         _end_those(transition, transition.requeued)

@@ -34,17 +34,17 @@ def left_of(lengths: list[int], now: int) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_table_of_whole_turns_tells_what_is_left(seed: int, now: int) -> None:
     lengths = drawn(seed, 4000)
-    said = observed(lengths, 10_000).outlook.remaining(now, 8000)
-    assert said == pytest.approx(left_of(lengths, now), rel=0.2)
+    left = observed(lengths, 10_000).outlook.remaining(now, 8000)
+    assert left == pytest.approx(left_of(lengths, now), rel=0.2)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_short_turns_that_end_first_do_not_make_all_look_short(seed: int) -> None:
     lengths, now = drawn(seed), 300
-    said = observed(lengths, now).outlook.remaining(now, 8000)
+    left = observed(lengths, now).outlook.remaining(now, 8000)
     ended = [length for length in lengths if length <= now]
-    assert said > 1.5 * sum(ended) / len(ended), "what the mean of those that ended would say"
-    assert said > 0.4 * left_of(lengths, now)
+    assert left > 1.5 * sum(ended) / len(ended), "what the mean of those that ended would say"
+    assert left > 0.4 * left_of(lengths, now)
 
 
 def test_nothing_is_expected_beyond_the_budget_and_something_always() -> None:
