@@ -91,6 +91,8 @@ class SampleTexts:
         self._send, self._is_known = send, is_known
         self._held: dict[str, Response] = {}
         """Whole ones, oldest first."""
+        self._names: dict[int, set[str]] = {}
+        """Samples of those, by group."""
         self._bytes = 0
         self._wanted: dict[str, None] = {}
         """Samples to be fetched, in order; the first `_asked` of them are asked for."""
@@ -123,9 +125,9 @@ class SampleTexts:
 
     def forget(self, groups: Iterable[int]) -> None:
         """Of these nothing will be asked any more."""
-        numbers = set(groups)
-        for sample in [sample for sample in self._held if split_sample_id(sample)[0] in numbers]:
-            self._drop(sample)
+        for number in groups:
+            for sample in tuple(self._names.get(number, ())):
+                self._drop(sample)
 
     def _turn(self, message: TurnDone) -> Iterator[TurnDone]:
         name, before = message.response.sample, None
@@ -154,6 +156,7 @@ class SampleTexts:
             incomplete.add(response)
         self._drop(response.sample)
         self._held[response.sample] = response
+        self._names.setdefault(split_sample_id(response.sample)[0], set()).add(response.sample)
         self._bytes += _size(response)
         while self._bytes > MAX_HELD_BYTES:
             self._drop(next(iter(self._held)))
@@ -162,6 +165,10 @@ class SampleTexts:
         response = self._held.pop(sample, None)
         if response is not None:
             self._bytes -= _size(response)
+            number, _ = split_sample_id(sample)
+            self._names[number].discard(sample)
+            if not self._names[number]:
+                del self._names[number]
 
     def _want(self, samples: Iterable[str]) -> None:
         self._wanted.update(dict.fromkeys(samples))

@@ -257,8 +257,9 @@ class RolloutClient(Rollouts):
         elif isinstance(message, wire.Accepted | wire.Declined | Batch | wire.Late):
             if isinstance(message, Batch):
                 self._cursor.see(message)
+            if self._requests.resolve(message) and isinstance(message, Batch):
+                # Not of a batch that was withdrawn: another request gets it, and needs its texts.
                 self._texts.forget({scored.group for scored in message.samples})
-            self._requests.resolve(message)
 
     def _hello(self) -> wire.TrainerHello:
         cursor, fresh = self._cursor, not self._first_welcome.done()

@@ -97,12 +97,14 @@ class PendingRequests:
             self._withdrawals[withdrawal.request] = withdrawal
             self._send(withdrawal)
 
-    def resolve(self, answer: Answer) -> None:
-        """Hands an answer to whoever awaits it; a second answer is dropped."""
+    def resolve(self, answer: Answer) -> bool:
+        """Hands an answer to whoever awaits it; False for a second answer, and for one that nobody awaits any more."""
         self._withdrawals.pop(answer.request, None)
         _, awaited = self._open.get(answer.request, (None, None))
-        if awaited is not None and not awaited.done():
-            awaited.set_result(answer)
+        if awaited is None or awaited.done():
+            return False
+        awaited.set_result(answer)
+        return True
 
     def send_again(self) -> None:
         """Sends everything unanswered, in the order of the requests."""
