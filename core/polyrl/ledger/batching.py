@@ -74,7 +74,8 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     samples = tokens = 0
     full = False
     for number in step.ready:
-        size, weight = state.groups[number].group.n, group_tokens(state, number)
+        entry = state.groups[number]
+        size, weight = entry.group.n, entry.tokens or group_tokens(state, number)
         if samples + size > wanted.max_samples or (groups and tokens + weight > wanted.max_tokens):
             full = True
             break
