@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -115,6 +116,10 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     """Newest weight version that may generate for it; equal to min_version in sync mode."""
     priority: int = 0
     """Higher goes first."""
+
+
+ENVIRONMENT_VERSION: Final = -1
+"""Version stamped on tokens that no engine generated."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -23,8 +23,7 @@ from polyrl.ledger.audit.history import (
     engine_subject,
 )
 from polyrl.ledger.journal import Replayed
-from polyrl.ledger.state import ENVIRONMENT_VERSION
-from polyrl.sample import DiscardReason, Group, Purpose, split_sample_id
+from polyrl.sample import ENVIRONMENT_VERSION, DiscardReason, Group, Purpose, split_sample_id
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.inspection.kept_samples import examples, read_samples
 from polyrl_cli.local.run_folder import RunFolder, find_run

@@ -15,13 +15,21 @@ import msgspec
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import MoveCause
 from polyrl.ledger.lengths import LengthTable
-from polyrl.sample import Finish, Group, Pool, Purpose, Response, Scored, Span, sample_id, split_sample_id
+from polyrl.sample import (
+    ENVIRONMENT_VERSION,
+    Finish,
+    Group,
+    Pool,
+    Purpose,
+    Response,
+    Scored,
+    Span,
+    sample_id,
+    split_sample_id,
+)
 from polyrl.weights import WeightsRef
 from polyrl.wire import Assign, BatchRequest, EngineCapacity, GroupDropped, TurnDone, checksum_of
 from polyrl.wire.ranges import has_number
-
-ENVIRONMENT_VERSION = -1
-"""Version stamped on tokens that no engine generated."""
 
 
 class SamplePhase(StrEnum):
@@ -86,7 +94,7 @@ class SampleState(msgspec.Struct, array_like=True):
     kept_by: str = ""
     """The engine that ended its last turn, and has the text up to there; empty once it is assigned again."""
     trainer_has: int = 0
-    """Response tokens that the trainer's process holds, since it gave its verdict on the turn that they end."""
+    """Response tokens that the trainer's process holds: to the end of what it wrote itself, by its last Extend."""
 
     @property
     def length(self) -> int:

@@ -1,6 +1,6 @@
 """The trainer's side of what samples say: a text travels once, and messages after that only refer to it.
 
-    TurnDone        what came since the last turn that the trainer gave its verdict on
+    TurnDone        what engines made since the last turn that the trainer gave its verdict on
     TurnsAwaited    names of samples whose verdict is awaited: after a greeting, and when one stays away
     Batch           names, rewards and checksums of samples whose every turn the trainer has had
     Fetch           asks for what is not here: a text that another process had, or that did not fit
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from polyrl.sample import Response, split_sample_id
+from polyrl.sample import ENVIRONMENT_VERSION, Response, Span, split_sample_id
 from polyrl.wire.agent import checksum_of
 from polyrl.wire.trainer import Batch, Fetch, Fetched, FetchedText, TurnDone, TurnsAwaited
 
@@ -31,7 +31,7 @@ FETCH_AT_ONCE: Final = 4096
 def part_of(response: Response, start: int) -> Response:
     """The positions from `start` on, as they travel; `start` is where a span begins, or the end."""
     spans = tuple(span for span in response.spans if span.end > start)
-    logprobs = b"".join(response.logprobs[4 * s.start : 4 * s.end] for s in spans if s.version >= 0)
+    logprobs = b"".join(response.logprobs[4 * s.start : 4 * s.end] for s in spans if s.version != ENVIRONMENT_VERSION)
     return replace(response, ids=response.ids[4 * start :], logprobs=logprobs, loss_mask=b"", spans=spans)
 
 
@@ -40,7 +40,7 @@ def whole_of(part: Response, before: Response | None) -> Response:
     mask, logprobs, taken = bytearray(), bytearray(), 0
     for span in part.spans:
         size = span.end - span.start
-        generated = span.version >= 0
+        generated = span.version != ENVIRONMENT_VERSION
         mask += (b"\x01" if generated else b"\x00") * size
         logprobs += part.logprobs[taken : taken + 4 * size] if generated else bytes(4 * size)
         taken += 4 * size * generated
@@ -116,6 +116,18 @@ class SampleTexts:
             case _:
                 yield message
         yield from self._completed()
+
+    def extend(self, sample: str, turn: int, ids: bytes) -> None:
+        """What an environment wrote after this turn; it is not sent back. Should the manager not take it, the next
+        checksum tells."""
+        held = self._held.get(sample)
+        if held is None or held.turn != turn:
+            return
+        start, size = len(held.ids) // 4, len(ids) // 4
+        attempt = held.spans[-1].attempt if held.spans else 0
+        written = Span(start, start + size, version=ENVIRONMENT_VERSION, engine="", attempt=attempt)
+        part = replace(held, ids=ids, logprobs=b"", loss_mask=b"", spans=(written,), turn=turn + 1)
+        self._hold(whole_of(part, held))
 
     def reconnect(self) -> None:
         """What was under way is lost; the manager says again what it awaits, and is asked again for batches."""

@@ -89,6 +89,21 @@ def test_what_an_environment_wrote_travels_as_ids_alone() -> None:
     assert (len(part.ids), len(part.logprobs), part.loss_mask) == (16, 8, b"")
 
 
+def test_what_the_trainer_wrote_itself_is_not_sent_back() -> None:
+    peer = Peer().get(turn_done(first()))
+    for _ in range(2):
+        peer.texts.extend("0.0", 0, pack_ids([8, 9]))
+    peer.get(turn_done(WHOLE, start=4))
+    assert peer.out[-1].response == WHOLE
+
+
+def test_what_the_manager_did_not_take_of_it_is_noticed() -> None:
+    peer = Peer().get(turn_done(first()))
+    peer.texts.extend("0.0", 0, pack_ids([8, 8]))
+    peer.get(turn_done(WHOLE, start=4))
+    assert peer.asked == [Fetch(1, ("0.0",))]
+
+
 def test_the_second_turn_is_handed_out_whole() -> None:
     peer = Peer().get(turn_done(first()), turn_done(WHOLE, start=2))
     assert [message.response for message in peer.out] == [first(), WHOLE]

@@ -147,9 +147,9 @@ class RolloutClient(Rollouts):
         self._turns.forget(lambda key: key == (sample, turn))
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
-        await self._request(
-            lambda n: wire.Extend(n, sample, turn=turn, ids=pack_ids(ids)), f"the extension of {sample}"
-        )
+        packed = pack_ids(ids)
+        self._texts.extend(sample, turn, packed)
+        await self._request(lambda n: wire.Extend(n, sample, turn=turn, ids=packed), f"the extension of {sample}")
         self._turns.forget(lambda key: key == (sample, turn))
 
     async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:

@@ -9,7 +9,6 @@ from typing import Final
 from polyrl.ledger import events, speed
 from polyrl.ledger.lengths import BOUNDS
 from polyrl.ledger.state import (
-    ENVIRONMENT_VERSION,
     Assignment,
     BatchState,
     GroupState,
@@ -24,7 +23,7 @@ from polyrl.ledger.state import (
     step_key,
     tokens_left,
 )
-from polyrl.sample import DiscardReason, Group, Pool, Purpose, group_digest, sample_id
+from polyrl.sample import ENVIRONMENT_VERSION, DiscardReason, Group, Pool, Purpose, group_digest, sample_id
 from polyrl.wire import GroupDropped, row_columns
 from polyrl.wire.ranges import add_number
 
@@ -314,12 +313,13 @@ def apply_verdict_requested(state: LedgerState, event: events.VerdictRequested) 
 def apply_turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
     sample = state.samples[event.sample]
     del state.awaiting_verdict[event.sample]
-    start = sample.trainer_has = sample.length
+    start = sample.length
     sample.ids += event.ids
     sample.logprobs += bytes(len(event.ids))
     sample.spans.append(OpenSpan(start, sample.length, version=ENVIRONMENT_VERSION, engine="", attempt=sample.attempt))
     sample.turn += 1
-    sample.turn_start, sample.length_class = sample.length, -1
+    sample.turn_start = sample.trainer_has = sample.length
+    sample.length_class = -1
     sample.finish = None
     _queue_sample(state, sample, event.at)
 

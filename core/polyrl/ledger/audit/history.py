@@ -20,8 +20,8 @@ import msgspec
 
 from polyrl.ledger import events as f
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.state import ENVIRONMENT_VERSION, LedgerState, SampleState
-from polyrl.sample import split_sample_id
+from polyrl.ledger.state import LedgerState, SampleState
+from polyrl.sample import ENVIRONMENT_VERSION, split_sample_id
 from polyrl.wire import row_columns
 
 CHECKSUM_BYTES: Final = 4

@@ -183,6 +183,7 @@ class SimulatedTrainer:
             self._ask(lambda r: Reject(r, sample, reason=DiscardReason.REWARD_RAISED, detail="KeyError"))
         elif stopped and number + 1 < self.schedule.max_turns and luck < 0.6:
             ids = model.environment(sample, length, 1 + int(luck * 5))
+            self._texts.extend(sample, number, ids)
             self._ask(lambda r: Extend(r, sample, turn=number, ids=ids))
         elif self.schedule.group_filter == "custom" and luck > 0.97:
             self._ask(lambda r: Reject(r, sample, reason=DiscardReason.FILTERED, detail="by filterFunction"))

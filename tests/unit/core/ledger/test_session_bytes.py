@@ -1,7 +1,7 @@
 """Bytes of all messages on all links, per token of the responses, through ledger, agent's protocol and trainer's texts.
 
 A token that an engine makes takes 8 bytes, id and logprob, on each of its two ways; one that an environment writes 4 on
-each of its three. So a session of tools stays below GOAL_BYTES however long it is, and greetings do not change it.
+each of its two. So a session of tools stays below GOAL_BYTES however long it is, and greetings do not change it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.stage import Stage
 
 GOAL_BYTES: Final = 16
-GENERATED: Final = 200
-WRITTEN: Final = 200
+GENERATED: Final = 40
+WRITTEN: Final = 40
 FRAME_TOKENS: Final = 10
 """That an engine makes of each sample between two frames: 0.03 s at 300 tokens/s."""
 N: Final = 4
@@ -106,6 +106,7 @@ class Session(Stage):
             del self.turns[sample]
             self._open.discard((sample, turn.response.turn))
             if extend:
+                self.texts.extend(sample, turn.response.turn, wire.pack_ids([7] * WRITTEN))
                 self.extend(sample, [7] * WRITTEN, turn.response.turn)
             else:
                 self.score(sample, turn=turn.response.turn)
@@ -144,7 +145,7 @@ def test_what_is_handed_out_is_whole() -> None:
         assert (len(response.loss_mask), len(response.logprobs)) == (len(response.ids) // 4, len(response.ids))
         assert sum(response.loss_mask) == 5 * GENERATED
         assert [(span.start, span.end) for span in response.spans] == [
-            (begin + part, begin + part + 200) for begin in range(0, 2000, 400) for part in (0, 200)
+            (begin + part, begin + part + 40) for begin in range(0, 400, 80) for part in (0, 40)
         ][:-1]
 
 

@@ -244,8 +244,8 @@ def two_turns() -> Stage:
 def test_a_later_turn_brings_what_came_since_the_verdict_on_the_one_before() -> None:
     stage = two_turns()
     (turn,) = sent(stage.tokens("a", stage.number("0.0"), [6, 2], "stop"), TurnDone)
-    assert (turn.response.ids, len(turn.response.logprobs), turn.start) == (pack_ids([8, 9, 6, 2]), 8, 2)
-    assert turn.check == checksum_of(pack_ids([5, 2]))
+    assert (turn.response.ids, len(turn.response.logprobs), turn.start) == (pack_ids([6, 2]), 8, 4)
+    assert turn.check == checksum_of(pack_ids([5, 2, 8, 9]))
 
 
 def test_a_trainer_of_another_name_gets_the_whole_text() -> None:
