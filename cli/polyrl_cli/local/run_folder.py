@@ -10,6 +10,7 @@ Commands that only read a run import this, so it imports no package of an extra 
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -186,8 +187,24 @@ def _next_epoch(folder: RunFolder, last: int) -> int:
         if part.exists():
             part.rename(part.with_name(f"{part.stem}-of-epoch-{last}{part.suffix}"))
     folder.logs.mkdir()
-    folder.epoch.write_text(f"{last + 1}\n")
+    _write_epoch(folder.epoch, last + 1)
     return last + 1
+
+
+def _write_epoch(path: Path, run_epoch: int) -> None:
+    """As a whole, and on the disk before anybody is of this epoch: after a power cut an empty count would end the run,
+    an older one would have a later epoch's files set aside under an earlier one's name."""
+    fresh = path.with_name(f".{path.name}")
+    with fresh.open("w") as file:
+        file.write(f"{run_epoch}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class _TrainerState(msgspec.Struct):

@@ -7,6 +7,7 @@ again, it shows the final status instead) or SIGTERM, 1 when the run cannot go o
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import secrets
 import signal
@@ -93,10 +94,14 @@ async def _serve(manager: Manager, endpoints: Path | None) -> None:
 
 
 def write_endpoints(endpoints: Endpoints, path: Path) -> None:
-    """Replaces the file at `path` as a whole, so that a reader sees the old one or the new one."""
+    """Replaces the file at `path` as a whole, so that a reader, also one after a power cut, sees the old one or the new
+    one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{endpoints.pid}")
-    fresh.write_bytes(msgspec.json.encode(endpoints))
+    with fresh.open("wb") as file:
+        file.write(msgspec.json.encode(endpoints))
+        file.flush()
+        os.fsync(file.fileno())
     fresh.replace(path)
 
 

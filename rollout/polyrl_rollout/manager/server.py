@@ -129,8 +129,13 @@ class Manager:
             self._timer.cancel()
         if self._disk is not None:
             await self._disk.close()
-        if kind is None:
-            self._flush_now()
+        try:
+            if kind is None:
+                self._flush_now()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
         self._control.feed.publish()
         await self._http.cleanup()
         if self._metrics is not None:

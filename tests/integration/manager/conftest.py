@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import zmq
 import zmq.asyncio
 
 from polyrl.control import Endpoints, parse_endpoints
+from polyrl.errors import RunFailed
 from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
@@ -24,6 +25,7 @@ from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, pack_ids, unpack_ids
 from polyrl_operator.secret import write_run_keys
+from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
 from polyrl_trainer.client import RolloutClient
@@ -131,13 +133,13 @@ class Site:
 
 
 @asynccontextmanager
-async def _open_site(folder: Path, lease_s: float) -> AsyncIterator[Site]:
+async def _open_site(folder: Path, lease_s: float, journal: Journal | None = None) -> AsyncIterator[Site]:
     write_run_keys(folder)
     ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
     context = zmq.asyncio.Context()
     try:
         own, job = read_keys(ManagerKeys, folder / "manager.key"), PolyRLJob.model_validate(JOB)
-        async with Manager(ledger, own, EPOCH, Listen(metrics_port=0), job=job) as manager:
+        async with Manager(ledger, own, EPOCH, Listen(metrics_port=0), journal, job=job) as manager:
             running = asyncio.create_task(manager.run())
             yield Site(manager, ledger, folder, context, running)
             manager.stop()
@@ -151,6 +153,14 @@ async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[
     """Its lease is LEASE_S, or the fixture's parameter."""
     async with _open_site(tmp_path / "keys", getattr(request, "param", LEASE_S)) as opened:
         yield opened
+
+
+@pytest.fixture
+async def journaled_site(tmp_path: Path) -> AsyncIterator[Site]:
+    """With a journal, which is new. A manager whose disk has failed says so at its end too."""
+    with suppress(RunFailed):
+        async with _open_site(tmp_path / "keys", LEASE_S, Journal(tmp_path / "journal.sqlite", EPOCH)) as opened:
+            yield opened
 
 
 @pytest.fixture

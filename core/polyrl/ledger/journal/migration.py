@@ -77,8 +77,8 @@ def _take_step(db: sqlite3.Connection, step: Step) -> None:
         db.execute(form.REPLACE_EVENTS, form.row(seq, at, _encoder.encode(events)))
     for seq, at, body, checksum in db.execute(form.SELECT_SNAPSHOT).fetchall():
         form.check_row(seq, body, checksum, what="snapshot")
-        new = form.row(seq, at, _encoder.encode(step.state(_decode(body))))
-        db.execute(form.UPDATE_SNAPSHOT, (new[2], new[3]))
+        fresh = form.row(seq, at, _encoder.encode(step.state(_decode(body))))
+        db.execute(form.UPDATE_SNAPSHOT, fresh[2:])
     for number, data in db.execute(form.SELECT_HISTORY).fetchall():
         _rewrite_entry(db, step, number, data)
 
