@@ -97,6 +97,14 @@ def test_what_the_trainer_wrote_itself_is_not_sent_back() -> None:
     assert peer.out[-1].response == WHOLE
 
 
+def test_an_extension_counts_once_and_for_its_own_turn_only() -> None:
+    peer = Peer().get(turn_done(first()))
+    for turn in (7, 0, 0):
+        peer.texts.extend("0.0", turn, pack_ids([8, 9]))
+    extended = msgspec.structs.replace(first(), ids=WHOLE.ids[:16])
+    assert not peer.get(batch(extended)).asked
+
+
 def test_what_the_manager_did_not_take_of_it_is_noticed() -> None:
     peer = Peer().get(turn_done(first()))
     peer.texts.extend("0.0", 0, pack_ids([8, 8]))
