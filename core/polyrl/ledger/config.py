@@ -25,7 +25,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     group_filter: str = "none"
     """A `manifest.recipe.GroupFilter` value; `custom` is decided by the trainer, through Reject."""
     max_rejections: int = 3
-    """Times that engines may call one sample impossible before it is believed: one broken engine must not decide."""
+    """Engines that must call a sample impossible before it is believed: one broken engine must not decide. Where fewer
+    may serve it, all of them, as often."""
     turn_resend_s: float = 10.0
     """First repetition of an unanswered TurnDone; doubles each time. Rewards mostly take less."""
     turn_resend_max_s: float = 60.0

@@ -67,6 +67,8 @@ class QuarantineCause(StrEnum):
     """It gave no token for too long."""
     ENGINE_ERROR = MoveCause.ENGINE_ERROR
     """It failed at a sample."""
+    REJECTED = MoveCause.REJECTED
+    """It refused everything that it got last."""
     WRONG_VERSION = MoveCause.WRONG_VERSION
     """It sent tokens of a version that may not generate."""
     WRONG_TOKENS = MoveCause.WRONG_TOKENS

@@ -150,7 +150,7 @@ def _entry(engine: LeasedEngine, mean: float) -> _Entry:
     pace, running = speed.pace_of(engine, mean), engine.expected_running
     load = engine.occupied / engine.capacity.max_running
     takes = engine.version >= 0 and not engine.draining
-    limit = 1 if engine.failures else engine.capacity.max_running
+    limit = 1 if engine.unproven else engine.capacity.max_running
     return _Entry(
         roomy=(pace.step(running + 1), load, engine.name) if takes and engine.occupied < limit else None,
         busy=(pace.step(running), load, engine.name) if engine.running else None,

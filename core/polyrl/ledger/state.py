@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from math import inf
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,9 @@ from polyrl.sample import (
 from polyrl.weights import WeightsRef
 from polyrl.wire import Assign, BatchRequest, EngineCapacity, GroupDropped, TurnDone, checksum_of
 from polyrl.wire.ranges import has_number
+
+REJECTIONS_TO_PAUSE: Final = 3
+"""Assignments in a row that an engine refuses before it pauses: one prompt that is at fault may come by twice."""
 
 
 class SamplePhase(StrEnum):
@@ -86,8 +90,9 @@ class SampleState(msgspec.Struct, array_like=True):
     reward: float = 0.0
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     rejections: int = 0
+    """How often engines refused it."""
     avoid: str = ""
-    """Name of the engine that failed this sample last."""
+    """Name of the engine that failed this sample last; empty when the last one left it for another cause."""
     moved_at: float = -inf
     length_class: int = -1
     """Of its turn, see `lengths`; -1: it has no token."""
@@ -95,6 +100,9 @@ class SampleState(msgspec.Struct, array_like=True):
     """The engine that ended its last turn, and has the text up to there; empty once it is assigned again."""
     trainer_has: int = 0
     """Response tokens that the trainer's process holds: to the end of what it wrote itself, by its last Extend."""
+    rejected_by: list[str] = msgspec.field(default_factory=list)
+    """Engines that refused it, each once, at most `max_rejections`: then they are believed."""
+    avoid_until: float = -inf
 
     @property
     def length(self) -> int:
@@ -177,8 +185,10 @@ class LeasedEngine(msgspec.Struct):
     """Assignments whose tokens have a gap, and when they were asked for. Until it is filled no frame is called safe."""
     failures: int = 0
     """Failures in a row."""
+    rejections: int = 0
+    """Assignments in a row that it refused, none giving a token."""
     quarantined_until: float = -inf
-    """Until then it gets no work; with failures left it gets one sample after it."""
+    """Until then it gets no work; while it is `unproven` it gets one sample after it."""
     weights_at: float = inf
     """When its failed version is announced again."""
     tokens: int = 0
@@ -219,6 +229,11 @@ class LeasedEngine(msgspec.Struct):
     """KV tokens that came to what it runs since, less those that ended."""
     kv_growth: int = 0
     """KV room set aside for tokens still to come of what it runs, in tokens."""
+
+    @property
+    def unproven(self) -> bool:
+        """It failed, or refused all that it got last, and has given no token since."""
+        return self.failures > 0 or self.rejections >= REJECTIONS_TO_PAUSE
 
     @property
     def occupied(self) -> int:

@@ -30,6 +30,19 @@ from polyrl.wire.ranges import add_number
 ENDED_MEMORY: Final = 8192
 """Ended groups of which it is remembered what they were: many steps' worth, for a submission that is repeated."""
 
+AVOIDED_CAUSES: Final = frozenset(
+    {
+        events.MoveCause.STALLED,
+        events.MoveCause.ENGINE_ERROR,
+        events.MoveCause.WRONG_VERSION,
+        events.MoveCause.WRONG_TOKENS,
+    }
+)
+"""Failures at a sample that the same engine may repeat. Refusals have a memory of their own."""
+
+AVOID_S: Final = 60.0
+"""How long an engine that failed a sample is its last choice: as long as the longest pause of an engine."""
+
 KV_STEP: Final = 256
 """Tokens of KV room set aside at least for a turn that outgrew what was expected: some seconds of its engine."""
 
@@ -219,6 +232,7 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
             sample.spans.append(
                 OpenSpan(position, position + size, version=version, engine=event.engine, attempt=sample.attempt)
             )
+            engine.rejections = 0
             if assignment.reading:
                 speed.end_reading(engine, assignment.reading, at)
                 assignment.reading = 0
@@ -282,8 +296,15 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
     assignment = _end_assignment(state, event.assignment)
     sample = state.samples[assignment.sample]
     sample.moved_at = event.at
-    sample.avoid = assignment.engine
-    sample.rejections += event.cause is events.MoveCause.REJECTED
+    is_failure = event.cause in AVOIDED_CAUSES
+    sample.avoid = assignment.engine if is_failure else ""
+    sample.avoid_until = event.at + AVOID_S if is_failure else -inf
+    if event.cause is events.MoveCause.REJECTED:
+        sample.rejections += 1
+        engine = state.engines[assignment.engine]
+        engine.rejections += engine.quarantined_until <= event.at  # what it had got before it paused says no more
+        if assignment.engine not in sample.rejected_by:
+            sample.rejected_by.append(assignment.engine)
     increment(state.counters.migrations, event.cause)
     _queue_sample(state, sample, event.at)
 

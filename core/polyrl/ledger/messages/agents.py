@@ -10,7 +10,7 @@ from polyrl.ledger import events
 from polyrl.ledger.events import GoneCause, MoveCause
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
-from polyrl.ledger.scheduling.moves import half_open, move, quarantine
+from polyrl.ledger.scheduling.moves import half_open, move, quarantine, suspect_refusals
 from polyrl.ledger.scheduling.recalls import complete_recall
 from polyrl.ledger.state import LeasedEngine, assign_message
 from polyrl.ledger.transition import Transition
@@ -128,3 +128,5 @@ def _handed_back(transition: Transition, engine: LeasedEngine, given: wire.HandB
         # Whatever it was, handing the same sample straight back would only repeat it.
         quarantine(transition, engine.name, cause)
     move(transition, given.assignment, cause, cancel=False, detail=given.detail)
+    if cause is MoveCause.REJECTED:
+        suspect_refusals(transition, engine.name)

@@ -22,6 +22,7 @@ a context that holds the sample, and KV room (see `fits`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -49,6 +50,10 @@ class PlacementRequest(NamedTuple):
     context: int
     """Least that goes on with it: what it has, and one token more."""
     avoid: str
+    """Engine that failed it last; empty: none has lately."""
+    rejected_by: tuple[str, ...]
+    is_new: bool
+    """No engine has begun it, so none is better off with it than another."""
     prefix: str
     """Engine that generated last; empty: none has."""
     prefix_version: int
@@ -60,11 +65,6 @@ class PlacementRequest(NamedTuple):
         """KV room to set aside."""
         return self.prompt + self.response + self.expected
 
-    @property
-    def is_new(self) -> bool:
-        """No engine has begun it, so none is better off with it than another."""
-        return not self.prefix and not self.avoid
-
     def unread(self, engine: LeasedEngine, *, has_sibling: bool) -> int:
         """Tokens that `engine` must read first; a weight version that it loaded since made it forget."""
         if self.prefix == engine.name and self.prefix_version == engine.version:
@@ -72,7 +72,7 @@ class PlacementRequest(NamedTuple):
         return self.response + (0 if has_sibling else self.prompt)
 
 
-def placement_request(state: LedgerState, name: str) -> PlacementRequest:
+def placement_request(state: LedgerState, name: str, now: float) -> PlacementRequest:
     """That of a live sample."""
     sample = state.samples[name]
     group = state.groups[sample.group].group
@@ -85,7 +85,9 @@ def placement_request(state: LedgerState, name: str) -> PlacementRequest:
         response=sample.length,
         expected=speed.expected_tokens(state, sample),
         context=context_used(state, sample) + 1,
-        avoid=sample.avoid,
+        avoid=sample.avoid if now < sample.avoid_until else "",
+        rejected_by=tuple(sample.rejected_by),
+        is_new=not sample.attempt,
         prefix=last.engine if last else "",
         prefix_version=last.version if last else -1,
         prefix_end=last.end if last else 0,
@@ -102,12 +104,26 @@ def has_slot(engine: LeasedEngine, now: float) -> bool:
     """Whether it may get one more sample; after a failure, one at a time until tokens come."""
     if engine.draining or engine.version < 0 or engine.quarantined_until > now:
         return False
-    return engine.occupied < (1 if engine.failures else engine.capacity.max_running)
+    return engine.occupied < (1 if engine.unproven else engine.capacity.max_running)
 
 
 def serves(engine: LeasedEngine, low: int, high: int) -> bool:
     """It takes work, and its verified version may generate."""
     return low <= engine.version <= high and not engine.draining
+
+
+def takes_back(state: LedgerState, engine: LeasedEngine, request: PlacementRequest) -> bool:
+    """Whether it may be given the sample by its refusals: if it refused, only while no other may serve it."""
+    refused = request.rejected_by
+    return engine.name not in refused or not may_ever_serve(state, request.high, request.context, refused)
+
+
+def may_ever_serve(state: LedgerState, high: int, context: int, refused: Sequence[str]) -> bool:
+    """Whether an engine beside those that refused it has the context, and serves these versions or will."""
+    return any(
+        e.version <= high and not e.draining and e.capacity.max_context >= context and e.name not in refused
+        for e in state.engines.values()
+    )
 
 
 def may_generate(transition: Transition, engine: LeasedEngine, low: int, high: int) -> bool:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, QuarantineCause, TurnEnded
 from polyrl.ledger.fleet import Fleet
-from polyrl.ledger.state import GroupState, SampleState, context_used, turn_done
+from polyrl.ledger.scheduling.cost import may_ever_serve
+from polyrl.ledger.state import REJECTIONS_TO_PAUSE, GroupState, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish, sample_id
 from polyrl.wire import Cancel
@@ -30,14 +31,26 @@ def move(transition: Transition, number: int, cause: MoveCause, *, cancel: bool 
     transition.record(Moved(number, cause, at=transition.now))
     sample = transition.state.samples[assignment.sample]
     transition.requeued.append(sample.group)
-    if sample.rejections >= transition.config.max_rejections:
-        text = f"engines refused it {sample.rejections} times: {detail or 'no reason given'}"
+    if cause is MoveCause.REJECTED and _is_refused(transition, sample):
+        names = ", ".join(sample.rejected_by)
+        text = f"engines refused it {sample.rejections} times ({names}): {detail or 'no reason given'}"
         reason, name = DiscardReason.ENGINE_REJECTED, assignment.sample
         discard_group(transition, sample.group, reason, culprit=name, detail=text)
         return
     finish = already_over(transition, sample)
     if finish is not None:
         end_turn(transition, assignment.sample, finish)
+
+
+def _is_refused(transition: Transition, sample: SampleState) -> bool:
+    """Whether refusals are believed: of as many engines, or of all that may ever serve it as often."""
+    enough, state = transition.config.max_rejections, transition.state
+    if len(sample.rejected_by) >= enough:
+        return True
+    if sample.rejections < enough:
+        return False
+    newest, least = state.groups[sample.group].group.max_version, context_used(state, sample) + 1
+    return not may_ever_serve(state, newest, least, sample.rejected_by)
 
 
 def already_over(transition: Transition, sample: SampleState) -> Finish | None:
@@ -132,6 +145,14 @@ def quarantine(transition: Transition, name: str, cause: MoveCause, first_pause_
         QuarantineCause(cause),
         (first_pause_s or transition.config.suspect_s) * 2.0 ** min(failures, 16),
     )
+
+
+def suspect_refusals(transition: Transition, name: str) -> None:
+    """An engine that refused all that it got last pauses: it speaks of itself, not of the samples."""
+    engine = transition.state.engines[name]
+    beyond = engine.rejections - REJECTIONS_TO_PAUSE
+    if beyond >= 0 and engine.quarantined_until <= transition.now:  # what it had got before comes back meanwhile
+        _pause(transition, name, QuarantineCause.REJECTED, transition.config.suspect_s * 2.0 ** min(beyond, 16))
 
 
 def half_open(transition: Transition, name: str) -> None:

@@ -29,6 +29,7 @@ from polyrl.ledger.scheduling.cost import (
     may_generate,
     placement_request,
     sibling_engines,
+    takes_back,
 )
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, assign_message
 from polyrl.ledger.transition import Transition
@@ -52,8 +53,8 @@ class Room:
 
     def __init__(self, transition: Transition) -> None:
         self._transition = transition
-        self._kept: list[tuple[int, int, int]] = []
-        """(low, high, context) of samples that found no room: what fits them takes nothing that is behind them."""
+        self._kept: list[tuple[int, int, int, tuple[str, ...]]] = []
+        """(low, high, context, refused by) of samples that found no room: what fits them takes nothing behind them."""
 
     def candidates(self, request: PlacementRequest, known: Iterable[str]) -> Iterator[LeasedEngine]:
         """Engines worth asking: those that have read something of it (`known`), one that was idle for long, and of all
@@ -72,22 +73,23 @@ class Room:
 
     def keep(self, request: PlacementRequest) -> None:
         """`request` found no room: the engines that fit it take nothing behind it."""
-        self._kept.append((request.low, request.high, request.context))
+        self._kept.append((request.low, request.high, request.context, request.rejected_by))
 
     def is_unclaimed(self, engine: LeasedEngine) -> bool:
         """Whether nothing in the queue could use it: what runs elsewhere may move there."""
-        contexts = (context for low, high, context in self._kept if low <= engine.version <= high)
-        return all(engine.capacity.max_context < context for context in contexts)
+        claims = (kept for kept in self._kept if kept[0] <= engine.version <= kept[1] and engine.name not in kept[3])
+        return all(engine.capacity.max_context < context for _, _, context, _ in claims)
 
     def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
         able = has_slot(engine, self._transition.now) and self.is_unclaimed(engine)
+        able = able and takes_back(self._transition.state, engine, request)
         return able and may_generate(self._transition, engine, request.low, request.high)
 
     def _is_kept_from(self, request: PlacementRequest) -> bool:
         """Whether every engine that fits it also fits one that waits before it."""
         return any(
-            low <= request.low and request.high <= high and context <= request.context
-            for low, high, context in self._kept
+            low <= request.low and request.high <= high and context <= request.context and not refused
+            for low, high, context, refused in self._kept
         )
 
 
@@ -139,7 +141,7 @@ class _Group:
         state, before = self._transition.state, None
         for index in tuple(self._entry.waiting):
             name = sample_id(self._entry.group.id, index)
-            request = placement_request(state, name)
+            request = placement_request(state, name, self._transition.now)
             if request != before:
                 # Siblings mostly are alike: then only the engine that got the last one has another offer to make.
                 before = request
@@ -179,9 +181,11 @@ class _Group:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
         transition, state, now = self._transition, self._transition.state, self._transition.now
         holder = state.engines.get(request.prefix)
-        if holder is None or holder.name in self._offers or holder.name == request.avoid or not holder.running:
+        if holder is None or holder.name in self._offers or not holder.running:
             return False
-        able = may_generate(transition, holder, request.low, request.high) and not holder.failures
+        if holder.name in (request.avoid, *request.rejected_by):
+            return False
+        able = may_generate(transition, holder, request.low, request.high) and not holder.unproven
         if not able or holder.version != request.prefix_version or holder.quarantined_until > now:
             return False
         until = state.samples[name].since + elsewhere - self._costs.after_next_end(holder, request)

@@ -120,21 +120,21 @@ def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine
 
 def _movable(transition: Transition, costs: Costs, givers: list[LeasedEngine]) -> list[_Movable]:
     """What may move from these engines: what must, by priority, then what would finish last."""
-    state = transition.state
+    state, now = transition.state, transition.now
     found = []
     for engine in givers:
         for number in engine.running:
-            if not _rests(transition, number, forced=_must_give(state, engine, transition.now)):
-                stay = costs.staying(engine, _request(state, number))
+            if not _rests(transition, number, forced=_must_give(state, engine, now)):
+                stay = costs.staying(engine, _request(state, number, now))
                 found.append(
                     (_priority(state, number) if stay == inf else 0, _Movable(stay, number, engine=engine.name))
                 )
-    found.sort(key=lambda one: (-one[1].stay, one[0], -_request(state, one[1].number).expected))
+    found.sort(key=lambda one: (-one[1].stay, one[0], -_request(state, one[1].number, now).expected))
     return [one for _, one in found]
 
 
-def _request(state: LedgerState, number: int) -> PlacementRequest:
-    return placement_request(state, state.assignments[number].sample)
+def _request(state: LedgerState, number: int, now: float) -> PlacementRequest:
+    return placement_request(state, state.assignments[number].sample, now)
 
 
 def _priority(state: LedgerState, number: int) -> int:
@@ -162,17 +162,17 @@ def _rests(transition: Transition, number: int, *, forced: bool) -> bool:
 def _move(transition: Transition, costs: Costs, one: _Movable, takers: list[LeasedEngine]) -> None:
     """To where it costs least, if that pays."""
     state, now = transition.state, transition.now
-    request = _request(state, one.number)
+    request = _request(state, one.number, now)
     siblings = sibling_engines(state, state.groups[request.group].group)
     offers = [
         (costs.on(taker, request, has_sibling=taker.name in siblings), taker.name)
         for taker in takers
         if taker.name != one.engine
-        and taker.name != request.avoid
+        and taker.name not in (request.avoid, *request.rejected_by)
         and fits(taker, request, now)
         and request.size <= kv_room(taker, now)
         and may_generate(transition, taker, request.low, request.high)
-        and (one.stay == inf or _last_end(state, taker) * costs.step(taker, 1) <= one.stay)
+        and (one.stay == inf or _last_end(state, taker, now) * costs.step(taker, 1) <= one.stay)
     ]
     if not offers:
         return
@@ -181,9 +181,9 @@ def _move(transition: Transition, costs: Costs, one: _Movable, takers: list[Leas
         recall(transition, one.number, _cause(state, one, now), to=state.engines[name], request=request)
 
 
-def _last_end(state: LedgerState, engine: LeasedEngine) -> int:
+def _last_end(state: LedgerState, engine: LeasedEngine, now: float) -> int:
     """Tokens still to come of the longest sample that it runs."""
-    return max((_request(state, number).expected for number in engine.running), default=0)
+    return max((_request(state, number, now).expected for number in engine.running), default=0)
 
 
 def _cause(state: LedgerState, one: _Movable, now: float) -> MoveCause:

@@ -45,7 +45,7 @@ def complete_recall(transition: Transition, number: int) -> None:
     sample = state.samples.get(name)
     if to is None or sample is None or sample.phase is not SamplePhase.WAITING:
         return
-    request = placement_request(state, name)
+    request = placement_request(state, name, transition.now)
     able = has_slot(to, transition.now) and fits(to, request, transition.now)
     if able and may_generate(transition, to, request.low, request.high):
         siblings = sibling_engines(state, state.groups[request.group].group)

@@ -292,7 +292,7 @@ def test_a_later_turn_returns_to_the_engine_that_holds_its_prefix(seed: int, mon
     flow, other = conversation(seed), conversation(seed)
     seconds = flow.run()
     honest = placement.placement_request
-    monkeypatch.setattr(placement, "placement_request", lambda state, name: honest(state, name)._replace(prefix=""))
+    monkeypatch.setattr(placement, "placement_request", lambda *of: honest(*of)._replace(prefix=""))
     ratio = other.run() / seconds
     read, read_again = (sum(engine.read for engine in f.engines.values()) for f in (flow, other))
     print(f"seconds {ratio:.2f}, tokens read {read_again / read:.2f}")

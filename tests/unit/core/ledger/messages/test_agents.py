@@ -9,7 +9,18 @@ import pytest
 
 from polyrl.ledger.events import EngineQuarantined, Moved
 from polyrl.sample import Pool
-from polyrl.wire import Assign, Cancel, Fenced, HandBack, HeldAssignment, Hello, Resend, WeightsLoaded, Welcome
+from polyrl.wire import (
+    Assign,
+    Cancel,
+    Fenced,
+    HandBack,
+    Heartbeat,
+    HeldAssignment,
+    Hello,
+    Resend,
+    WeightsLoaded,
+    Welcome,
+)
 from polyrl_rollout.testing.stage import Stage, sent
 
 HELLO = Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=1000, max_context=4096, weight_version=-1)
@@ -89,3 +100,55 @@ def test_what_another_engine_runs_is_not_its_to_give() -> None:
     stage.engine("b")
     assert not [event for event in stage.agent("b", HandBack(1, "rejected")).events if isinstance(event, Moved)]
     assert not sent(stage.agent("b", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1)), Assign)
+
+
+def test_an_engine_that_refuses_everything_drops_nothing_and_pauses() -> None:
+    """Three healthy engines are full, 200 groups wait, and one more engine refuses whatever it gets."""
+    stage = Stage()
+    for name in "xyz":
+        stage.engine(name, max_running=1)
+    stage.submit(203)
+    stage.engine("broken", max_running=4)
+    refused: list[str] = []
+    for _ in range(600):
+        stage.now += 0.05
+        stage.agent("broken", Heartbeat(0, 0, kv_free_tokens=100_000))
+        for name in "xyz":
+            stage.tokens(name, next(iter(stage.ledger.state.engines[name].running)), [5] * (stage.now % 1 < 0.05))
+        for number in tuple(stage.ledger.state.engines["broken"].running):
+            refused.append(stage.ledger.state.assignments[number].sample)
+            stage.agent("broken", HandBack(number, "rejected", detail="400"))
+        stage.pass_time(0.0)
+    assert stage.ledger.state.counters.discarded == {}
+    assert len(set(refused)) == len(refused), "never back to the engine that refused it"
+    assert len(refused) <= 12, "a pause that doubles, then one sample at a time"
+    paused = [event.cause for event in stage.events if isinstance(event, EngineQuarantined)]
+    assert set(paused) == {"rejected"}
+    states = {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}
+    assert states["broken"] == "suspect"
+
+
+def test_tokens_of_what_it_had_before_do_not_excuse_an_engine_that_refuses_the_rest() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit()
+    stage.tokens("a", 1, [5])
+    stage.submit(4)
+    for number in (2, 3, 4):
+        stage.agent("a", HandBack(number, "rejected"))
+        stage.tokens("a", 1, [5])
+    assert stage.ledger.state.engines["a"].quarantined_until > stage.now
+    stage.pass_time_heard(2.0)
+    stage.tokens("a", 1, [5])
+    assert stage.placed()["a"] == ["0.0"]
+
+
+def test_the_first_token_of_a_sample_excuses_earlier_refusals() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=1)
+    stage.submit(6)
+    for _ in range(2):
+        stage.agent("a", HandBack(next(iter(stage.ledger.state.engines["a"].running)), "rejected"))
+    assert stage.ledger.state.engines["a"].rejections == 2
+    stage.tokens("a", next(iter(stage.ledger.state.engines["a"].running)), [5])
+    assert stage.ledger.state.engines["a"].rejections == 0

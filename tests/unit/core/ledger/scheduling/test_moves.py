@@ -7,7 +7,9 @@ from math import inf
 import msgspec
 import pytest
 
+from polyrl.ledger.apply.samples import AVOID_S
 from polyrl.ledger.events import EngineQuarantined, GroupDiscarded, MoveCause
+from polyrl.ledger.scheduling.cost import placement_request
 from polyrl.ledger.scheduling.moves import already_over, end_unservable, half_open, move, quarantine
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
@@ -86,19 +88,39 @@ def test_pauses_of_an_engine_that_had_gone_silent(times: int, pause_s: float) ->
 
 
 @pytest.mark.parametrize(
-    ("cause", "rejections", "discarded"),
+    ("cause", "before", "others", "why"),
     [
-        pytest.param(MoveCause.REJECTED, 1, False, id="two engines may be wrong"),
-        pytest.param(MoveCause.REJECTED, 2, True, id="three are believed"),
-        pytest.param(MoveCause.LOST, 2, False, id="no other cause speaks of the sample"),
+        pytest.param(MoveCause.REJECTED, ["x"], 0, "", id="two engines may be wrong"),
+        pytest.param(MoveCause.REJECTED, ["x", "y"], 1, "3 times (x, y, a)", id="three are believed"),
+        pytest.param(MoveCause.REJECTED, ["a", "a"], 0, "3 times (a)", id="one, when no other may ever serve it"),
+        pytest.param(MoveCause.REJECTED, ["a", "a"], 1, "", id="one is not, however often, while another may"),
+        pytest.param(MoveCause.LOST, ["x", "y"], 0, "", id="no other cause speaks of the sample"),
     ],
 )
-def test_who_is_believed_about_a_sample(cause: MoveCause, rejections: int, discarded: bool) -> None:
-    _, transition = one_running()
-    transition.state.samples["0.0"].rejections = rejections
+def test_who_is_believed_about_a_sample(cause: MoveCause, before: list[str], others: int, why: str) -> None:
+    stage, transition = one_running()
+    for number in range(others):
+        stage.engine(f"other-{number}")
+    sample = transition.state.samples["0.0"]
+    sample.rejections, sample.rejected_by = len(before), sorted(set(before))
     move(transition, 1, cause, detail="too long")
     reasons = [event.detail for event in transition.effects.events if isinstance(event, GroupDiscarded)]
-    assert reasons == (["engines refused it 3 times: too long"] if discarded else [])
+    assert reasons == ([f"engines refused it {why}: too long"] if why else [])
+
+
+@pytest.mark.parametrize(
+    ("cause", "avoided"),
+    [
+        *((cause, True) for cause in ("stalled", "engineError", "wrongVersion", "wrongTokens")),
+        *((cause, False) for cause in ("lost", "draining", "versionChanged", "window", "rebalanced", "outgrown")),
+    ],
+)
+def test_an_engine_is_avoided_for_a_failure_and_for_a_while(cause: str, avoided: bool) -> None:
+    _, transition = one_running()
+    move(transition, 1, MoveCause(cause))
+    request = placement_request(transition.state, "0.0", 0.0)
+    assert request.avoid == ("a" if avoided else "")
+    assert placement_request(transition.state, "0.0", AVOID_S).avoid == ""
 
 
 @pytest.mark.parametrize("cancel", [True, False], ids=["it still runs there", "its engine gave it back"])

@@ -89,7 +89,7 @@ def test_where_a_recalled_sample_goes(change: Callable[[LedgerState], object], e
     stage.engine("b")
     state = stage.ledger.state
     transition = Transition(state, stage.now)
-    recall(transition, 1, MoveCause.REBALANCED, to=state.engines["b"], request=placement_request(state, "0.0"))
+    recall(transition, 1, MoveCause.REBALANCED, to=state.engines["b"], request=placement_request(state, "0.0", 0.0))
     assert state.engines["b"].occupied == 1, "room is set aside"
     change(state)
     complete_recall(transition, 1)
