@@ -49,6 +49,10 @@ class SampleCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     open: int = 0
     discarded: dict[str, int] = {}
     """By DiscardReason."""
+    offered_again: int = 0
+    """Acknowledged by a trainer whose successor went back to a checkpoint, and counted as open again since."""
+    released_early: int = 0
+    """Acknowledged samples that were not kept until a checkpoint, for want of room."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

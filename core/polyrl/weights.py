@@ -90,6 +90,8 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     public_key: str = ""
     """CURVE server key of the endpoint, Z85."""
     manifest_hash: bytes = b""
+    content: bytes = b""
+    """`weights_hash` of its manifest; empty: not known."""
 
 
 _decoder = msgspec.msgpack.Decoder(VersionManifest)
@@ -98,6 +100,11 @@ _decoder = msgspec.msgpack.Decoder(VersionManifest)
 def digest(data: Buffer) -> bytes:
     """bytes[HASH_BYTES]"""
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+
+
+def weights_hash(manifest: VersionManifest) -> bytes:
+    """The same for two versions of the same weights and files."""
+    return digest(encode_manifest(msgspec.structs.replace(manifest, version=0, base=None)))
 
 
 def tensor_entry(name: str, dtype: str, shape: tuple[int, ...], offset: int, data: Buffer) -> TensorEntry:

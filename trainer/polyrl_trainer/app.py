@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,8 @@ FINISH_DEADLINE_S: Final = 5.0
 """Longest wait for the manager to take the end of a failed run; it may be what failed."""
 KEPT_VERSIONS: Final = 2
 """Weight versions served beside those that staleness needs: the newest, and the one that slow pullers are at."""
+EVERY_BATCH: Final = (0, 1 << 62)
+"""What the state of a run that is done contains."""
 LOOPBACK: Final = "127.0.0.1"
 
 STAGE_OF_MODE: Final = {
@@ -159,7 +161,7 @@ async def _run_stages(
     if arguments.manager_endpoints is None:
         return await _until_left(arguments, session, stages.run(None))
     async with AsyncExitStack() as stack:
-        client = await session.unless_stopped(stack.enter_async_context(_client(arguments)))
+        client = await session.unless_stopped(stack.enter_async_context(_client(arguments, session.state.acknowledged)))
         if client is None:
             return False
         try:
@@ -194,21 +196,25 @@ async def _until_left(
         return False
 
 
-def _client(arguments: Arguments) -> AbstractAsyncContextManager[RolloutClient]:
+def _client(
+    arguments: Arguments, acknowledged: Sequence[tuple[int, int]]
+) -> AbstractAsyncContextManager[RolloutClient]:
     assert arguments.manager_endpoints is not None
     return RolloutClient.connect(
         arguments.manager_endpoints,
         arguments.keys,
         arguments.run_epoch,
+        acknowledged,
         connect_timeout_s=arguments.max_manager_outage_s if arguments.hand_over else CONNECT_TIMEOUT_S,
         max_manager_outage_s=arguments.max_manager_outage_s,
+        covers=True,
     )
 
 
 async def _report_done(arguments: Arguments) -> None:
     """For a predecessor that was killed after it had finished, but before its end was seen."""
     if arguments.manager_endpoints is not None:
-        async with _client(arguments) as client:
+        async with _client(arguments, (EVERY_BATCH,)) as client:
             await client.finish(True, "done")
 
 

@@ -44,6 +44,13 @@ class Rollouts(Protocol):
     async def acknowledge(self, batch: int) -> None:
         """The batch is part of the trainer's state; the manager forgets its tokens."""
 
+    @property
+    def acknowledged(self) -> Sequence[tuple[int, int]]:
+        """The batches that the trainer's state contains, as half-open ranges of their numbers; part of a checkpoint."""
+
+    def cover(self, batches: Sequence[tuple[int, int]]) -> None:
+        """A checkpoint that survives this process contains these acknowledged batches, ranges as in `acknowledged`."""
+
     async def end_step(self, step: int, purpose: Purpose) -> None:
         """What is left of `step` is cancelled as surplus."""
 

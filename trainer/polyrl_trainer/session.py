@@ -51,6 +51,8 @@ class Session:
     """How long capacity may be away; loops wait for samples at least so long."""
     status_values: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
+    weights_content: bytes = b""
+    """Hash of the weights that rollouts generate with, whatever their version's number."""
     _recorded: Sequence[SampleRecord] = ()
     """Kept since the last report, with which some of them go."""
 
@@ -99,7 +101,11 @@ class Session:
 
     async def save(self, backend: TrainingBackend) -> None:
         """A checkpoint of the state as it is now, while the event loop lives on."""
+        if self.rollouts is not None:
+            self.state.acknowledged = list(self.rollouts.acknowledged)
         path = await asyncio.to_thread(self.checkpoints.save, self.state.copy(), backend)
+        if self.rollouts is not None:
+            self.rollouts.cover(self.state.acknowledged)
         log.info("checkpoint saved", path=str(path), stage=self.state.stage.value, step=self.state.step)
 
     async def end_step(self, backend: TrainingBackend, total_steps: int) -> None:

@@ -66,6 +66,8 @@ class TrainerState(msgspec.Struct):
     next_group: int = 0
     next_evaluation: int = 0
     """Evaluations have step numbers of their own towards the manager."""
+    acknowledged: list[tuple[int, int]] = []
+    """Batches that are part of this state, as half-open ranges of their numbers."""
     cursors: dict[str, Any] = {}
     """`DataBuffer.state()` by stage."""
     results: Results = msgspec.field(default_factory=Results)

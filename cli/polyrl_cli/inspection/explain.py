@@ -151,7 +151,10 @@ def _of_group_or_batch(event: HistoryEvent, learned: bool) -> list[str]:
         case f.BatchPacked():
             return [f"packed into batch {event.batch}"]
         case f.BatchReturned():
-            return [f"its trainer ended before batch {event.batch} was acknowledged; offered again"]
+            return [f"the trainer that had batch {event.batch} is gone, or did not take it; offered again"]
+        case f.BatchReleased():
+            why = "for want of room" if event.early else "a checkpoint contains it"
+            return [f"batch {event.batch} is kept no longer: {why}"]
         case f.BatchAcknowledged():
             return [f"{'trained' if learned else 'measured'}: batch {event.batch} is acknowledged"]
     return []

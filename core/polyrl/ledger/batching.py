@@ -12,11 +12,12 @@ the trainer takes the first answer to a request, so a second one with samples wo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from polyrl import wire
 from polyrl.ledger.events import BatchPacked, BatchRequestClosed, GroupDiscarded, RequestDone
-from polyrl.ledger.state import LedgerState, group_tokens, scored_group, step_key
+from polyrl.ledger.state import LedgerState, StepState, group_tokens, scored_group, step_key
 from polyrl.ledger.status import awaited
 from polyrl.ledger.transition import Transition
 from polyrl.manifest.recipe import GroupFilter
@@ -70,6 +71,9 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     step = state.steps.get(step_key(wanted.step, wanted.purpose))
     if step is None:
         return Packing([], True)
+    replayed = _trained_before(state, step, wanted)
+    if replayed:
+        return Packing(replayed, len(replayed) == len(step.ready) and not (step.open or step.notices))
     groups: list[int] = []
     samples = tokens = 0
     full = False
@@ -88,6 +92,19 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     if enough or full or exhausted:
         return Packing(groups, exhausted and len(groups) == len(step.ready))
     return None
+
+
+def _trained_before(state: LedgerState, step: StepState, wanted: BatchRequest) -> list[int]:
+    """The groups of the next batch that a trainer without it trained before: the same ones together, since another
+    division would give other sums, and so other weights. Empty when there is none, or it exceeds what is wanted."""
+    batch = state.groups[step.ready[0]].trained_in if step.ready else -1
+    if batch < 0:
+        return []
+    groups = list(takewhile(lambda number: state.groups[number].trained_in == batch, step.ready))
+    samples = sum(state.groups[number].group.n for number in groups)
+    tokens = sum(group_tokens(state, number) for number in groups)
+    fits = samples <= wanted.max_samples and (len(groups) == 1 or tokens <= wanted.max_tokens)
+    return groups if fits else []
 
 
 def answer_pending(transition: Transition, holds_back: Callable[[Transition, BatchRequest], bool]) -> None:

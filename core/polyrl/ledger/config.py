@@ -34,6 +34,9 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     verdict_deadline_s: float = 3600.0
     """Longest wait for a verdict of a trainer that lives; then the group is discarded as rewardTimedOut. Far above any
     reward's own timeout: a custom filter holds verdicts back until the slowest sibling is done."""
+    kept_tokens: int = 32_000_000
+    """Acknowledged tokens that are kept for a trainer that may go back to its checkpoint: a quarter of a gigabyte.
+    Above it the oldest batches are released early, and would have to be generated again."""
     backlog_tokens: int = 64_000_000
     """Finished training tokens that may wait for the trainer before later steps stop generating: half a gigabyte."""
     gap_resend_s: float = 1.0

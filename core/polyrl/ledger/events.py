@@ -252,7 +252,17 @@ class BatchAcknowledged(Event, frozen=True):
 
     batch: int
     at: float
+    kept: bool = False
+    """Until BatchReleased, should a successor's state not contain it: then it is returned."""
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+
+
+class BatchReleased(Event, frozen=True):
+    """An acknowledged batch is forgotten: a checkpoint contains it, or too much is kept (`early`)."""
+
+    batch: int
+    early: bool
+    at: float
 
 
 class BatchReturned(Event, frozen=True):
@@ -334,6 +344,8 @@ class TrainerGreeted(Event, frozen=True):
 
     trainer: str
     at: float
+    covers: bool = False
+    """It says when a checkpoint contains what it acknowledged."""
 
 
 class NumbersTaken(Event, frozen=True):

@@ -49,6 +49,8 @@ class SamplePhase(StrEnum):
     """It has its reward, and waits for a batch."""
     PACKED = "packed"
     """It is in a batch that the trainer has not acknowledged."""
+    KEPT = "kept"
+    """It is acknowledged, but no checkpoint contains it."""
 
 
 class OpenSpan(msgspec.Struct, array_like=True):
@@ -148,6 +150,8 @@ class GroupState(msgspec.Struct, array_like=True):
     batch: int = -1
     tokens: int = 0
     """What it adds to the backlog."""
+    trained_in: int = -1
+    """An acknowledged batch that no trainer's state contains any more: what was in it is handed out together again."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -315,6 +319,10 @@ class Counters(msgspec.Struct):
     delta_rows: int = 0
     delta_bytes: int = 0
     migrations: dict[str, int] = msgspec.field(default_factory=dict)
+    offered_again: int = 0
+    """Acknowledged samples that a trainer from an older checkpoint was offered again."""
+    released_early: int = 0
+    """Acknowledged samples for which there was no room until a checkpoint contained them."""
     losses: int = 0
     """Engines that left without Deregister."""
     ignored: dict[str, int] = msgspec.field(default_factory=dict)
@@ -341,6 +349,14 @@ class LedgerState(msgspec.Struct):
     ended: dict[int, bytes] = msgspec.field(default_factory=dict)
     """`sample.group_digest` of the groups that ended last, oldest first."""
     batches: dict[int, BatchState] = msgspec.field(default_factory=dict)
+    kept: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    """Groups of the acknowledged batches that no checkpoint contains, oldest first."""
+    kept_tokens: int = 0
+    """Prompts included."""
+    covers: bool = False
+    """The trainer says when a checkpoint contains what it acknowledged."""
+    contents: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """`PublishVersion.content` of the newest versions."""
     next_batch: int = 0
     pending: dict[int, PendingRequest] = msgspec.field(default_factory=dict)
     """By request number, in order of arrival."""

@@ -28,7 +28,9 @@ def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
         samples=SampleCounts(
             submitted=counters.submitted,
             acknowledged=counters.acknowledged,
-            open=len(state.samples),
+            open=len(state.samples) - sum(state.groups[n].group.n for kept in state.kept.values() for n in kept),
+            offered_again=counters.offered_again,
+            released_early=counters.released_early,
             discarded=dict(counters.discarded),
         ),
         tokens=TokenCounts(
@@ -82,7 +84,7 @@ def awaited(state: LedgerState, step: int, purpose: Purpose, now: float) -> str:
 
 def _part(state: LedgerState, samples: list[SampleState], phase: SamplePhase, now: float) -> str:
     those = [sample for sample in samples if sample.phase is phase]
-    if not those or phase in (SamplePhase.SCORED, SamplePhase.PACKED):
+    if not those or phase in (SamplePhase.SCORED, SamplePhase.PACKED, SamplePhase.KEPT):
         return ""
     oldest = now - min(sample.since for sample in those)
     if phase is SamplePhase.WAITING:

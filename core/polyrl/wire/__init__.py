@@ -68,6 +68,7 @@ from polyrl.wire.trainer import (
     Acknowledge as Acknowledge,
     Batch as Batch,
     BatchRequest as BatchRequest,
+    Covered as Covered,
     Declined as Declined,
     EndStep as EndStep,
     Extend as Extend,

@@ -27,6 +27,8 @@ class TrainerHello(Message, frozen=True, tag="thello"):
     """It has not been welcomed yet: it wants to know what is held for it."""
     acknowledged_above: tuple[tuple[int, int], ...] = ()
     """Further batches that the trainer's state contains, as half-open ranges of numbers, ascending."""
+    covers: bool = False
+    """It says Covered after each checkpoint: until then what it acknowledged is kept, for a successor without it."""
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -104,6 +106,14 @@ class Acknowledge(Message, frozen=True, tag="ack"):
     batch: int
 
 
+class Covered(Message, frozen=True, tag="covered"):
+    """A checkpoint that survives the trainer contains these acknowledged batches: they need not be kept."""
+
+    request: int
+    batches: tuple[tuple[int, int], ...]
+    """Half-open ranges of numbers, ascending."""
+
+
 class Fetch(Message, frozen=True, tag="fetch"):
     """Send what these samples say: a TurnDone with the whole text for each whose verdict is awaited, a FetchedText for
     each that has its reward; then Fetched. Not a request: a connection's end is its end."""
@@ -129,6 +139,8 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     endpoint: str
     public_key: str
     manifest_hash: bytes
+    content: bytes = b""
+    """Hash of the weights alone: the same for two versions of the same weights; empty: it is not known."""
 
     @classmethod
     def of(cls, request: int, weights: WeightsRef) -> PublishVersion:
@@ -138,11 +150,18 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             endpoint=weights.endpoint,
             public_key=weights.public_key,
             manifest_hash=weights.manifest_hash,
+            content=weights.content,
         )
 
     @property
     def weights(self) -> WeightsRef:
-        return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)
+        return WeightsRef(
+            self.version,
+            self.endpoint,
+            public_key=self.public_key,
+            manifest_hash=self.manifest_hash,
+            content=self.content,
+        )
 
 
 class TrainerReport(Message, frozen=True, tag="report"):
@@ -178,6 +197,10 @@ class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
     """Samples that have their verdict."""
     turn: int
     """Newest turn of any of its samples."""
+    complete: bool = False
+    """All samples have their verdict, and the group has passed the filter."""
+    content: bytes = b""
+    """Of the weights of `max_version`, as in PublishVersion."""
 
 
 class TrainerWelcome(Message, frozen=True, tag="twelcome"):
@@ -296,6 +319,7 @@ FromTrainer: TypeAlias = (
     | Withdraw
     | NoticesTaken
     | Acknowledge
+    | Covered
     | Fetch
     | EndStep
     | PublishVersion

@@ -145,7 +145,11 @@ def _of_status(status: ManagerStatus) -> Iterator[Metric]:
 
 def _of_samples(status: ManagerStatus) -> Iterator[Metric]:
     yield CounterMetricFamily("polyrl_samples_submitted", "Samples submitted", value=status.samples.submitted)
-    yield CounterMetricFamily("polyrl_samples_acknowledged", "Samples trained", value=status.samples.acknowledged)
+    yield CounterMetricFamily(
+        "polyrl_samples_acknowledged",
+        "Samples trained",
+        value=status.samples.acknowledged + status.samples.offered_again,
+    )
     yield GaugeMetricFamily("polyrl_samples_open", "Samples without an end", value=status.samples.open)
     discarded = CounterMetricFamily("polyrl_samples_discarded", "Samples discarded", labels=("reason",))
     for reason, count in status.samples.discarded.items():

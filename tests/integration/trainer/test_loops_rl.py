@@ -230,7 +230,7 @@ def test_mini_batches_are_exact_whatever_arrives_when(
     trained = [sample for micro_batch in run.backend.micro_batches for sample in micro_batch]
     assert len(set(trained)) == len(trained) == 3 * mini_batches * groups_per_mini_batch * 3
     groups = {int(sample.split(".")[0]) for sample in trained}
-    assert sorted(rollouts.acknowledged) == sorted(groups), "acknowledged are exactly those that were trained"
+    assert sorted(rollouts.groups_acknowledged) == sorted(groups), "acknowledged are exactly those that were trained"
     assert {group.id for group in rollouts.submitted} == groups | set(rollouts.discarded)
     assert not groups & set(rollouts.discarded)
 

@@ -160,7 +160,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.TrainerHello(1, 5, trainer="t1", next_group=9, next_batch=6, fresh=True, acknowledged_above=((7, 9),)),
-        "0198a67468656c6c6f0105a274310906c391920709",
+        "0199a67468656c6c6f0105a274310906c391920709c2",
     ),
     (
         TRAINER,
@@ -204,6 +204,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
+        wire.Covered(6, ((0, 3), (5, 6))),
+        "0193a7636f76657265640692920003920506",
+    ),
+    (
+        TRAINER,
         wire.Acknowledge(6, 5),
         "0193a361636b0605",
     ),
@@ -215,7 +220,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash"),
-        "0196a77075626c6973680809a97463703a2f2f683a31a16bc40468617368",
+        "0197a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c400",
     ),
     (
         TRAINER,
@@ -249,8 +254,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             ),
         ),
         (
-            "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c4046861736891980702a574726169"
-            "6ec40664696765737403040100"
+            "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c40468617368919a0702a574726169"
+            "6ec40664696765737403040100c2c400"
         ),
     ),
     (

@@ -69,13 +69,22 @@ class RolloutClient(Rollouts):
     """
 
     def __init__(
-        self, manager: str, keys: TrainerKeys, run_epoch: int, acknowledged: Ranges, max_manager_outage_s: float
+        self,
+        manager: str,
+        keys: TrainerKeys,
+        run_epoch: int,
+        acknowledged: Ranges,
+        max_manager_outage_s: float,
+        *,
+        covers: bool = False,
     ) -> None:
         self._manager = manager
         self._max_manager_outage_s = max_manager_outage_s
         self._run_epoch = run_epoch
         self._name = secrets.token_hex(8)
-        self._cursor = Cursor(list(acknowledged))
+        # Batches that a manager without its journal packs must not have the numbers of those.
+        self._cursor = Cursor(list(acknowledged), next_batch=acknowledged[-1][1] if acknowledged else 0)
+        self._covers = covers
         self._turns = EventStream[TurnDone]()
         self._dropped = EventStream[GroupDropped]()
         self._link = ManagerLink(self._locate, keys, self._hello, max_manager_outage_s)
@@ -93,18 +102,25 @@ class RolloutClient(Rollouts):
         acknowledged: Iterable[tuple[int, int]] = (),
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         max_manager_outage_s: float = MAX_MANAGER_OUTAGE_S,
+        *,
+        covers: bool = False,
     ) -> AsyncIterator[Self]:
         """A connected client, for as long as the context lasts.
 
         `manager` is the manager's endpoints file, which may not be there yet, or its `tcp://host:port`. `acknowledged`
         says which batches the trainer's state contains, as half-open ranges of numbers, ascending: what the property
-        of that name was when the state was saved; `max_manager_outage_s` the longest absence of the
-        manager that is bridged later on. Raises DeadlineExceeded when no manager welcomes it in time, InvalidData for
-        a wrong key file, RunFailed when the manager refuses it (another run epoch), Superseded when another trainer has
-        come.
+        of that name was when the state was saved; `covers` promises to call `cover` after each checkpoint;
+        `max_manager_outage_s` is the longest absence of the manager that is bridged later on. Raises DeadlineExceeded
+        when no manager welcomes it in time, InvalidData for a wrong key file, RunFailed when the manager refuses it
+        (another run epoch), Superseded when another trainer has come.
         """
         client = cls(
-            str(manager), read_keys(TrainerKeys, Path(key_file)), run_epoch, list(acknowledged), max_manager_outage_s
+            str(manager),
+            read_keys(TrainerKeys, Path(key_file)),
+            run_epoch,
+            list(acknowledged),
+            max_manager_outage_s,
+            covers=covers,
         )
         link = asyncio.create_task(client._hold_link())
         try:
@@ -183,8 +199,12 @@ class RolloutClient(Rollouts):
         raise ProtocolError(f"the manager answered {type(answer).__name__} to BatchRequest")
 
     async def acknowledge(self, batch: int) -> None:
-        await self._request(lambda n: wire.Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
         self._cursor.acknowledge(batch)
+        await self._request(lambda n: wire.Acknowledge(n, batch), f"the acknowledgement of batch {batch}")
+
+    def cover(self, batches: Iterable[tuple[int, int]]) -> None:
+        ranges = tuple(batches)
+        self._requests.post(lambda n: wire.Covered(n, ranges))
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
         await self._request(lambda n: wire.EndStep(n, step, purpose=purpose), f"the end of step {step}")
@@ -273,6 +293,7 @@ class RolloutClient(Rollouts):
             next_batch=cursor.next_batch,
             fresh=fresh,
             acknowledged_above=tuple(cursor.acknowledged),
+            covers=self._covers,
         )
 
     async def _locate(self) -> str:

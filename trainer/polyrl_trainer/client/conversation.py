@@ -61,7 +61,7 @@ class PendingRequests:
         # A trainer that starts again must not reuse a number of the one before: the manager repeats old answers.
         self._next_number = secrets.randbits(48)
         self._open: dict[int, tuple[FromTrainer, asyncio.Future[Answer]]] = {}
-        self._withdrawals: dict[int, FromTrainer] = {}
+        self._posted: dict[int, FromTrainer] = {}
         """Unanswered ones, which nobody awaits."""
         self._failure: Exception | None = None
 
@@ -92,14 +92,17 @@ class PendingRequests:
     def _withdraw(self, message: FromTrainer) -> None:
         """The batch that answers it, or has answered it unseen, is for another request."""
         if isinstance(message, wire.BatchRequest):
-            self._next_number += 1
-            withdrawal = wire.Withdraw(self._next_number, message.request)
-            self._withdrawals[withdrawal.request] = withdrawal
-            self._send(withdrawal)
+            self.post(lambda number: wire.Withdraw(number, message.request))
+
+    def post(self, make: Callable[[int], FromTrainer]) -> None:
+        """A request whose answer nobody awaits; it is sent again until it is answered."""
+        self._next_number += 1
+        message = self._posted[self._next_number] = make(self._next_number)
+        self._send(message)
 
     def resolve(self, answer: Answer) -> bool:
         """Hands an answer to whoever awaits it; False for a second answer, and for one that nobody awaits any more."""
-        self._withdrawals.pop(answer.request, None)
+        self._posted.pop(answer.request, None)
         _, awaited = self._open.get(answer.request, (None, None))
         if awaited is None or awaited.done():
             return False
@@ -108,7 +111,7 @@ class PendingRequests:
 
     def send_again(self) -> None:
         """Sends everything unanswered, in the order of the requests."""
-        unanswered = {number: message for number, (message, _) in self._open.items()} | self._withdrawals
+        unanswered = {number: message for number, (message, _) in self._open.items()} | self._posted
         for number in sorted(unanswered):
             self._send(unanswered[number])
 
@@ -200,7 +203,7 @@ class Cursor:
         self.next_batch = max(self.next_batch, batch.number + 1)
 
     def acknowledge(self, batch: int) -> None:
-        """It is part of the trainer's state, and the manager knows it."""
+        """It is part of the trainer's state."""
         if not has_number(self.acknowledged, batch):
             add_number(self.acknowledged, batch)
             del self.acknowledged[:-ACKNOWLEDGED_RANGES]

@@ -136,8 +136,10 @@ class AdoptedGroups:
     """What an earlier trainer of this run left at the manager: groups that are generated, or even scored, not trained.
 
     A trainer that goes on from a checkpoint submits the prompts of its next step again. Those that the manager still
-    holds for the same step, prompt, sampling and weight versions need not be generated twice: each is taken once. All
-    others are too old, or too new, for the weights that training goes on with.
+    holds for the same step, prompt, sampling and weight versions need not be generated twice: each is taken once. So is
+    one with all its verdicts whose version, under whatever number, had the very weights that training goes on with:
+    what was trained after the checkpoint is trained again, to the same weights where the learner repeats itself to the
+    bit. All others are too old, or too new.
     """
 
     def __init__(self, held: Iterable[HeldGroup] = (), *, whole_groups: bool = False) -> None:
@@ -145,17 +147,24 @@ class AdoptedGroups:
         self._useful: dict[int, HeldGroup] = {}
         self._useless: dict[int, HeldGroup] = {}
         for group in held:
-            (self._useless if whole_groups and group.scored else self._useful)[group.id] = group
+            half = whole_groups and group.scored and not group.complete
+            (self._useless if half else self._useful)[group.id] = group
+        self._replayed_step = -1
+        """The newest training step that took a group by its weights."""
 
     def __contains__(self, number: object) -> bool:
         return number in self._useful
 
-    def take(self, group: Group) -> int | None:
-        """The number of a held group with the prompt, sampling and allowed versions of `group`; None without."""
+    def take(self, group: Group, content: bytes = b"") -> int | None:
+        """The number of a held group with the prompt, sampling and allowed versions of `group`, or the weights
+        `content`; None without."""
         digest, low, high = group_digest(group), group.min_version, group.max_version
         for number, one in self._useful.items():
-            if one.digest == digest and low <= one.min_version <= one.max_version <= high:
+            same_weights = one.complete and content and one.content == content
+            if one.digest == digest and (same_weights or low <= one.min_version <= one.max_version <= high):
                 del self._useful[number]
+                if same_weights and group.purpose is Purpose.TRAIN:
+                    self._replayed_step = group.step
                 return number
         return None
 
@@ -166,9 +175,12 @@ class AdoptedGroups:
 
     def give_up(self, step: int, purpose: Purpose) -> list[int]:
         """Gives up what is of no use once this step was submitted: what is left of the step, and with a training step
-        all that is left, since training goes on with other weights."""
+        all that is left, since training goes on with other weights. But where the step took what was trained before,
+        complete groups of later steps wait for the same."""
         left = self._useless | self._useful
-        if purpose is not Purpose.TRAIN:
+        if purpose is Purpose.TRAIN and step == self._replayed_step:
+            left = {number: one for number, one in left.items() if one.step <= step or not one.complete}
+        elif purpose is not Purpose.TRAIN:
             left = {number: one for number, one in left.items() if (one.step, one.purpose) == (step, purpose)}
         for number in left:
             self.forget(number)
@@ -210,7 +222,7 @@ class GroupSupply:
 
     def number_for(self, group: Group) -> int:
         """The number of an adopted group that equals `group`, else one that this run has not used."""
-        adopted = self.adopted.take(group)
+        adopted = self.adopted.take(group, self.session.weights_content)
         if adopted is not None:
             return adopted
         self.session.state.next_group += 1

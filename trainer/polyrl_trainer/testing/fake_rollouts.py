@@ -53,7 +53,7 @@ class FakeRollouts:
         self._changed = asyncio.Event()
         self._batches: dict[int, tuple[int, ...]] = {}
         self.submitted: list[Group] = []
-        self.acknowledged: list[int] = []
+        self.groups_acknowledged: list[int] = []
         self.discarded: dict[int, DiscardReason] = {}
         self.published: list[int] = []
         self.reports: list[tuple[str, int, dict[str, float]]] = []
@@ -126,7 +126,14 @@ class FakeRollouts:
         return Batch(0, number, step=step, samples=tuple(samples), last=not self._of(step, purpose))
 
     async def acknowledge(self, batch: int) -> None:
-        self.acknowledged += self._batches[batch]
+        self.groups_acknowledged += self._batches[batch]
+
+    @property
+    def acknowledged(self) -> list[tuple[int, int]]:
+        return []
+
+    def cover(self, batches: Sequence[tuple[int, int]]) -> None:
+        """Nothing is kept here."""
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
         for group in self._of(step, purpose):

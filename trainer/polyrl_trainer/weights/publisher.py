@@ -105,7 +105,13 @@ class WeightPublisher:
         seconds = round(time.monotonic() - begun, 3)
         log.info("weights published", version=version, bytes=manifest.total_bytes, seconds=seconds)
         digest = weights.manifest_hash(body)
-        return WeightsRef(version, endpoint=self.endpoint, public_key=self._public_key, manifest_hash=digest)
+        return WeightsRef(
+            version,
+            endpoint=self.endpoint,
+            public_key=self._public_key,
+            manifest_hash=digest,
+            content=weights.weights_hash(manifest),
+        )
 
     def close(self) -> None:
         """Ends the thread and the socket; idempotent."""
@@ -244,6 +250,7 @@ class PolicyVersions:
         ref = await asyncio.to_thread(self._publish_next, state.version, backend)
         await self.rollouts.publish(ref)
         state.version, state.weights_changed, self._served_here = ref.version, False, True
+        self.session.weights_content = ref.content
         return time.monotonic() - started
 
     def _publish_next(self, last: int, backend: TrainingBackend) -> WeightsRef:

@@ -13,6 +13,9 @@ from polyrl.sample import Pool
 ANSWERED_MEMORY: Final = 1024
 """Requests remembered by digest: far more than a trainer can have unanswered."""
 
+CONTENTS_MEMORY: Final = 256
+"""Versions of which the content is remembered: more than lie between two checkpoints."""
+
 REPLACED_MEMORY: Final = 64
 """Replaced trainers remembered: each restart of a trainer makes one."""
 
@@ -28,6 +31,9 @@ SERVED_MEMORY: Final = 128
 
 def apply_version_published(state: LedgerState, event: events.VersionPublished) -> None:
     state.weights = event.weights
+    state.contents[event.weights.version] = event.weights.content
+    if len(state.contents) > CONTENTS_MEMORY:
+        del state.contents[next(iter(state.contents))]
 
 
 def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:
@@ -64,7 +70,7 @@ def apply_trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> N
         state.learner.busy_since = inf
         for sample in state.samples.values():
             sample.trainer_has = 0
-    state.trainer, state.trainer_since = event.trainer, event.at
+    state.trainer, state.trainer_since, state.covers = event.trainer, event.at, event.covers
 
 
 def apply_run_finished(state: LedgerState, event: events.RunFinished) -> None:

@@ -436,6 +436,9 @@ def apply_batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
 
 
 def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> None:
+    if event.batch in state.kept:
+        _offer_again(state, event)
+        return
     numbers = state.batches.pop(event.batch).groups
     for number in reversed(numbers):
         entry = state.groups[number]
@@ -450,11 +453,55 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
 
 def apply_batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
     end_learning(state, event.at)
-    for number in state.batches.pop(event.batch).groups:
+    numbers = state.batches.pop(event.batch).groups
+    for number in numbers:
         group = state.groups[number].group
         step = _step_of(state, group)
         step.packed -= 1
         step.acknowledged += 1
         state.counters.acknowledged += group.n
-        _forget_group(state, group)
+        if event.kept:
+            _keep_group(state, number, event.at)
+        else:
+            _forget_group(state, group)
         _forget_if_done(state, step)
+    if event.kept:
+        state.kept[event.batch] = numbers
+
+
+def _keep_group(state: LedgerState, number: int, at: float) -> None:
+    entry = state.groups[number]
+    state.backlog -= entry.tokens
+    entry.tokens = 0
+    state.kept_tokens += group_tokens(state, number)
+    for index in range(entry.group.n):
+        _enter(state.samples[sample_id(number, index)], SamplePhase.KEPT, at)
+
+
+def apply_batch_released(state: LedgerState, event: events.BatchReleased) -> None:
+    for number in state.kept.pop(event.batch):
+        group = state.groups[number].group
+        state.kept_tokens -= group_tokens(state, number)
+        state.counters.released_early += group.n * event.early
+        _forget_group(state, group)
+
+
+def _offer_again(state: LedgerState, event: events.BatchReturned) -> None:
+    """Its groups are complete, as before they were packed."""
+    for number in reversed(state.kept.pop(event.batch)):
+        entry = state.groups[number]
+        group, tokens = entry.group, group_tokens(state, number)
+        step = state.steps.setdefault(step_key(group.step, group.purpose), StepState(group.step, group.purpose))
+        step.submitted += not step.acknowledged
+        step.acknowledged = max(0, step.acknowledged - 1)
+        step.ended = False
+        step.ready.insert(0, number)
+        state.counters.acknowledged -= group.n
+        state.counters.offered_again += group.n
+        state.kept_tokens -= tokens
+        entry.batch, entry.trained_in = -1, event.batch
+        if group.purpose is Purpose.TRAIN:
+            entry.tokens = tokens
+            state.backlog += tokens
+        for index in range(group.n):
+            _enter(state.samples[sample_id(number, index)], SamplePhase.SCORED, event.at)

@@ -140,6 +140,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.BatchRequestClosed: lambda audit, event, entry: audit.batches.closed(event, entry.at),
     f.BatchPacked: lambda audit, event, entry: audit.batches.packed(event, entry.at),
     f.BatchAcknowledged: lambda audit, event, entry: audit.batches.acknowledged(event, entry.at),
+    f.BatchReleased: lambda audit, event, entry: audit.batches.released(event, entry.at),
     f.BatchReturned: lambda audit, event, entry: audit.batches.returned(event, entry.at),
     f.WindowSet: lambda audit, event, entry: audit.window.window_set(event, entry.at),
     f.EngineHeard: lambda audit, event, entry: audit.engines.heard(event, entry.at),
@@ -182,7 +183,7 @@ def _count_running(samples: SampleAudit, state: LedgerState, name: str) -> None:
 
 
 def _sample_differences(replayed: SampleState, shown: AuditedSample) -> Iterator[str]:
-    phase = SamplePhase.SCORED if replayed.phase is SamplePhase.PACKED else replayed.phase
+    phase = SamplePhase.SCORED if replayed.phase in (SamplePhase.PACKED, SamplePhase.KEPT) else replayed.phase
     if phase is not shown.phase:
         yield f"is {replayed.phase}; the history shows {shown.phase}"
     if replayed.assignment != shown.assignment:

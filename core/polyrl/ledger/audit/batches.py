@@ -24,6 +24,8 @@ class BatchAudit:
         self._unpacked: dict[Step, set[int]] = {}
         """Live groups in no batch."""
         self.unacknowledged: dict[int, list[int]] = {}
+        self._kept: dict[int, list[int]] = {}
+        """Acknowledged ones that no checkpoint contains."""
         self.last_batch = -1
         self._requested: dict[int, tuple[float, float]] = {}
         """When each open request came, and its deadline."""
@@ -108,17 +110,28 @@ class BatchAudit:
             self._findings.broke("I3", at, f"batch {event.batch} is acknowledged, but it {text}")
             return
         for number in groups:
-            group = self._samples.end(number, "acknowledged", at)
-            if group is not None:
-                self._samples.totals.acknowledged += group.submitted.n
+            ends = self._samples.live.get(number) if event.kept else self._samples.end(number, "acknowledged", at)
+            if ends is not None:
+                self._samples.totals.acknowledged += ends.submitted.n
+        if event.kept:
+            self._kept[event.batch] = groups
+
+    def released(self, event: f.BatchReleased, at: float) -> None:
+        groups = self._kept.pop(event.batch, None)
+        if groups is None:
+            self._findings.broke("I3", at, f"batch {event.batch} is forgotten, but it is not kept")
+        for number in groups or ():
+            self._samples.end(number, "acknowledged", at)
 
     def returned(self, event: f.BatchReturned, at: float) -> None:
-        groups = self.unacknowledged.pop(event.batch, None)
+        kept = self._kept.pop(event.batch, None)
+        groups = self.unacknowledged.pop(event.batch, kept)
         if groups is None:
             self._findings.broke("I3", at, f"batch {event.batch} is offered again, but it is not out")
             return
         for number in groups:
             group = self._samples.live[number]
+            self._samples.totals.acknowledged -= group.submitted.n * (kept is not None)
             group.batch = -1
             self._unpacked[(group.submitted.step, group.submitted.purpose)].add(number)
 

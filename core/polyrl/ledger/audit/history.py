@@ -218,7 +218,7 @@ def subjects_of(entry: HistoryEntry) -> list[str]:
             return [str(event.group)]
         case f.BatchPacked():
             return [batch_subject(event.batch), *map(str, event.groups)]
-        case f.BatchAcknowledged() | f.BatchReturned():
+        case f.BatchAcknowledged() | f.BatchReturned() | f.BatchReleased():
             return [batch_subject(event.batch)]
         case f.EngineGreeted() | f.EngineHeard() | f.EngineServing() | f.EngineGone():
             return [engine_subject(event.engine)]

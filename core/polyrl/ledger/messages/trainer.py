@@ -15,7 +15,7 @@ What the newcomer can still use of what is held, it says itself, by Submit and R
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final, TypeAlias
 
@@ -97,11 +97,12 @@ def _greet(transition: Transition, hello: wire.TrainerHello) -> None:
         return
     newcomer = hello.trainer != state.trainer
     transition.record(events.TrainerHeard(now))
-    transition.record(events.TrainerGreeted(hello.trainer, now))
+    transition.record(events.TrainerGreeted(hello.trainer, now, covers=hello.covers))
     for batch in tuple(state.batches):
         if batch <= hello.acknowledged or has_number(hello.acknowledged_above, batch):
-            transition.record(events.BatchAcknowledged(batch, now))
+            _end_batch(transition, batch)
     if newcomer:
+        _cover(transition, ((0, hello.acknowledged + 1), *hello.acknowledged_above))
         _take_back(transition)
     if hello.next_group > state.next_group or hello.next_batch > state.next_batch:
         transition.record(events.NumbersTaken(hello.next_group, hello.next_batch, assignment=0, at=now))
@@ -119,7 +120,7 @@ def _take_back(transition: Transition) -> None:
     """What went to the trainer before can be asked for again, in the order in which it was packed."""
     for request in tuple(transition.state.pending):
         transition.record(events.BatchRequestClosed(request))
-    for batch in sorted(transition.state.batches, reverse=True):
+    for batch in sorted((*transition.state.batches, *transition.state.kept), reverse=True):
         transition.record(events.BatchReturned(batch, transition.now))
 
 
@@ -148,6 +149,8 @@ def _held(state: LedgerState, entry: GroupState) -> wire.HeldGroup:
         max_version=group.max_version,
         scored=entry.scored,
         turn=max(state.samples[sample_id(group.id, index)].turn for index in range(group.n)),
+        complete=entry.ready,
+        content=state.contents.get(group.max_version, b""),
     )
 
 
@@ -227,7 +230,7 @@ def _check_group(group: Group) -> None:
 def _live(transition: Transition, name: str) -> SampleState:
     """The sample; moot when it has ended, refused when it never was."""
     sample = transition.state.samples.get(name)
-    if sample is not None:
+    if sample is not None and sample.phase is not SamplePhase.KEPT:
         return sample
     try:
         number, _ = split_sample_id(name)
@@ -334,7 +337,25 @@ def _acknowledge(transition: Transition, message: wire.Acknowledge) -> None:
     if not 0 <= message.batch < transition.state.next_batch:
         raise _Refusal(f"batch {message.batch} was never packed")
     if message.batch in transition.state.batches:
-        transition.record(events.BatchAcknowledged(message.batch, transition.now))
+        _end_batch(transition, message.batch)
+
+
+def _end_batch(transition: Transition, batch: int) -> None:
+    state = transition.state
+    transition.record(events.BatchAcknowledged(batch, transition.now, kept=state.covers))
+    while state.kept_tokens > state.config.kept_tokens:
+        transition.record(events.BatchReleased(next(iter(state.kept)), early=True, at=transition.now))
+
+
+def _covered(transition: Transition, message: wire.Covered) -> None:
+    _cover(transition, message.batches)
+
+
+def _cover(transition: Transition, batches: Iterable[tuple[int, int]]) -> None:
+    ranges = list(batches)
+    for batch in tuple(transition.state.kept):
+        if has_number(ranges, batch):
+            transition.record(events.BatchReleased(batch, early=False, at=transition.now))
 
 
 def _once(handler: _Handler) -> _Handler:
@@ -377,6 +398,7 @@ def _report(transition: Transition, message: wire.TrainerReport) -> None:
 def _finish(transition: Transition, end: wire.FinishRun) -> None:
     if transition.state.finished:
         return
+    _cover(transition, ((0, transition.state.next_batch),))
     for number in tuple(transition.state.groups):
         discard_group(transition, number, DiscardReason.CANCELLED, notify=False)
     transition.record(events.RunFinished(end.ok, end.message, at=transition.now))
@@ -391,6 +413,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     wire.Reject: _reject,
     wire.Withdraw: _withdraw,
     wire.Acknowledge: _acknowledge,
+    wire.Covered: _covered,
     wire.EndStep: _once(_end_step),
     wire.PublishVersion: _publish,
     wire.TrainerReport: _once(_report),

@@ -21,7 +21,7 @@ from polyrl.keys import TrainerKeys
 from polyrl.ledger import events
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids
-from polyrl.wire.ranges import Ranges, add_number
+from polyrl.wire.ranges import Ranges
 from polyrl_rollout.manager.sessions import TrainerSession
 from polyrl_rollout.testing.stage import Stage
 from polyrl_trainer.client.client import RolloutClient
@@ -106,7 +106,7 @@ class Site:
             SimpleNamespace(send=self._route, traffic=SimpleNamespace(dropped=Counter())),  # type: ignore[arg-type]
             lambda message: self.stage.trainer(message).to_trainer,
         )
-        self.book = Book()
+        self.saved = self.book = Book()
         self.processes: list[asyncio.Task[None]] = []
 
     def _route(self, identity: bytes, frame: bytes) -> None:
@@ -114,14 +114,14 @@ class Site:
 
     def begin(self) -> None:
         """Another trainer, from the book as it is."""
-        client = RolloutClient("tcp://nowhere", KEYS, 1, list(self.book.batches), 60.0)
+        client = RolloutClient("tcp://nowhere", KEYS, 1, list(self.saved.batches), 60.0, covers=True)
         client._link._context.destroy()
         link = Connection(self, str(len(self.connections)).encode())
         self.connections.append(link)
         link.client, client._link = client, link  # type: ignore[assignment]
         client._requests._send = client._texts._send = link.send
         link.dial()
-        self.book = deepcopy(self.book)
+        self.book = deepcopy(self.saved)
         for step in range(STEPS):
             self.book.open[step] |= self.book.learning[step]
             self.book.learning[step].clear()
@@ -134,11 +134,23 @@ class Site:
             await self._adopt(client, book)
             while book.step < STEPS:
                 await self._step(client, book, acknowledging)
+                if self.rng.random() < 0.3:
+                    self._save(client, book)
             await asyncio.gather(*acknowledging)
+            self._save(client, book)
+            while client._requests._posted:  # noqa: ASYNC110 - it has no event for it
+                await asyncio.sleep(0)
         finally:
             for task in (judge, *acknowledging):
                 task.cancel()
             await asyncio.gather(judge, *acknowledging, return_exceptions=True)
+
+    def _save(self, client: RolloutClient, book: Book) -> None:
+        """A checkpoint; a successor goes on from the newest."""
+        if book is self.book:
+            book.batches = list(client.acknowledged)
+            self.saved = deepcopy(book)
+            client.cover(book.batches)
 
     async def _adopt(self, client: RolloutClient, book: Book) -> None:
         welcome = await client._first_welcome
@@ -195,7 +207,6 @@ class Site:
         if book is self.book:
             book.learning[batch.step] -= groups
             book.trained[batch.step] |= groups
-            add_number(book.batches, batch.number)
             await client.acknowledge(batch.number)
 
     async def _judge(self, client: RolloutClient) -> None:

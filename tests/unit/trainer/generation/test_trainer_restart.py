@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -140,6 +141,7 @@ class State:
 @dataclass
 class Session:
     state: State = field(default_factory=State)
+    weights_content: bytes = b""
 
 
 def draw(token: int) -> DrawnItem[Prompt]:
@@ -291,3 +293,36 @@ def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
     ]
     assert list(again) == [publish]
     assert cursor.reconcile(welcome("two")) == ([], [])
+
+
+# --- what is trained again --------------------------------------------------------------------------------------------
+
+
+def scored_with(number: int, token: int, step: int, content: bytes) -> HeldGroup:
+    """A complete group that version 3 of those weights generated."""
+    digest = group_digest(group(number, token, step=step))
+    return HeldGroup(number, step, Purpose.TRAIN, digest, 3, 3, scored=2, turn=0, complete=True, content=content)
+
+
+async def test_steps_that_are_trained_again_take_what_the_very_same_weights_generated() -> None:
+    kept = [scored_with(7, 1, step=4, content=b"four"), scored_with(8, 2, step=5, content=b"five")]
+    calls, _, supply = site(*kept, scored_with(9, 3, step=6, content=b"six"))
+    for step, token, content in ((4, 1, b"four"), (5, 2, b"five")):
+        supply.session.weights_content = content
+        groups = step_of(supply, step=step, min_version=30 + step, max_version=30 + step)
+        await groups.submit([draw(token)])
+        assert list(groups.live) == [step + 3], "the number of its version is another one"
+    supply.session.weights_content = b"others"
+    groups = step_of(supply, step=6, min_version=36, max_version=36)
+    await groups.submit([draw(3)])
+    assert list(groups.live) == [20], "other weights would have written something else"
+    assert calls.rejected == [("9.0", DiscardReason.STALE)]
+
+
+def test_of_other_weights_only_the_finished_is_of_use_and_complete_groups_suit_a_filter() -> None:
+    half = scored_with(7, 1, step=4, content=b"four")
+    half = msgspec.structs.replace(half, scored=1, complete=False)
+    assert AdoptedGroups([half]).take(group(99, 1, versions=(9, 9)), b"four") is None
+    whole = scored_with(8, 1, step=4, content=b"four")
+    assert AdoptedGroups([whole], whole_groups=True).take(group(99, 1, versions=(9, 9)), b"four") == 8
+    assert AdoptedGroups([whole]).take(group(99, 1, versions=(9, 9))) is None

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyrl.ledger import LedgerConfig
 from polyrl.ledger.apply.samples import ENDED_MEMORY
 from polyrl.sample import Purpose
 from polyrl.wire import (
     Accepted,
     Assign,
     Batch,
+    Covered,
     Declined,
     EndStep,
+    FinishRun,
     GroupDropped,
     NoticesTaken,
     TrainerHello,
+    TrainerWelcome,
     Withdraw,
     pack_ids,
 )
@@ -151,3 +155,77 @@ def test_only_its_end_forgets_a_step() -> None:
     assert [step.step for step in stage.ledger.state.steps.values()] == [2]
     stage.submit(1, step=1)
     assert stage.ledger.state.steps["train/1"].open == 1, "a step may begin again"
+
+
+# --- acknowledged, and in no checkpoint yet ---------------------------------------------------------------------------
+
+
+def trained(batches: int = 2, **config: Any) -> Stage:
+    """Batches of one group each of 12 tokens, acknowledged by a trainer that has saved nothing."""
+    stage = Stage(LedgerConfig(run_epoch=1, **config))
+    stage.trainer(TrainerHello(1, -1, trainer="first", covers=True))
+    stage.engine("a", max_running=64)
+    stage.submit(batches)
+    stage.finish_all()
+    for number in range(batches):
+        stage.ask(most=1)
+        stage.acknowledge(number)
+    return stage
+
+
+def test_what_no_checkpoint_contains_is_handed_out_again_in_the_same_batches_without_an_engine() -> None:
+    stage = trained(3)
+    stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.TRAIN))
+    tokens = stage.ledger.state.counters.tokens_accepted
+    assert stage.ledger.status(0.0).samples.open == 0
+    assert stage.ledger.state.backlog == 0
+    stage.trainer(Covered(stage.request(), ((0, 1),)))
+    hello = TrainerHello(1, -1, trainer="second", fresh=True, acknowledged_above=((0, 1),), covers=True)
+    (welcome,) = sent(stage.trainer(hello), TrainerWelcome)
+    assert [(one.id, one.complete) for one in welcome.held] == [(1, True), (2, True)]
+    assert stage.ledger.status(0.0).samples.acknowledged == 1
+    assert stage.ledger.status(0.0).samples.offered_again == 2
+    again = [sent(stage.ask(most=64), Batch)[0] for _ in range(2)]
+    assert [groups_of(batch) for batch in again] == [[1], [2]], "as they were divided before"
+    for batch in again:
+        stage.acknowledge(batch.number)
+    stage.trainer(Covered(stage.request(), ((0, 99),)))
+    state = stage.ledger.state
+    assert (state.kept, state.kept_tokens, state.groups, state.samples, state.backlog) == ({}, 0, {}, {}, 0)
+    assert state.counters.tokens_accepted == tokens
+
+
+def test_a_former_batch_that_exceeds_what_is_wanted_is_divided_anew() -> None:
+    stage = ready(2)
+    stage.trainer(TrainerHello(1, -1, trainer="first", covers=True))
+    (batch,) = sent(stage.ask(most=2), Batch)
+    stage.acknowledge(batch.number)
+    stage.trainer(TrainerHello(1, -1, trainer="second", covers=True))
+    assert [groups_of(sent(stage.ask(most=1), Batch)[0]) for _ in range(2)] == [[0], [1]]
+
+
+def test_too_much_is_released_early_the_oldest_first_and_counted() -> None:
+    stage = trained(3, kept_tokens=30)
+    assert list(stage.ledger.state.kept) == [1, 2]
+    assert stage.ledger.status(0.0).samples.released_early == 1
+
+
+def test_a_trainer_that_saves_nothing_leaves_nothing() -> None:
+    stage = ready()
+    stage.ask()
+    stage.acknowledge(0)
+    assert not stage.ledger.state.groups
+
+
+def test_the_end_of_the_run_releases_what_was_trained() -> None:
+    stage = trained()
+    stage.trainer(FinishRun(800, True, message="done"))
+    assert stage.ledger.status(0.0).samples.acknowledged == 2
+    assert not stage.ledger.state.groups
+
+
+def test_a_verdict_on_what_was_trained_is_moot() -> None:
+    stage = trained(1)
+    assert sent(stage.reject("0.0"), Accepted)
+    assert sent(stage.score("0.0"), Accepted)
+    assert stage.ledger.status(0.0).samples.acknowledged == 1
