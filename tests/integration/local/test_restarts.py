@@ -23,6 +23,7 @@ POLL_S = 0.02
 STEPS = 24
 """A quarter of a second each on idle cores: the job lives on for seconds after the last kill at step 5."""
 
+SAMPLES_PER_STEP = 64
 EVERY = 6
 """Steps between two checkpoints where trainers are killed halfway."""
 
@@ -144,7 +145,10 @@ def test_a_trainer_killed_twice_goes_on_from_its_newest_checkpoint(start: Callab
         run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
         run.kill("trainer")
     summary = run.summary()
-    print(json.dumps(summary["samples"]), json.dumps(summary.get("tokens")))
+    samples = summary["samples"]
+    assert samples["offeredAgain"] >= 2 * 3 * SAMPLES_PER_STEP
+    generated_anew = samples["submitted"] - samples["acknowledged"]
+    assert generated_anew <= 2 * SAMPLES_PER_STEP, "a kill costs at most what of one step was unfinished"
     assert summary["steps"] == {"sft": 4, "rl": STEPS}
     assert run.steps() == list(range(1, STEPS + 1)), "no step is in the file twice"
     assert set(summary["samples"]["discarded"]) <= {"stale", "groupIncomplete", "surplus"}
