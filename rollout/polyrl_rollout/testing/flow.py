@@ -21,6 +21,7 @@ from polyrl.wire import (
     Assign,
     Cancel,
     Fenced,
+    HandBack,
     HandBackReason,
     Heartbeat,
     Hello,
@@ -56,7 +57,7 @@ class Speed(NamedTuple):
 
 
 @dataclass
-class _Decoding:
+class Decoding:
     """One assignment that the engine generates."""
 
     stream: Stream
@@ -73,15 +74,19 @@ class FlowEngine:
 
     name: str
     speed: Speed
+    pool: Pool = Pool.SPOT
+    version: int = 0
+    """Weights that it serves."""
     protocol: AgentProtocol = field(default_factory=AgentProtocol)
-    decoding: dict[int, _Decoding] = field(default_factory=dict)
+    decoding: dict[int, Decoding] = field(default_factory=dict)
     frozen: bool = False
     stuck: bool = False
     deaf: bool = False
     mute: bool = False
     read: int = 0
     """Tokens that it had to read so far."""
-    _free_at: float = 0.0
+    free_at: float = 0.0
+    """When it has read all prompts that it got."""
     _known: dict[str, int] = field(default_factory=dict)
     """Tokens of prompts (by group) and responses (by sample) in its cache."""
 
@@ -93,16 +98,16 @@ class FlowEngine:
         known = self._known.get(assign.sample, 0) or (prompt if group in self._known else 0)
         unread = max(0, prompt + assign.offset - known)
         self.read += unread
-        self._free_at = max(now, self._free_at) + unread * self.speed.prefill_s
+        self.free_at = max(now, self.free_at) + unread * self.speed.prefill_s
         self._known[group] = prompt
-        self.decoding[assign.assignment] = _Decoding(stream, self._free_at, end=end, position=assign.offset)
+        self.decoding[assign.assignment] = Decoding(stream, self.free_at, end=end, position=assign.offset)
 
-    def decode(self, now: float) -> None:
-        """One step of time."""
+    def decode(self, now: float, seconds: float = STEP_S) -> None:
+        """What happened in the last `seconds`."""
         if self.stuck:
             return
-        ready = [run for run in self.decoding.values() if run.ready_at <= now]
-        gained = STEP_S / (self.speed.step_s * (1 + len(ready) / self.speed.half_batch))
+        ready = self.ready(now)
+        gained = seconds / self.token_s(len(ready))
         for run in ready:
             run.position = min(run.position + gained, run.end)
             assign, count = run.stream.assign, int(run.position) - run.stream.length
@@ -110,10 +115,18 @@ class FlowEngine:
             if count:
                 done = run.position >= run.end
                 ids = [TOKEN] * (count - done) + [STOP] * done
-                chunk = TokenChunk(ids, [0.0] * count, version=0, finish=Finish.STOP if done else None)
+                chunk = TokenChunk(ids, [0.0] * count, version=self.version, finish=Finish.STOP if done else None)
                 self.protocol.book.add(assign.assignment, chunk, now)
                 if done:
                     del self.decoding[assign.assignment]
+
+    def ready(self, now: float) -> list[Decoding]:
+        """Whose prompts have been read."""
+        return [run for run in self.decoding.values() if run.ready_at <= now]
+
+    def token_s(self, running: int) -> float:
+        """Seconds per token of each of `running` samples."""
+        return self.speed.step_s * (1 + running / self.speed.half_batch)
 
 
 class Flow(Stage):
@@ -185,7 +198,7 @@ class Flow(Stage):
         hello = Hello(
             1,
             engine.name,
-            pool=Pool.SPOT,
+            pool=engine.pool,
             max_running=speed.max_running,
             kv_tokens=speed.kv_tokens,
             max_context=speed.max_context,
@@ -224,19 +237,22 @@ class Flow(Stage):
             engine = self.engines.get(name)
             if engine is None or engine.deaf or engine.frozen:
                 continue
-            engine.protocol.receive(message, self.now)
-            if isinstance(message, Assign):
-                stream = engine.protocol.accept(message, 0)
-                if isinstance(stream, PrefixUnknown):
-                    self.agent(name, stream)
-                elif isinstance(stream, Stream):
-                    engine.start(stream, self._end_of(message), self.now)
-            elif isinstance(message, Cancel):
-                engine.decoding.pop(message.assignment, None)
-            elif isinstance(message, Recall):
-                self._hand_back(engine, message.assignment)
-            elif isinstance(message, Fenced):
-                self._greet(engine)
+            self._receive(engine, message)
+
+    def _receive(self, engine: FlowEngine, message: Any) -> None:
+        engine.protocol.receive(message, self.now)
+        if isinstance(message, Assign):
+            stream = engine.protocol.accept(message, engine.version)
+            if isinstance(stream, PrefixUnknown | HandBack):
+                self.agent(engine.name, stream)
+            elif isinstance(stream, Stream):
+                engine.start(stream, self._end_of(message), self.now)
+        elif isinstance(message, Cancel):
+            engine.decoding.pop(message.assignment, None)
+        elif isinstance(message, Recall):
+            self._hand_back(engine, message.assignment)
+        elif isinstance(message, Fenced):
+            self._greet(engine)
 
     def _hand_back(self, engine: FlowEngine, assignment: int) -> None:
         if engine.decoding.pop(assignment, None) is not None:

@@ -1,0 +1,89 @@
+"""benchmarks/placement runs, and no schedule of a tiny case beats its bound."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "placement"
+
+
+@pytest.fixture
+def placement(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its modules, by their own names."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import bound
+    import draws
+
+    return SimpleNamespace(bound=bound, draws=draws)
+
+
+@pytest.mark.slow
+def test_two_fleets_at_two_workloads() -> None:
+    argv = [sys.executable, str(FOLDER / "run.py"), "--fleets", "2", "--workloads", "2", "--seed", "26"]
+    run = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert {"worstVsReserved", "medianVsBound", "idleShare", "regeneratedShare"} < set(report)
+    assert report["medianVsBound"] >= 1
+    assert run.stdout.startswith("seed 26\n")
+
+
+def made_s(speed: Any, prompts: list[Any], load_s: float) -> list[tuple[float, int]]:
+    """(when, tokens) each prompt's one sample is done on an engine that is never disturbed."""
+    left = [float(prompt.samples[0].tokens) for prompt in prompts]
+    done: list[tuple[float, int]] = []
+    now = load_s + speed.prefill_s * sum(prompt.tokens for prompt in prompts)
+    while any(one > 0 for one in left):
+        running = [index for index, one in enumerate(left) if one > 0][: speed.max_running]
+        least = min(left[index] for index in running)
+        now += least * speed.step_s * (1 + len(running) / speed.half_batch)
+        for index in running:
+            left[index] -= least
+            if left[index] <= 0:
+                done.append((now, prompts[index].samples[0].learned))
+    return done
+
+
+def best_s(fleet: Any, workload: Any) -> float:
+    """By brute force: every engine for every prompt; learning as prompts end where no prompt is on a reserved engine,
+    else after the last one there."""
+    speeds, found = [machine.speed for machine in (*fleet.reserved, *fleet.spot)], float("inf")
+    prompts, learn_s = workload.steps[0], workload.learn_s(fleet)
+    for places in itertools.product(range(len(speeds)), repeat=len(prompts)):
+        done = []
+        for index, speed in enumerate(speeds):
+            here = [prompt for prompt, place in zip(prompts, places, strict=True) if place == index]
+            done.append(made_s(speed, here, workload.load_s))
+        learner = max((at for at, _ in done[0]), default=0.0)
+        for at, tokens in sorted(itertools.chain(*done)):
+            learner = max(learner, at) + learn_s * tokens
+        found = min(found, learner)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_schedule_of_a_tiny_case_beats_the_bound(placement: Any, seed: int) -> None:
+    rng, draws = random.Random(seed), placement.draws
+
+    def machine() -> Any:
+        speed = draws.Speed(rng.choice((0.01, 0.02, 0.1)), rng.choice((1.0, 8.0, 64.0)), max_running=rng.randint(1, 3))
+        return draws.Machine(speed)
+
+    fleet = draws.Fleet("tiny", (machine(),), tuple(machine() for _ in range(rng.randint(0, 2))))
+    prompts = tuple(
+        draws.Prompt(rng.randint(1, 500), (draws.Sequence((rng.choice((5, 50, 500)),), (0.0,)),)) for _ in range(4)
+    )
+    learning_share = rng.choice((0.1, 1.0))
+    workload = draws.Workload("tiny", (prompts,), budget=500, load_s=1.0, micro=1, learning_share=learning_share)
+    bound = placement.bound.lower_bound(fleet, workload, 0, 0.0)
+    assert bound.seconds <= best_s(fleet, workload) + 1e-6
+    assert bound.seconds >= 0.5 * best_s(fleet, workload), "a bound that says little"
