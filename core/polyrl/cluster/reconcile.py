@@ -106,7 +106,12 @@ def _unchanged(ctx: ReconcileContext) -> ScaleDecision:
     """A job that does not run keeps the number that it last had, so that it goes on from there."""
     desired = ctx.status.rollout.desired_replicas
     return ScaleDecision(
-        desired, ctx.status.scaling, active=False, reason=ScalingReason.IDLE, message="the job does not run"
+        desired,
+        ctx.status.scaling,
+        active=False,
+        reason=ScalingReason.IDLE,
+        message="the job does not run",
+        seen=ctx.state.seen,
     )
 
 
@@ -176,6 +181,7 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         began_at=ctx.now if state.began_at is None else state.began_at,
         refusal=None if len(assessment.live) >= assessment.scale.desired_replicas else state.refusal,
         recommendations=assessment.scale.window,
+        seen=assessment.scale.seen,
         watch=assessment.step.watch,
         last_seen={pod.uid: _last_seen(pod, deleted, numbers.get(pod.uid, ""), assessment.lifecycle) for pod in pods},
         nodes=frozenset(ctx.facts.nodes) | (state.nodes & bound),

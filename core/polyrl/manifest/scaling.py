@@ -51,7 +51,7 @@ class GapSpec(ManifestModel):
     cooldown_seconds: Count = 120
     """Seconds between two changes; replacing lost rollouts never waits for it."""
     stale_after_seconds: Positive = 900
-    """Seconds after which measurements no longer move anything."""
+    """Seconds after which measurements count as stale; three steps, where that is longer."""
 
 
 class ScalingSpec(ManifestModel):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.observation.disruption import SCHEDULER
@@ -21,6 +22,9 @@ from polyrl.cluster.observation.rollouts import PodState, RolloutPod
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.rollout import CapacityPolicy, RolloutSpec
 from polyrl.sample import Pool
+
+ANY_NUMBER: Final = 1 << 20
+"""More on-demand pods than any fleet has."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,23 @@ def base(spec: RolloutSpec, desired: int) -> int:
 
 
 def capacity_split(
-    fleet: Sequence[RolloutPod], desired: int, spec: RolloutSpec, views: Sequence[PoolView], now: float
+    fleet: Sequence[RolloutPod],
+    desired: int,
+    spec: RolloutSpec,
+    views: Sequence[PoolView],
+    now: float,
+    max_on_demand: int = ANY_NUMBER,
 ) -> CapacitySplit:
-    """For a fleet of `desired` rollouts; `views` as `pools.pool_views` gives them."""
+    """For a fleet of `desired` rollouts, at most `max_on_demand` of them on-demand, for that is what a budget pays;
+    `views` as `pools.pool_views` gives them."""
     spot_view, on_demand_view = views
     spot, on_demand = _count(fleet, Pool.SPOT, spot_view), _count(fleet, Pool.ON_DEMAND, on_demand_view)
     fixed = base(spec, desired)
     slots, stand_ins = desired - fixed, max(0, on_demand.all - fixed)
     stand_ins_wanted, due = _stand_ins_wanted(spec, slots, spot, spot_view, now)
-    wanted = min(slots, max(stand_ins_wanted, min(stand_ins, slots - spot.serving)))
+    stand_ins_wanted = min(stand_ins_wanted, max(0, max_on_demand - fixed))
+    kept = min(stand_ins, slots - spot.serving, max(0, max_on_demand - fixed))
+    wanted = min(slots, max(stand_ins_wanted, kept))
     surge = 1 if wanted > 0 else 0
     spot_to_release = min(spot.waiting, max(0, spot.all - (slots - wanted + surge))) if stand_ins_wanted else 0
     free = desired + surge - spot.all - on_demand.all + spot_to_release

@@ -19,6 +19,7 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
+from polyrl.cluster.autoscaling import affordable_on_demand
 from polyrl.cluster.fleet.capacity_split import CapacitySplit, base, capacity_split
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
@@ -74,7 +75,8 @@ def fleet_plan(
 ) -> FleetPlan:
     """For a fleet of `desired`, at a `boundary` between two steps or not. `missing` rollouts of the last reconcile are
     counted in this one without being numbered."""
-    whole = capacity_split(fleet, desired, ctx.spec.rollout, views, ctx.now)
+    max_on_demand = affordable_on_demand(ctx.spec, desired)
+    whole = capacity_split(fleet, desired, ctx.spec.rollout, views, ctx.now, max_on_demand)
     split = limited(whole)
     every = _leaving(ctx, fleet, desired, views, split, boundary)
     leaving = every[:MAX_RELEASES]

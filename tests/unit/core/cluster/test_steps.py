@@ -55,8 +55,8 @@ RESERVED = (engine(0), engine(1), engine(9, pool=Pool.RESERVED))
     ("during", "end", "steady"),
     [
         pytest.param(status(5), status(6), True, id="nothing"),
-        pytest.param(status(5, engines=3), status(6), False, id="one came and went"),
-        pytest.param(status(5), status(6, engines=1), False, id="an engine left"),
+        pytest.param(status(5, engines=3), status(6), True, id="one came and went"),
+        pytest.param(status(5), status(6, engines=1), True, id="an engine left"),
         pytest.param(
             status(5, engines=2),
             status(6, values=TIMES | {StepValue.POLLUTED_STEP: 1.0}),
@@ -87,9 +87,15 @@ def test_without_times_nothing_is_measured(build: Any, values: dict[str, float])
     assert observations(build, [status(4), status(5), status(6, values=values)])[-1].measurement is None
 
 
+def test_engines_that_come_and_go_count_for_their_time() -> None:
+    watch = StepWatch(5, 4, whole=True, at=100.0)
+    assert watch.until(130.0, 2).until(160.0, 0).mean_engines == 3.0
+    assert watch.mean_engines == 4.0
+
+
 def test_trainer_that_went_back_begins_anew(build: Any) -> None:
     back = observations(build, [status(4), status(5), status(3)])[-1]
-    assert (back.measurement, back.boundary, back.watch) == (None, True, StepWatch(3, 2, whole=False))
+    assert (back.measurement, back.boundary, back.watch) == (None, True, StepWatch(3, 2, whole=False, at=build.now))
 
 
 def test_reserved_engine_did_what_it_says_or_all_of_a_lonely_step(build: Any) -> None:

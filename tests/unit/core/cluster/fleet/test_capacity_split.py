@@ -144,3 +144,11 @@ def test_never_makes_more_than_desired_and_one_probe(
         assert there - got.spot_to_release + got.spot + got.on_demand <= desired + 1
         assert got.excess == 0
     assert there - got.excess - got.stand_ins_to_release >= min(there, desired) - (1 if got.stand_ins_to_release else 0)
+
+
+@pytest.mark.parametrize(("budget_pays", "stand_ins"), [(6, 3), (2, 2), (0, 0)], ids=["all", "two", "none"])
+def test_stand_ins_are_no_more_than_the_budget_pays_for(budget_pays: int, stand_ins: int) -> None:
+    capacity = {"policy": "SpotPreferred", "fallback": {"enabled": True, "afterSeconds": 60}}
+    spec = RolloutSpec.model_validate({"maxReplicas": 6, "capacity": capacity})
+    made = capacity_split([], 3, spec, views(spot_room=1, limited_s=100), NOW, budget_pays)
+    assert made.on_demand == made.standing_in == stand_ins
