@@ -375,6 +375,8 @@ class EngineGreeted(Event, frozen=True):
     capacity: EngineCapacity
     version: int
     at: float
+    versions: tuple[int, ...] = ()
+    """Others that it has verified."""
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 

@@ -56,6 +56,11 @@ class Hello(Message, frozen=True, tag="hello"):
     weight_version: int
     """Verified version that the engine serves; -1 for none."""
     held: tuple[HeldAssignment, ...] = ()
+    versions: tuple[int, ...] = ()
+    """Verified versions that made tokens of `held`: what it served while nobody listened."""
+    leaving_s: float | None = None
+    """Seconds until it ends, if it was given notice: a Leaving may be lost with its connection."""
+    leaving_reason: str = ""
 
     @property
     def capacity(self) -> EngineCapacity:

@@ -67,6 +67,9 @@ class Agent:
         self._progress = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._started = self._switching = False
+        self._ends_at: float | None = None
+        """When the machine is taken away, by the notice that ends first; every greeting repeats it."""
+        self._ends_for = ""
         self._drain_at: float | None = None
         self._drain_reserve = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,6 +92,8 @@ class Agent:
         one that ends first counts."""
         seconds = self._settings.drain_s if seconds is None else seconds
         log.info("notice", seconds=seconds, reason=reason)
+        if self._ends_at is None or self._loop.time() + seconds < self._ends_at:
+            self._ends_at, self._ends_for = self._loop.time() + seconds, reason
         self._send(wire.Leaving(seconds, reason))
         answer_s = min(START_DRAIN_WAIT_S, seconds / 2) if self._protocol.welcome else 0.0
         self._loop.call_later(answer_s, self._drain, wire.StartDrain(seconds - answer_s, reason))
@@ -103,6 +108,9 @@ class Agent:
             **msgspec.structs.asdict(self._capacity),
             weight_version=self._engine.version,
             held=self.book.held(),
+            versions=self.book.versions(),
+            leaving_s=None if self._ends_at is None else max(0.0, self._ends_at - self._loop.time()),
+            leaving_reason=self._ends_for,
         )
 
     async def reset(self) -> None:

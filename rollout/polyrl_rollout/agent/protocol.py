@@ -227,6 +227,10 @@ class TokenBook:
             for number, stream in self.streams.items()
         )
 
+    def versions(self) -> tuple[int, ...]:
+        """Those that made what is held, for Hello."""
+        return tuple(sorted({version for stream in self.streams.values() for _, version in stream.versions}))
+
     def leave(self, assignment: int) -> None:
         """It will be given back: nothing starts it again."""
         if assignment in self.streams:

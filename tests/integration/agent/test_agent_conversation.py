@@ -492,6 +492,10 @@ async def test_a_notice_while_the_manager_is_away_loses_no_token(rig: Rig) -> No
     rig.manager.finish = dict(old.finish)
     assert await rig.exit_code() == EXIT_DONE
     assert rig.manager.tokens == {1: undisturbed(1, 40), 2: undisturbed(2, length)}
+    hello = rig.manager.all_of(Hello)[-1]
+    assert hello.leaving_s is not None
+    assert 0 < hello.leaving_s < 2.0
+    assert (hello.versions, hello.leaving_reason) == ((0,), "SIGTERM")
     assert [back.assignment for back in rig.manager.all_of(HandBack)] == [2]
     await rig.manager.receive(Deregister)
 

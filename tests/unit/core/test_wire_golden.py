@@ -51,8 +51,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             max_context=512,
             weight_version=9,
             held=(wire.HeldAssignment(7, "4.1", attempt=2, length=30),),
+            versions=(8, 9),
+            leaving_s=20.0,
+            leaving_reason="SIGTERM",
         ),
-        "0199a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e",
+        "019ca568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349475445524d",
     ),
     (
         AGENT,

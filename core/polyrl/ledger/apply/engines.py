@@ -87,12 +87,18 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
         end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
     speed.begin_window(engine, event.at)
+    for version in event.versions[-SERVED_MEMORY:]:
+        _verify(engine, version)
     _serve(engine, event.version)
     wake(state, event.at + state.config.lease_s)
 
 
 def _serve(engine: LeasedEngine, version: int) -> None:
     engine.version = version
+    _verify(engine, version)
+
+
+def _verify(engine: LeasedEngine, version: int) -> None:
     if version < 0:
         return
     if version in engine.served:

@@ -58,6 +58,7 @@ class EngineAudit:
         made = AuditedEngine(event.version, capacity.max_running, max_context=capacity.max_context)
         engine = self.live.setdefault(event.engine, made)
         engine.max_running, engine.max_context, engine.pool = capacity.max_running, capacity.max_context, event.pool
+        engine.verified.update(event.versions)
         engine.serve(event.version)
 
     def serving(self, event: f.EngineServing, at: float) -> None:

@@ -67,8 +67,11 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         transition.send(name, wire.Fenced("max_running, kv_tokens and max_context must be at least 1"))
         return
     returns = name not in state.engines and name in state.vanished
-    greeted = events.EngineGreeted(name, hello.pool, capacity=hello.capacity, version=hello.weight_version, at=now)
-    transition.record(greeted)
+    transition.record(
+        events.EngineGreeted(
+            name, hello.pool, capacity=hello.capacity, version=hello.weight_version, at=now, versions=hello.versions
+        )
+    )
     if returns:
         half_open(transition, name)
     engine = state.engines[name]
@@ -78,7 +81,9 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     _reconcile_held(transition, engine, hello)
     # Only now: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
     transition.send(name, wire.Welcome(config.run_epoch, config.lease_s, beat_s=config.beat_s, delta_s=config.delta_s))
-    if engine.draining:
+    if hello.leaving_s is not None and now + hello.leaving_s < engine.drain_at:
+        drain_engine(transition, name, deadline_s=hello.leaving_s, reason=hello.leaving_reason)
+    elif engine.draining:
         transition.send(name, wire.StartDrain(max(0.0, engine.drain_at - now), engine.draining))
     elif state.finished:
         drain_engine(transition, name, deadline_s=0.0, reason="the run is over")

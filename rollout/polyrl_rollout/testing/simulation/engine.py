@@ -112,6 +112,7 @@ class SimulatedEngine:
             max_context=self.plan.max_context,
             weight_version=self.version,
             held=self._book.held(),
+            versions=self._book.versions(),
         )
         self._send(hello)
 

@@ -18,6 +18,7 @@ from polyrl.wire import (
     HeldAssignment,
     Hello,
     Resend,
+    StartDrain,
     WeightsLoaded,
     Welcome,
 )
@@ -152,3 +153,25 @@ def test_the_first_token_of_a_sample_excuses_earlier_refusals() -> None:
     assert stage.ledger.state.engines["a"].rejections == 2
     stage.tokens("a", next(iter(stage.ledger.state.engines["a"].running)), [5])
     assert stage.ledger.state.engines["a"].rejections == 0
+
+
+def test_tokens_of_versions_that_it_served_while_nobody_listened_are_taken() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(max_version=2)
+    stage.publish(1)
+    stage.publish(2)
+    held = (HeldAssignment(1, "0.0", attempt=1, length=2),)
+    stage.agent("a", msgspec.structs.replace(HELLO, held=held, weight_version=2, versions=(0, 1, 2)))
+    outcome = stage.tokens("a", 1, [5, 5], version=1)
+    assert not [event for event in outcome.events if isinstance(event, Moved | EngineQuarantined)]
+    assert stage.ledger.state.samples["0.0"].length == 2
+
+
+def test_a_notice_given_while_nobody_listened_is_in_the_greeting() -> None:
+    stage = Stage()
+    stage.engine("a")
+    outcome = stage.agent("a", msgspec.structs.replace(HELLO, leaving_s=20.0, leaving_reason="spot"))
+    (welcome, drain) = sent(outcome, (Welcome, StartDrain))
+    assert (type(welcome), drain) == (Welcome, StartDrain(20.0, "spot"))
+    assert stage.ledger.state.engines["a"].drain_at == stage.now + 20.0
