@@ -58,6 +58,10 @@ class MoveCause(StrEnum):
     """It has filled its engine's context, and another engine's is longer."""
 
 
+AVOIDED_CAUSES: Final = frozenset(MoveCause(one) for one in ("stalled", "engineError", "wrongVersion", "wrongTokens"))
+"""Failures at a sample that the same engine may repeat. Refusals have a memory of their own."""
+
+
 class QuarantineCause(StrEnum):
     """Why an engine gets no work for a while; all but the last as in MoveCause."""
 

@@ -233,6 +233,8 @@ class LeasedEngine(msgspec.Struct):
     """KV tokens that came to what it runs since, less those that ended."""
     kv_growth: int = 0
     """KV room set aside for tokens still to come of what it runs, in tokens."""
+    seq: int = 0
+    """Of its newest Deltas since it greeted; 0: none has come."""
 
     @property
     def unproven(self) -> bool:

@@ -81,7 +81,7 @@ class Deltas(Message, frozen=True, tag="tok"):
     """New tokens of all running assignments since the last one, in columns; all made by one weight version."""
 
     seq: int
-    """Counts up per connection greeting; answered by TokensKept."""
+    """Counts up by 1; answered by TokensKept. A number left out is a frame that was lost on a living connection."""
     version: int
     rows: bytes
     """ROW_DTYPE[R]"""

@@ -58,7 +58,7 @@ class Stage:
         """The trainer says at once that it knows of what was dropped, as a client does."""
         self._request = 0
         self._group = 0
-        self._seq = 0
+        self._seq: dict[str, int] = {}
         self.trainer(TrainerHello(1, -1))
         self.publish(0)
 
@@ -154,9 +154,9 @@ class Stage:
         offset = claims.get("offset", live.length if live else 0)
         column = np.array(ids, dtype="<u4")
         rows = [(assignment, offset, len(ids), FINISH_CODES.index(finish))] if assignment else []
-        self._seq += 1
+        self._seq[engine] = self._seq.get(engine, 0) + 1
         message = Deltas(
-            self._seq,
+            self._seq[engine],
             claims.get("version", 0),
             rows=pack_rows(rows),
             ids=column.tobytes(),

@@ -66,7 +66,7 @@ def test_the_run_goes_on_to_its_end_and_nothing_is_broken(
     journal, state, at = taken_over
     stage = Stage()
     stage.ledger, stage.now, stage.events = Ledger(state.config, state), at, []
-    stage._request, stage._seq = 10_000, 10_000
+    stage._request = 10_000
     journal.begin(state, at)
     stage._keep(stage.ledger.resume(stage.now))
     stage.trainer(TrainerHello(1, 0, "another"))

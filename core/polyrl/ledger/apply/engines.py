@@ -83,6 +83,7 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
     engine.heard_at = engine.greeted_at = event.at
+    engine.seq = 0
     for number in engine.running:
         end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.

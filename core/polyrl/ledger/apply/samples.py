@@ -7,6 +7,7 @@ from math import inf, isfinite
 from typing import Final
 
 from polyrl.ledger import events, speed
+from polyrl.ledger.events import AVOIDED_CAUSES, MoveCause
 from polyrl.ledger.lengths import BOUNDS
 from polyrl.ledger.state import (
     Assignment,
@@ -29,16 +30,6 @@ from polyrl.wire.ranges import add_number
 
 ENDED_MEMORY: Final = 8192
 """Ended groups of which it is remembered what they were: many steps' worth, for a submission that is repeated."""
-
-AVOIDED_CAUSES: Final = frozenset(
-    {
-        events.MoveCause.STALLED,
-        events.MoveCause.ENGINE_ERROR,
-        events.MoveCause.WRONG_VERSION,
-        events.MoveCause.WRONG_TOKENS,
-    }
-)
-"""Failures at a sample that the same engine may repeat. Refusals have a memory of their own."""
 
 AVOID_S: Final = 60.0
 """How long an engine that failed a sample is its last choice: as long as the longest pause of an engine."""
@@ -264,6 +255,7 @@ def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, toke
     counters.tokens_repeated += event.repeated
     engine = state.engines[event.engine]
     engine.heard_at = event.at
+    engine.seq = max(engine.seq, event.seq)
     if not tokens:
         return
     engine.failures = 0
@@ -299,7 +291,7 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
     is_failure = event.cause in AVOIDED_CAUSES
     sample.avoid = assignment.engine if is_failure else ""
     sample.avoid_until = event.at + AVOID_S if is_failure else -inf
-    if event.cause is events.MoveCause.REJECTED:
+    if event.cause is MoveCause.REJECTED:
         sample.rejections += 1
         engine = state.engines[assignment.engine]
         engine.rejections += engine.quarantined_until <= event.at  # what it had got before it paused says no more

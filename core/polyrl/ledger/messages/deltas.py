@@ -1,5 +1,6 @@
 """Tokens in. A row counts only for a live assignment of the engine that sent it, of a version that both the sample may
-use and the engine has verified; what is here already is left out, what is missing is asked for again.
+use and the engine has verified; what is here already is left out, what is missing is asked for again: after a frame
+that never came, which `seq` shows, the rest of all that its engine runs.
 
 Almost every frame is in order. For it one loop of comparisons decides, and the event carries the frame's own bytes;
 only a frame with a surprise is taken apart row by row.
@@ -44,6 +45,7 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         repeated=0,
         at=transition.now,
     )
+    frames_lost = bool(engine.seq) and message.seq > engine.seq + 1
     ends = _ends_if_in_order(transition, engine, message.version, columns)
     trouble: list[tuple[int, MoveCause]] = []
     if ends is not None:
@@ -59,6 +61,10 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         _end(transition, number, finish)
     for number, cause in trouble:
         _fail(transition, number, cause)
+    if frames_lost:
+        # What they held, nobody knows; the agent would take this frame's receipt for theirs, and forget it.
+        for number in engine.running:
+            transition.send(engine.name, wire.Resend(number, transition.state.assignments[number].length))
     if not engine.gaps:
         # TokensKept covers all earlier frames, the one that is missing too.
         transition.send(engine.name, wire.TokensKept(message.seq))

@@ -27,6 +27,8 @@ from polyrl.wire import (
     pack_rows,
     unpack_ids,
 )
+from polyrl_rollout.agent.protocol import AgentProtocol
+from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.stage import Stage, replay, sent, snapshot
 
 
@@ -273,3 +275,38 @@ def test_a_text_is_sent_only_to_whom_the_assignment_is() -> None:
     stage.engine("b")
     assert not sent(stage.agent("b", PrefixUnknown(1)), Assign)
     assert not sent(stage.agent("a", PrefixUnknown(99)), Assign)
+
+
+def test_after_a_lost_frame_the_agent_keeps_what_we_still_wait_for() -> None:
+    """The lost one held the whole first sample; the receipt of the next one must not let the agent forget it."""
+    stage = Stage()
+    stage.engine("a")
+    agent = AgentProtocol()
+    for _, message in stage.submit(2).to_agents:
+        assert isinstance(message, Assign)
+        agent.accept(message, 0)
+
+    def generate(number: int, *ids: int, finish: Finish | None = None) -> list[Deltas]:
+        agent.book.add(number, TokenChunk(list(ids), [-0.5] * len(ids), version=0, finish=finish), stage.now)
+        return agent.book.pack(stage.now, 0.03, flush=True)
+
+    for frame in generate(2, 5):
+        stage.agent("a", frame)
+    generate(1, 5, 2, finish=Finish.STOP)  # lost on the way
+    for frame in generate(2, 5):
+        for _, answer in stage.agent("a", frame).to_agents:
+            agent.receive(answer, stage.now)
+    assert 1 in agent.book.streams
+    (again,) = agent.book.pack(stage.now, 0.03, flush=True)
+    assert sent(stage.agent("a", again), TurnDone)
+    assert stage.ledger.state.samples["1.0"].length == 2, "nothing is taken twice"
+
+
+def test_numbers_of_an_earlier_connection_are_no_loss() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5])
+    engine = stage.ledger.state.engines["a"]
+    held = (HeldAssignment(1, "0.0", attempt=1, length=1),)
+    stage.agent("a", Hello(1, "a", engine.pool, 8, 1000, max_context=1000, weight_version=0, held=held))
+    stage._seq["a"] += 5
+    assert not sent(stage.tokens("a", 1, [5]), Resend)
