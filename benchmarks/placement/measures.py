@@ -185,7 +185,7 @@ class Measures:
 def _waiting(world: World) -> list[int]:
     """Contexts of some samples that wait."""
     found = []
-    for _, number in world.ledger.state.queue[:SHOWN]:
+    for *_, number in world.ledger.state.queue[:SHOWN]:
         group = world.ledger.state.groups[number].group
         for index in range(group.n):
             sample = world.ledger.state.samples[f"{number}.{index}"]

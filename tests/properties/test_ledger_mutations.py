@@ -13,8 +13,8 @@ from polyrl.ledger.apply import engines, samples
 from polyrl.ledger.journal import durability
 from polyrl.ledger.messages import agents, deltas, trainer
 from polyrl.ledger.scheduling import cost, leases, moves, placement, rebalance, recalls
-from polyrl.sample import Finish, Purpose
-from polyrl.wire import Acknowledge, Resend, TokensKept
+from polyrl.sample import DiscardReason, Finish, Purpose
+from polyrl.wire import Acknowledge, Resend, TokensKept, pack_rows
 from polyrl_rollout.testing.simulation import Violation, draw_schedule, run_schedule
 
 SEEDS = 300
@@ -310,6 +310,59 @@ def dead_trainers_batches_kept(patch: Patch) -> None:
     patch.setattr(trainer, "_take_back", lambda d: None)
 
 
+def finished_groups_discarded(patch: Patch) -> None:
+    """No training group passes the filter, whatever it is."""
+    honest = trainer.passes
+    patch.setattr(trainer, "passes", lambda name, rewards: name != "none" and honest(name, rewards))
+
+
+def lost_engines_groups_discarded(patch: Patch) -> None:
+    """What an engine that is gone was generating is given up, with its siblings."""
+
+    def lose(d: Any, name: str, cause: Any) -> None:
+        running = [d.state.assignments[number].sample for number in d.state.engines[name].running]
+        for number in {d.state.samples[sample].group for sample in running}:
+            batching.discard_group(d, number, DiscardReason.ENGINE_REJECTED, detail="its engine is gone")
+        honest(d, name, cause)
+
+    honest = leases.lose_engine
+    for module in (leases, agents):
+        patch.setattr(module, "lose_engine", lose)
+
+
+def surplus_ended_early(patch: Patch) -> None:
+    """A group that is complete before its step has ended is called surplus."""
+
+    def complete(d: Any, number: int) -> None:
+        if number % 5 == 0:
+            batching.discard_group(d, number, DiscardReason.SURPLUS)
+        else:
+            honest(d, number)
+
+    honest = trainer._complete
+    patch.setattr(trainer, "_complete", complete)
+
+
+def first_rejection_believed(patch: Patch) -> None:
+    patch.setattr(moves, "_is_refused", lambda d, sample: True)
+
+
+def stale_too_early(patch: Patch) -> None:
+    """A version that may just be used is called too old."""
+    patch.setattr(moves, "_is_stale", lambda d, high: d.state.weights.version >= high)
+
+
+def rows_that_bring_nothing(patch: Patch) -> None:
+    """A frame grows by 335 empty rows per token: 4,032 bytes each."""
+    original = deltas.take_deltas
+
+    def take(d: Any, engine: Any, message: Any) -> None:
+        rows = len(message.ids) // 4 * 335
+        original(d, engine, msgspec.structs.replace(message, rows=message.rows + pack_rows([(0, 0, 0, 0)] * rows)))
+
+    patch.setattr(agents, "take_deltas", take)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (no_overlap_trimming, "I4"),
     (gap_ignored, "I4"),
@@ -322,6 +375,12 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (incomplete_groups_packed, "I2"),
     (packed_twice, "I2"),
     (acknowledged_twice, "I1"),
+    (finished_groups_discarded, "I1"),
+    (lost_engines_groups_discarded, "I1"),
+    (surplus_ended_early, "I1"),
+    (first_rejection_believed, "I1"),
+    (stale_too_early, "I1"),
+    (rows_that_bring_nothing, "I11"),
     (last_is_announced_too_early, "I2"),
     (optimizer_step_overfilled, "I3"),
     (repeated_next_packs_anew, "I5"),

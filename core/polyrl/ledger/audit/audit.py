@@ -59,7 +59,7 @@ class Audit:
         self.batches.conclude()
         if state is not None:
             _compare(self.findings, state, self.engines, self.samples, self.batches, self._at)
-            _check_traffic(self.findings, state.counters, self._at)
+            _check_traffic(self.findings, state.counters, state.next_assignment, self._at)
         return self.findings.verdicts()
 
     def _started(self, event: history.ManagerStarted, entry: history.HistoryEntry) -> None:
@@ -209,17 +209,19 @@ def _totals(
     yield "engines", shown, {name: (engine.version, bool(engine.draining)) for name, engine in state.engines.items()}
 
 
-def _check_traffic(findings: Findings, counters: Counters, at: float) -> None:
+def _check_traffic(findings: Findings, counters: Counters, assignments: int, at: float) -> None:
     """Breaks I11 when agents sent more bytes than their tokens need at most, or less than they need at least.
 
-    A row may bring no token, only an end: one more per row that was taken and one per frame are allowed for.
+    A row may bring no token, only an end: one for each assignment there ever was, and one per frame, whose rows may
+    come again, are allowed for. Rows that bring nothing are what a wasteful stream is made of, so their own number
+    excuses none.
     """
     received = counters.tokens_accepted + counters.tokens_in_vain + counters.tokens_repeated
     if not counters.delta_frames:
         return
     findings.saw("I11", "tokens received", received)
     findings.saw("I11", "bytes", counters.delta_bytes)
-    bare = (counters.delta_rows + counters.delta_frames) * ROW_DTYPE.itemsize
+    bare = (assignments + counters.delta_frames) * ROW_DTYPE.itemsize
     if counters.delta_bytes > received * MAX_TOKEN_BYTES + bare:
         findings.broke("I11", at, f"{received} tokens came in {counters.delta_bytes} bytes, which is too many")
     if counters.delta_bytes < received * TOKEN_BYTES:

@@ -1,7 +1,8 @@
 """What must hold after every event. The audit of `polyrl check` gets each event of the run, and speaks first of all;
 besides it here is what no journal can show, since only the peers know it:
 
-    I1   what is acknowledged was taken and trained by the trainer, all of it
+    I1   what is acknowledged was taken and trained by the trainer, all of it; what is discarded had its reason: peers
+         said or did what that reason needs
     I2   a step trains exactly the samples it asked for, in whole groups, none twice
     I3   a step takes exactly its optimizer steps: no batch reaches beyond the mini-batch that it was asked for
     I4   every response is the model's, token for token: none doubled, missing, foreign, past a stop or over the budget
@@ -28,18 +29,25 @@ from polyrl.ledger import Effects, Event, Ledger, events as f
 from polyrl.ledger.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
+from polyrl.ledger.batching import passes
 from polyrl.ledger.events import AnyEvent
 from polyrl.ledger.journal import decode_state, encode_state
 from polyrl.ledger.state import LedgerState
-from polyrl.sample import Group, Purpose, Response, Scored, sample_id
+from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored, sample_id
 from polyrl.wire import (
     Assign,
     Batch,
     BatchRequest,
     Deltas,
+    EndStep,
+    FinishRun,
     FromAgent,
     FromTrainer,
+    HandBack,
+    HandBackReason,
     Hello,
+    Reject,
+    Score,
     Submit,
     TurnDone,
     WeightsLoaded,
@@ -99,6 +107,14 @@ class Watcher:
         self._tokens_in = 0
         self._assignments: dict[int, tuple[str, str, int]] = {}
         """Engine, sample and attempt of each that an engine got."""
+        self._refusals: Counter[str] = Counter()
+        """How often engines called a sample impossible."""
+        self._rejections: set[tuple[int, DiscardReason]] = set()
+        """Groups, and the trainer's reasons to reject a sample of theirs."""
+        self._rewards: dict[str, float] = {}
+        self._ended: set[tuple[int, Purpose]] = set()
+        """Steps of which the trainer wants nothing more."""
+        self._finished = False
         self._frames: dict[tuple[str, int], dict[int, int]] = {}
         """Per engine and number of a Deltas: the assignments that it ended, and the position after them."""
         self._kept: dict[str, int] = {}
@@ -132,6 +148,9 @@ class Watcher:
             self._contexts[engine] = message.max_context
         if isinstance(message, WeightsLoaded) and message.version not in self._loaded.get(engine, ()):
             raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
+        if isinstance(message, HandBack) and message.reason == HandBackReason.REJECTED:
+            refused = self._ledger.state.assignments.get(message.assignment)
+            self._refusals[refused.sample if refused else ""] += 1
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
             return len(message.ids) // 4
         return 0
@@ -143,6 +162,13 @@ class Watcher:
                 self._groups.setdefault(group.id, group)
         if isinstance(message, BatchRequest):
             self._requests[message.request] = message
+        if isinstance(message, Score):
+            self._rewards[message.sample] = message.reward
+        if isinstance(message, Reject):
+            self._rejections.add((int(message.sample.partition(".")[0]), message.reason))
+        if isinstance(message, EndStep):
+            self._ended.add((message.step, message.purpose))
+        self._finished |= isinstance(message, FinishRun)
 
     def assigned(self, engine: str, assign: Assign, now: float) -> None:
         """An engine got an Assign: its input must be the prompt and exactly the model's tokens so far."""
@@ -222,6 +248,8 @@ class Watcher:
                 self.progress_at = now
             if isinstance(event, f.BatchAcknowledged) and event.batch not in self._batches:
                 raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
+            if isinstance(event, f.GroupDiscarded) and not self._is_discard_due(event, now):
+                raise Violation(now, "I1", f"group {event.group} is discarded as {event.reason} without cause")
             if isinstance(event, f.TokensTaken):
                 rows = zip(*row_columns(event.rows), strict=True)
                 ends = {number: offset + count for number, offset, count, finish in rows if finish}
@@ -232,6 +260,28 @@ class Watcher:
         if self._events % REPLAY_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
+
+    def _is_discard_due(self, event: f.GroupDiscarded, now: float) -> bool:
+        group = self._groups[event.group]
+        if (event.group, event.reason) in self._rejections:
+            return True
+        match event.reason:
+            case DiscardReason.SURPLUS:
+                return (group.step, group.purpose) in self._ended
+            case DiscardReason.CANCELLED:
+                return self._finished
+            case DiscardReason.STALE:
+                return self.published > group.max_version
+            case DiscardReason.ENGINE_REJECTED:
+                return self._refusals[event.culprit] >= self._ledger.state.config.max_rejections
+            case DiscardReason.PROMPT_TOO_LONG:
+                return len(group.prompt_ids) // 4 >= min(self._contexts.values())
+            case DiscardReason.REWARD_TIMED_OUT:
+                return now >= self._ledger.state.config.verdict_deadline_s
+            case DiscardReason.FILTERED:
+                rewards = [self._rewards[sample_id(group.id, index)] for index in range(group.n)]
+                return group.purpose is Purpose.TRAIN and not passes(self._schedule.group_filter, rewards)
+        return False
 
     def committed(self, commit: int) -> None:
         """What was decided so far is in the journal, in commits up to this one."""
