@@ -363,6 +363,15 @@ def rows_that_bring_nothing(patch: Patch) -> None:
     patch.setattr(agents, "take_deltas", take)
 
 
+def one_sample_per_engine(patch: Patch) -> None:
+    def has_slot(engine: Any, now: float) -> bool:
+        return not engine.occupied and honest(engine, now)
+
+    honest = cost.has_slot
+    for module in (placement, rebalance, recalls):
+        patch.setattr(module, "has_slot", has_slot)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (no_overlap_trimming, "I4"),
     (gap_ignored, "I4"),
@@ -388,6 +397,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (dead_idle_engine_kept, "I8"),
     (impatient_leases, "I7"),
     (stalls_unnoticed, "I5"),
+    (one_sample_per_engine, "I5"),
     (drained_engine_gets_work, "I7"),
     (credit_ignored, "I7"),
     (dropped_in_silence, "I5"),

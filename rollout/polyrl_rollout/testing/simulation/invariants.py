@@ -6,7 +6,7 @@ besides it here is what no journal can show, since only the peers know it:
     I2   a step trains exactly the samples it asked for, in whole groups, none twice
     I3   a step takes exactly its optimizer steps: no batch reaches beyond the mini-batch that it was asked for
     I4   every response is the model's, token for token: none doubled, missing, foreign, past a stop or over the budget
-    I5   a run gets on: nothing waits for ever (looked at by `world`)
+    I5   a run gets on: nothing waits for ever (looked at by `world`), nor long while a sound engine has room for it
     I6   every token's version was really loaded by the engine that made it
     I8   no engine that says nothing keeps its lease
     I10  events give the live state, at any cut, also after a journey through bytes; a restart loses nothing that was
@@ -19,6 +19,7 @@ The audit, and what a restart is compared with, get only what no power cut can t
 from __future__ import annotations
 
 from collections import Counter, deque
+from math import isfinite
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -32,8 +33,8 @@ from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, Manager
 from polyrl.ledger.batching import passes
 from polyrl.ledger.events import AnyEvent
 from polyrl.ledger.journal import decode_state, encode_state
-from polyrl.ledger.state import LedgerState
-from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored, sample_id
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, Response, Scored, sample_id
 from polyrl.wire import (
     Assign,
     Batch,
@@ -59,6 +60,13 @@ from polyrl_rollout.testing.simulation.schedule import Schedule
 
 SLACK_S: Final = 0.11
 """Deadlines closer together than the ledger's tick resolution are handled together."""
+
+IDLE_S: Final = 5.0
+"""A sample waits no longer where an engine that never failed could take it with its whole budget: above the wait for
+the engine that has its prefix."""
+
+LATE_S: Final = 1.5
+"""Silence after which an engine may be passed over: a heartbeat is lost."""
 
 REPLAY_EVERY: Final = 61
 """Events between two comparisons of the folded with the live state; a prime, to meet every phase of a run."""
@@ -115,6 +123,8 @@ class Watcher:
         self._ended: set[tuple[int, Purpose]] = set()
         """Steps of which the trainer wants nothing more."""
         self._finished = False
+        self._room_since: dict[tuple[str, int], float] = {}
+        """By engine and group: since when it could take any waiting sample of the group."""
         self._frames: dict[tuple[str, int], dict[int, int]] = {}
         """Per engine and number of a Deltas: the assignments that it ended, and the position after them."""
         self._kept: dict[str, int] = {}
@@ -260,6 +270,7 @@ class Watcher:
         if self._events % REPLAY_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
+        self._check_idle(now)
 
     def _is_discard_due(self, event: f.GroupDiscarded, now: float) -> bool:
         group = self._groups[event.group]
@@ -366,6 +377,32 @@ class Watcher:
                 raise Violation(
                     now, "I8", f"{name} was last heard {now - self._last_seen[name]:.2f} s ago and has a lease"
                 )
+
+    def _check_idle(self, now: float) -> None:
+        state, known = self._ledger.state, self._room_since
+        self._room_since = {
+            (engine.name, number): known.get((engine.name, number), now)
+            for *_, number in state.queue[:1]
+            for engine in state.engines.values()
+            if self._has_room(engine, number, now)
+        }
+        for (name, number), since in self._room_since.items():
+            if now - since > IDLE_S:
+                raise Violation(now, "I5", f"group {number} waits, {name} has had room for it for {now - since:.1f} s")
+
+    def _has_room(self, engine: LeasedEngine, number: int, now: float) -> bool:
+        """Only what no policy could mind: it is sound, heard of, not the trainer's, and the whole budget fits."""
+        group = self._ledger.state.groups[number].group
+        if engine.pool is Pool.RESERVED or engine.draining or isfinite(engine.quarantined_until) or engine.failures:
+            return False
+        if now - self._last_seen.get(engine.name, now) > LATE_S or now < self._deaf_until:
+            return False
+        size = len(group.prompt_ids) // 4 + group.sampling.max_new_tokens * self._schedule.max_turns
+        room = min(engine.load[2] - engine.kv_since - engine.kv_growth, engine.capacity.kv_tokens - engine.kv)
+        serves = group.min_version <= engine.version <= group.max_version and size < engine.capacity.max_context
+        return (
+            serves and engine.occupied < engine.capacity.max_running and size + sum(engine.reserved_kv.values()) <= room
+        )
 
     def _check_response(self, response: Response, group: Group, now: float) -> None:
         ids = np.frombuffer(response.ids, dtype="<u4")
