@@ -46,6 +46,10 @@ SPREAD_BEFORE_LINE: Final = 0.2
 DEFAULT_STEP_S: Final = 0.03
 """Seconds per step of an engine when none was measured yet; any value would do."""
 
+OPTIMISM: Final = 0.5
+"""Share of the mean step that an idle engine is taken to need until it is measured: so one sample tries it, even where
+all others are slow; with that one it is taken for average."""
+
 STALE_S: Final = 30.0
 """Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
 Ten times what the work of one sample tells about an engine, so trying again costs little."""
@@ -81,7 +85,7 @@ class Pace(NamedTuple):
 
 def pace_of(engine: LeasedEngine, mean: float) -> Pace:
     """Measured; what was not yet, is the fleet's `mean_step` and the defaults."""
-    step_s = engine.step_scale or mean
+    step_s = engine.step_scale or (mean if engine.occupied else OPTIMISM * mean)
     return Pace(step_s, engine.half_batch or HALF_BATCH, prefill_s=engine.prefill_s or step_s / PREFILL_RATIO)
 
 

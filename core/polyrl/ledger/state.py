@@ -266,6 +266,8 @@ class LearnerState(msgspec.Struct):
     """Prompt and response tokens delivered since."""
     token_s: float = 0.0
     """Seconds per token to learn; 0: not measured."""
+    group_tokens: float = 0.0
+    """Mean tokens of a group that was delivered."""
     held_until: float = -inf
     """Until then a batch is held back, see `scheduling.window`."""
 

@@ -416,7 +416,9 @@ def apply_batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
     if event.wanted.purpose is Purpose.TRAIN and not state.pending:
         # A trainer that has asked for more already says that it needs its devices for nothing yet.
         state.learner.busy_since = min(state.learner.busy_since, event.at)
-        state.learner.tokens += sum(group_tokens(state, number) for number in event.groups)
+        tokens = sum(group_tokens(state, number) for number in event.groups)
+        state.learner.tokens += tokens
+        state.learner.group_tokens = speed.smoothed(state.learner.group_tokens, tokens / len(event.groups))
     for number in event.groups:
         entry = state.groups[number]
         entry.batch = event.batch

@@ -5,7 +5,7 @@ room, the sample waits for it as long as
 
     waited + cost there after the next end < cost elsewhere
 
-so it never loses more by waiting than reading again would have cost.
+so it never loses more by waiting than reading again would have cost. Likewise it waits for the reserved window.
 
 Order is priority, then age of the group. A sample that finds no room keeps the engines that fit it: nothing behind it
 gets their last KV room, or a long prompt would starve; engines that could never take it are open to all others.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import Final
 
 from polyrl.ledger import speed
@@ -28,6 +29,7 @@ from polyrl.ledger.scheduling.cost import (
     has_slot,
     may_generate,
     placement_request,
+    serves,
     sibling_engines,
     takes_back,
 )
@@ -37,6 +39,9 @@ from polyrl.sample import Group, Purpose, sample_id
 
 SHORTEST_HOLD_S: Final = 0.05
 """A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
+
+LONGEST_HOLD_S: Final = 1.0
+"""Time between two looks at what waits for the window: the trainer ends earlier or later than was thought."""
 
 CANDIDATES: Final = 8
 """Engines asked for a sample besides those that know it: the next one would have to read much faster to be better."""
@@ -150,7 +155,10 @@ class _Group:
                 self._room.keep(request)
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
-            if not (request.prefix and self._waits_for_prefix(name, request, self._offers[best][1])):
+            elsewhere = self._offers[best][1]
+            if not (
+                self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere)
+            ):
                 self._give(name, request, state.engines[best])
 
     def _ask(self, request: PlacementRequest) -> None:
@@ -181,7 +189,7 @@ class _Group:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""
         transition, state, now = self._transition, self._transition.state, self._transition.now
         holder = state.engines.get(request.prefix)
-        if holder is None or holder.name in self._offers or not holder.running:
+        if not request.prefix or holder is None or holder.name in self._offers or not holder.running:
             return False
         if holder.name in (request.avoid, *request.rejected_by):
             return False
@@ -192,6 +200,20 @@ class _Group:
         if until <= now + SHORTEST_HOLD_S:
             return False
         self._transition.record(PlacementPaused(until))
+        return True
+
+    def _waits_for_window(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
+        """Whether it is better off waiting until the trainer has learned, for a reserved engine."""
+        transition, state, now = self._transition, self._transition.state, self._transition.now
+        if state.window_open:
+            return False
+        able = [e for e in transition.fleet.reserved() if e.name not in self._offers and has_slot(e, now)]
+        able = [e for e in able if serves(e, request.low, request.high) and fits(e, request, now)]
+        costs = (self._costs.on(e, request, has_sibling=e.name in self._siblings) for e in able)
+        until = state.samples[name].since + elsewhere - min(costs, default=inf)
+        if until <= now + SHORTEST_HOLD_S:
+            return False
+        transition.record(PlacementPaused(min(until, now + LONGEST_HOLD_S)))
         return True
 
 

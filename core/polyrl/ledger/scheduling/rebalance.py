@@ -7,8 +7,9 @@
 The sample that would finish last goes first, to where it costs least. It moves only when `stay - go` exceeds both
 GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
 if what the other engine runs already still ends before `stay`: else the move would put the step's end off. Hysteresis:
-a sample that moved stays put for REST_S, and one that tries an engine stays until it is measured. An engine that greets
-anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
+a sample that moved stays put for REST_S unless it gains MUCH_SHARE, and one that tries an engine stays until it is
+measured. An engine that greets anew is asked for what it holds: before that has come, nothing of it is generated
+elsewhere.
 
 Room is what the queue leaves: engines that something waiting could use are not given what runs elsewhere.
 
@@ -48,7 +49,10 @@ GAIN_SHARE: Final = 0.25
 """Share of the remaining time that a move must promise."""
 
 REST_S: Final = 5.0
-"""A sample moves at most this often for speed's sake."""
+"""A sample moves at most this often for speed's sake, unless that promises much."""
+
+MUCH_SHARE: Final = 0.5
+"""Share of the remaining time that lets it move again at once: it tried an engine that turned out slow."""
 
 TAKERS: Final = 8
 """Engines with room that are looked at per event, the fastest first."""
@@ -85,12 +89,12 @@ def rebalance(transition: Transition, room: Room) -> None:
     if paused and not forced:
         return
     givers = forced if paused else [*forced, *_slow(transition, costs, room)]
-    movable = _movable(transition, costs, givers)
+    movable, ends = _movable(transition, costs, givers), dict[str, float]()
     for one in movable:
         takers = list(itertools.islice(_takers(transition, room), TAKERS))
         if not takers:
             break
-        _move(transition, costs, one, takers)
+        _move(transition, costs, one, takers, ends)
     if not paused and len(movable) > SCANNED_AT_ONCE:
         transition.record(BalancePaused(now, now + SCAN_PAUSE_S))
 
@@ -151,16 +155,17 @@ def _is_unmeasured(state: LedgerState, engine: LeasedEngine, now: float) -> bool
 
 
 def _rests(transition: Transition, number: int, *, forced: bool) -> bool:
-    """It is on its way already; or without need it has moved, or just begun."""
-    one, now = transition.state.assignments[number], transition.now
+    """It is on its way already; or without need it has just begun."""
+    one = transition.state.assignments[number]
     if one.recall_cause or forced:
         return bool(one.recall_cause)
-    moved_at = transition.state.samples[one.sample].moved_at
-    return moved_at + REST_S > now or one.at + speed.WINDOW_S > now
+    return one.at + speed.WINDOW_S > transition.now
 
 
-def _move(transition: Transition, costs: Costs, one: _Movable, takers: list[LeasedEngine]) -> None:
-    """To where it costs least, if that pays."""
+def _move(
+    transition: Transition, costs: Costs, one: _Movable, takers: list[LeasedEngine], ends: dict[str, float]
+) -> None:
+    """To where it costs least, if that pays. `ends`: seconds until takers have ended what they run."""
     state, now = transition.state, transition.now
     request = _request(state, one.number, now)
     siblings = sibling_engines(state, state.groups[request.group].group)
@@ -172,18 +177,24 @@ def _move(transition: Transition, costs: Costs, one: _Movable, takers: list[Leas
         and fits(taker, request, now)
         and request.size <= kv_room(taker, now)
         and may_generate(transition, taker, request.low, request.high)
-        and (one.stay == inf or _last_end(state, taker, now) * costs.step(taker, 1) <= one.stay)
+        and (one.stay == inf or _last_end(state, costs, taker, ends) <= one.stay)
     ]
     if not offers:
         return
     go, name = min(offers)
-    if gains(one.stay, go, transition.config.delta_s):
+    moved_at = state.samples[state.assignments[one.number].sample].moved_at
+    if gains(one.stay, go, transition.config.delta_s, MUCH_SHARE if moved_at + REST_S > now else GAIN_SHARE):
+        ends.pop(name, None)
         recall(transition, one.number, _cause(state, one, now), to=state.engines[name], request=request)
 
 
-def _last_end(state: LedgerState, engine: LeasedEngine, now: float) -> int:
-    """Tokens still to come of the longest sample that it runs."""
-    return max((_request(state, number, now).expected for number in engine.running), default=0)
+def _last_end(state: LedgerState, costs: Costs, engine: LeasedEngine, ends: dict[str, float]) -> float:
+    """Seconds until it has ended all that it runs, with one sample more."""
+    if engine.name not in ends:
+        samples = (state.samples[state.assignments[number].sample] for number in engine.running)
+        longest = max((speed.expected_tokens(state, sample) for sample in samples), default=0)
+        ends[engine.name] = longest * costs.step(engine, 1)
+    return ends[engine.name]
 
 
 def _cause(state: LedgerState, one: _Movable, now: float) -> MoveCause:
@@ -193,7 +204,7 @@ def _cause(state: LedgerState, one: _Movable, now: float) -> MoveCause:
     return MoveCause.WINDOW if opens_in(state, engine, now) else MoveCause.REBALANCED
 
 
-def gains(stay: float, go: float, delta_s: float) -> bool:
+def gains(stay: float, go: float, delta_s: float, share: float = GAIN_SHARE) -> bool:
     """Whether moving pays: seconds until the sample is done here, and there once it has arrived."""
     go += 2 * delta_s
-    return go < stay if stay == inf else stay - go > max(GAIN_S, GAIN_SHARE * stay)
+    return go < stay if stay == inf else stay - go > max(GAIN_S, share * stay)

@@ -23,7 +23,8 @@ plan), looked at again every REPLAN_S and whenever an engine comes or goes.
     F = max(tokens left / tokens per second of all engines, tokens until the longest has ended * the fastest step)
 
 Remaining tokens come from the life table of turns (`lengths`), speeds by batch size and learning seconds per token are
-measured. Before a trainer has learned anything L is unknown, and counts as 0. What a step's further turns and verdicts
+measured; engines that were not measured yet count for nothing. Before a trainer has learned anything L is unknown, and
+counts as 0. What a step's further turns and verdicts
 take is unknown too: F is then too small and the window closes early, which costs moves, not the step.
 """
 
@@ -78,14 +79,16 @@ def follow_trainer(transition: Transition) -> None:
 
 
 def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
-    """Seconds until an engine may generate: what the trainer has delivered, and what it could be, must be learned."""
+    """Seconds until an engine may generate: what was delivered must be learned, and the rest of the step, since the
+    window closes when others finish that while it is learned."""
     if state.window_open or engine.pool is not Pool.RESERVED:
         return 0.0
     learner = state.learner
     if not learner.token_s:
         return UNKNOWN_CLOSED_S
-    ready = sum(state.groups[number].tokens for step in state.steps.values() for number in step.ready)
-    return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * (learner.tokens + ready) - now)
+    to_come = sum(len(step.ready) + step.open for step in state.steps.values() if step.purpose is Purpose.TRAIN)
+    tokens = learner.tokens + to_come * learner.group_tokens
+    return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * tokens - now)
 
 
 def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
@@ -108,7 +111,7 @@ def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bo
     left = _left(state, wanted)
     able = [engine for engine in state.engines.values() if engine.version >= 0 and not engine.draining]
     able = [engine for engine in able if engine.quarantined_until <= now]
-    others = [engine for engine in able if engine.pool is not Pool.RESERVED]
+    others = [engine for engine in able if engine.pool is not Pool.RESERVED and engine.step_scale]
     alone = _finish_s(state, others, left)
     together = _finish_s(state, able, left)
     if not isfinite(alone):
