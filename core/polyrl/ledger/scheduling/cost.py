@@ -191,7 +191,9 @@ class Costs:
         """That of an engine, measured or assumed."""
         pace = self._paces.get(engine.name)
         if pace is None:
-            pace = self._paces[engine.name] = speed.pace_of(engine, self._mean)
+            pace = speed.pace_of(engine, self._mean)
+            if engine.step_scale:  # what is assumed changes with the first sample
+                self._paces[engine.name] = pace
         return pace
 
     def _among(self, engine: LeasedEngine, request: PlacementRequest, running: int, *, has_sibling: bool) -> float:

@@ -155,10 +155,7 @@ class _Group:
                 self._room.keep(request)
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
-            elsewhere = self._offers[best][1]
-            if not (
-                self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere)
-            ):
+            if not self._waits(name, request, self._offers[best][1]):
                 self._give(name, request, state.engines[best])
 
     def _ask(self, request: PlacementRequest) -> None:
@@ -184,6 +181,10 @@ class _Group:
             self._offers.pop(engine.name, None)
         if not self._offers:
             self._ask(request)
+
+    def _waits(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
+        """Whether it is better off waiting; `elsewhere`: what the best engine with room costs."""
+        return self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere)
 
     def _waits_for_prefix(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""

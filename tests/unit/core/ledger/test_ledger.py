@@ -36,6 +36,11 @@ def step_of(engines: dict[str, Speed], seed: int, **submitted: Any) -> Flow:
     return flow
 
 
+def nobody_is_tried(patch: Patch) -> None:
+    """An engine of which nothing is known is taken for average."""
+    patch.setattr(speed, "OPTIMISM", 1.0)
+
+
 def without_rebalancing(patch: Patch) -> None:
     patch.setattr(ledger, "rebalance", lambda transition, room: None)
 
@@ -139,6 +144,8 @@ def test_engines_that_come_late_take_over_what_runs(seed: int, monkeypatch: Patc
 def test_the_tail_gathers_or_spreads_whichever_ends_sooner(
     others: Speed, on_b: int, winner: str, monkeypatch: Patch
 ) -> None:
+    nobody_is_tried(monkeypatch)
+
     def run() -> tuple[float, Flow]:
         flow = Flow({"a": Speed(0.02 if winner == "a" else 0.05, 4.0 if on_b == 0 else 64.0)}, lambda s, t: 1000)
         flow.submit(4, max_new_tokens=1000)
@@ -193,7 +200,8 @@ def test_what_looking_costs_on_a_large_fleet_is_bounded(monkeypatch: Patch) -> N
     assert len(scanned) > 1.5 * len(large), "small ones go on"
 
 
-def test_a_move_that_would_put_the_steps_end_off_is_not_made() -> None:
+def test_a_move_that_would_put_the_steps_end_off_is_not_made(monkeypatch: Patch) -> None:
+    nobody_is_tried(monkeypatch)
     flow = Flow({"fast": Speed(0.02, 4.0)}, lambda sample, turn: 300 if sample == "2.0" else 3000)
     flow.submit(2, max_new_tokens=3000)
     flow.run(4.0)
@@ -337,7 +345,8 @@ def test_a_drain_lets_short_ones_finish_and_moves_the_longest_first() -> None:
     assert end < 800 * 0.02 * 1.3 + 2
 
 
-def test_who_evaluates_leaves_first() -> None:
+def test_who_evaluates_leaves_first(monkeypatch: Patch) -> None:
+    nobody_is_tried(monkeypatch)
     flow = Flow({"a": FAST}, lambda s, t: 900)
     flow.submit(2, max_new_tokens=900)
     flow.submit(1, max_new_tokens=800, purpose=Purpose.EVAL)

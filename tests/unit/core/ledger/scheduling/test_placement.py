@@ -21,6 +21,12 @@ from polyrl.wire import (
 from polyrl_rollout.testing.stage import Stage, sent
 
 
+@pytest.fixture(autouse=True)
+def what_is_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is tried for being unknown."""
+    monkeypatch.setattr(speed, "OPTIMISM", 1.0)
+
+
 def test_work_goes_out_at_once_and_carries_everything_the_engine_needs() -> None:
     stage = Stage()
     stage.engine("a")

@@ -8,6 +8,7 @@ from math import inf
 import msgspec
 import pytest
 
+from polyrl.ledger import speed
 from polyrl.ledger.events import RecallSent
 from polyrl.ledger.scheduling.placement import place
 from polyrl.ledger.scheduling.rebalance import gains, rebalance
@@ -18,6 +19,12 @@ from polyrl.wire import (
     Recall,
 )
 from polyrl_rollout.testing.stage import Stage, sent
+
+
+@pytest.fixture(autouse=True)
+def what_is_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is tried for being unknown."""
+    monkeypatch.setattr(speed, "OPTIMISM", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,10 @@ def _small(state: LedgerState) -> None:
     state.engines["fast"].capacity = msgspec.structs.replace(state.engines["fast"].capacity, kv_tokens=50)
 
 
+def _moved(state: LedgerState, at: float, step_s: float) -> None:
+    state.samples["0.0"].moved_at, state.engines["fast"].step_scale = at, step_s
+
+
 @pytest.mark.parametrize(
     ("change", "moves"),
     [
@@ -96,8 +107,9 @@ def _small(state: LedgerState) -> None:
             lambda state, now: setattr(state.engines["slow"], "draining", "x"), 0, id="a drain with much time"
         ),
         pytest.param(lambda state, now: setattr(state.engines["slow"], "on_trial", True), 0, id="it measures"),
-        pytest.param(lambda state, now: setattr(state.samples["0.0"], "moved_at", now - 4.9), 0, id="it just moved"),
-        pytest.param(lambda state, now: setattr(state.samples["0.0"], "moved_at", now - 5.1), 1, id="it has rested"),
+        pytest.param(lambda state, now: _moved(state, now - 4.9, 0.3), 0, id="it just moved"),
+        pytest.param(lambda state, now: _moved(state, now - 5.1, 0.3), 1, id="it has rested"),
+        pytest.param(lambda state, now: _moved(state, now - 4.9, 0.2), 1, id="it just moved, and gains much"),
         pytest.param(lambda state, now: setattr(state.assignments[1], "at", now - 0.9), 0, id="it just began"),
         pytest.param(lambda state, now: setattr(state, "balanced_at", now - 0.2), 0, id="the search pauses"),
         pytest.param(lambda state, now: setattr(state, "balanced_at", now - 0.3), 1, id="the pause is over"),
@@ -136,3 +148,15 @@ def test_room_that_something_waiting_could_use_is_not_given_to_what_runs() -> No
         stage.ledger.state.engines["slow"].capacity, max_running=2
     )
     assert not sent(stage.pass_time(0.5), Recall)
+
+
+def test_one_sample_tries_an_engine_of_which_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "OPTIMISM", 0.5)
+    stage = Stage()
+    stage.engine("slow")
+    stage.submit(4)
+    stage.ledger.state.engines["slow"].step_scale = 0.5
+    stage.pass_time(2.0)
+    outcome = stage.engine("new")
+    assert len(sent(outcome, Recall)) == 1
+    assert not sent(stage.pass_time(0.5), Recall), "nothing more before it is measured"
