@@ -1,6 +1,7 @@
 """apply(state, event): the only way a ledger's state changes. Live run, replay and audit are the same lines.
 
     samples       what happens to samples, groups and batches
+    tokens        what comes of them
     engines       what happens to engines, to time and to the run
 
 An event has been decided; nothing here judges it again, and nothing here fails on an event that a ledger recorded.
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
-from polyrl.ledger.apply import engines, samples
+from polyrl.ledger.apply import engines, samples, tokens
 from polyrl.ledger.events import EVENT_TYPES, Event
 from polyrl.ledger.state import LedgerState
 
@@ -29,5 +30,5 @@ def _appliers(*modules: ModuleType) -> dict[type, Callable[[LedgerState, Any], N
     return {get_type_hints(function)["event"]: function for function in functions}
 
 
-_APPLY: Final = _appliers(samples, engines)
+_APPLY: Final = _appliers(samples, tokens, engines)
 assert _APPLY.keys() == set(EVENT_TYPES), "each event changes the state in one place"
