@@ -251,11 +251,6 @@ class LeasedEngine(msgspec.Struct):
         """Samples that it runs once all that is under way has arrived."""
         return self.occupied - self.recalled
 
-    @property
-    def kv_taken(self) -> int:
-        """KV room that is taken or set aside, in tokens."""
-        return self.kv + sum(self.reserved_kv.values())
-
 
 class LearnerState(msgspec.Struct):
     """What the trainer does with what it gets; its devices are those of the reserved engines."""
@@ -320,7 +315,6 @@ class Counters(msgspec.Struct):
     tokens_repeated: int = 0
     """Received twice: sent again after a reconnect."""
     delta_frames: int = 0
-    delta_rows: int = 0
     delta_bytes: int = 0
     migrations: dict[str, int] = msgspec.field(default_factory=dict)
     offered_again: int = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polyrl.ledger.apply import samples
 from polyrl.wire import Batch
 from polyrl_rollout.manager import journal as journal_module
 from polyrl_rollout.manager.journal import Journal
@@ -58,6 +59,7 @@ class Recorded:
 
 def test_a_restart_reads_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "SNAPSHOT_TAIL_BYTES", TAIL_BYTES)
+    monkeypatch.setattr(samples, "ENDED_MEMORY", 64)  # digests of ended groups: bounded, and full early
     run = Recorded(tmp_path / "journal.sqlite")
     sizes = []
     for _ in range(STEPS):

@@ -48,7 +48,7 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
                 speed.end_reading(engine, assignment.reading, at)
                 assignment.reading = 0
         begin = end
-    _count_deltas(state, event, len(numbers), begin >> 2)
+    _count_deltas(state, event, begin >> 2)
     engine.kv_growth -= begin >> 2
     engine.kv_since += begin >> 2
     if engine.gaps:
@@ -65,10 +65,9 @@ def _set_more_aside(engine: LeasedEngine, assignment: Assignment) -> None:
     engine.kv_growth += more
 
 
-def _count_deltas(state: LedgerState, event: events.TokensTaken, rows: int, tokens: int) -> None:
+def _count_deltas(state: LedgerState, event: events.TokensTaken, tokens: int) -> None:
     counters = state.counters
     counters.delta_frames += 1
-    counters.delta_rows += rows
     counters.delta_bytes += event.frame_bytes
     counters.tokens_accepted += tokens
     counters.tokens_in_vain += event.in_vain
