@@ -7,8 +7,9 @@
     kinds      how many engines take work of which version, with which context
 
 It follows from the state alone, is never saved, and a new one is made for a state that was read. Who records an event
-names it here first (`note`): the engines that it changes are put in order again before the next question. What changes
-with time alone (a pause, silence) is not in it: askers check that of the few they look at.
+names it here first (`note`): the engines that it changes are put in order again before the next question, and an order
+that is being read ends with it. What changes with time alone (a pause, silence) is not in it: askers check that of the
+few they look at.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Fleet:
     def roomy(self) -> Iterator[LeasedEngine]:
         """A slot is free, the fastest first."""
         self._refresh()
-        return (self._state.engines[name] for _, _, name in tuple(self._roomy))
+        return (self._state.engines[name] for _, _, name in self._roomy)
 
     @property
     def has_room(self) -> bool:
@@ -82,7 +83,7 @@ class Fleet:
     def idle(self) -> Iterator[LeasedEngine]:
         """Nothing runs there, the longest idle first."""
         self._refresh()
-        return (self._state.engines[name] for name in tuple(self._idle))
+        return (self._state.engines[name] for name in self._idle)
 
     def leaving(self) -> list[LeasedEngine]:
         """Those that drain."""

@@ -385,6 +385,8 @@ class LedgerState(msgspec.Struct):
     message: str = ""
     due: float = inf
     """When `tick` has something to do at the earliest; never too late, sometimes too early."""
+    stall_due: float = inf
+    """No running sample has its progress deadline before it."""
     balanced_at: float = -inf
     """When `rebalance` last searched so many samples that its next search waits."""
     counters: Counters = msgspec.field(default_factory=Counters)

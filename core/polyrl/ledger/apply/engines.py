@@ -38,6 +38,7 @@ def apply_version_published(state: LedgerState, event: events.VersionPublished) 
 
 def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:
     state.window_open, state.window_at = event.open, event.at
+    state.stall_due = min(state.stall_due, event.at + state.config.progress_deadline_s)
     for engine in state.engines.values():
         if engine.pool is Pool.RESERVED:
             speed.begin_window(engine, event.at)  # what it does while the trainer learns says nothing of its speed
@@ -168,7 +169,7 @@ def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> Non
 
 
 def apply_ticked(state: LedgerState, event: events.Ticked) -> None:
-    state.due = event.due
+    state.due, state.stall_due = event.due, event.stall_due
 
 
 def apply_ignored(state: LedgerState, event: events.Ignored) -> None:

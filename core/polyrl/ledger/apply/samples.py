@@ -177,7 +177,8 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
         reading=reading,
         kv_end=kv_end,
     )
-    wake(state, event.at + state.config.progress_deadline_s)
+    state.stall_due = min(state.stall_due, event.at + state.config.progress_deadline_s)
+    wake(state, state.stall_due)
 
 
 def apply_placement_paused(state: LedgerState, event: events.PlacementPaused) -> None:

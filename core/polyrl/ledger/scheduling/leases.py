@@ -32,12 +32,13 @@ def tick(transition: Transition) -> None:
         transition.record(events.LeasesRenewed(transition.now))
     _end_leases(transition)
     _end_drains(transition)
-    _find_stalled(transition)
+    stall_due = _find_stalled(transition)
     _announce_again(transition)
     _ask_again(transition)
     close_late(transition)
     earliest = min(_deadlines(transition.state, transition.now), default=inf)
-    transition.record(events.Ticked(max(earliest, transition.now + TICK_RESOLUTION_S)))
+    due = max(min(earliest, stall_due), transition.now + TICK_RESOLUTION_S)
+    transition.record(events.Ticked(due, stall_due))
 
 
 def lose_engine(transition: Transition, name: str, cause: GoneCause) -> None:
@@ -82,15 +83,19 @@ def _end_drains(transition: Transition) -> None:
             transition.record(events.DrainExpired(engine.name))
 
 
-def _find_stalled(transition: Transition) -> None:
-    """Moves samples without progress; their engine is suspect if it gave no token to anyone for as long."""
+def _find_stalled(transition: Transition) -> float:
+    """Moves samples without progress; their engine is suspect if it gave no token to anyone for as long. Returns when
+    the next look is due: progress only puts it off, so between two looks no running sample is read."""
     state, now, deadline_s = transition.state, transition.now, transition.config.progress_deadline_s
+    if now < state.stall_due:
+        return state.stall_due
     stalled = [(number, a.engine) for number, a in state.assignments.items() if _progress_deadline(state, a) <= now]
     for name in {engine: None for _, engine in stalled}:
         if state.engines[name].token_at <= now - deadline_s:
             quarantine(transition, name, MoveCause.STALLED, first_pause_s=deadline_s)
     for number, _ in stalled:
         move(transition, number, MoveCause.STALLED)
+    return min((_progress_deadline(state, assignment) for assignment in state.assignments.values()), default=inf)
 
 
 def _progress_deadline(state: LedgerState, assignment: Assignment) -> float:
@@ -144,8 +149,6 @@ def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
             yield engine.drain_at
         if engine.quarantined_until > now:
             yield engine.quarantined_until
-    for assignment in state.assignments.values():
-        yield _progress_deadline(state, assignment)
     if isfinite(state.trainer_at):
         for name in state.awaiting_verdict:
             yield state.samples[name].ask_due
