@@ -84,7 +84,7 @@ def test_a_samples_whole_life(run: Path) -> None:
         "scored: reward 0.5",
         "all samples of group 0 are scored",
         "packed into batch 0",
-        "its trainer ended before batch 0 was acknowledged; offered again",
+        "the trainer that had batch 0 is gone, or did not take it; offered again",
         "packed into batch 1",
         "trained: batch 1 is acknowledged",
     ]

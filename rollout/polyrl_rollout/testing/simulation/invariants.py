@@ -392,7 +392,10 @@ class Watcher:
 
     def _has_room(self, engine: LeasedEngine, number: int, now: float) -> bool:
         """Only what no policy could mind: it is sound, heard of, not the trainer's, and the whole budget fits."""
-        group = self._ledger.state.groups[number].group
+        entry, samples = self._ledger.state.groups[number], self._ledger.state.samples
+        group = entry.group
+        if any(engine.name in samples[sample_id(number, index)].rejected_by for index in entry.waiting):
+            return False  # it refused: others have the first right
         if engine.pool is Pool.RESERVED or engine.draining or isfinite(engine.quarantined_until) or engine.failures:
             return False
         if now - self._last_seen.get(engine.name, now) > LATE_S or now < self._deaf_until:
