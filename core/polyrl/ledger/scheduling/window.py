@@ -16,16 +16,16 @@ F(others) / F(all) per second; best is when it has come down to L, and the step 
     gain = (1 - F(all) / F(others)) * (F(others) - L)
 
 A batch is held back while F(others) > L and gain > LEAST_GAIN * F(others). With no other engine F(others) is infinite:
-the window stays open until all is generated. With many, learning begins
-with the first batch. In between the window closes when what others still need is what learning will take (T of the
-plan), looked at again every REPLAN_S and whenever an engine comes or goes.
+the window stays open until all is generated. With many, learning begins with the first batch. In between the window
+closes when what others still need is what learning will take (T of the plan), looked at again every REPLAN_S and
+whenever an engine comes or goes.
 
     F = max(tokens left / tokens per second of all engines, tokens until the longest has ended * the fastest step)
 
 Remaining tokens come from the life table of turns (`lengths`), speeds by batch size and learning seconds per token are
 measured; engines that were not measured yet count for nothing. Before a trainer has learned anything L is unknown, and
-counts as 0. What a step's further turns and verdicts
-take is unknown too: F is then too small and the window closes early, which costs moves, not the step.
+counts as 0. What a step's further turns and verdicts take is unknown too: F is then too small and the window closes
+early, which costs moves, not the step.
 """
 
 from __future__ import annotations
