@@ -372,7 +372,7 @@ class RunFinished(Event, frozen=True):
 
 
 class EngineGreeted(Event, frozen=True):
-    """An engine joined, or greeted again within its lease."""
+    """An engine joined, or greeted again within its lease with something new."""
 
     engine: str
     pool: Pool
@@ -381,6 +381,14 @@ class EngineGreeted(Event, frozen=True):
     at: float
     versions: tuple[int, ...] = ()
     """Others that it has verified."""
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+
+
+class EngineGreetedAgain(Event, frozen=True):
+    """An engine greeted within its lease, and nothing about it has changed."""
+
+    engine: str
+    at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
@@ -435,6 +443,7 @@ class EngineDraining(Event, frozen=True):
     engine: str
     drain_at: float
     reason: str
+    """Empty when only the deadline is new."""
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 

@@ -200,7 +200,7 @@ _ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
     },
     **{
         kind: lambda state, event: (event.engine, *_recalled_to(state, event.engine))
-        for kind in (f.EngineGreeted, f.EngineGone)
+        for kind in (f.EngineGreeted, f.EngineGreetedAgain, f.EngineGone)
     },
     f.Moved: lambda state, event: _of_assignment(state, event.assignment),
     f.RecallSent: lambda state, event: (event.to, *_of_assignment(state, event.assignment)),

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from polyrl.errors import ProtocolError
 from polyrl.wire.agent import (
     FINISH_CODES as FINISH_CODES,
+    MAX_REASON as MAX_REASON,
     ROW_DTYPE as ROW_DTYPE,
     SUPERSEDED as SUPERSEDED,
     TOKEN_BYTES as TOKEN_BYTES,
@@ -106,6 +107,10 @@ MAX_SAMPLE_TOKENS: Final = MAX_FRAME_BYTES // 16
 """Prompt and response of one sample, 4 million tokens: each takes 9 bytes in the largest frame that carries them, and
 the rest is for where they came from."""
 
+AGENT_FRAME_BYTES: Final = 4 << 20
+"""Largest frame of an agent: tokens go out in frames of half of it, and the greeting of the largest engine, which holds
+65,536 sequences, takes 1.2 MB. None takes the manager more than 0.1 s."""
+
 SUBMIT_BYTES: Final = 8 << 20
 """Prompts that one Submit carries at most, unless a single one is longer: what a manager decodes at once."""
 
@@ -122,13 +127,13 @@ def encode(message: Message) -> bytes:
 Frame: TypeAlias = bytes | memoryview
 
 
-def _decoder(messages: Any) -> Callable[[Frame], Any]:
+def _decoder(messages: Any, limit: int = MAX_FRAME_BYTES) -> Callable[[Frame], Any]:
     """A function from one frame to one of `messages`; it raises ProtocolError and nothing else."""
     decoder = msgspec.msgpack.Decoder(messages)
 
     def decode(frame: Frame) -> Any:
-        if len(frame) > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if len(frame) > limit:
+            raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {limit}")
         if len(frame) < 2 or frame[0] != WIRE_VERSION:
             raise ProtocolError(f"not a frame of wire version {WIRE_VERSION}")
         try:
@@ -144,7 +149,7 @@ decode_from_trainer: Final[Callable[[Frame], FromTrainer]] = _decoder(FromTraine
 decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)
 decode_from_puller: Final[Callable[[Frame], FromPuller]] = _decoder(FromPuller)
 decode_to_puller: Final[Callable[[Frame], ToPuller]] = _decoder(ToPuller)
-_decode_from_agent: Final[Callable[[Frame], FromAgent]] = _decoder(FromAgent)
+_decode_from_agent: Final[Callable[[Frame], FromAgent]] = _decoder(FromAgent, AGENT_FRAME_BYTES)
 
 
 def decode_from_agent(frame: Frame) -> FromAgent:

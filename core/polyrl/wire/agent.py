@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,6 +17,24 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field=None):
     """Base of all messages: a frozen msgpack array; the subclass's tag is its first item."""
 
 
+MAX_REASON: Final = 1024
+"""Characters of a reason or a detail: it is journaled, listed, logged. What is longer is cut when the message is made,
+by its sender and by its receiver: a Leaving counts however much it explains."""
+
+
+def _cut(message: Message, field: str) -> None:
+    text = getattr(message, field)
+    if len(text) > MAX_REASON:
+        msgspec.structs.force_setattr(message, field, text[:MAX_REASON])
+
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=128)]
+"""Of an engine or a sample; with a longer one a frame is refused."""
+
+Versions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
+"""Four times as many as the largest allowed staleness lets an engine hold tokens of."""
+
+
 def checksum_of(ids: bytes | bytearray | memoryview) -> int:
     """CRC-32 of packed ids: tells two texts of one sample apart, not an attacker from a friend."""
     return zlib.crc32(ids)
@@ -26,7 +44,7 @@ class HeldAssignment(msgspec.Struct, frozen=True, array_like=True):
     """An assignment the agent still generates or still holds tokens of, sent when it greets again."""
 
     assignment: int
-    sample: str
+    sample: Name
     attempt: int
     length: int
     """Response position after the last token that the agent holds."""
@@ -47,7 +65,7 @@ class Hello(Message, frozen=True, tag="hello"):
     """First message of an agent, repeated after each reconnect; the manager answers Welcome or Fenced."""
 
     run_epoch: int
-    engine: str
+    engine: Name
     """Unique for the life of this engine process (a pod UID, or a fresh random name on a laptop); never reused."""
     pool: Pool
     max_running: int
@@ -56,11 +74,14 @@ class Hello(Message, frozen=True, tag="hello"):
     weight_version: int
     """Verified version that the engine serves; -1 for none."""
     held: tuple[HeldAssignment, ...] = ()
-    versions: tuple[int, ...] = ()
+    versions: Versions = ()
     """Verified versions that made tokens of `held`: what it served while nobody listened."""
     leaving_s: float | None = None
     """Seconds until it ends, if it was given notice: a Leaving may be lost with its connection."""
     leaving_reason: str = ""
+
+    def __post_init__(self) -> None:
+        _cut(self, "leaving_reason")
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -115,6 +136,9 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
     serving: int
     reason: str
 
+    def __post_init__(self) -> None:
+        _cut(self, "reason")
+
 
 class HandBackReason(StrEnum):
     """Why an engine gives an assignment back."""
@@ -139,6 +163,10 @@ class HandBack(Message, frozen=True, tag="returned"):
     """A HandBackReason; another one counts as ENGINE_ERROR."""
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        _cut(self, "reason")
+        _cut(self, "detail")
+
 
 class PrefixUnknown(Message, frozen=True, tag="noprefix"):
     """The agent does not have the text that an Assign begins with; the same Assign follows with all of it."""
@@ -152,11 +180,17 @@ class Leaving(Message, frozen=True, tag="leaving"):
     deadline_s: float
     reason: str
 
+    def __post_init__(self) -> None:
+        _cut(self, "reason")
+
 
 class Deregister(Message, frozen=True, tag="bye"):
     """Last message; nothing of this engine runs any more."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        _cut(self, "reason")
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

@@ -51,7 +51,7 @@ one."""
 MAX_ROW_TOKENS: Final = 0xFFFF
 """A row counts its tokens in 16 bits."""
 MAX_FRAME_TOKENS: Final = 1 << 18
-"""2 MiB of tokens: what piled up without a manager goes out in several frames."""
+"""2 MiB of tokens, a row counted as two: what piled up without a manager goes out in several frames."""
 MAX_UNKEPT_TOKENS: Final = 1 << 22
 """32 MiB of tokens that the manager does not have; above it streams are not read on."""
 MAX_TEXT_TOKENS: Final = 1 << 24
@@ -387,7 +387,7 @@ def _frames(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     frame: list[_Piece] = []
     tokens = 0
     for piece in sorted(pieces, key=lambda piece: piece.version):
-        size = piece.end - piece.begin
+        size = piece.end - piece.begin + 2
         if frame and (piece.version != frame[0].version or tokens + size > MAX_FRAME_TOKENS):
             yield frame
             frame, tokens = [], 0

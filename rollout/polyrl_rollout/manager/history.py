@@ -65,7 +65,7 @@ class RunHistory:
                 case events.EngineServing(engine, version) if version >= 0 and engine not in self._serving:
                     self._serving.add(engine)
                     self._note("serving", engine, f"{engine} serves", now)
-                case events.EngineDraining(engine, _, reason):
+                case events.EngineDraining(engine, _, reason) if reason:
                     self._reasons[engine] = reason
                 case events.EngineGone(engine, cause):
                     self._go(engine, cause, now)

@@ -37,7 +37,16 @@ from polyrl.ledger.journal.durability import Outbox
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus
-from polyrl.wire import FinishRun, FromAgent, FromTrainer, ToTrainer, TrainerHello, TrainerReport
+from polyrl.wire import (
+    AGENT_FRAME_BYTES,
+    MAX_FRAME_BYTES,
+    FinishRun,
+    FromAgent,
+    FromTrainer,
+    ToTrainer,
+    TrainerHello,
+    TrainerReport,
+)
 from polyrl.worker import EVERYWHERE
 from polyrl_rollout.manager.api import ControlService, make_metrics_app
 from polyrl_rollout.manager.group_commit import GroupCommit
@@ -113,8 +122,8 @@ class Manager:
         allowed = {"agents": keys.agent_public_key, "trainer": keys.trainer_public_key}
         self.authenticator = Authenticator(self._context, allowed)
         self.authenticator.start()
-        self._agents_router = self._bind("agents", self._listen.agents_port)
-        self._trainer_router = self._bind("trainer", self._listen.trainer_port)
+        self._agents_router = self._bind("agents", self._listen.agents_port, AGENT_FRAME_BYTES)
+        self._trainer_router = self._bind("trainer", self._listen.trainer_port, MAX_FRAME_BYTES)
         self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
         self._agents = AgentSessions(self._agents_router, self._from_agent)
         self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
@@ -296,10 +305,10 @@ class Manager:
             status, trainer_connected=self._trainer.connected, delta_bytes=self._agents.delta_bytes
         )
 
-    def _bind(self, domain: str, port: int) -> Router:
+    def _bind(self, domain: str, port: int, frame_bytes: int) -> Router:
         host = self._listen.host
         try:
-            return Router(self._context, self._keys, domain=domain, address=host, port=port)
+            return Router(self._context, self._keys, domain, address=host, port=port, frame_bytes=frame_bytes)
         except zmq.ZMQError as error:
             raise RunFailed(f"the manager cannot bind {host}:{port} for {domain}: {error}") from error
 

@@ -88,12 +88,21 @@ class Router:
     """A ROUTER bound to `address`:`port` (EVERYWHERE: all addresses; 0: the system chooses)."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], keys: ManagerKeys, domain: str, address: str, port: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keys: ManagerKeys,
+        domain: str,
+        *,
+        address: str,
+        port: int,
+        frame_bytes: int,
     ) -> None:
-        """`domain`: the ZAP domain whose one admitted key guards the socket."""
+        """`domain`: the ZAP domain whose one admitted key guards the socket; a peer that sends a larger frame than
+        `frame_bytes` is disconnected."""
         self.traffic = Traffic()
         self._socket = context.socket(zmq.ROUTER)
         _configure(self._socket, keys, domain)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
         endpoint = f"tcp://{bracketed(address)}:{port or '*'}"
         self._socket.ipv6 = may_be_ipv6(endpoint)
         self._socket.bind(endpoint)
@@ -172,7 +181,6 @@ def _configure(socket: zmq.Socket[bytes], keys: ManagerKeys, domain: str) -> Non
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
     socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
     socket.setsockopt(zmq.LINGER, 0)

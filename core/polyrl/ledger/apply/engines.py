@@ -83,16 +83,24 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
     if engine is None:
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
-    engine.heard_at = engine.greeted_at = event.at
+    _begin_anew(state, engine, event.at)
+    for version in event.versions[-SERVED_MEMORY:]:
+        _verify(engine, version)
+    _serve(engine, event.version)
+
+
+def apply_engine_greeted_again(state: LedgerState, event: events.EngineGreetedAgain) -> None:
+    _begin_anew(state, state.engines[event.engine], event.at)
+
+
+def _begin_anew(state: LedgerState, engine: LeasedEngine, at: float) -> None:
+    engine.heard_at = engine.greeted_at = at
     engine.seq = 0
     for number in engine.running:
         end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
-    speed.begin_window(engine, event.at)
-    for version in event.versions[-SERVED_MEMORY:]:
-        _verify(engine, version)
-    _serve(engine, event.version)
-    wake(state, event.at + state.config.lease_s)
+    speed.begin_window(engine, at)
+    wake(state, at + state.config.lease_s)
 
 
 def _serve(engine: LeasedEngine, version: int) -> None:
@@ -137,7 +145,7 @@ def apply_engine_quarantined(state: LedgerState, event: events.EngineQuarantined
 
 def apply_engine_draining(state: LedgerState, event: events.EngineDraining) -> None:
     engine = state.engines[event.engine]
-    engine.draining, engine.drain_at = event.reason, event.drain_at
+    engine.draining, engine.drain_at = engine.draining or event.reason, event.drain_at
     wake(state, event.drain_at)
 
 

@@ -121,6 +121,10 @@ class HistoryProjection:
         self._heard[event.engine] = event.at
         return ()
 
+    def _engine_greeted_again(self, event: f.EngineGreetedAgain) -> Iterable[HistoryEntry]:
+        self._heard[event.engine] = event.at
+        return ()
+
     def _engine_greeted(self, event: f.EngineGreeted) -> Iterable[HistoryEntry]:
         self._heard[event.engine] = event.at
         return self._as_it_is(event)
@@ -190,6 +194,7 @@ _PROJECTIONS: Final[dict[type, Callable[[HistoryProjection, Any], Iterable[Histo
     f.LeasesRenewed: HistoryProjection._renewed,
     f.EngineHeard: HistoryProjection._engine_heard,
     f.EngineGreeted: HistoryProjection._engine_greeted,
+    f.EngineGreetedAgain: HistoryProjection._engine_greeted_again,
     f.EngineGone: HistoryProjection._engine_gone,
     f.TokensTaken: HistoryProjection._tokens_taken,
     f.Assigned: HistoryProjection._assigned,

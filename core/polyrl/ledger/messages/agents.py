@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Final
 
@@ -12,9 +13,18 @@ from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.scheduling.moves import half_open, move, quarantine, suspect_refusals
 from polyrl.ledger.scheduling.recalls import complete_recall
-from polyrl.ledger.state import LeasedEngine, assign_message
+from polyrl.ledger.state import LeasedEngine, LedgerState, assign_message
 from polyrl.ledger.transition import Transition
 from polyrl.wire import HandBackReason
+
+MAX_RUNNING: Final = 65_536
+"""What an engine may take at once, as in the manifest."""
+
+HELD_BESIDE: Final = 64
+"""An agent holds what its engine runs, as many turns whose end is not confirmed, and a few more of the shortest."""
+
+MAX_FOREIGN: Final = 4096
+"""Assignments held that are over, each answered by a Cancel; who holds more is fenced, and so drops them at once."""
 
 MAX_ASSIGNMENT: Final = 1 << 31
 """Half of what a row can name: a peer that claims to hold more must not use the numbers up."""
@@ -58,20 +68,13 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
 
 def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     state, config, now = transition.state, transition.config, transition.now
-    if hello.engine != name or hello.run_epoch != config.run_epoch:
-        transition.ignore("fencedHello")
-        transition.send(name, wire.Fenced(f"this is epoch {config.run_epoch} and the connection of {name}"))
-        return
-    if min(hello.max_running, hello.kv_tokens, hello.max_context) < 1:
-        transition.ignore("impossibleHello")
-        transition.send(name, wire.Fenced("max_running, kv_tokens and max_context must be at least 1"))
+    refusal = _refusal(transition, name, hello)
+    if refusal is not None:
+        transition.ignore("refusedHello")
+        transition.send(name, wire.Fenced(refusal))
         return
     returns = name not in state.engines and name in state.vanished
-    transition.record(
-        events.EngineGreeted(
-            name, hello.pool, capacity=hello.capacity, version=hello.weight_version, at=now, versions=hello.versions
-        )
-    )
+    transition.record(_greeting(state, hello, now))
     if returns:
         half_open(transition, name)
     engine = state.engines[name]
@@ -91,6 +94,31 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         announce(transition, name)
 
 
+def _refusal(transition: Transition, name: str, hello: wire.Hello) -> str | None:
+    """Why a greeting is in vain."""
+    state, epoch = transition.state, transition.config.run_epoch
+    if hello.engine != name or hello.run_epoch != epoch:
+        return f"this is epoch {epoch} and the connection of {name}"
+    if min(hello.max_running, hello.kv_tokens, hello.max_context) < 1 or hello.max_running > MAX_RUNNING:
+        return f"kv_tokens and max_context must be at least 1, max_running at most {MAX_RUNNING}"
+    if len(hello.held) > 2 * hello.max_running + HELD_BESIDE:
+        return f"it holds {len(hello.held)} assignments, and its engine runs {hello.max_running} at once"
+    ours: Mapping[int, None] = state.engines[name].running if name in state.engines else {}
+    if sum(held.assignment not in ours for held in hello.held) > MAX_FOREIGN:
+        return f"more than {MAX_FOREIGN} of the assignments that it holds are over"
+    return None
+
+
+def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event:
+    """What a greeting brings: an engine that greets again and again makes the history no longer."""
+    known = state.engines.get(hello.engine)
+    capacity, version = hello.capacity, hello.weight_version
+    as_before = known is not None and (known.pool, known.capacity, known.version) == (hello.pool, capacity, version)
+    if known is not None and as_before and set(hello.versions) <= set(known.served):
+        return events.EngineGreetedAgain(hello.engine, now)
+    return events.EngineGreeted(hello.engine, hello.pool, capacity, version=version, at=now, versions=hello.versions)
+
+
 def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.Hello) -> None:
     """Assignments that both sides know resume at our offset; others are started again."""
     held = {h.assignment: h for h in hello.held}
@@ -107,7 +135,8 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
 
 def _serve(transition: Transition, engine: LeasedEngine, version: int, *, retry_at: float) -> None:
     """The engine serves `version`; samples that may not use it go elsewhere."""
-    transition.record(events.EngineServing(engine.name, version, at=transition.now))
+    if version != engine.version:
+        transition.record(events.EngineServing(engine.name, version, at=transition.now))
     transition.record(events.WeightsAwaited(engine.name, retry_at))
     for number in tuple(engine.running):
         assignment = transition.state.assignments[number]

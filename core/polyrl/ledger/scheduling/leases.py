@@ -22,6 +22,13 @@ from polyrl.wire import Announce, StartDrain, TurnsAwaited
 TICK_RESOLUTION_S: Final = 0.1
 """Deadlines that fall closer together are looked at together; a tick reads every live sample."""
 
+LONGEST_DRAIN_S: Final = 86_400.0
+"""No notice is longer."""
+
+SOONER_SHARE: Final = 0.01
+"""A drain's deadline changes when a new one is sooner by this share of what is left: so it can change some thousand
+times and no more, however often an agent says so."""
+
 READING_SHARE: Final = 4
 """Progress deadlines that a sample waits for its first token while its engine reads others: sixteen 32k prompts."""
 
@@ -54,10 +61,11 @@ def drain_engine(transition: Transition, name: str, *, deadline_s: float, reason
     if engine is None:
         transition.ignore("drainOfUnknownEngine")
         return
-    drain_at = now + max(0.0, deadline_s if isfinite(deadline_s) else 0.0)
-    if engine.draining and drain_at >= engine.drain_at:
+    seconds = min(LONGEST_DRAIN_S, max(0.0, deadline_s if isfinite(deadline_s) else 0.0))
+    drain_at = now + seconds
+    if engine.draining and drain_at >= engine.drain_at - SOONER_SHARE * max(0.0, engine.drain_at - now):
         return
-    why = engine.draining or reason or "no reason given"
+    why = "" if engine.draining else reason or "no reason given"
     transition.record(events.EngineDraining(name, drain_at, reason=why, at=now))
     transition.send(name, StartDrain(drain_at - now, engine.draining))
 
