@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from polyrl.ledger.events import MoveCause
+from polyrl.ledger.causes import MoveCause
 from polyrl_rollout.testing.simulation import draw_schedule, run_schedule, shrink
 
 COUNT = int(os.environ.get("POLYRL_SCHEDULES", "240"))

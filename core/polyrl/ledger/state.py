@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.events import MoveCause
 from polyrl.ledger.lengths import LengthTable
 from polyrl.sample import (
     ENVIRONMENT_VERSION,

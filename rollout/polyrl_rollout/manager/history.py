@@ -14,6 +14,7 @@ from polyrl.control import History
 from polyrl.history.fleet import END_KINDS, RECLAIMED, FleetEvent, machines_by_pool, seconds_by_pool
 from polyrl.history.rows import MetricsRow
 from polyrl.ledger import events
+from polyrl.ledger.causes import GoneCause
 from polyrl.sample import Pool
 from polyrl.sample_record import SampleRecord, parse_records
 from polyrl.wire import TrainerReport
@@ -103,7 +104,7 @@ class RunHistory:
 
     def _go(self, engine: str, cause: str, now: float) -> None:
         reason = self._reasons.pop(engine, "")
-        if cause == events.GoneCause.SILENT:
+        if cause == GoneCause.SILENT:
             self._note(RECLAIMED, engine, f"{engine} is gone without a word", now)
         else:
             self._note("exited", engine, f"{engine} has left{f': {reason}' if reason else ''}", now)

@@ -7,6 +7,7 @@ from typing import Final
 
 from polyrl.ledger import events, speed
 from polyrl.ledger.apply.samples import end_recall, increment, wake
+from polyrl.ledger.causes import GoneCause
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.sample import Pool
 
@@ -155,7 +156,7 @@ def apply_drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
 
 def apply_engine_gone(state: LedgerState, event: events.EngineGone) -> None:
     del state.engines[event.engine]
-    if event.cause == events.GoneCause.DEREGISTERED:
+    if event.cause == GoneCause.DEREGISTERED:
         state.vanished.pop(event.engine, None)
         return
     state.counters.losses += 1

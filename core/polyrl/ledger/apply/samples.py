@@ -7,7 +7,7 @@ from math import inf, isfinite
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.events import AVOIDED_CAUSES, MoveCause
+from polyrl.ledger.causes import AVOIDED_CAUSES, MoveCause
 from polyrl.ledger.state import (
     Assignment,
     BatchState,

@@ -19,6 +19,7 @@ from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings, Verdict
 from polyrl.ledger.audit.samples import AuditedSample, SampleAudit
 from polyrl.ledger.audit.window import WindowAudit
+from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.state import Counters, LedgerState, SamplePhase, SampleState
 from polyrl.sample import sample_id
 from polyrl.wire import ROW_DTYPE, TOKEN_BYTES
@@ -104,7 +105,7 @@ class Audit:
             self._end_assignment(number, None, entry.at)
         self.samples.turn_ended(event, entry.at)
 
-    def _end_assignment(self, number: int, cause: f.MoveCause | None, at: float) -> None:
+    def _end_assignment(self, number: int, cause: MoveCause | None, at: float) -> None:
         self.window.ended(number, cause, at)
         assigned = self.samples.end_assignment(number, at)
         if assigned is not None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.findings import Findings
+from polyrl.ledger.causes import GoneCause
 from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import Pool
 
@@ -91,9 +92,9 @@ class EngineAudit:
         if engine.running:
             text = f"{event.engine} leaves with {len(engine.running)} assignments still running there"
             self._findings.broke("I7", at, text)
-        if event.cause not in set(f.GoneCause):
+        if event.cause not in set(GoneCause):
             self._findings.broke("I7", at, f"{event.engine} leaves for {event.cause!r}, which is no cause")
-        if event.cause == f.GoneCause.SILENT:
+        if event.cause == GoneCause.SILENT:
             self._silent(event.engine, at - engine.heard_at, at)
 
     def _silent(self, name: str, silence: float, at: float) -> None:

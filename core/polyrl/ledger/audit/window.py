@@ -18,13 +18,14 @@ from polyrl.ledger import events as f
 from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.samples import SampleAudit
+from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Pool
 
 PACE_SLACK: Final = 2.0
 """What a token may take more than was measured: the measurement is a mean over the last seconds."""
 
-KEPT_CAUSES: Final = (f.MoveCause.WINDOW, f.MoveCause.REBALANCED, f.MoveCause.DRAINING)
+KEPT_CAUSES: Final = (MoveCause.WINDOW, MoveCause.REBALANCED, MoveCause.DRAINING)
 """Causes of moves from an engine that worked as it should; all others may cost it tokens and time."""
 
 
@@ -77,7 +78,7 @@ class WindowAudit:
         self._busy_from.setdefault(event.engine, at)
         self._read += self._tokens(event.sample)[0]
 
-    def ended(self, assignment: int, cause: f.MoveCause | None, at: float) -> None:
+    def ended(self, assignment: int, cause: MoveCause | None, at: float) -> None:
         """`cause`: of a move; None for other ends."""
         stay = self._stays.pop(assignment, None)
         if stay is None:
@@ -128,7 +129,7 @@ class WindowAudit:
         began = self._busy_from.pop(name, at)
         self._busy[name] = self._busy.get(name, 0.0) + max(0.0, at - began)
 
-    def _moved(self, stay: _Stay, cause: f.MoveCause, at: float) -> None:
+    def _moved(self, stay: _Stay, cause: MoveCause, at: float) -> None:
         if cause not in KEPT_CAUSES:
             self._busy[stay.engine], self._busy_from[stay.engine] = 0.0, at
             self._left += self._tokens(stay.sample)[1]  # what it lost is generated again

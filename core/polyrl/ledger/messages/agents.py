@@ -8,7 +8,7 @@ from typing import Final
 
 from polyrl import wire
 from polyrl.ledger import events
-from polyrl.ledger.events import GoneCause, MoveCause
+from polyrl.ledger.causes import GoneCause, MoveCause
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.scheduling.moves import half_open, move, quarantine, suspect_refusals
@@ -116,7 +116,9 @@ def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event
     as_before = known is not None and (known.pool, known.capacity, known.version) == (hello.pool, capacity, version)
     if known is not None and as_before and set(hello.versions) <= set(known.served):
         return events.EngineGreetedAgain(hello.engine, now)
-    return events.EngineGreeted(hello.engine, hello.pool, capacity, version=version, at=now, versions=hello.versions)
+    return events.EngineGreeted(
+        hello.engine, hello.pool, capacity=capacity, version=version, at=now, versions=hello.versions
+    )
 
 
 def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.Hello) -> None:

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from polyrl import wire
 from polyrl.errors import ProtocolError
-from polyrl.ledger.events import GapSeen, MoveCause, TokensTaken
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import GapSeen, TokensTaken
 from polyrl.ledger.scheduling.moves import already_over, end_turn, move, quarantine
 from polyrl.ledger.state import Assignment, LeasedEngine
 from polyrl.ledger.transition import Transition

@@ -12,7 +12,7 @@ from typing import Final
 
 from polyrl.ledger import events
 from polyrl.ledger.batching import close_late, discard_group
-from polyrl.ledger.events import GoneCause, MoveCause
+from polyrl.ledger.causes import GoneCause, MoveCause
 from polyrl.ledger.scheduling.moves import move, quarantine
 from polyrl.ledger.state import Assignment, LedgerState
 from polyrl.ledger.transition import Transition

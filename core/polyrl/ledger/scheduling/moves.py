@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyrl.ledger.batching import discard_group
-from polyrl.ledger.events import EngineQuarantined, MoveCause, Moved, QuarantineCause, TurnEnded
+from polyrl.ledger.causes import MoveCause, QuarantineCause
+from polyrl.ledger.events import EngineQuarantined, Moved, TurnEnded
 from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.scheduling.cost import may_ever_serve
 from polyrl.ledger.state import REJECTIONS_TO_PAUSE, GroupState, SampleState, context_used, turn_done

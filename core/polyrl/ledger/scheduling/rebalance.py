@@ -25,7 +25,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
-from polyrl.ledger.events import BalancePaused, MoveCause
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import BalancePaused
 from polyrl.ledger.scheduling.cost import (
     Costs,
     PlacementRequest,

@@ -13,7 +13,8 @@ not.
 
 from __future__ import annotations
 
-from polyrl.ledger.events import MoveCause, RecallSent
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import RecallSent
 from polyrl.ledger.scheduling.cost import (
     PlacementRequest,
     fits,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from polyrl.ledger import events
 from polyrl.ledger.apply import apply
+from polyrl.ledger.causes import MoveCause, QuarantineCause
 from polyrl_rollout.manager import journal as module
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.testing.stage import Stage
@@ -83,12 +84,12 @@ def finish(run: Written, sample: str) -> None:
 
 def pause_a_straggler(stage: Stage) -> None:
     """What schema 8 knew, and no later one does."""
-    causes = events.QuarantineCause
+    causes = QuarantineCause
     if hasattr(causes, "STRAGGLER"):
         for event in (
             events.EngineQuarantined("b", 30.0, causes.STRAGGLER, stage.now),
             events.EngineRestored("b", events.RestoreCause.PROVEN, stage.now),
-            events.Moved(stage.number("5.1"), events.MoveCause.STRAGGLER, stage.now),
+            events.Moved(stage.number("5.1"), MoveCause.STRAGGLER, stage.now),
         ):
             stage.events.append(event)
             apply(stage.ledger.state, event)

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from polyrl.history.rows import MetricsRow
 from polyrl.ledger import events
-from polyrl.ledger.events import GoneCause
+from polyrl.ledger.causes import GoneCause
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.sample import Finish, Pool, Purpose
 from polyrl.sample_record import MAX_REPORTED, MAX_REPORTED_BYTES, SampleRecord, to_report

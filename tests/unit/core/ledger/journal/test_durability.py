@@ -7,7 +7,8 @@ from random import Random
 from typing import get_args
 
 from polyrl.ledger import Effects, Event
-from polyrl.ledger.events import MoveCause, Moved
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import Moved
 from polyrl.ledger.journal.durability import NEEDS, TRAINER_PEER, Outbox, Safety
 from polyrl.sample import Finish, Purpose, Response
 from polyrl.wire import (

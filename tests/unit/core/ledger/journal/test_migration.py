@@ -13,7 +13,8 @@ import pytest
 from polyrl.errors import ProtocolError
 from polyrl.ledger import journal as form
 from polyrl.ledger.audit.history import HistoryEntry, encode_entry
-from polyrl.ledger.events import MoveCause, Moved, TurnExtended
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import Moved, TurnExtended
 from polyrl.ledger.journal.migration import STEPS, Step, migrate
 
 EVENTS = [

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from polyrl.ledger.apply.samples import AVOID_S
-from polyrl.ledger.events import EngineQuarantined, GroupDiscarded, MoveCause
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import EngineQuarantined, GroupDiscarded
 from polyrl.ledger.scheduling.cost import placement_request
 from polyrl.ledger.scheduling.moves import already_over, end_unservable, half_open, move, quarantine
 from polyrl.ledger.transition import Transition

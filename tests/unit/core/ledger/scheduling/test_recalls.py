@@ -9,7 +9,8 @@ from operator import attrgetter
 import msgspec
 import pytest
 
-from polyrl.ledger.events import MoveCause, RecallSent
+from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.events import RecallSent
 from polyrl.ledger.scheduling.cost import placement_request
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.ledger.scheduling.placement import place
