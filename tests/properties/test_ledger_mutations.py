@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -173,7 +174,7 @@ def impatient_leases(patch: Patch) -> None:
 
 
 def stalls_unnoticed(patch: Patch) -> None:
-    patch.setattr(leases, "_find_stalled", lambda d: None)
+    patch.setattr(leases, "_find_stalled", lambda d: inf)
 
 
 def drained_engine_gets_work(patch: Patch) -> None:
