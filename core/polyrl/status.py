@@ -22,6 +22,8 @@ class EngineState(StrEnum):
     """Generates with a verified weight version."""
     SUSPECT = "suspect"
     """Failed lately: pauses, or proves itself with one sample."""
+    SILENT = "silent"
+    """Gave no sign of life for a lease; gets nothing new, and is gone if it stays so."""
     DRAINING = "draining"
     """Finishes or hands back what it runs; gets nothing new."""
 

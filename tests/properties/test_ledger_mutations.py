@@ -173,6 +173,17 @@ def impatient_leases(patch: Patch) -> None:
     patch.setattr(leases, "_end_leases", end)
 
 
+def silent_engine_gets_work(patch: Patch) -> None:
+    """Its silence is noticed, and taken for a sign of life."""
+
+    def silent(state: Any, event: f.EngineSilent) -> None:
+        honest(state, event)
+        state.engines[event.engine].silent, state.engines[event.engine].heard_at = False, event.at
+
+    honest = apply._APPLY[f.EngineSilent]
+    patch.setitem(apply._APPLY, f.EngineSilent, silent)
+
+
 def stalls_unnoticed(patch: Patch) -> None:
     patch.setattr(leases, "_find_stalled", lambda d: inf)
 
@@ -397,6 +408,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
     (silence_unnoticed, "I8"),
     (dead_idle_engine_kept, "I8"),
     (impatient_leases, "I7"),
+    (silent_engine_gets_work, "I7"),
     (stalls_unnoticed, "I5"),
     (one_sample_per_engine, "I5"),
     (drained_engine_gets_work, "I7"),

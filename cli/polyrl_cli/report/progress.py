@@ -55,6 +55,7 @@ STATE_MARKS: Final = {
     EngineState.JOINING: ("◌", "yellow"),
     EngineState.SERVING: ("●", "green"),
     EngineState.SUSPECT: ("◐", "yellow"),
+    EngineState.SILENT: ("○", "red"),
     EngineState.DRAINING: ("◍", "magenta"),
 }
 

@@ -64,4 +64,4 @@ class GoneCause(StrEnum):
     DEREGISTERED = "bye"
     """It said that it leaves."""
     SILENT = "silent"
-    """It gave no sign of life for the length of a lease."""
+    """It gave no sign of life for `lost_s`."""

@@ -13,9 +13,12 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     journal: str = ""
     """Names the journal that keeps this ledger: trainers learn by it that an earlier one is lost."""
     lease_s: float = 3.0
-    """Silence after which an engine is gone: three missed heartbeats, so one may be lost or late."""
+    """Silence after which an engine gets no new work, and loses what would gain by it: three missed heartbeats, so one
+    may be lost or late."""
+    lost_s: float = 15.0
+    """Silence after which it is gone, and all that it ran is moved: most stalls of a network are over by then."""
     return_s: float = 10.0
-    """Silence after our own restart by which an engine is gone: agents dial anew every two seconds at the slowest."""
+    """Silence after our own restart that is an engine's first: agents dial anew every two seconds at the slowest."""
     beat_s: float = 1.0
     """Longest silence of a healthy agent."""
     delta_s: float = 0.03
@@ -47,3 +50,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     """Longest such pause: a replaced device should not wait longer to prove itself."""
     weights_retry_s: float = 5.0
     """Pause before a version is announced again to an engine that could not load it."""
+
+    @property
+    def gone_s(self) -> float:
+        """`lost_s`, and never less than a lease."""
+        return max(self.lease_s, self.lost_s)

@@ -340,6 +340,22 @@ class EngineHeard(Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
+class EngineSilent(Event, frozen=True):
+    """No sign of life for a lease: it gets no new work, and what it runs may be moved."""
+
+    engine: str
+    at: float
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+
+
+class EngineReturned(Event, frozen=True):
+    """A sign of life of one that was silent, and is not gone."""
+
+    engine: str
+    at: float
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+
+
 class EngineLoad(Event, frozen=True):
     """An engine's load, as it reports it."""
 

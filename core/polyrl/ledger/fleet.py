@@ -3,7 +3,7 @@
     roomy      engines with a free slot, where one more token takes least first
     busy       engines that run something, where a token takes longest first
     idle       engines that run nothing, the longest idle first
-    reserved   the trainer's own; `draining` those that leave
+    reserved   the trainer's own; `leaving` those that drain; `silent` those that gave no sign of life for a lease
     kinds      how many engines take work of which version, with which context
 
 It follows from the state alone, is never saved, and a new one is made for a state that was read. Who records an event
@@ -53,6 +53,7 @@ class Fleet:
         self._idle: dict[str, None] = {}
         self._reserved: dict[str, None] = {}
         self._draining: dict[str, None] = {}
+        self._silent: dict[str, None] = {}
         self._changed: dict[str, None] = dict.fromkeys(state.engines)
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
@@ -90,6 +91,11 @@ class Fleet:
         self._refresh()
         return [self._state.engines[name] for name in self._draining]
 
+    def silent(self) -> list[LeasedEngine]:
+        """Those that gave no sign of life for a lease."""
+        self._refresh()
+        return [self._state.engines[name] for name in self._silent]
+
     def reserved(self) -> list[LeasedEngine]:
         """The trainer's own."""
         self._refresh()
@@ -121,13 +127,14 @@ class Fleet:
             if before != after:
                 self._replace(before, after)
             if engine is None or after is None:
-                for names in (self._idle, self._reserved, self._draining):
+                for names in (self._idle, self._reserved, self._draining, self._silent):
                     names.pop(name, None)
                 continue
             self._entries[name] = after
             _keep(self._idle, name, wanted=not engine.occupied)
             _keep(self._reserved, name, wanted=engine.pool is Pool.RESERVED)
             _keep(self._draining, name, wanted=bool(engine.draining))
+            _keep(self._silent, name, wanted=engine.silent)
         self._changed.clear()
 
     def _replace(self, before: _Entry | None, after: _Entry | None) -> None:
@@ -150,7 +157,7 @@ class Fleet:
 def _entry(engine: LeasedEngine, mean: float) -> _Entry:
     pace, running = speed.pace_of(engine, mean), engine.expected_running
     load = engine.occupied / engine.capacity.max_running
-    takes = engine.version >= 0 and not engine.draining
+    takes = engine.version >= 0 and not engine.draining and not engine.silent
     limit = 1 if engine.unproven else engine.capacity.max_running
     return _Entry(
         roomy=(pace.step(running + 1), load, engine.name) if takes and engine.occupied < limit else None,
@@ -194,14 +201,16 @@ _ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
             f.Assigned,
             f.TokensTaken,
             f.EngineServing,
+            f.EngineReturned,
             f.EngineQuarantined,
             f.EngineDraining,
         )
     },
     **{
         kind: lambda state, event: (event.engine, *_recalled_to(state, event.engine))
-        for kind in (f.EngineGreeted, f.EngineGreetedAgain, f.EngineGone)
+        for kind in (f.EngineGreeted, f.EngineGreetedAgain, f.EngineSilent, f.EngineGone)
     },
+    f.LeasesRenewed: lambda state, event: tuple(state.engines),
     f.Moved: lambda state, event: _of_assignment(state, event.assignment),
     f.RecallSent: lambda state, event: (event.to, *_of_assignment(state, event.assignment)),
     f.TurnEnded: lambda state, event: _of_sample(state, event.sample),

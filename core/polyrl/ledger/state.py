@@ -235,6 +235,10 @@ class LeasedEngine(msgspec.Struct):
     """KV room set aside for tokens still to come of what it runs, in tokens."""
     seq: int = 0
     """Of its newest Deltas since it greeted; 0: none has come."""
+    silent: bool = False
+    """It gave no sign of life for a lease."""
+    bereft: bool = False
+    """Some of what it ran was moved while it was silent; it may still hold that."""
 
     @property
     def unproven(self) -> bool:
@@ -395,7 +399,7 @@ class LedgerState(msgspec.Struct):
     lengths: LengthTable = msgspec.field(default_factory=LengthTable)
     """Of turns, as far as they have come."""
     vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
-    """Engines that went silent: how often in a row, and when last."""
+    """Engines that went silent, leased ones too: how often in a row, and when last."""
 
     @property
     def next_group(self) -> int:

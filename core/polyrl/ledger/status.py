@@ -58,6 +58,8 @@ def _engine_status(engine: LeasedEngine, now: float) -> EngineStatus:
 
 
 def _engine_state(engine: LeasedEngine, now: float) -> EngineState:
+    if engine.silent:
+        return EngineState.SILENT
     if engine.draining:
         return EngineState.DRAINING
     if engine.version < 0:
@@ -150,9 +152,8 @@ def _queue_waits(state: LedgerState) -> Iterator[Wait]:
 def _engine_waits(state: LedgerState) -> Iterator[Wait]:
     config = state.config
     for engine in state.engines.values():
-        yield Wait(
-            "manager", engine.name, what="sign of life", since=engine.heard_at, until=engine.heard_at + config.lease_s
-        )
+        until = engine.heard_at + (config.gone_s if engine.silent else config.lease_s)
+        yield Wait("manager", engine.name, what="sign of life", since=engine.heard_at, until=until)
         newest = state.weights.version
         if engine.version < newest and not engine.draining:
             yield Wait("manager", engine.name, what=f"weight version {newest}", since=engine.greeted_at, until=None)

@@ -118,6 +118,11 @@ class RolloutSpec(ManifestModel):
     """Rollouts above which scaling never goes."""
     drain_seconds: Annotated[int, Field(ge=0, le=600)] = 20
     """Seconds a rollout gets to finish or hand back its samples after a notice; clouds give 15 to 120."""
+    lease_seconds: Annotated[int, Field(ge=2, le=600)] = 3
+    """Seconds of silence after which an engine gets no new work, and what it runs goes to others that are expected to
+    be done sooner. Its agent gives a sign of life each second; of one far away more may be late."""
+    lost_after_seconds: Annotated[int, Field(ge=2, le=3600)] = 15
+    """Seconds of silence after which an engine is gone, and all that it ran is moved."""
     template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None
     """Pod of one rollout; default: the operator's own image. A change reaches running rollouts as `update` says."""
     update: Annotated[UpdateSpec, CLUSTER_ONLY] = UpdateSpec()

@@ -282,9 +282,11 @@ SUPERSEDED: Final = "another trainer has taken this one's place"
 
 
 class Fenced(Message, frozen=True, tag="fenced"):
-    """The sender belongs to another epoch, or its lease is over; it must stop what it runs and greet anew or end."""
+    """The sender belongs to another epoch, or says what cannot be; it must stop what it runs and greet anew or end."""
 
     reason: str
+    lease_over: bool = False
+    """It was silent for too long, and no more: it goes on, and greets anew with what it holds, which may be taken."""
 
 
 FromAgent: TypeAlias = (

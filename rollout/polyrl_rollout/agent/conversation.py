@@ -1,7 +1,8 @@
 """The agent's conversation with its manager: dials, greets, receives, sends; over one link after the other.
 
 greet       Hello with all that is held; the answer is a Resend or a Cancel for each of it, then Welcome; or Fenced
-fenced      nothing that runs here counts any more: all is dropped, then greeted anew; too often in a row: the end
+fenced      nothing that runs here counts any more: all is dropped, then greeted anew; too often in a row: the end.
+            After a lease that is over all goes on, and the greeting says what is held
 partition   an injected fault (see `link`): as if the manager could not be reached, until healed
 """
 
@@ -169,5 +170,6 @@ class Conversation:
             return
         if self._protocol.is_rejected:
             self._handler.give_up(f"fenced: {message.reason}")
-        await self._handler.reset()
+        if not message.lease_over:
+            await self._handler.reset()
         raise LinkDown(f"fenced: {message.reason}")

@@ -309,6 +309,8 @@ class AgentProtocol:
             case wire.Welcome():
                 self.welcome, self._fenced = message, 0
                 self.book.reconnect(now)
+            case wire.Fenced(lease_over=True):
+                self.welcome = None
             case wire.Fenced():
                 self.welcome = None
                 self._fenced += 1

@@ -58,7 +58,11 @@ def main(  # noqa: PLR0913 - one argument per flag
         run = read_job(job)
         group_filter = run.spec.recipe.algorithm.group_filter.value
         config = LedgerConfig(
-            run_epoch=run_epoch, journal=secrets.token_hex(JOURNAL_NAME_BYTES), group_filter=group_filter
+            run_epoch=run_epoch,
+            journal=secrets.token_hex(JOURNAL_NAME_BYTES),
+            lease_s=run.spec.rollout.lease_seconds,
+            lost_s=run.spec.rollout.lost_after_seconds,
+            group_filter=group_filter,
         )
         kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()

@@ -194,7 +194,6 @@ class Flow(Stage):
 
     def _greet(self, engine: FlowEngine) -> None:
         speed = engine.speed
-        engine.decoding.clear()
         hello = Hello(
             1,
             engine.name,
@@ -202,7 +201,9 @@ class Flow(Stage):
             max_running=speed.max_running,
             kv_tokens=speed.kv_tokens,
             max_context=speed.max_context,
-            weight_version=-1,
+            weight_version=engine.version if engine.decoding else -1,
+            held=engine.protocol.book.held(),
+            versions=engine.protocol.book.versions(),
         )
         self.agent(engine.name, hello)
         self.agent(engine.name, WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=100))
@@ -252,6 +253,8 @@ class Flow(Stage):
         elif isinstance(message, Recall):
             self._hand_back(engine, message.assignment)
         elif isinstance(message, Fenced):
+            if not message.lease_over:
+                engine.decoding.clear()
             self._greet(engine)
 
     def _hand_back(self, engine: FlowEngine, assignment: int) -> None:

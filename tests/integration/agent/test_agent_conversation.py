@@ -506,8 +506,11 @@ async def test_fenced_forgets_everything_and_greets_anew_then_gives_up(rig: Rig)
     await rig.assign(1, budget=900)
     await rig.manager.receive(Deltas)
     count = len(rig.manager.all_of(Hello))
-    await rig.manager.send(Fenced("the lease is over"))
+    await rig.manager.send(Fenced("the lease is over", lease_over=True))
     again = await rig.manager.receive(Hello, count + 1)
+    assert [held.assignment for held in again.held] == [1], "its lease alone is over: it goes on"
+    await rig.manager.send(Fenced("the run is another one"))
+    again = await rig.manager.receive(Hello, count + 2)
     assert again.held == ()
     assert again.weight_version == 0
     rig.manager.welcomes = False

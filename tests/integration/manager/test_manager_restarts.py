@@ -57,10 +57,10 @@ SPEED = 60.0
 LEASE_S = 15.0
 """Of the manager, in the place of its 3 s: the agents are in this process here, and one that is starved is not lost."""
 MANAGER = f"""
-from functools import partial
 import typer
+from polyrl.ledger import LedgerConfig
 from polyrl_rollout.manager import __main__ as manager
-manager.LedgerConfig = partial(manager.LedgerConfig, lease_s={LEASE_S})
+manager.LedgerConfig = lambda **chosen: LedgerConfig(**chosen | dict(lease_s={LEASE_S}))
 typer.run(manager.main)
 """
 CALLS = 3

@@ -157,8 +157,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
-        wire.Fenced("epoch"),
-        "0192a666656e636564a565706f6368",
+        wire.Fenced("epoch", lease_over=True),
+        "0193a666656e636564a565706f6368c3",
     ),
     (
         TRAINER,
@@ -330,7 +330,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TO_TRAINER,
         wire.Fenced("epoch"),
-        "0192a666656e636564a565706f6368",
+        "0193a666656e636564a565706f6368c2",
     ),
     (
         TO_TRAINER,

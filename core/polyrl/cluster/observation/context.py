@@ -15,7 +15,7 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.spec import JobSpec
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
-from polyrl.status import EngineStatus, ManagerStatus
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl.worker import Role, samples_to_train, wants_engines
 
 UNREACHABLE_POLLS: Final = 3
@@ -93,9 +93,10 @@ class ReconcileContext:
 
     @cached_property
     def engines(self) -> dict[str, EngineStatus]:
-        """Engines of rollouts that the manager last listed, by name, which is the pod's."""
+        """Engines of rollouts that the manager last listed as alive, by name, which is the pod's."""
         listed = self.manager_status.engines if self.manager_status is not None else ()
-        return {engine.name: engine for engine in listed if engine.pool is not Pool.RESERVED}
+        rollouts = (engine for engine in listed if engine.pool is not Pool.RESERVED)
+        return {engine.name: engine for engine in rollouts if engine.state is not EngineState.SILENT}
 
     @property
     def drain_s(self) -> float:

@@ -172,10 +172,12 @@ def _job(owner: Owner) -> str:
     """A PolyRLJob again, so that workers read on a cluster what they read on a laptop."""
     spec = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     rollout, trainer = spec["rollout"], spec["trainer"]
+    chosen = owner.job.spec.rollout.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     read = {
         "recipe": spec["recipe"],
         "trainer": {key: trainer[key] for key in ("replicas", "reservedEngine")},
         "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")}
+        | {key: chosen[key] for key in ("leaseSeconds", "lostAfterSeconds") if key in chosen}
         | {"capacity": {"preset": rollout["capacity"]["preset"]}},
     }
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": owner.name}, "spec": read}

@@ -96,7 +96,7 @@ def apply_engine_greeted_again(state: LedgerState, event: events.EngineGreetedAg
 
 def _begin_anew(state: LedgerState, engine: LeasedEngine, at: float) -> None:
     engine.heard_at = engine.greeted_at = at
-    engine.seq = 0
+    engine.seq, engine.bereft = 0, False
     for number in engine.running:
         end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
@@ -120,6 +120,24 @@ def _verify(engine: LeasedEngine, version: int) -> None:
 
 def apply_engine_heard(state: LedgerState, event: events.EngineHeard) -> None:
     state.engines[event.engine].heard_at = event.at
+
+
+def apply_engine_silent(state: LedgerState, event: events.EngineSilent) -> None:
+    engine = state.engines[event.engine]
+    engine.silent = True
+    for number in engine.running:
+        end_recall(state, number)  # nobody answers; other engines' room is not held for it
+    times, at = state.vanished.pop(event.engine, (0, -inf))
+    state.vanished[event.engine] = (times + 1 if event.at - at < FLAP_MEMORY_S else 1, event.at)
+    if len(state.vanished) > VANISHED_MEMORY:
+        del state.vanished[next(iter(state.vanished))]
+
+
+def apply_engine_returned(state: LedgerState, event: events.EngineReturned) -> None:
+    engine = state.engines[event.engine]
+    engine.silent, engine.heard_at = False, event.at
+    speed.begin_window(engine, event.at)
+    wake(state, event.at + state.config.lease_s)
 
 
 def apply_engine_load(state: LedgerState, event: events.EngineLoad) -> None:
@@ -160,10 +178,6 @@ def apply_engine_gone(state: LedgerState, event: events.EngineGone) -> None:
         state.vanished.pop(event.engine, None)
         return
     state.counters.losses += 1
-    times, at = state.vanished.pop(event.engine, (0, -inf))
-    state.vanished[event.engine] = (times + 1 if event.at - at < FLAP_MEMORY_S else 1, event.at)
-    if len(state.vanished) > VANISHED_MEMORY:
-        del state.vanished[next(iter(state.vanished))]
 
 
 def apply_gap_seen(state: LedgerState, event: events.GapSeen) -> None:
@@ -172,7 +186,7 @@ def apply_gap_seen(state: LedgerState, event: events.GapSeen) -> None:
 
 def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
     for engine in state.engines.values():
-        engine.heard_at = max(engine.heard_at, event.at)
+        engine.heard_at, engine.silent = max(engine.heard_at, event.at), False
     for assignment in state.assignments.values():
         assignment.progress_at = max(assignment.progress_at, event.at)
 

@@ -221,6 +221,8 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
         engine.rejections += engine.quarantined_until <= event.at  # what it had got before it paused says no more
         if assignment.engine not in sample.rejected_by:
             sample.rejected_by.append(assignment.engine)
+    if event.cause is MoveCause.LOST:
+        state.engines[assignment.engine].bereft = True
     increment(state.counters.migrations, event.cause)
     _queue_sample(state, sample, event.at)
 

@@ -68,6 +68,7 @@ class Audit:
         self.window.renewed(entry.at)
 
     def _renewed(self, event: f.LeasesRenewed, entry: history.HistoryEntry) -> None:
+        self.engines.renewed()
         self.batches.renewed(entry.at)
         self.window.renewed(entry.at)
 
@@ -146,6 +147,8 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.WindowSet: lambda audit, event, entry: audit.window.window_set(event, entry.at),
     f.EngineHeard: lambda audit, event, entry: audit.engines.heard(event, entry.at),
     f.EngineGreeted: _of_engine(EngineAudit.greeted),
+    f.EngineSilent: _of_engine(EngineAudit.fell_silent),
+    f.EngineReturned: _of_engine(EngineAudit.returned),
     f.EngineServing: _of_engine(EngineAudit.serving),
     f.EngineQuarantined: _of_engine(EngineAudit.quarantined),
     f.EngineDraining: _of_engine(EngineAudit.draining),

@@ -32,6 +32,7 @@ class AuditedEngine:
     pool: Pool = Pool.SPOT
     paused_until: float = -inf
     draining: bool = False
+    silent: bool = False
     drain_at: float = 0.0
     heard_at: float = -inf
     """Its last sign of life; known once it is gone."""
@@ -84,6 +85,22 @@ class EngineAudit:
         if event.engine in self.live:
             self.live[event.engine].heard_at = event.at
 
+    def fell_silent(self, event: f.EngineSilent, at: float) -> None:
+        engine = self._leased(event.engine, "falls silent", at)
+        if engine is not None:
+            engine.silent = True
+            self._check_silence(event.engine, "falls silent", at - engine.heard_at, self.config.lease_s, at)
+
+    def returned(self, event: f.EngineReturned, at: float) -> None:
+        engine = self._leased(event.engine, "returns", at)
+        if engine is not None:
+            engine.silent = False
+
+    def renewed(self) -> None:
+        """The manager had been away: nobody's silence counts."""
+        for engine in self.live.values():
+            engine.silent = False
+
     def gone(self, event: f.EngineGone, at: float) -> None:
         engine = self._leased(event.engine, "leaves", at)
         self.live.pop(event.engine, None)
@@ -95,16 +112,15 @@ class EngineAudit:
         if event.cause not in set(GoneCause):
             self._findings.broke("I7", at, f"{event.engine} leaves for {event.cause!r}, which is no cause")
         if event.cause == GoneCause.SILENT:
-            self._silent(event.engine, at - engine.heard_at, at)
+            self._findings.saw("I8", "silent ends")
+            least = self.config.gone_s if engine.silent else self.config.lease_s  # before there were two stages
+            self._check_silence(event.engine, "leaves", at - engine.heard_at, least, at)
 
-    def _silent(self, name: str, silence: float, at: float) -> None:
-        self._findings.saw("I8", "silent ends")
-        lease = self.config.lease_s
-        if silence < lease - CLOCK_EPSILON_S:
-            self._findings.broke("I7", at, f"{name} is called silent after {silence:.3f} s; its lease is {lease:g} s")
-        if silence > lease * (1 + LATE_TICK) + TICK_S:
-            text = f"{name} leaves after {silence:.3f} s of silence; its lease is {lease:g} s"
-            self._findings.broke("I8", at, text)
+    def _check_silence(self, name: str, what: str, silence: float, least: float, at: float) -> None:
+        if silence < least - CLOCK_EPSILON_S:
+            self._findings.broke("I7", at, f"{name} {what} after {silence:.3f} s without a sign, before {least:g} s")
+        if silence > least + self.config.lease_s * LATE_TICK + TICK_S:
+            self._findings.broke("I8", at, f"{name} {what} after {silence:.3f} s without a sign, due after {least:g} s")
 
     def assigned(self, event: f.Assigned, at: float) -> None:
         """It gets one more assignment."""
@@ -113,6 +129,8 @@ class EngineAudit:
             return
         if engine.draining:
             self._findings.broke("I7", at, f"{event.engine} drains and is given sample {event.sample}")
+        if engine.silent:
+            self._findings.broke("I7", at, f"{event.engine} is silent and is given sample {event.sample}")
         if len(engine.running) >= engine.max_running:
             text = f"{event.engine} takes {engine.max_running} at once and is given sample {event.sample} on top"
             self._findings.broke("I7", at, text)

@@ -13,7 +13,7 @@ TITLES: Final = {
     "I5": "no request waits beyond its deadline",
     "I6": "every token is of a version that its engine had verified and its sample may use",
     "I7": "an engine works, serves and leaves only under its lease",
-    "I8": "a silent engine leaves within one lease",
+    "I8": "a silent engine gets nothing new after a lease, and leaves in time",
     "I9": "the reserved window is bounded by the work left",
     "I10": "replayed events give what the history shows",
     "I11": "bytes are linear in tokens",

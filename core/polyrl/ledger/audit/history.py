@@ -121,6 +121,17 @@ class HistoryProjection:
         self._heard[event.engine] = event.at
         return ()
 
+    def _engine_silent(self, event: f.EngineSilent) -> Iterable[HistoryEntry]:
+        return self._last_sign(event.engine), HistoryEntry(self._at, event)
+
+    def _last_sign(self, engine: str) -> HistoryEntry:
+        heard_at = self._heard.get(engine, -inf)
+        return HistoryEntry(heard_at, f.EngineHeard(engine, heard_at))
+
+    def _engine_returned(self, event: f.EngineReturned) -> Iterable[HistoryEntry]:
+        self._heard[event.engine] = event.at
+        return self._as_it_is(event)
+
     def _engine_greeted_again(self, event: f.EngineGreetedAgain) -> Iterable[HistoryEntry]:
         self._heard[event.engine] = event.at
         return ()
@@ -130,9 +141,9 @@ class HistoryProjection:
         return self._as_it_is(event)
 
     def _engine_gone(self, event: f.EngineGone) -> Iterable[HistoryEntry]:
-        heard_at = self._heard.pop(event.engine, -inf)
-        last_sign = f.EngineHeard(event.engine, heard_at)
-        return HistoryEntry(heard_at, last_sign), HistoryEntry(self._at, event)
+        last_sign = self._last_sign(event.engine)
+        self._heard.pop(event.engine, None)
+        return last_sign, HistoryEntry(self._at, event)
 
     def _tokens_taken(self, event: f.TokensTaken) -> Iterable[HistoryEntry]:
         self._heard[event.engine] = event.at
@@ -195,6 +206,8 @@ _PROJECTIONS: Final[dict[type, Callable[[HistoryProjection, Any], Iterable[Histo
     f.EngineHeard: HistoryProjection._engine_heard,
     f.EngineGreeted: HistoryProjection._engine_greeted,
     f.EngineGreetedAgain: HistoryProjection._engine_greeted_again,
+    f.EngineSilent: HistoryProjection._engine_silent,
+    f.EngineReturned: HistoryProjection._engine_returned,
     f.EngineGone: HistoryProjection._engine_gone,
     f.TokensTaken: HistoryProjection._tokens_taken,
     f.Assigned: HistoryProjection._assigned,
@@ -227,7 +240,7 @@ def subjects_of(entry: HistoryEntry) -> list[str]:
             return [batch_subject(event.batch)]
         case f.EngineGreeted() | f.EngineHeard() | f.EngineServing() | f.EngineGone():
             return [engine_subject(event.engine)]
-        case f.EngineQuarantined() | f.EngineDraining():
+        case f.EngineQuarantined() | f.EngineDraining() | f.EngineSilent() | f.EngineReturned():
             return [engine_subject(event.engine)]
     return [RUN]
 

@@ -140,6 +140,7 @@ class WindowAudit:
         return found is not None and any(
             engine.pool is not Pool.RESERVED
             and not engine.draining
+            and not engine.silent
             and engine.paused_until <= at
             and found[0].allows(engine.version)
             for engine in self._engines.live.values()

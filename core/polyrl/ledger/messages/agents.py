@@ -36,9 +36,14 @@ def handle_agent(transition: Transition, name: str, message: wire.FromAgent) -> 
         _greet(transition, name, message)
         return
     engine = transition.state.engines.get(name)
+    if engine is not None and engine.silent:
+        transition.record(events.EngineReturned(name, transition.now))
+        half_open(transition, name)
+        if engine.bereft:  # before anything confirms its tokens: it must still hold them when it greets
+            transition.send(name, wire.Fenced("some of what it runs was moved meanwhile; greet", lease_over=True))
     if engine is None:
         transition.ignore("unknownEngine")
-        transition.send(name, wire.Fenced("no lease runs for this engine; greet first"))
+        transition.send(name, wire.Fenced("no lease runs for this engine; greet first", lease_over=True))
     elif isinstance(message, wire.Deltas):
         take_deltas(transition, engine, message)
     else:
@@ -73,7 +78,9 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         transition.ignore("refusedHello")
         transition.send(name, wire.Fenced(refusal))
         return
-    returns = name not in state.engines and name in state.vanished
+    returns = name in state.vanished and (name not in state.engines or state.engines[name].silent)
+    if returns and name in state.engines:
+        transition.record(events.EngineReturned(name, now))
     transition.record(_greeting(state, hello, now))
     if returns:
         half_open(transition, name)

@@ -14,7 +14,8 @@ version that it still serves, has read all of it but what the environment wrote.
 return, until a fuller engine costs more than reading again.
 
 Where a sample runs, the same formula says what staying costs: nothing is left to read, and an engine that will be taken
-away before the sample is done costs infinitely much.
+away before the sample is done costs infinitely much. One that is silent is expected to be so for as long again: a short
+stall is sat out where moving would cost more, and who waits for the dead pays more from second to second.
 
 Whether an engine can take a sample at all is no matter of cost: it serves a version that may generate, has a free slot,
 a context that holds the sample, and KV room (see `fits`).
@@ -102,14 +103,14 @@ def sibling_engines(state: LedgerState, group: Group) -> set[str]:
 
 def has_slot(engine: LeasedEngine, now: float) -> bool:
     """Whether it may get one more sample; after a failure, one at a time until tokens come."""
-    if engine.draining or engine.version < 0 or engine.quarantined_until > now:
+    if engine.draining or engine.silent or engine.version < 0 or engine.quarantined_until > now:
         return False
     return engine.occupied < (1 if engine.unproven else engine.capacity.max_running)
 
 
 def serves(engine: LeasedEngine, low: int, high: int) -> bool:
     """It takes work, and its verified version may generate."""
-    return low <= engine.version <= high and not engine.draining
+    return low <= engine.version <= high and not engine.draining and not engine.silent
 
 
 def takes_back(state: LedgerState, engine: LeasedEngine, request: PlacementRequest) -> bool:
@@ -181,6 +182,8 @@ class Costs:
         if engine.draining:
             left = engine.drain_at - self._now
             return inf if seconds > left - reserve_of(left) else seconds
+        if engine.silent:
+            seconds += self._now - engine.heard_at
         return opens_in(self._state, engine, self._now) + seconds
 
     def step(self, engine: LeasedEngine, more: int = 0) -> float:

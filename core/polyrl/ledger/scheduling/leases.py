@@ -78,8 +78,12 @@ def announce(transition: Transition, name: str) -> None:
 
 
 def _end_leases(transition: Transition) -> None:
+    """In two stages: no new work, and what gains by it moves (see `placement`); then the engine is gone."""
+    config, now = transition.config, transition.now
     for engine in tuple(transition.state.engines.values()):
-        if engine.heard_at + transition.config.lease_s <= transition.now:
+        if not engine.silent and engine.heard_at + config.lease_s <= now:
+            transition.record(events.EngineSilent(engine.name, now))
+        if engine.heard_at + config.gone_s <= now:
             lose_engine(transition, engine.name, GoneCause.SILENT)
 
 
@@ -151,7 +155,7 @@ def _ask_again(transition: Transition) -> None:
 def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
     config = state.config
     for engine in state.engines.values():
-        yield engine.heard_at + config.lease_s
+        yield engine.heard_at + (config.gone_s if engine.silent else config.lease_s)
         yield engine.weights_at
         if engine.drain_at > now:
             yield engine.drain_at

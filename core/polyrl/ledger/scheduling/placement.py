@@ -9,6 +9,9 @@ so it never loses more by waiting than reading again would have cost. Likewise i
 
 Order is priority, then age of the group. A sample that finds no room keeps the engines that fit it: nothing behind it
 gets their last KV room, or a long prompt would starve; engines that could never take it are open to all others.
+What an engine runs that gives no sign of life takes its turn in the same order, and leaves for an engine with room as
+soon as staying costs more.
+
 While finished groups that the trainer has not taken hold more than `backlog_tokens`, groups of later steps do not
 begin: memory stays flat, and engines wait for the trainer.
 """
@@ -21,6 +24,7 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import speed
+from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.events import Assigned, PlacementPaused
 from polyrl.ledger.scheduling.cost import (
     Costs,
@@ -33,7 +37,8 @@ from polyrl.ledger.scheduling.cost import (
     sibling_engines,
     takes_back,
 )
-from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, assign_message
+from polyrl.ledger.scheduling.moves import move
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Purpose, sample_id
 
@@ -51,6 +56,10 @@ TRIALS: Final = 2
 
 PLACED_AT_ONCE: Final = 512
 """Samples placed before other inputs get their turn: some 0.05 s."""
+
+
+SITTING_OUT: Final = 16
+"""Samples of silent engines in a row that are better off staying: the rest is looked at another time."""
 
 
 class Room:
@@ -102,10 +111,13 @@ def place(transition: Transition) -> Room:
     """Places as much of the queue as there is room for; a large fleet's share of it, and the rest in the next ticks.
     Returns the room that is left for what runs already."""
     state, room = transition.state, Room(transition)
-    if not state.queue or not transition.fleet.has_room:
+    silent = _of_silent_engines(transition)
+    if not (state.queue or silent) or not transition.fleet.has_room:
         return room
     costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
-    for *_, number in tuple(state.queue):
+    sitting = 0
+    keys = sorted({*state.queue, *(state.groups[number].key for number in silent)}) if silent else tuple(state.queue)
+    for *_, number in keys:
         if not transition.fleet.has_room:
             break
         entry = state.groups[number]
@@ -114,8 +126,22 @@ def place(transition: Transition) -> Room:
         if state.next_assignment - placed >= PLACED_AT_ONCE:
             transition.record(PlacementPaused(transition.now))
             break
-        _Group(transition, entry, room, costs).place()
+        group = _Group(transition, entry, room, costs)
+        group.place()
+        for assignment in silent.get(number, ()):
+            sitting = 0 if group.leave(assignment) else sitting + 1
+        if sitting >= SITTING_OUT:
+            silent = {}
     return room
+
+
+def _of_silent_engines(transition: Transition) -> dict[int, list[int]]:
+    """Assignments of engines that give no sign of life, by group."""
+    state, found = transition.state, dict[int, list[int]]()
+    for engine in transition.fleet.silent():
+        for number in engine.running:
+            found.setdefault(state.samples[state.assignments[number].sample].group, []).append(number)
+    return found
 
 
 def steps_wanted(state: LedgerState) -> set[int] | None:
@@ -157,6 +183,26 @@ class _Group:
             best = min(self._offers, key=self._offers.__getitem__)
             if not self._waits(name, request, self._offers[best][1]):
                 self._give(name, request, state.engines[best])
+
+    def leave(self, number: int) -> bool:
+        """A sample of a silent engine goes where it is expected to be done sooner; else it is looked at again in
+        time, and the answer is no."""
+        transition, state = self._transition, self._transition.state
+        assignment = state.assignments[number]
+        name, engine = assignment.sample, state.engines[assignment.engine]
+        request = placement_request(state, name, transition.now)
+        self._ask(request)
+        if not self._offers:
+            return False
+        best = min(self._offers, key=self._offers.__getitem__)
+        sooner = self._costs.staying(engine, request) - self._offers[best][1]
+        if sooner <= 0:
+            transition.record(PlacementPaused(transition.now + max(SHORTEST_HOLD_S, -sooner)))
+            return False
+        move(transition, number, MoveCause.LOST, cancel=False)
+        if state.samples[name].phase is SamplePhase.WAITING:
+            self._give(name, request, state.engines[best])
+        return True
 
     def _ask(self, request: PlacementRequest) -> None:
         self._offers.clear()

@@ -84,7 +84,7 @@ def rebalance(transition: Transition, room: Room) -> None:
     if len(state.engines) < 2 or not state.assignments or not fleet.has_room:
         return
     costs = Costs(transition)
-    special = {engine.name: engine for engine in (*fleet.reserved(), *fleet.leaving()) if engine.running}
+    special = {e.name: e for e in (*fleet.reserved(), *fleet.leaving()) if e.running and not e.silent}
     forced = [engine for engine in special.values() if _must_give(state, engine, now)]
     paused = 0 <= now - state.balanced_at < SCAN_PAUSE_S
     if paused and not forced:
@@ -119,7 +119,7 @@ def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine
         return []
     limit = costs.step(taker, 1) / (1 - GAIN_SHARE)
     slow = itertools.takewhile(lambda engine: costs.step(engine) > limit, transition.fleet.busy())
-    able = (e for e in slow if e.expected_running and not e.draining and not _must_give(state, e, now))
+    able = (e for e in slow if e.expected_running and not (e.draining or e.silent or _must_give(state, e, now)))
     return list(itertools.islice((e for e in able if not _is_unmeasured(state, e, now)), GIVERS))
 
 

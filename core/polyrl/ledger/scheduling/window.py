@@ -110,7 +110,7 @@ def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
 def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bool:
     left = _left(state, wanted)
     able = [engine for engine in state.engines.values() if engine.version >= 0 and not engine.draining]
-    able = [engine for engine in able if engine.quarantined_until <= now]
+    able = [engine for engine in able if engine.quarantined_until <= now and not engine.silent]
     others = [engine for engine in able if engine.pool is not Pool.RESERVED and engine.step_scale]
     alone = _finish_s(state, others, left)
     together = _finish_s(state, able, left)

@@ -253,6 +253,13 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         cel="self.rollout.minReplicas <= self.rollout.maxReplicas",
     ),
     Rule(
+        "leases-ordered",
+        "rollout.lostAfterSeconds",
+        message="{rollout.lostAfterSeconds} is less than leaseSeconds ({rollout.leaseSeconds})",
+        holds=lambda s: s.rollout.lease_seconds <= s.rollout.lost_after_seconds,
+        cel="self.rollout.leaseSeconds <= self.rollout.lostAfterSeconds",
+    ),
+    Rule(
         "someone-generates",
         "rollout.maxReplicas",
         message="0 rollouts and no trainer.reservedEngine: nothing would generate",

@@ -33,6 +33,8 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("manager.port"),
     _immutable("manager.storage", "manager-storage"),
     _immutable("trainer.storage", "trainer-storage"),
+    _immutable("rollout.leaseSeconds"),
+    _immutable("rollout.lostAfterSeconds"),
     _immutable("recipe.mode"),
     _immutable("recipe.seed"),
     _fixed_while_running("trainer.replicas"),

@@ -371,7 +371,7 @@ class Watcher:
             raise Violation(now, "I10", "the events give another state than the live one")
 
     def _check_leases(self, now: float) -> None:
-        lease = self._ledger.state.config.lease_s
+        lease = self._ledger.state.config.gone_s
         for name in self._ledger.state.engines:
             if now - max(self._last_seen.get(name, now), self._deaf_until) > lease + SLACK_S:
                 raise Violation(

@@ -125,7 +125,7 @@ class SmallAgent(msgspec.Struct):
         if isinstance(message, Welcome):
             self.welcomed = True
         elif isinstance(message, Fenced):
-            self._begin_anew()
+            self._begin_anew(message)
         elif isinstance(message, Assign):
             self._take(message)
         elif isinstance(message, Cancel):
@@ -164,10 +164,11 @@ class SmallAgent(msgspec.Struct):
             Deltas(self.seq, 0, rows=pack_rows(rows), ids=ids, logprobs=logprobs_of(np.frombuffer(ids, dtype="<u4")))
         )
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, fenced: Fenced) -> None:
         # One Fenced for each message that was under way; the greeting is, after the first.
         if self.welcomed:
-            self.runs.clear()
+            if not fenced.lease_over:
+                self.runs.clear()
             self.greet()
 
     def _take(self, assign: Assign) -> None:

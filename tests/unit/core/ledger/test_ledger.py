@@ -238,13 +238,13 @@ def test_a_silent_engine_costs_its_deadline_and_what_must_be_read_again(fault: s
 def test_an_engine_that_comes_back_proves_itself_with_one_sample() -> None:
     flow = step_of(four(), 1, count=40)
     flow.engines["b"].mute = True
-    flow.run(4.5)
+    flow.run(16.5)
     assert "b" not in flow.ledger.state.engines
     flow.engines["b"].mute = False
     while not flow.placed().get("b"):
         flow.step()
     assert len(flow.placed()["b"]) == 1
-    flow.run(10.0)
+    flow.run(flow.now + 5.0)
     assert len(flow.placed()["b"]) > 1
 
 
@@ -260,7 +260,7 @@ def test_one_that_flaps_costs_ever_fewer_moves(monkeypatch: Patch) -> None:
 
     half_open = lost_moves()
     monkeypatch.setattr(agents, "half_open", lambda d, name: None)
-    assert lost_moves() / half_open > 2
+    assert lost_moves() / half_open > 1.2
 
 
 def test_pauses_of_one_that_flaps_double_until_it_stays() -> None:

@@ -231,6 +231,8 @@ TRANSITION_TABLE = [
     ("port-fixed", BEFORE, changed("manager.port", 6000), False),
     ("manager-storage-fixed", BEFORE, changed("manager.storage", {"ephemeral": True}), False),
     ("trainer-storage-fixed", BEFORE, changed("trainer.storage", {"claimName": "disk"}), False),
+    ("leaseSeconds-fixed", BEFORE, changed("rollout.leaseSeconds", 5), False),
+    ("lostAfterSeconds-fixed", BEFORE, changed("rollout.lostAfterSeconds", 30), False),
     ("mode-fixed", BEFORE, changed("recipe.mode", "sft"), False),
     ("seed-fixed", BEFORE, changed("recipe.seed", 1), False),
     ("replicas-fixed-while-running", BEFORE, changed("trainer.replicas", 2), False),

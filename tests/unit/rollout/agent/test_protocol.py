@@ -81,7 +81,8 @@ HELD_AFTER: list[tuple[ToAgent, list[int], bool]] = [
     (Resend(1, 1), [1], True),
     (Resend(7, 0), [1], False),
     (Cancel(1), [], False),
-    (Fenced("a lease that ran out"), [], False),
+    (Fenced("another run"), [], False),
+    (Fenced("a lease that ran out", lease_over=True), [1], False),
     (WELCOME, [1], True),
     (Announce(5, "tcp://publisher", public_key="key", manifest_hash=b"hash"), [1], False),
 ]
@@ -130,6 +131,7 @@ def test_only_fences_in_a_row_reject_for_good() -> None:
     protocol = AgentProtocol()
     for message in [Fenced("")] * (MAX_FENCED - 1) + [WELCOME] + [Fenced("")] * (MAX_FENCED - 1):
         protocol.receive(message, 0.0)
+        protocol.receive(Fenced("", lease_over=True), 0.0)
         assert not protocol.is_rejected
     protocol.receive(Fenced(""), 0.0)
     assert protocol.is_rejected

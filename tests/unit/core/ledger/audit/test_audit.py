@@ -53,7 +53,7 @@ def a_run() -> tuple[Entries, LedgerState]:
     stage.submit(n=2, max_new_tokens=4)
     stage.ask(least=2, most=2)
     stage.tokens("a", stage.number("0.0"), [5, 6])
-    for _ in range(4):  # seconds in which only b is heard
+    for _ in range(16):  # seconds in which only b is heard
         stage.tokens("b", 0, [])
         stage.pass_time(1.0)
     stage.engine("c", max_running=4)
@@ -156,7 +156,8 @@ BATCHED = first(f.BatchPacked)
 REQUESTED = first(f.BatchRequested)
 ACKNOWLEDGED = first(f.BatchAcknowledged)
 DISCARDED = first(f.GroupDiscarded)
-HEARD = first(f.EngineHeard)
+SILENT = first(f.EngineSilent)
+SILENT_HEARD, HEARD = (one for one in RUN if isinstance(one.event, f.EngineHeard))
 GONE = first(f.EngineGone)
 LAST = RUN[-1]
 SERVING = first(f.EngineServing, engine=ENGINE)
@@ -254,9 +255,13 @@ BROKEN: list[tuple[str, str, Callable[[], Entries]]] = [
         lambda: after(SERVING, f.EngineDraining(ENGINE, 9.0, reason="test", at=SERVING.at)),
     ),
     ("I7", "takes 1 at once and is given", lambda: after(AGAIN, assigned(90, "0.0", "b"))),
-    ("I7", "its lease is 3 s", lambda: instead(HEARD, at=GONE.at - 1.0)),
+    ("I7", "leaves after 1.000 s without a sign, before 15 s", lambda: instead(HEARD, at=GONE.at - 1.0)),
+    ("I7", "falls silent after 1.000 s without a sign, before 3 s", lambda: instead(SILENT_HEARD, at=SILENT.at - 1.0)),
+    ("I7", "is silent and is given", lambda: after(SILENT, assigned(90, "0.0", "a"))),
+    ("I7", "falls silent, but no lease of it runs", lambda: after(SILENT, f.EngineSilent("z", SILENT.at))),
+    ("I8", "falls silent after 30.000 s without a sign, due", lambda: instead(SILENT_HEARD, at=SILENT.at - 30.0)),
     ("I7", "which is no cause", lambda: instead(GONE, cause="boredom")),
-    ("I8", "of silence; its lease is 3 s", lambda: instead(HEARD, at=GONE.at - 30.0)),
+    ("I8", "leaves after 30.000 s without a sign, due after 15 s", lambda: instead(HEARD, at=GONE.at - 30.0)),
     ("I10", "live groups", lambda: without(DISCARDED)),
     ("I10", "samples acknowledged", lambda: without(ACKNOWLEDGED)),
     ("I10", "tokens accepted", lambda: tokens((2, 3, 0), finish=Finish.STOP)),

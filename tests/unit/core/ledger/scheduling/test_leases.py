@@ -42,15 +42,107 @@ def test_next_due_is_a_lease_away_and_early_ticks_are_harmless() -> None:
     assert not stage.pass_time(1.0).to_agents
 
 
-def test_a_silent_engine_is_gone_after_its_lease_and_a_heard_one_is_not() -> None:
+def test_a_silent_engines_sample_goes_where_there_is_room_and_the_engine_is_gone_later() -> None:
     stage = two_engines()
     stage.now = 2.0
     stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.now = 3.0
     assert [assign.sample for assign in sent(stage.pass_time(0.0), Assign)] == ["0.0"]
+    assert {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines} == {
+        "a": "silent",
+        "b": "serving",
+    }
+    pass_until(stage, "b", 14.9)
+    assert sorted(stage.ledger.state.engines) == ["a", "b"]
+    pass_until(stage, "b", 15.1)
     assert list(stage.ledger.state.engines) == ["b"]
     status = stage.ledger.status(stage.now)
     assert (status.engines_lost, stage.ledger.state.counters.migrations) == (1, {"lost": 1})
+
+
+def pass_until(stage: Stage, engine: str, until: float) -> None:
+    """Time passes, and one engine is heard of."""
+    while stage.now < until:
+        stage.now = min(until, stage.now + 1.0)
+        stage.agent(engine, Heartbeat(0, 0, kv_free_tokens=100_000))
+        stage.pass_time(0.0)
+
+
+def silent_beside_a_full_one() -> Stage:
+    """At 4 s a is silent with sample 0.0; b, which has room for one, runs 1.0, and 2.0 waits."""
+    stage = Stage()
+    stage.engine("a", max_running=1)
+    stage.submit()
+    stage.engine("b", max_running=1)
+    stage.submit(2)
+    pass_until(stage, "b", 4.0)
+    return stage
+
+
+def test_without_room_elsewhere_a_silent_engine_keeps_what_it_runs_and_gets_nothing_new() -> None:
+    stage = silent_beside_a_full_one()
+    assert stage.placed() == {"a": ["0.0"], "b": ["1.0"]}
+    stage.agent("a", Heartbeat(1, 0, kv_free_tokens=100_000))
+    assert stage.placed() == {"a": ["0.0"], "b": ["1.0"]}, "it is back, with what it ran"
+    stage.tokens("a", stage.number("0.0"), [5, 2], "stop")
+    assert stage.placed() == {"a": ["2.0"], "b": ["1.0"]}
+    assert not stage.ledger.state.counters.migrations
+
+
+def test_what_a_silent_engine_runs_takes_its_turn_before_what_is_younger() -> None:
+    stage = silent_beside_a_full_one()
+    stage.tokens("b", stage.number("1.0"), [5, 2], "stop")
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+
+
+def test_after_the_longer_silence_its_samples_wait_for_others() -> None:
+    stage = silent_beside_a_full_one()
+    pass_until(stage, "b", 15.0)
+    assert stage.placed() == {"b": ["1.0"]}
+    assert stage.ledger.state.samples["0.0"].phase == "waiting"
+
+
+def test_a_short_silence_is_sat_out_where_moving_would_cost_more() -> None:
+    """b needs ten times as long for a token; a has said nothing for 3 s of the 20 s that its sample still takes."""
+    stage = two_engines()
+    for name, step_s in (("a", 0.2), ("b", 2.0)):
+        engine = stage.ledger.state.engines[name]
+        engine.step_scale, engine.half_batch = step_s, 1000.0
+    pass_until(stage, "b", 14.9)
+    assert stage.placed() == {"a": ["0.0"], "b": []}
+    assert stage.ledger.next_due() == pytest.approx(15.0, abs=0.11)
+    pass_until(stage, "b", 15.1)
+    assert stage.placed() == {"b": ["0.0"]}
+
+
+def test_who_waits_for_the_silent_pays_more_from_second_to_second_and_is_looked_at_in_time() -> None:
+    stage = two_engines()
+    for name, step_s in (("a", 0.2), ("b", 0.24)):
+        engine = stage.ledger.state.engines[name]
+        engine.step_scale, engine.half_batch = step_s, 1000.0
+    pass_until(stage, "b", 3.0)
+    assert stage.placed() == {"a": ["0.0"], "b": []}
+    while stage.placed()["a"]:
+        due = stage.ledger.next_due()
+        assert due is not None
+        stage.pass_time(due - stage.now)
+    assert 4.0 < stage.now < 6.0
+
+
+def test_a_fleet_with_room_does_not_wait_for_the_dead() -> None:
+    """Sixty-four samples of one engine go to others within the first second after its lease."""
+    stage = Stage()
+    stage.engine("a", max_running=64)
+    stage.submit(64)
+    for name in "bcd":
+        stage.engine(name, max_running=64)
+    for second in range(1, 5):
+        stage.now = float(second)
+        for name in "bcd":
+            stage.agent(name, Heartbeat(0, 0, kv_free_tokens=100_000))
+        stage.pass_time(0.0)
+    assert not stage.placed()["a"]
+    assert sum(len(samples) for samples in stage.placed().values()) == 64
 
 
 def test_bye_is_no_loss() -> None:
@@ -170,6 +262,8 @@ def test_our_own_absence_costs_nobody_the_lease() -> None:
     assert set(stage.ledger.state.engines) == {"a", "b"}
     assert stage.placed()["a"] == ["0.0"]
     stage.pass_time(3.0)
+    assert {engine.state for engine in stage.ledger.status(stage.now).engines} == {"silent"}
+    stage.pass_time(12.0)
     assert stage.ledger.state.engines == {}
 
 
@@ -214,10 +308,10 @@ def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
     stage.ledger.resume(stage.now)
     stage.pass_time(0.0)
     stage.pass_time(stage.ledger.state.config.return_s - 0.1)
-    assert sorted(stage.ledger.state.engines) == ["a", "b"]
+    assert stage.placed() == {"a": ["0.0"], "b": []}
     stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.pass_time(0.1)
-    assert sorted(stage.ledger.state.engines) == ["b"]
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
 
 
 @pytest.mark.parametrize(
