@@ -69,7 +69,7 @@ class TokenCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class StepValue(StrEnum):
-    """Names in `ManagerStatus.values` by which scaling reads the last finished RL step, and people the run."""
+    """Names in `ManagerStatus.values` by which the trainer reports its last finished RL step."""
 
     ROLLOUT_SECONDS = "rolloutSeconds"
     """From submission to the last turn that was used."""
@@ -86,6 +86,35 @@ class StepValue(StrEnum):
     """Mean of the step's samples."""
     EXACT_MATCH = "exactMatch"
     """Exact match of the last evaluation."""
+
+
+class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What a finished RL step took, and what engines did for it; evaluations and checkpoints are no part of a step."""
+
+    step: int
+    engines: float
+    """Mean number that could generate, while the step's turns ran; a reserved one only while it may."""
+    rollout_seconds: float
+    """From submission to the last turn that was used."""
+    train_seconds: float
+    """The learner's own work."""
+    step_seconds: float
+    """From publishing the weights to the step's end."""
+    busy_engine_seconds: float
+    """Time of engines with samples of this step, summed over the engines that came and went."""
+    shared_engine_seconds: float
+    """The part of it that more engines would share: rolloutSeconds = a + this / engines, where no engine shortens a."""
+    evaluation_engine_seconds: float
+    """Time of engines with samples of evaluations since the step before."""
+    next_engine_saves_seconds: float
+    """By how much one more engine would have shortened rolloutSeconds."""
+    steady: bool
+    """False when it is no measure of the fleet: engines still started, or had the weights from an evaluation before."""
+
+    @property
+    def size(self) -> int:
+        """Steps of fleets of one size are alike."""
+        return round(self.engines)
 
 
 class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -109,6 +138,8 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     tokens: TokenCounts = TokenCounts()
     delta_bytes: int = 0
     """Bytes of token deltas received; divided by generated tokens it is what a token costs on the wire."""
+    finished_steps: tuple[FinishedStep, ...] = ()
+    """In order, the last one newest; of each size of the fleet some, so that its effect can be seen."""
     finished: bool = False
     ok: bool = False
     message: str = ""

@@ -70,7 +70,7 @@ class World:
         self.check()
         if decision is None:
             self.operator = FakeOperator(
-                self.cluster, step=self.operator.step, values=self.operator.values, dry_run=self.operator.dry_run
+                self.cluster, step=self.operator.step, finished=self.operator.finished, dry_run=self.operator.dry_run
             )
             self.operator.catch_up()
         return decision
@@ -145,9 +145,7 @@ class World:
             image = {"spec": {"containers": [{"name": "rollout", "image": rng.choice("ab")}]}}
             cluster.edit(rollout=fleet | rng.choice(({}, {"template": image})))
         elif what == 11:
-            self.operator.step += 1
-            times = {"rolloutSeconds": rng.choice((5.0, 10.0, 40.0)), "trainSeconds": 10.0, "stepSeconds": 41.0}
-            self.operator.values = times
+            self.operator.end_step(rng.choice((5.0, 10.0, 40.0)), train_s=10.0)
         else:
             cluster.pass_time(rng.choice((1.0, 30.0, 200.0)))
 
@@ -242,7 +240,7 @@ def test_two_operators_at_once(seed: int) -> None:
             world.cluster.pass_time(rng.choice((0.0, 1.0, 7.0)))
             if rng.random() < 0.5:
                 world.operator, other = other, world.operator
-                world.operator.step, world.operator.values = other.step, other.values
+                world.operator.step, world.operator.finished = other.step, other.finished
             world.operator.catch_up(rng.choice((1, 5, None)))
             world.operator.turn()
             world.watch()

@@ -11,9 +11,11 @@ Generation by n engines takes a + b / n seconds, fitted to the steps that were s
                               reserved engine. Without pricing.reservedPerHour only rollouts cost money, and the answer
                               is min
 
-A rollout counts as much as the reserved engine, for the seconds in which that generated. Rollouts that came or went
-during a step count for the time that they were there.
-Not measured: steps with validation or a checkpoint in them, and the one that was under way when the operator started.
+A rollout counts as much as the reserved engine, for the seconds in which that may generate; engines that came or went
+during a step count for the time that they were there. The manager has integrated that, and keeps it
+(`status.FinishedStep`); what steps asked for is in the job's status. So nothing hangs on this process: one that starts
+anew goes on with the steps that ended meanwhile, and counts none twice.
+Not measured: steps that were polluted by engines that still started, or had the weights from a validation before.
 Then: within the dead band nothing changes; up by the least of its window, down by the most; each bounded per step; none
 within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number, which counts rollouts that
 are still starting or that capacity withholds, so that a slow start is not answered with more of them.
@@ -29,19 +31,15 @@ from typing import Final
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.rollouts import RolloutPod, of_pool
 from polyrl.cluster.reasons import ScalingReason
-from polyrl.cluster.state import Recommendation, StepWatch
-from polyrl.cluster.step_model import LEAST_STEP_GAIN, SeenStep, StepModel, fit_steps, keep_step
+from polyrl.cluster.step_model import LEAST_STEP_GAIN, SHORTEST_S, StepModel, fit_steps, is_measure
 from polyrl.cluster.timestamps import millisecond, unix
 from polyrl.manifest.rollout import CapacityPolicy
 from polyrl.manifest.scaling import Objective, ScalingMode
 from polyrl.manifest.spec import JobSpec
 from polyrl.manifest.status import ScalingStatus
 from polyrl.sample import Pool
-from polyrl.status import EngineState, StepValue
+from polyrl.status import FinishedStep, ManagerStatus, StepValue
 from polyrl.worker import num_rollouts
-
-SHORTEST_S: Final = 1e-3
-"""A training time below this is not measured but rounded away."""
 
 STALE_STEPS: Final = 3.0
 """Measurements are not too old before that many steps of the last one's length, however long that is."""
@@ -52,29 +50,6 @@ and what just paid must not be given back for its error."""
 
 
 @dataclass(frozen=True)
-class StepMeasurement:
-    """Times of one finished step, in seconds."""
-
-    step: int
-    engines: float
-    """Rollouts that generated for it, on average over its time."""
-    rollout_s: float
-    train_s: float
-    step_s: float
-    reserved_s: float = 0.0
-    """Time in which the reserved engine generated."""
-    steady: bool = True
-    """It was watched from its start, and held neither validation nor checkpoint."""
-
-    @property
-    def seen(self) -> SeenStep | None:
-        """For the fit; None where nothing generated."""
-        if self.rollout_s < SHORTEST_S or self.engines * self.rollout_s + self.reserved_s <= 0:
-            return None
-        return SeenStep(self.engines + self.reserved_s / self.rollout_s, self.rollout_s)
-
-
-@dataclass(frozen=True)
 class Sizing:
     """What a step's measurement led to."""
 
@@ -82,12 +57,11 @@ class Sizing:
     """Rollouts from now on."""
     recommended: int
     """What the step alone asks for, before windows and bounds."""
-    window: tuple[Recommendation, ...]
+    window: tuple[int, ...]
+    """What the newest steps asked for."""
     why: str
     """The decision with its numbers."""
     changed: bool = False
-    seen: tuple[SeenStep, ...] = ()
-    """Steps to fit the next one with."""
 
 
 def clamp(spec: JobSpec, desired: int) -> int:
@@ -97,51 +71,70 @@ def clamp(spec: JobSpec, desired: int) -> int:
 
 def sizing(
     spec: JobSpec,
-    measurement: StepMeasurement,
+    steps: Sequence[FinishedStep],
+    last: int,
     current: int,
-    window: tuple[Recommendation, ...],
+    window: tuple[int, ...],
     cooled: bool,
     num_on_demand: int,
-    seen: tuple[SeenStep, ...] = (),
 ) -> Sizing:
-    """After one finished step. `cooled`: the last change is longer ago than the cooldown; `num_on_demand`: rollouts
-    now on-demand, for the budget; `seen`: steps before."""
-    prefix = _describe(measurement)
-    if not measurement.steady:
-        why = f"{prefix}; not measured, because it was no ordinary step"
-        return Sizing(current, current, window=window, why=why, seen=seen)
-    gap = (measurement.rollout_s - measurement.train_s) / max(measurement.step_s, SHORTEST_S)
-    seen = seen if measurement.seen is None else keep_step(seen, measurement.seen)
-    asked = current if _within(spec, gap) else recommend(spec, measurement, num_on_demand, seen, current)
-    rule = spec.scaling.gap
-    longest = max(rule.scale_up_window_steps, rule.scale_down_window_steps)
-    window = (*window, Recommendation(measurement.step, asked))[-longest:]
+    """After finished `steps`, of which those after step `last` are new. `window`: what those before asked for;
+    `cooled`: the last change is longer ago than the cooldown; `num_on_demand`: of now, for the budget."""
+    newest, rule = steps[-1], spec.scaling.gap
+    prefix, asked = _describe(newest), current
+    new = new_steps(steps, last)
+    for place, step in enumerate(steps):
+        if step.steady and step in new:
+            asked = _asked(spec, steps[: place + 1], num_on_demand, current)
+            window = (*window, asked)[-max(rule.scale_up_window_steps, rule.scale_down_window_steps) :]
+    if not newest.steady:
+        return Sizing(current, asked, window=window, why=f"{prefix}; not measured, because it was no ordinary step")
     desired = _steadied(spec, current, window)
     if desired == current:
-        return Sizing(current, asked, window=window, why=f"{prefix}: asks for {asked}, stays at {current}", seen=seen)
+        return Sizing(current, asked, window=window, why=f"{prefix}: asks for {asked}, stays at {current}")
     if not cooled:
         pause = f"until {rule.cooldown_seconds} s after the last change"
-        why = f"{prefix}: asks for {asked}, stays at {current} {pause}"
-        return Sizing(current, asked, window=window, why=why, seen=seen)
-    why = f"{prefix}: asks for {asked}, {current} -> {desired}"
-    return Sizing(desired, asked, window=window, why=why, changed=True, seen=seen)
+        return Sizing(current, asked, window=window, why=f"{prefix}: asks for {asked}, stays at {current} {pause}")
+    return Sizing(
+        desired, asked, window=window, why=f"{prefix}: asks for {asked}, {current} -> {desired}", changed=True
+    )
 
 
-def recommend(
-    spec: JobSpec,
-    measurement: StepMeasurement,
-    num_on_demand: int,
-    seen: tuple[SeenStep, ...] = (),
-    current: int = 0,
-) -> int:
-    """Rollouts that the objective asks for, before bounds; no fewer than `current` unless fewer surely do."""
-    newest = measurement.seen
-    model = StepModel(0.0, 0.0) if newest is None else fit_steps(seen or (newest,)).through(newest)
-    rest_s = max(0.0, measurement.step_s - max(measurement.rollout_s, measurement.train_s))
-    enough = model.wanted(measurement.train_s, rest_s)
+def new_steps(steps: Sequence[FinishedStep], last: int) -> Sequence[FinishedStep]:
+    """Those after step `last`. A trainer that went back to a checkpoint does steps again; a newest
+    step before `last` shows that."""
+    if not steps or steps[-1].step == last:
+        return ()
+    return [step for step in steps if step.step > last] or steps[-1:]
+
+
+def _asked(spec: JobSpec, steps: Sequence[FinishedStep], num_on_demand: int, current: int) -> int:
+    """The dead band is about keeping pace, and about the whole fleet: a rollout that was lost for half a step comes
+    back by itself. With objective Cost the cheapest fleet need not keep pace."""
+    newest, model = steps[-1], _model(steps)
+    rollout_s = model.seconds(max(newest.engines, current)) if is_measure(newest) else newest.rollout_seconds
+    within = abs(_gap(newest, rollout_s)) <= spec.scaling.gap.tolerance_percent
+    if within and spec.scaling.objective is not Objective.COST:
+        return current
+    return recommend(spec, steps, num_on_demand, current)
+
+
+def _model(steps: Sequence[FinishedStep]) -> StepModel:
+    """By all of them, as of the last one."""
+    if not is_measure(steps[-1]):
+        return StepModel(0.0, 0.0)
+    return fit_steps([step for step in steps if is_measure(step)]).through(steps[-1])
+
+
+def recommend(spec: JobSpec, steps: Sequence[FinishedStep], num_on_demand: int, current: int = 0) -> int:
+    """Rollouts that the objective asks for after the last of these steps, before bounds; no fewer than `current` unless
+    fewer surely do."""
+    newest, model = steps[-1], _model(steps)
+    rest_s = _rest(newest)
+    enough = model.wanted(newest.train_seconds, rest_s)
     if enough < current and spec.scaling.objective is not Objective.COST:
         least = LEAST_STEP_GAIN / (1 + STICKINESS * spec.scaling.gap.tolerance_percent / 100)
-        enough = max(enough, min(current, model.wanted(measurement.train_s, rest_s, least)))
+        enough = max(enough, min(current, model.wanted(newest.train_seconds, rest_s, least)))
     match spec.scaling.objective:
         case Objective.THROUGHPUT:
             return enough
@@ -149,7 +142,17 @@ def recommend(
             return affordable(spec, enough, num_on_demand)
         case Objective.COST:
             choices = range(spec.rollout.min_replicas, clamp(spec, enough) + 1)
-            return min(choices, key=lambda n: (_cost(spec, measurement, model, n), n))
+            return min(choices, key=lambda n: (_cost(spec, newest, model, n), n))
+
+
+def _rest(step: FinishedStep) -> float:
+    """Seconds of it that are neither generating nor training."""
+    return max(0.0, step.step_seconds - max(step.rollout_seconds, step.train_seconds))
+
+
+def _gap(step: FinishedStep, rollout_s: float) -> float:
+    """In per cent of the step."""
+    return 100 * (rollout_s - step.train_seconds) / max(step.step_seconds, SHORTEST_S)
 
 
 def hourly(spec: JobSpec, rollouts: int, num_on_demand: int = 0) -> float:
@@ -161,23 +164,18 @@ def hourly(spec: JobSpec, rollouts: int, num_on_demand: int = 0) -> float:
     return costly * on_demand + (rollouts - costly) * spot
 
 
-def _describe(measurement: StepMeasurement) -> str:
-    gap = 100 * (measurement.rollout_s - measurement.train_s) / max(measurement.step_s, SHORTEST_S)
+def _describe(step: FinishedStep) -> str:
+    gap = _gap(step, step.rollout_seconds)
     return (
-        f"step {measurement.step}: {measurement.engines:.3g} rollouts generated for {measurement.rollout_s:.1f} s,"
-        f" training took {measurement.train_s:.1f} s of {measurement.step_s:.1f} s, gap {gap:.0f} %"
+        f"step {step.step}: {step.engines:.3g} engines generated for {step.rollout_seconds:.1f} s, training took"
+        f" {step.train_seconds:.1f} s of {step.step_seconds:.1f} s, gap {gap:.0f} %, one engine more would have saved"
+        f" {step.next_engine_saves_seconds:.1f} s"
     )
 
 
-def _within(spec: JobSpec, gap: float) -> bool:
-    """The dead band is about keeping pace; with objective Cost the cheapest fleet need not keep pace."""
-    return spec.scaling.objective is not Objective.COST and abs(gap) * 100 <= spec.scaling.gap.tolerance_percent
-
-
-def _steadied(spec: JobSpec, current: int, window: tuple[Recommendation, ...]) -> int:
+def _steadied(spec: JobSpec, current: int, window: tuple[int, ...]) -> int:
     rule = spec.scaling.gap
-    sizes = [one.replicas for one in window]
-    ups, downs = sizes[-rule.scale_up_window_steps :], sizes[-rule.scale_down_window_steps :]
+    ups, downs = window[-rule.scale_up_window_steps :], window[-rule.scale_down_window_steps :]
     if len(ups) == rule.scale_up_window_steps and min(ups) > current:
         return clamp(spec, min(min(ups), current + rule.max_scale_up_per_step))
     if len(downs) == rule.scale_down_window_steps and max(downs) < current:
@@ -201,13 +199,13 @@ def affordable_on_demand(spec: JobSpec, rollouts: int) -> int:
     return max((n for n in range(rollouts + 1) if hourly(spec, rollouts, n) <= budget), default=0)
 
 
-def _cost(spec: JobSpec, measurement: StepMeasurement, model: StepModel, rollouts: int) -> float:
+def _cost(spec: JobSpec, step: FinishedStep, model: StepModel, rollouts: int) -> float:
     """Cost of one step with that many rollouts, in pricing.currency."""
-    rest = max(0.0, measurement.step_s - max(measurement.rollout_s, measurement.train_s))
-    paced = max(measurement.train_s, model.seconds(rollouts)) if rollouts else measurement.train_s + model.seconds(1)
+    train_s = step.train_seconds
+    paced = max(train_s, model.seconds(rollouts)) if rollouts else train_s + model.seconds(1)
     if rollouts == 0 and not spec.trainer.reserved_engine:
         return math.inf
-    return (paced + rest) * ((spec.pricing.reserved_per_hour or 0.0) + hourly(spec, rollouts)) / 3600
+    return (paced + _rest(step)) * ((spec.pricing.reserved_per_hour or 0.0) + hourly(spec, rollouts)) / 3600
 
 
 TEXT: Final = 1024
@@ -226,23 +224,18 @@ class ScaleDecision:
     """True while measurements move the number."""
     reason: ScalingReason
     message: str
-    window: tuple[Recommendation, ...] = ()
-    """To be remembered."""
-    seen: tuple[SeenStep, ...] = ()
-    """To be remembered."""
     changed: str = ""
     """The decision as a sentence, in the reconcile that changes the number."""
 
 
-def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepObservation) -> ScaleDecision:
+def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> ScaleDecision:
     """How many rollouts a running job should have, and why; whoever decides, no more than the budget pays for."""
-    decision = _decided(ctx, fleet, step)
-    seen = ctx.state.seen if step.measurement is None else decision.seen
-    return replace(decision, desired_replicas=affordable(ctx.spec, decision.desired_replicas), seen=seen)
+    decision = _decided(ctx, fleet)
+    return replace(decision, desired_replicas=affordable(ctx.spec, decision.desired_replicas))
 
 
-def _decided(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepObservation) -> ScaleDecision:
-    stored, window, mode = ctx.status.scaling, ctx.state.recommendations, ctx.spec.scaling.mode
+def _decided(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> ScaleDecision:
+    stored, mode = ctx.status.scaling, ctx.spec.scaling.mode
     if not ctx.wants_rollouts:
         return _not_measured(ctx, 0, ScalingReason.NOT_WANTED, "this mode samples nothing to train on")
     if mode is not ScalingMode.GAP:
@@ -252,21 +245,17 @@ def _decided(ctx: ReconcileContext, fleet: Sequence[RolloutPod], step: StepObser
         )
     begun = ctx.status.start_time is not None
     current = clamp(ctx.spec, ctx.status.rollout.desired_replicas) if begun else num_rollouts(ctx.spec)
-    if step.measurement is not None:
-        return _measured(ctx, fleet, step.measurement, current)
+    reported = ctx.manager_status
+    if reported is not None and ctx.manager_answers and new_steps(reported.finished_steps, stored.last_step):
+        return _measured(ctx, fleet, reported, current)
     last = unix(stored.last_step_time)
     if last is None:
-        return replace(
-            _not_measured(ctx, current, ScalingReason.WARM_UP, "no step has been measured yet"), window=window
-        )
+        return _not_measured(ctx, current, ScalingReason.WARM_UP, "no step has been measured yet")
     limit = _stale_after_s(ctx)
     if ctx.now - last > limit:
         message = f"no step has been measured for more than {limit:.0f} s, so the number stays"
-        # What was seen is as true as before: the next step goes on from it.
-        return replace(_not_measured(ctx, current, ScalingReason.METRICS_STALE, message), window=window)
-    return ScaleDecision(
-        current, stored, active=True, reason=ScalingReason.MEASURED, message=FOLLOWS_GAP, window=window
-    )
+        return _not_measured(ctx, current, ScalingReason.METRICS_STALE, message)
+    return ScaleDecision(current, stored, active=True, reason=ScalingReason.MEASURED, message=FOLLOWS_GAP)
 
 
 def _not_measured(ctx: ReconcileContext, desired: int, reason: ScalingReason, message: str) -> ScaleDecision:
@@ -285,82 +274,44 @@ def _stale_after_s(ctx: ReconcileContext) -> float:
 
 
 def _measured(
-    ctx: ReconcileContext, fleet: Sequence[RolloutPod], measurement: StepMeasurement, current: int
+    ctx: ReconcileContext, fleet: Sequence[RolloutPod], reported: ManagerStatus, current: int
 ) -> ScaleDecision:
-    stored = ctx.status.scaling
+    stored, steps = ctx.status.scaling, reported.finished_steps
     scaled_at = unix(stored.last_scale_time)
     cooled = scaled_at is None or ctx.now - scaled_at >= ctx.spec.scaling.gap.cooldown_seconds
     num_on_demand = len(of_pool(fleet, Pool.ON_DEMAND))
-    sized = sizing(ctx.spec, measurement, current, ctx.state.recommendations, cooled, num_on_demand, ctx.state.seen)
+    sized = sizing(ctx.spec, steps, stored.last_step, current, tuple(stored.window), cooled, num_on_demand)
+    newest = steps[-1]
     update = {
-        "last_step": measurement.step,
+        "last_step": newest.step,
         "last_step_time": millisecond(ctx.now),
-        "train_millis": _millis(measurement.train_s),
-        "rollout_millis": _millis(measurement.rollout_s),
-        "gap_millis": round((measurement.rollout_s - measurement.train_s) * 1000),
-        "seed_millis": _millis(measurement.reserved_s),
+        "train_millis": _millis(newest.train_seconds),
+        "rollout_millis": _millis(newest.rollout_seconds),
+        "gap_millis": round((newest.rollout_seconds - newest.train_seconds) * 1000),
+        "seed_millis": _millis(reported.values.get(StepValue.RESERVED_SECONDS, 0.0)),
         "recommended_replicas": max(0, sized.recommended),
+        "window": list(sized.window),
         "last_scale_time": millisecond(ctx.now) if sized.changed else stored.last_scale_time,
         "last_reason": sized.why[:TEXT],
     }
-    scaling = stored.model_copy(update=update)
-    decision = ScaleDecision(
-        sized.desired_replicas, scaling, active=True, reason=ScalingReason.MEASURED, message=FOLLOWS_GAP
+    return ScaleDecision(
+        sized.desired_replicas,
+        stored.model_copy(update=update),
+        active=True,
+        reason=ScalingReason.MEASURED,
+        message=FOLLOWS_GAP,
+        changed=sized.why if sized.changed else "",
     )
-    return replace(decision, window=sized.window, seen=sized.seen, changed=sized.why if sized.changed else "")
 
 
 def _millis(seconds: float) -> int:
     return max(0, round(seconds * 1000))
 
 
-GENERATE: Final = (EngineState.SERVING, EngineState.SUSPECT)
-"""States in which an engine takes part in a step."""
-
-NEEDED: Final = {StepValue.ROLLOUT_SECONDS, StepValue.TRAIN_SECONDS, StepValue.STEP_SECONDS}
-"""Without these a step cannot be measured."""
-
-
-@dataclass(frozen=True)
-class StepObservation:
-    """What this reconcile shows of the steps."""
-
-    watch: StepWatch | None
-    """To be remembered."""
-    measurement: StepMeasurement | None = None
-    """The step that ended since the last reconcile."""
-    boundary: bool = False
-    """True in the one reconcile that sees a new step begin, and while no step is under way."""
-
-
-def observe_step(ctx: ReconcileContext) -> StepObservation:
-    """Compares with what was remembered. Without word from the manager nothing is known, and nothing begins."""
-    reported, last = ctx.manager_status, ctx.state.watch
+def between_steps(ctx: ReconcileContext) -> bool:
+    """True in the one reconcile that sees a new step begin, and while no step is under way. Without word from the
+    manager nothing is known, and nothing begins."""
+    reported = ctx.manager_status
     if reported is None or not ctx.manager_answers:
-        return StepObservation(last)
-    serving = sum(engine.state in GENERATE for engine in ctx.engines.values())
-    if last is None:
-        return StepObservation(
-            StepWatch(reported.step, serving, whole=False, at=ctx.now), boundary=not reported.trainer_connected
-        )
-    if reported.step == last.step:
-        return StepObservation(last.until(ctx.now, serving), boundary=not reported.trainer_connected)
-    begun = StepWatch(reported.step, serving, whole=reported.step > last.step, at=ctx.now)
-    return StepObservation(begun, _finished_step(ctx, last.until(ctx.now, serving)), boundary=True)
-
-
-def _finished_step(ctx: ReconcileContext, last: StepWatch) -> StepMeasurement | None:
-    values = ctx.manager_status.values if ctx.manager_status is not None else {}
-    if ctx.manager_status is None or ctx.manager_status.step < last.step or not values.keys() >= NEEDED:
-        return None
-    engines = last.mean_engines
-    alone = engines == 0 and ctx.spec.trainer.reserved_engine
-    return StepMeasurement(
-        step=ctx.manager_status.step,
-        engines=engines,
-        rollout_s=values[StepValue.ROLLOUT_SECONDS],
-        train_s=values[StepValue.TRAIN_SECONDS],
-        step_s=values[StepValue.STEP_SECONDS],
-        reserved_s=values.get(StepValue.RESERVED_SECONDS, values[StepValue.ROLLOUT_SECONDS] if alone else 0.0),
-        steady=last.whole and values.get(StepValue.POLLUTED_STEP, 0.0) < 0.5,
-    )
+        return False
+    return reported.step != ctx.status.manager.step or not reported.trainer_connected

@@ -18,7 +18,7 @@ from dataclasses import replace
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, ReconcileResult
-from polyrl.cluster.autoscaling import ScaleDecision, observe_step, scale_decision, stale_at
+from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
 from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
@@ -69,7 +69,7 @@ def reconcile(facts: JobFacts, settings: Settings, state: ReconcileState, now: f
 
 
 def _assess(ctx: ReconcileContext) -> Assessment:
-    fleet, step, now = rollouts(ctx), observe_step(ctx), lifecycle(ctx)
+    fleet, now = rollouts(ctx), lifecycle(ctx)
     pods, stored = [one.pod for one in fleet], ctx.status.rollout
     preempted = newly_counted(pods, LossCounter.PREEMPTION, stored.preemptions)
     failed = newly_counted(pods, LossCounter.FAILURE, stored.failures)
@@ -83,8 +83,7 @@ def _assess(ctx: ReconcileContext) -> Assessment:
         lifecycle=now,
         fleet=fleet,
         views=tuple(view if accepted.makes_pods else replace(view, room=0) for view in views),
-        scale=scale_decision(ctx, fleet, step) if runs else _unchanged(ctx),
-        step=step,
+        scale=scale_decision(ctx, fleet) if runs else _unchanged(ctx),
         preempted=tuple(preempted),
         failed=tuple(failed),
         vanished=tuple(vanished(ctx, Role.ROLLOUT)) if counts else (),
@@ -111,7 +110,6 @@ def _unchanged(ctx: ReconcileContext) -> ScaleDecision:
         active=False,
         reason=ScalingReason.IDLE,
         message="the job does not run",
-        seen=ctx.state.seen,
     )
 
 
@@ -136,7 +134,7 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         assessment.fleet,
         desired=desired,
         views=assessment.views,
-        boundary=assessment.step.boundary,
+        boundary=between_steps(ctx),
         missing=assessment.vanished,
     )
     actions: list[Action] = [
@@ -180,9 +178,6 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         hashes=ctx.hashes,
         began_at=ctx.now if state.began_at is None else state.began_at,
         refusal=None if len(assessment.live) >= assessment.scale.desired_replicas else state.refusal,
-        recommendations=assessment.scale.window,
-        seen=assessment.scale.seen,
-        watch=assessment.step.watch,
         last_seen={pod.uid: _last_seen(pod, deleted, numbers.get(pod.uid, ""), assessment.lifecycle) for pod in pods},
         nodes=frozenset(ctx.facts.nodes) | (state.nodes & bound),
         absent_since={node: state.absent_since.get(node, ctx.now) for node in bound - ctx.facts.nodes.keys()},

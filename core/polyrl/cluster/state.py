@@ -1,7 +1,7 @@
 """What one reconcile hands to the next, and may be lost: an operator that starts anew begins with an empty one.
 
 Nothing that must be exact lives here. What must survive is in the status, in pods' annotations and in their names;
-without a memory, windows are filled anew, silence is timed anew, and refused requests are tried at once.
+without a memory, silence is timed anew, and refused requests are tried at once.
 """
 
 from __future__ import annotations
@@ -9,45 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from polyrl.cluster.step_model import SeenStep
 from polyrl.sample import Pool
 from polyrl.worker import Role
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """Size that one finished step asked for."""
-
-    step: int
-    replicas: int
-
-
-@dataclass(frozen=True)
-class StepWatch:
-    """The step under way and the engines that generate for it."""
-
-    step: int
-    engines: int
-    """Serving rollouts when it was last seen."""
-    whole: bool
-    """True when it was watched from its start."""
-    at: float = 0.0
-    """Unix seconds of that."""
-    engine_s: float = 0.0
-    """Engine-seconds from its start until then."""
-    seconds: float = 0.0
-    """Since its start."""
-
-    def until(self, now: float, engines: int) -> StepWatch:
-        """The same step at a later moment; until then there were as many engines as when it was last seen."""
-        passed = max(0.0, now - self.at)
-        engine_s = self.engine_s + passed * self.engines
-        return replace(self, engines=engines, at=now, engine_s=engine_s, seconds=self.seconds + passed)
-
-    @property
-    def mean_engines(self) -> float:
-        """Over its time."""
-        return self.engine_s / self.seconds if self.seconds > 0 else float(self.engines)
 
 
 @dataclass(frozen=True)
@@ -91,11 +54,6 @@ class ReconcileState:
 
     began_at: float | None = None
     """When the first of these reconciles was; an absent engine counts only after a while."""
-    recommendations: tuple[Recommendation, ...] = ()
-    """Newest last, as many as the longest window."""
-    seen: tuple[SeenStep, ...] = ()
-    """Measured steps that the step time is fitted to, newest last."""
-    watch: StepWatch | None = None
     last_seen: Mapping[str, LastSeenPod] = field(default_factory=dict)
     """Pods of the last reconcile by uid."""
     nodes: frozenset[str] = frozenset()

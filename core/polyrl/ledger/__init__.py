@@ -9,6 +9,7 @@
     journal       events and state as bytes, rows and pages; old schemas; which messages wait for the disk
     audit         an independent check of a run's history
     apply         how each event changes the state
+    measures      lengths of turns and time of engines, as folds that the state holds
 
 Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run:
 applied again they give the same state. Read next: `ledger`.

@@ -106,6 +106,15 @@ def smoothed(old: float, new: float) -> float:
     return new if old == 0.0 else old + SMOOTHING * (new - old)
 
 
+def shared_part(engine: LeasedEngine, *, waiting: bool) -> float:
+    """Part of a busy engine's time that one engine more would share: all of it while samples wait or it is full, else
+    what its batch adds to a step; a sample that runs alone is not divided."""
+    running = len(engine.running)
+    if waiting or running >= engine.capacity.max_running:
+        return 1.0
+    return running / ((engine.half_batch or HALF_BATCH) + running) if running > 1 else 0.0
+
+
 def begin_window(engine: LeasedEngine, at: float) -> None:
     """Part of `apply`: from now on tokens are counted anew."""
     engine.window_at, engine.window_tokens, engine.window_load = at, 0, 0.0

@@ -15,7 +15,8 @@ import msgspec
 
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.lengths import LengthTable
+from polyrl.ledger.measures.lengths import LengthTable
+from polyrl.ledger.measures.usage import EngineWork, Usage
 from polyrl.sample import (
     ENVIRONMENT_VERSION,
     Finish,
@@ -239,6 +240,7 @@ class LeasedEngine(msgspec.Struct):
     """It gave no sign of life for a lease."""
     bereft: bool = False
     """Some of what it ran was moved while it was silent; it may still hold that."""
+    work: EngineWork = msgspec.field(default_factory=EngineWork)
 
     @property
     def unproven(self) -> bool:
@@ -400,6 +402,7 @@ class LedgerState(msgspec.Struct):
     """Of turns, as far as they have come."""
     vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Engines that went silent, leased ones too: how often in a row, and when last."""
+    usage: Usage = msgspec.field(default_factory=Usage)
 
     @property
     def next_group(self) -> int:

@@ -39,6 +39,7 @@ def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
             regenerated=counters.tokens_in_vain,
         ),
         delta_bytes=counters.delta_bytes,
+        finished_steps=tuple(state.usage.finished),
         finished=state.finished,
         ok=state.ok,
         message=state.message,

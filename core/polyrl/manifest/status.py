@@ -168,6 +168,8 @@ class ScalingStatus(StatusPart):
     """Time in which the reserved engines generated before they handed over."""
     recommended_replicas: Counter = 0
     """What the measurement asks for, before limits."""
+    window: list[Counter] = Field(default=[], max_length=100)
+    """What the newest steps asked for, the last one newest: as many as scaling.gap looks back on."""
     last_scale_time: Time | None = None
     """When the size last changed."""
     last_reason: Text = ""

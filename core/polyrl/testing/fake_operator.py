@@ -31,8 +31,9 @@ from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import ReconcileState
 from polyrl.sample import Pool
-from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl.status import EngineState, EngineStatus, FinishedStep, ManagerStatus
 from polyrl.testing.fake_cluster import Conflict, FakeCluster, Forbidden, Place
+from polyrl.testing.finished_steps import finished_step
 from polyrl.worker import Role
 
 SETTINGS = Settings("manager:test", "trainer:test", rollout_image="rollout:test")
@@ -56,7 +57,7 @@ class FakeOperator:
     """Decided last, written or not."""
     drained: dict[str, float] = field(default_factory=dict)
     """By uid: seconds given, of drains that the manager confirmed."""
-    values: dict[str, float] = field(default_factory=dict)
+    finished: list[FinishedStep] = field(default_factory=list)
     step: int = 0
     clock_ahead_s: float = 0.0
     """How far its machine's clock is before the cluster's."""
@@ -101,11 +102,18 @@ class FakeOperator:
             seq=1,
             run_epoch=1,
             step=self.step,
-            values=self.values,
+            finished_steps=tuple(self.finished),
             trainer_connected=True,
             engines=engines if alive else (),
         )
         return ManagerFacts(status, self.now, failed_polls=0 if alive else 3)
+
+    def end_step(self, rollout_s: float, train_s: float) -> None:
+        """The engines that serve now have ended a step."""
+        self.step += 1
+        reported = self.manager()
+        engines = 0 if reported is None else len(reported.status.engines)
+        self.finished.append(finished_step(self.step, engines, rollout_s=rollout_s, train_s=train_s))
 
     def turn(self, rng: random.Random | None = None) -> ReconcileResult:
         """One reconcile and its actions. With `rng`, it may die between any two actions, and then raises Killed."""

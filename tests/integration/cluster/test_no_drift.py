@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from polyrl.sample import Pool
-from polyrl.status import EngineState, EngineStatus, StepValue
+from polyrl.status import EngineState, EngineStatus
+from polyrl.testing.finished_steps import finished_step
 from polyrl_operator.api.kinds import JOB, POD
 
 WRITES = {
@@ -23,8 +24,7 @@ GAP = {"cooldownSeconds": 0, "scaleUpWindowSteps": 1, "scaleDownWindowSteps": 1,
 SLOW, QUICK = 60.0, 5.0
 """Seconds of generation, when training takes TRAIN_S."""
 TRAIN_S = 20.0
-STEPS = (QUICK, SLOW, SLOW, QUICK, QUICK, SLOW, SLOW)
-"""A step in which the fleet changed is not counted, so each kind comes twice."""
+STEPS = (QUICK, SLOW, QUICK, SLOW)
 
 
 async def run_step(place: Any, manager: Any, step: int, rollout_s: float) -> None:
@@ -38,8 +38,8 @@ async def run_step(place: Any, manager: Any, step: int, rollout_s: float) -> Non
     )  # fmt: skip
     await manager.report(engines=engines)
     await place.until(f"{len(engines)} are registered", lambda: registered(place, len(engines)))
-    values = {StepValue.ROLLOUT_SECONDS: rollout_s, StepValue.TRAIN_SECONDS: TRAIN_S, StepValue.STEP_SECONDS: 80.0}
-    await manager.report(step=step, values={str(name): value for name, value in values.items()})
+    finished = finished_step(step, len(engines), rollout_s=rollout_s, train_s=TRAIN_S, step_seconds=80.0)
+    await manager.report(step=step, finished_steps=(finished,))
     await place.until(f"step {step} is seen", lambda: seen(place, step))
 
 

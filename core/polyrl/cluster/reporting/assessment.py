@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.autoscaling import ScaleDecision, StepObservation
+from polyrl.cluster.autoscaling import ScaleDecision
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.lifecycle import Lifecycle
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
@@ -26,7 +26,6 @@ class Assessment:
     fleet: tuple[RolloutPod, ...]
     views: tuple[PoolView, ...]
     scale: ScaleDecision
-    step: StepObservation
     preempted: tuple[PodFacts, ...]
     """Rollouts whose number as preempted was read back in this reconcile."""
     failed: tuple[PodFacts, ...]

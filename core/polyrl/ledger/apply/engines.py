@@ -6,10 +6,10 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.samples import end_recall, increment, wake
+from polyrl.ledger.apply.samples import count_work, end_recall, increment, wake
 from polyrl.ledger.causes import GoneCause
-from polyrl.ledger.state import LeasedEngine, LedgerState
-from polyrl.sample import Pool
+from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
+from polyrl.sample import Pool, Purpose
 
 ANSWERED_MEMORY: Final = 1024
 """Requests remembered by digest: far more than a trainer can have unanswered."""
@@ -38,11 +38,15 @@ def apply_version_published(state: LedgerState, event: events.VersionPublished) 
 
 
 def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:
+    reserved = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED]
+    before = sum(_is_present(state, engine) for engine in reserved)
+    for engine in reserved:
+        count_work(state, engine, event.at)
     state.window_open, state.window_at = event.open, event.at
+    state.usage.change_present(sum(_is_present(state, engine) for engine in reserved) - before, event.at)
     state.stall_due = min(state.stall_due, event.at + state.config.progress_deadline_s)
-    for engine in state.engines.values():
-        if engine.pool is Pool.RESERVED:
-            speed.begin_window(engine, event.at)  # what it does while the trainer learns says nothing of its speed
+    for engine in reserved:
+        speed.begin_window(engine, event.at)  # what it does while the trainer learns says nothing of its speed
 
 
 def apply_batch_held(state: LedgerState, event: events.BatchHeld) -> None:
@@ -52,6 +56,7 @@ def apply_batch_held(state: LedgerState, event: events.BatchHeld) -> None:
 
 def apply_reported(state: LedgerState, event: events.Reported) -> None:
     state.phase, state.step, state.values = event.phase, event.step, event.values
+    state.usage.finish(step_key(event.step, Purpose.TRAIN), event.values)
 
 
 def apply_request_done(state: LedgerState, event: events.RequestDone) -> None:
@@ -81,6 +86,7 @@ def apply_run_finished(state: LedgerState, event: events.RunFinished) -> None:
 
 def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> None:
     engine = state.engines.get(event.engine)
+    before = engine is not None and _is_present(state, engine)
     if engine is None:
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
@@ -88,6 +94,12 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
     for version in event.versions[-SERVED_MEMORY:]:
         _verify(engine, version)
     _serve(engine, event.version)
+    state.usage.change_present(_is_present(state, engine) - before, event.at)
+
+
+def _is_present(state: LedgerState, engine: LeasedEngine) -> bool:
+    """Whether it could generate, if there were work; a silent one, until its lease ends."""
+    return engine.version >= 0 and not engine.draining and (state.window_open or engine.pool is not Pool.RESERVED)
 
 
 def apply_engine_greeted_again(state: LedgerState, event: events.EngineGreetedAgain) -> None:
@@ -147,7 +159,10 @@ def apply_engine_load(state: LedgerState, event: events.EngineLoad) -> None:
 
 
 def apply_engine_serving(state: LedgerState, event: events.EngineServing) -> None:
-    _serve(state.engines[event.engine], event.version)
+    engine = state.engines[event.engine]
+    before = _is_present(state, engine)
+    _serve(engine, event.version)
+    state.usage.change_present(_is_present(state, engine) - before, event.at)
 
 
 def apply_weights_awaited(state: LedgerState, event: events.WeightsAwaited) -> None:
@@ -164,7 +179,9 @@ def apply_engine_quarantined(state: LedgerState, event: events.EngineQuarantined
 
 def apply_engine_draining(state: LedgerState, event: events.EngineDraining) -> None:
     engine = state.engines[event.engine]
+    before = _is_present(state, engine)
     engine.draining, engine.drain_at = engine.draining or event.reason, event.drain_at
+    state.usage.change_present(_is_present(state, engine) - before, event.at)
     wake(state, event.drain_at)
 
 
@@ -173,7 +190,7 @@ def apply_drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
 
 
 def apply_engine_gone(state: LedgerState, event: events.EngineGone) -> None:
-    del state.engines[event.engine]
+    state.usage.change_present(-_is_present(state, state.engines.pop(event.engine)), event.at)
     if event.cause == GoneCause.DEREGISTERED:
         state.vanished.pop(event.engine, None)
         return

@@ -8,10 +8,12 @@ from typing import Final
 
 from polyrl.ledger import events, speed
 from polyrl.ledger.causes import AVOIDED_CAUSES, MoveCause
+from polyrl.ledger.measures.usage import EVALUATION
 from polyrl.ledger.state import (
     Assignment,
     BatchState,
     GroupState,
+    LeasedEngine,
     LedgerState,
     OpenSpan,
     PendingRequest,
@@ -22,7 +24,7 @@ from polyrl.ledger.state import (
     step_key,
     tokens_left,
 )
-from polyrl.sample import ENVIRONMENT_VERSION, DiscardReason, Group, Purpose, group_digest, sample_id
+from polyrl.sample import ENVIRONMENT_VERSION, DiscardReason, Group, Pool, Purpose, group_digest, sample_id
 from polyrl.wire import GroupDropped
 from polyrl.wire.ranges import add_number
 
@@ -71,11 +73,26 @@ def end_learning(state: LedgerState, at: float) -> None:
     learner.busy_since, learner.tokens = inf, 0
 
 
-def _end_assignment(state: LedgerState, number: int) -> Assignment:
+def _work_name(group: Group) -> str:
+    """How `LedgerState.usage` names what a group's samples are generated for."""
+    return EVALUATION if group.purpose is Purpose.EVAL else step_key(group.step, group.purpose)
+
+
+def count_work(state: LedgerState, engine: LeasedEngine, at: float) -> None:
+    """What an engine runs, it ran until `at`. Before what it runs changes, or whether it may."""
+    if engine.running and (state.window_open or engine.pool is not Pool.RESERVED):
+        state.usage.work(engine.work, at, speed.shared_part(engine, waiting=bool(state.queue)))
+    engine.work.since = at
+
+
+def _end_assignment(state: LedgerState, number: int, at: float) -> Assignment:
     end_recall(state, number)
     assignment = state.assignments.pop(number)
-    state.samples[assignment.sample].assignment = 0
+    sample = state.samples[assignment.sample]
+    sample.assignment = 0
     engine = state.engines[assignment.engine]
+    count_work(state, engine, at)
+    engine.work.change(_work_name(state.groups[sample.group].group), -1)
     del engine.running[number]
     growth = assignment.kv_end - assignment.length
     engine.kv -= assignment.kv
@@ -106,6 +123,8 @@ def apply_group_submitted(state: LedgerState, event: events.GroupSubmitted) -> N
     step = state.steps.setdefault(step_key(group.step, group.purpose), StepState(group.step, group.purpose))
     step.ended = False
     step.submitted += 1
+    if group.purpose is Purpose.TRAIN:
+        state.usage.submit(_work_name(group), group.step, event.at)
     step.open += 1
     state.counters.submitted += group.n
     state.groups[group.id] = GroupState(group, list(range(group.n)))
@@ -157,6 +176,8 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
         engine.on_trial = engine.on_trial or speed.is_stale(engine, event.at)
         speed.begin_window(engine, event.at)
     engine.assigned_at = event.at
+    count_work(state, engine, event.at)
+    engine.work.change(_work_name(group), 1)
     reading = speed.begin_reading(engine, event.reading, event.at)
     engine.running[event.assignment] = None
     limit = sample.length + tokens_left(state, sample, engine.capacity.max_context)
@@ -209,7 +230,7 @@ def end_recall(state: LedgerState, number: int) -> None:
 
 
 def apply_moved(state: LedgerState, event: events.Moved) -> None:
-    assignment = _end_assignment(state, event.assignment)
+    assignment = _end_assignment(state, event.assignment, event.at)
     sample = state.samples[assignment.sample]
     sample.moved_at = event.at
     is_failure = event.cause in AVOIDED_CAUSES
@@ -230,10 +251,11 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
 def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     sample = state.samples[event.sample]
     if sample.assignment:
-        sample.kept_by = _end_assignment(state, sample.assignment).engine
+        sample.kept_by = _end_assignment(state, sample.assignment, event.at).engine
     else:
         _unqueue_sample(state, sample)
     state.lengths.end(sample.length_class)
+    state.usage.end_turn(_work_name(state.groups[sample.group].group), event.at)
     sample.finish = event.finish
     sample.asks = 1
     sample.ask_due = event.ask_due
@@ -290,7 +312,7 @@ def apply_group_discarded(state: LedgerState, event: events.GroupDiscarded) -> N
         name = sample_id(group.id, index)
         sample = state.samples[name]
         if sample.assignment:
-            _end_assignment(state, sample.assignment)
+            _end_assignment(state, sample.assignment, event.at)
         state.awaiting_verdict.pop(name, None)
         sibling = bool(event.culprit) and name != event.culprit
         increment(state.counters.discarded, DiscardReason.GROUP_INCOMPLETE if sibling else event.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.lengths import BOUNDS
+from polyrl.ledger.measures.lengths import BOUNDS
 from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState, OpenSpan
 from polyrl.sample import Pool
 from polyrl.wire import row_columns

@@ -129,6 +129,9 @@ def _state_of_9(state: dict[str, Any]) -> dict[str, Any]:
             assignment[_RECALL_CAUSE] = "rebalanced"
     steps = {number: entry[0][_STEP] for number, entry in state["groups"].items()}
     state["queue"] = sorted([first, steps[number], number] for first, number in state["queue"])
+    present = [e for e in state["engines"].values() if e["version"] >= 0 and not e["draining"]]
+    may = [engine for engine in present if state["window_open"] or engine["pool"] != "reserved"]
+    state["usage"] = {"present": len(may)}
     return state
 
 
@@ -139,6 +142,10 @@ _RECALL_CAUSE: Final = 10
 """Place of `recall_cause` in an Assignment of schema 8."""
 
 STEPS: Final[dict[int, Step]] = {
-    8: Step("no engine is a straggler; the queue goes by step before age", event=_no_stragglers, state=_state_of_9),
+    8: Step(
+        "no engine is a straggler; the queue goes by step before age; engines that can generate are counted",
+        event=_no_stragglers,
+        state=_state_of_9,
+    ),
 }
 """By the schema that they start from; none is missing between the oldest and JOURNAL_SCHEMA."""

@@ -14,8 +14,9 @@ from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
-from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl.status import EngineState, EngineStatus, FinishedStep, ManagerStatus
 from polyrl.testing.fake_operator import SETTINGS
+from polyrl.testing.finished_steps import finished_step
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
 
@@ -64,6 +65,9 @@ class Build:
             pod.setdefault("placed", None)
         engine = self.engine(name, running=running, version=version) if state is PodState.SERVING else None
         return RolloutPod(self.pod(name, **pod), state, notice=notice, engine=engine)
+
+    def step(self, number: int, engines: float, **more: Any) -> FinishedStep:
+        return finished_step(number, engines, **more)
 
     def engine(self, name: str, *, running: int = 1, version: int = 1) -> EngineStatus:
         return EngineStatus(

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from polyrl.cluster.autoscaling import Sizing, StepMeasurement, hourly, recommend, sizing
-from polyrl.cluster.state import Recommendation
+from polyrl.cluster.autoscaling import Sizing, hourly, new_steps, recommend, sizing
 from polyrl.manifest.job import JobSpec, PolyRLJob
+from polyrl.status import FinishedStep
 
 PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 10.0}
 
 
-def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float = 0.0, **more: Any) -> StepMeasurement:
-    step_s = more.pop("step_s", max(rollout_s, train_s) + 1)
-    return StepMeasurement(
-        7, engines, rollout_s=rollout_s, train_s=train_s, step_s=step_s, reserved_s=reserved_s, **more
-    )
+@pytest.fixture
+def measured(build: Any) -> Callable[..., list[FinishedStep]]:
+    """Step 7, the only one; `reserved_s`: in these seconds the reserved engine generated as well."""
+
+    def steps(
+        engines: float, rollout_s: float, train_s: float, reserved_s: float = 0.0, **more: Any
+    ) -> list[FinishedStep]:
+        engines += reserved_s / rollout_s if rollout_s else 0.0
+        return [build.step(7, engines, rollout_s=rollout_s, train_s=train_s, **more)]
+
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -32,7 +39,7 @@ def measured(engines: int, rollout_s: float, train_s: float, reserved_s: float =
         pytest.param((2, 50.0, 0.0, 0.0), 400, id="no training at all: until 100 / n is a fifth of the step"),
     ],
 )
-def test_throughput(build: Any, times: tuple[int, float, float, float], expected: int) -> None:
+def test_throughput(build: Any, measured: Any, times: tuple[int, float, float, float], expected: int) -> None:
     """`times`: engines, rollout, training and reserved seconds."""
     spec = build.job({"maxReplicas": 100}).spec
     assert recommend(spec, measured(*times), 0) == expected
@@ -49,7 +56,7 @@ def test_throughput(build: Any, times: tuple[int, float, float, float], expected
         pytest.param(100.0, 0, 0, 6, id="more than enough"),
     ],
 )
-def test_budget(build: Any, budget: float, base: int, num_on_demand: int, expected: int) -> None:
+def test_budget(build: Any, measured: Any, budget: float, base: int, num_on_demand: int, expected: int) -> None:
     scaling = {"objective": "ThroughputUnderBudget", "budgetPerHour": budget}
     capacity = {"baseOnDemand": base}
     spec = build.job({"maxReplicas": 100, "capacity": capacity}, scaling=scaling, pricing=PRICES).spec
@@ -61,7 +68,7 @@ def test_budget(build: Any, budget: float, base: int, num_on_demand: int, expect
     ("reserved", "expected"),
     [pytest.param(100.0, 6, id="the trainer costs most"), pytest.param(0.0, 0, id="only rollouts cost")],
 )
-def test_cost(build: Any, reserved: float, expected: int) -> None:
+def test_cost(build: Any, measured: Any, reserved: float, expected: int) -> None:
     """An expensive trainer must not wait; one that costs nothing may take all the time."""
     spec = build.job(
         {"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES | {"reservedPerHour": reserved}
@@ -69,7 +76,7 @@ def test_cost(build: Any, reserved: float, expected: int) -> None:
     assert recommend(spec, measured(4, 30.0, 20.0), 0) == expected
 
 
-def test_cost_weighs_both(build: Any) -> None:
+def test_cost_weighs_both(build: Any, measured: Any) -> None:
     """With W = 120, T = 20, rest 1: 3 cost 41 s x 13 = 533, 6 cost 21 s x 16 = 336, and 5 cost 25 s x 15 = 375."""
     spec = build.job({"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES).spec
     assert recommend(spec, measured(4, 30.0, 20.0), 0) == 6
@@ -78,10 +85,10 @@ def test_cost_weighs_both(build: Any) -> None:
 GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 3}
 
 
-def decide(spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True) -> Sizing:
+def decide(build: Any, spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True) -> Sizing:
     """`sizes` asked for by consecutive steps, the last of which is decided on now (with 20 s of training)."""
-    window = tuple(Recommendation(step, size) for step, size in enumerate(sizes[:-1]))
-    return sizing(spec, measured(4, sizes[-1] * 5.0, 20.0), current, window, cooled, 0)
+    step = build.step(7, 4, rollout_s=sizes[-1] * 5.0, train_s=20.0)
+    return sizing(spec, [step], 6, current, tuple(sizes[:-1]), cooled, 0)
 
 
 @pytest.mark.parametrize(
@@ -102,38 +109,64 @@ def decide(spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True
 )
 def test_windows_and_bounds(build: Any, sizes: list[int], current: int, expected: int) -> None:
     spec = build.job({"minReplicas": 2, "maxReplicas": 10}, scaling={"gap": GAP | {"maxScaleUpPerStep": 3}}).spec
-    sized = decide(spec, sizes, current)
+    sized = decide(build, spec, sizes, current)
     assert (sized.desired_replicas, sized.changed) == (expected, expected != current)
     assert sized.recommended == sizes[-1]
 
 
-def test_dead_band_asks_for_what_is(build: Any) -> None:
+def test_dead_band_asks_for_what_is(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
-    near = sizing(spec, measured(4, 22.0, 20.0, step_s=30.0), 4, (), True, 0)
-    beyond = sizing(spec, measured(4, 24.0, 20.0, step_s=30.0), 4, (), True, 0)
+    near = sizing(spec, measured(4, 22.0, 20.0, step_seconds=30.0), 6, 4, (), True, 0)
+    beyond = sizing(spec, measured(4, 24.0, 20.0, step_seconds=30.0), 6, 4, (), True, 0)
     assert (near.desired_replicas, beyond.desired_replicas) == (4, 5)
 
 
 def test_cooldown_holds_and_the_window_is_kept(build: Any) -> None:
     spec = build.job(scaling={"gap": GAP}).spec
-    held = decide(spec, [6, 6], 4, cooled=False)
+    held = decide(build, spec, [6, 6], 4, cooled=False)
     assert (held.desired_replicas, len(held.window)) == (4, 2)
     assert "120 s" in held.why
-    assert len(decide(spec, [6, 6], 4).window) == 2, "the limits per step hold in a row, too"
+    assert len(decide(build, spec, [6, 6], 4).window) == 2, "the limits per step hold in a row, too"
 
 
-def test_unsteady_step_moves_nothing(build: Any) -> None:
+def test_unsteady_step_moves_nothing(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP}).spec
-    window = (Recommendation(6, 6),)
-    sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 4, window, True, 0)
-    assert (sized.desired_replicas, sized.window, sized.changed) == (4, window, False)
+    sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 6, 4, (6,), True, 0)
+    assert (sized.desired_replicas, sized.window, sized.changed) == (4, (6,), False)
 
 
-def test_decision_states_its_numbers(build: Any) -> None:
+def test_decision_states_its_numbers(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
-    assert sizing(spec, measured(4, 30.0, 20.0), 4, (), True, 0).why == (
-        "step 7: 4 rollouts generated for 30.0 s, training took 20.0 s of 31.0 s, gap 32 %: asks for 6, 4 -> 6"
+    assert sizing(spec, measured(4, 30.0, 20.0), 6, 4, (), True, 0).why == (
+        "step 7: 4 engines generated for 30.0 s, training took 20.0 s of 31.0 s, gap 32 %, one engine more would have"
+        " saved 6.0 s: asks for 6, 4 -> 6"
     )
+
+
+def test_steps_that_ended_unseen_ask_each_and_one_change_is_made(build: Any) -> None:
+    """An operator that was away for three steps: the window holds what each asked for, and no step asks twice."""
+    gap = {"scaleUpWindowSteps": 3, "maxScaleUpPerStep": 2}
+    spec = build.job({"maxReplicas": 64}, scaling={"gap": gap}).spec
+    steps = [build.step(number, 4, rollout_s=60.0, train_s=20.0) for number in (5, 6, 7, 8)]
+    sized = sizing(spec, steps, 5, 4, (9,), True, 0)
+    assert (sized.window, sized.desired_replicas) == ((12, 12, 12), 6)
+    assert sizing(spec, steps[:2], 5, 4, (9,), True, 0).window == (9, 12)
+
+
+@pytest.mark.parametrize(
+    ("last", "new"),
+    [
+        pytest.param(0, [3, 4, 6], id="none yet"),
+        pytest.param(4, [6], id="one more"),
+        pytest.param(5, [6], id="the last is not kept"),
+        pytest.param(6, [], id="nothing new"),
+        pytest.param(9, [6], id="the trainer went back"),
+    ],
+)
+def test_which_steps_are_new(build: Any, last: int, new: list[int]) -> None:
+    steps = [build.step(number, 4, rollout_s=30.0, train_s=20.0) for number in (3, 4, 6)]
+    assert [one.step for one in new_steps(steps, last)] == new
+    assert new_steps([], last) == ()
 
 
 @given(
@@ -165,10 +198,21 @@ def test_any_measurement_gives_a_size_within_bounds(
             },
         }
     ).spec
-    rollout_s, train_s, step_s, reserved_s = times
-    step = StepMeasurement(1, engines, rollout_s=rollout_s, train_s=train_s, step_s=step_s, reserved_s=reserved_s)
+    rollout_s, train_s, step_s, shared_s = times
+    step = FinishedStep(
+        step=1,
+        engines=engines,
+        rollout_seconds=rollout_s,
+        train_seconds=train_s,
+        step_seconds=step_s,
+        busy_engine_seconds=shared_s,
+        shared_engine_seconds=shared_s,
+        evaluation_engine_seconds=0.0,
+        next_engine_saves_seconds=0.0,
+        steady=True,
+    )
     start = max(1, min(current, 8))
-    sized = sizing(spec, step, start, (), True, 0)
+    sized = sizing(spec, [step], 0, start, (), True, 0)
     assert 1 <= sized.desired_replicas <= 8
     assert -1 <= sized.desired_replicas - start <= 4
     assert sized.why

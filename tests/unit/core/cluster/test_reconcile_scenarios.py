@@ -73,10 +73,8 @@ class Scenario:
     def delete(self, name: str, grace_s: int | None = None) -> None:
         self.cluster.delete("Pod", name, self.pod(name)["metadata"]["uid"], grace_s)
 
-    def step(self, **values: float) -> None:
-        times = {"rolloutSeconds": 20.0, "trainSeconds": 20.0, "stepSeconds": 21.0}
-        self.operator.step += 1
-        self.operator.values = times | values
+    def step(self, rollout_s: float = 20.0) -> None:
+        self.operator.end_step(rollout_s, train_s=20.0)
         self.turn()
 
 
@@ -431,7 +429,7 @@ def test_rollout_template_rolls_between_steps(scenario: Scenario, kind: str) -> 
 
 def test_fleet_follows_the_gap(scenario: Scenario) -> None:
     scenario.step()
-    scenario.step(rolloutSeconds=30.0)
+    scenario.step(30.0)
     assert scenario.status.rollout.desired_replicas == 5
     scenario.go(15)
     assert scenario.status.rollout.registered_replicas == 5
@@ -439,7 +437,7 @@ def test_fleet_follows_the_gap(scenario: Scenario) -> None:
     assert scenario.reason("ScalingActive") == "Measured"
     for _ in range(4):
         scenario.go(40)
-        scenario.step(rolloutSeconds=5.0)
+        scenario.step(5.0)
     assert scenario.status.rollout.desired_replicas == 4
     scenario.go(15)
     assert len(scenario.names()) == 4

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.autoscaling import StepMeasurement, StepObservation, scale_decision, stale_at
-from polyrl.cluster.state import Recommendation, ReconcileState
+from polyrl.cluster.autoscaling import between_steps, scale_decision, stale_at
 from polyrl.cluster.timestamps import millisecond, second
 
-SLOW_ROLLOUTS = StepMeasurement(step=7, engines=3, rollout_s=40.0, train_s=20.0, step_s=41.0)
-NOTHING = StepObservation(None)
 GAP = {"mode": "Gap", "gap": {"scaleUpWindowSteps": 1, "staleAfterSeconds": 600, "cooldownSeconds": 60}}
 
 
@@ -31,7 +28,7 @@ def test_who_decides(build: Any, spec: dict[str, Any], status: dict[str, Any], e
     if status:
         stored = {"startTime": second(build.now - 999), "rollout": {"desiredReplicas": 5}}
         stored["scaling"] = {"lastStepTime": millisecond(build.now - status["stepped"])}
-    decision = scale_decision(build.ctx(build.job(**spec), stored), [], NOTHING)
+    decision = scale_decision(build.ctx(build.job(**spec), stored), [])
     assert (decision.desired_replicas, decision.reason, decision.active) == expected
 
 
@@ -40,18 +37,52 @@ def test_a_measured_step_moves_the_number_once_cooled(build: Any, scaled_ago: fl
     scaling = {} if scaled_ago is None else {"lastScaleTime": millisecond(build.now - scaled_ago)}
     rule = GAP | {"gap": GAP["gap"] | {"maxScaleUpPerStep": 1}}  # type: ignore[operator]
     status = {"startTime": second(build.now - 999), "rollout": {"desiredReplicas": 3}, "scaling": scaling}
-    decision = scale_decision(build.ctx(build.job(scaling=rule), status), [], StepObservation(None, SLOW_ROLLOUTS))
+    steps = (build.step(7, 3, rollout_s=40.0, train_s=20.0),)
+    ctx = build.ctx(build.job(scaling=rule), status, manager=build.manager(step=7, finished_steps=steps))
+    decision = scale_decision(ctx, [])
     assert (decision.desired_replicas, bool(decision.changed)) == (desired, desired != 3)
     assert (decision.scaling.last_step, decision.scaling.recommended_replicas) == (7, 6)
     assert (decision.scaling.last_scale_time == millisecond(build.now)) == (desired != 3)
 
+    assert decision.scaling.window == [6]
 
-def test_windows_are_kept_while_measurements_count(build: Any) -> None:
-    state = ReconcileState(recommendations=(Recommendation(6, 5),))
+
+def test_a_step_is_measured_once_whoever_looks(build: Any) -> None:
+    """An operator that starts anew has the status alone, and goes on from it."""
+    steps = (build.step(7, 3, rollout_s=40.0, train_s=20.0),)
+    job, manager = build.job(scaling=GAP), build.manager(step=7, finished_steps=steps)
+    begun = {"startTime": second(build.now - 999), "rollout": {"desiredReplicas": 3}}
+    first = scale_decision(build.ctx(job, begun, manager=manager), [])
+    assert first.desired_replicas == 6
+    after = begun | {"rollout": {"desiredReplicas": 6}, "scaling": first.scaling.model_dump(by_alias=True)}
+    again = scale_decision(build.ctx(job, after, manager=manager), [])
+    assert (again.desired_replicas, again.scaling, again.changed) == (6, first.scaling, "")
+
+
+def test_a_manager_that_is_silent_measures_nothing(build: Any) -> None:
+    steps = (build.step(7, 3, rollout_s=40.0, train_s=20.0),)
+    silent = build.manager(step=7, finished_steps=steps, ago=500.0)
+    assert scale_decision(build.ctx(build.job(scaling=GAP), {}, manager=silent), []).desired_replicas == 3
+
+
+def test_windows_are_kept_while_nothing_is_measured(build: Any) -> None:
     job = build.job(scaling=GAP)
-    stored = {"scaling": {"lastStepTime": millisecond(build.now - 1)}}
-    assert scale_decision(build.ctx(job, stored, state), [], NOTHING).window == state.recommendations
-    assert scale_decision(build.ctx(job, {}, state), [], NOTHING).window == state.recommendations
-    stale = build.ctx(job, {"scaling": {"lastStepTime": millisecond(build.now - 601)}}, state)
-    assert scale_decision(stale, [], NOTHING).window == state.recommendations, "the next step goes on from it"
+    stale = build.ctx(job, {"scaling": {"lastStepTime": millisecond(build.now - 601), "window": [5]}})
+    assert scale_decision(stale, []).scaling.window == [5], "the next step goes on from it"
     assert stale_at(stale) == build.now - 1
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        pytest.param({"step": 4}, False, id="the same step"),
+        pytest.param({"step": 5}, True, id="another one has begun"),
+        pytest.param({"step": 3}, True, id="the trainer went back"),
+        pytest.param({"step": 4, "trainer_connected": False}, True, id="none is under way"),
+        pytest.param({"step": 5, "ago": 500.0}, False, id="the manager is silent"),
+    ],
+)
+def test_moments_between_steps(build: Any, more: dict[str, Any], expected: bool) -> None:
+    manager = build.manager(**{"trainer_connected": True} | more)
+    assert between_steps(build.ctx(build.job(), {"manager": {"step": 4}}, manager=manager)) == expected
+    assert not between_steps(build.ctx(build.job(), {"manager": {"step": 4}}))

@@ -32,6 +32,9 @@ def old() -> Iterator[sqlite3.Connection]:
         db.execute(form.INSERT_EVENTS, form.row(1, 3.0, msgspec.msgpack.encode(EVENTS)))
         state = {"assignments": {1: ["0.0", "a", 0, 0, 0, 9, 9, 1.0, 1.0, 0, "straggler", "b"]}, "gone": True}
         state |= {"groups": {4: [[4, 7, "train"], [0]], 5: [[5, 6, "train"], [0]]}, "queue": [[0, 4], [0, 5]]}
+        engines = [("a", 3, "", "spot"), ("b", 3, "leaves", "spot"), ("c", -1, "", "spot"), ("r", 3, "", "reserved")]
+        fields = ("name", "version", "draining", "pool")
+        state |= {"window_open": False, "engines": {one[0]: dict(zip(fields, one, strict=True)) for one in engines}}
         db.execute(form.REPLACE_SNAPSHOT, (*form.row(0, 0.0, msgspec.msgpack.encode(state)), 0))
         for number, event in enumerate(EVENTS[:2], 1):
             body = msgspec.msgpack.encode([2.0, event, 0, "0.0"])
@@ -63,6 +66,7 @@ def test_rows_of_events_state_and_history_are_those_of_this_version(old: sqlite3
     state = msgspec.msgpack.decode(body)
     assert state["assignments"][1][10] == "rebalanced"
     assert state["queue"] == [[0, 6, 5], [0, 7, 4]]
+    assert state["usage"] == {"present": 1}, "of four engines one could generate"
     (entry,) = old.execute(form.SELECT_HISTORY).fetchall()
     assert entry == (1, encode_entry(1, HistoryEntry(2.0, Moved(1, MoveCause.REBALANCED, at=2.0), 0, sample="0.0")))
     assert old.execute("SELECT count(*) FROM subjects").fetchone() == (1,)

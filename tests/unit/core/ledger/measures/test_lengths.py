@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from polyrl.ledger.lengths import BOUNDS, CLASSES, MEMORY_TURNS, LengthTable, _outlook
+from polyrl.ledger.measures.lengths import BOUNDS, CLASSES, MEMORY_TURNS, LengthTable, _outlook
 
 
 def observed(lengths: list[int], now: int) -> LengthTable:

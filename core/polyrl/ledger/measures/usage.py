@@ -1,0 +1,151 @@
+"""What engines did for each step: engine-seconds, integrated over a fleet that changes, and what one more would save.
+
+A fold over events, in O(1) each. While a step's samples run, an engine's time is theirs, in proportion to their number;
+that of evaluations is kept apart, and a checkpoint, like all that lies between steps, is nobody's. Of that time a part
+would shrink with more engines, `shared` (see `speed.shared_part`); so with n engines
+
+    rollout seconds = a + b / n      b = shared engine-seconds, a = rollout seconds - b / n
+
+and one more saves b / (n (n + 1)) seconds, where n is the mean of the engines that could generate: the integral of
+their number from the step's submission to the end of its last turn, over that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Final
+
+import msgspec
+
+from polyrl.status import FinishedStep, StepValue
+
+EVALUATION: Final = "evaluation"
+"""Name under which engines work for evaluations; steps have names of their own."""
+
+OPEN_STEPS: Final = 64
+"""Steps under way at most; of a trainer that ends none the oldest are forgotten."""
+
+STEPS_PER_SIZE: Final = 4
+"""Finished steps kept of each size of the fleet: one that was no ordinary step does not move their median."""
+
+SIZES: Final = 8
+"""Sizes kept, the newest seen: enough to see a curve, few enough to forget what the model wrote long ago."""
+
+_TIMES: Final = (StepValue.ROLLOUT_SECONDS, StepValue.TRAIN_SECONDS, StepValue.STEP_SECONDS)
+
+
+class EngineWork(msgspec.Struct):
+    """What an engine runs."""
+
+    since: float = 0.0
+    """Until then its time is counted."""
+    samples: dict[str, int] = msgspec.field(default_factory=dict)
+    """Running samples by their step's name."""
+
+    def change(self, name: str, by: int) -> None:
+        """So many more, or fewer."""
+        self.samples[name] = self.samples.get(name, 0) + by
+        if self.samples[name] <= 0:
+            del self.samples[name]
+
+
+class StepUsage(msgspec.Struct):
+    """A step under way; seconds of engines."""
+
+    number: int
+    begun_at: float
+    present_before: float
+    """`Usage.present_until` of its first submission."""
+    ended_at: float = 0.0
+    present_after: float = 0.0
+    """The same of its last turn's end."""
+    busy_s: float = 0.0
+    shared_s: float = 0.0
+
+
+class Usage(msgspec.Struct):
+    """The fleet's, and each step's."""
+
+    present: int = 0
+    """Engines that could generate."""
+    present_at: float = 0.0
+    """Since when they are so many."""
+    present_s: float = 0.0
+    """Seconds of such engines until then, since the run began."""
+    evaluation_s: float = 0.0
+    """Busy with evaluations since the last step was finished."""
+    steps: dict[str, StepUsage] = msgspec.field(default_factory=dict)
+    """By name, oldest first."""
+    finished: list[FinishedStep] = msgspec.field(default_factory=list)
+    """See `keep_step`."""
+
+    def present_until(self, at: float) -> float:
+        """Seconds of engines that could generate."""
+        return self.present_s + self.present * max(0.0, at - self.present_at)
+
+    def change_present(self, by: int, at: float) -> None:
+        """So many more engines can generate, or fewer."""
+        self.present_s, self.present_at = self.present_until(at), max(at, self.present_at)
+        self.present += by
+
+    def submit(self, name: str, number: int, at: float) -> None:
+        """A group of the step was submitted; with its first one, what came of later steps is done again."""
+        if name not in self.steps:
+            before = [(key, step) for key, step in self.steps.items() if step.number < number]
+            self.steps = dict(before[-(OPEN_STEPS - 1) :])
+            self.steps[name] = StepUsage(number, at, present_before=self.present_until(at))
+
+    def end_turn(self, name: str, at: float) -> None:
+        """A turn of the step has ended."""
+        step = self.steps.get(name)
+        if step is not None:
+            step.ended_at, step.present_after = at, self.present_until(at)
+
+    def work(self, work: EngineWork, at: float, shared: float) -> None:
+        """An engine ran `work` until `at`; `shared`: part of that time that more engines would share."""
+        seconds = max(0.0, at - work.since)
+        work.since = max(at, work.since)
+        running = sum(work.samples.values())
+        for name, count in work.samples.items():
+            part = seconds * count / running
+            step = self.steps.get(name)
+            if name == EVALUATION:
+                self.evaluation_s += part
+            elif step is not None:
+                step.busy_s += part
+                step.shared_s += part * shared
+
+    def finish(self, name: str, values: Mapping[str, float]) -> None:
+        """The trainer reports; if it is of a step that was under way, with its times, that step is finished."""
+        step = self.steps.get(name)
+        if step is None or not all(isfinite(values.get(key, float("nan"))) for key in _TIMES):
+            return
+        del self.steps[name]
+        seconds = step.ended_at - step.begun_at
+        engines = (step.present_after - step.present_before) / seconds if seconds > 0 else float(self.present)
+        saves = step.shared_s / (engines * (engines + 1)) if engines > 0 else 0.0
+        rollout_s, train_s, step_s = (values[key] for key in _TIMES)
+        finished = FinishedStep(
+            step=step.number,
+            engines=round(engines, 3),
+            rollout_seconds=round(rollout_s, 3),
+            train_seconds=round(train_s, 3),
+            step_seconds=round(step_s, 3),
+            busy_engine_seconds=round(step.busy_s, 3),
+            shared_engine_seconds=round(step.shared_s, 3),
+            evaluation_engine_seconds=round(self.evaluation_s, 3),
+            next_engine_saves_seconds=round(saves, 3),
+            steady=values.get(StepValue.POLLUTED_STEP, 0.0) < 0.5,
+        )
+        self.evaluation_s = 0.0
+        self.finished = keep_step(self.finished, finished)
+
+
+def keep_step(kept: Sequence[FinishedStep], step: FinishedStep) -> list[FinishedStep]:
+    """`kept` with another step, newest last, within bounds; of steps that were no measure only the newest. A trainer
+    that went back to a checkpoint does steps again: those take the place of the ones before."""
+    before = [one for one in kept if one.steady and one.step < step.step]
+    same = [one for one in before if one.size == step.size][-(STEPS_PER_SIZE - 1) :]
+    sizes = list(dict.fromkeys(one.size for one in reversed(before) if one.size != step.size))[: SIZES - 1]
+    return [one for one in before if one.size in sizes or one in same] + [step]

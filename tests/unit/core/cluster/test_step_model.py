@@ -1,0 +1,53 @@
+"""a + b / n from what the manager reports and from what was seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.cluster.step_model import StepModel, fit_steps, is_measure
+
+SHAPE = StepModel(40.0, 240.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reported", "within"),
+    [
+        pytest.param([8], 1.0, 0.0, id="one step: as reported"),
+        pytest.param([8], 0.7, 0.3, id="one step: as wrong as reported"),
+        pytest.param([8] * 4, 0.7, 0.3, id="of one size it stays so"),
+        pytest.param([4, 8, 16], 3.0, 0.2, id="what was seen overrules what was reported"),
+        pytest.param([4, 8, 16], 0.5, 0.2, id="in both directions"),
+        pytest.param([2, 3, 4, 4], 1.5, 0.1, id="sizes close by, where b is most of the step"),
+    ],
+)
+def test_b_is_found(build: Any, sizes: list[int], reported: float, within: float) -> None:
+    """`reported`, `within`: parts of the true b."""
+    steps = [
+        build.step(number, size, rollout_s=SHAPE.seconds(size), train_s=20.0, shared_s=reported * SHAPE.shared_s)
+        for number, size in enumerate(sizes)
+    ]
+    model = fit_steps(steps)
+    assert model.shared_s == pytest.approx(SHAPE.shared_s, rel=within + 0.01)
+    assert model.through(steps[-1]).seconds(sizes[-1]) == pytest.approx(steps[-1].rollout_seconds)
+
+
+def test_neither_part_is_below_zero(build: Any) -> None:
+    grows = [build.step(n, n, rollout_s=10.0 * n, train_s=20.0, shared_s=0.0) for n in (2, 4, 8)]
+    falls = [build.step(n, n, rollout_s=100.0 / n**2, train_s=20.0) for n in (2, 4, 8)]
+    assert fit_steps(grows).shared_s == 0.0
+    assert fit_steps(falls).fixed_s == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("engines", "more", "expected"),
+    [
+        pytest.param(4.0, {}, True, id="any step"),
+        pytest.param(0.0, {}, False, id="without an engine"),
+        pytest.param(4.0, {"steady": False}, False, id="polluted"),
+        pytest.param(4.0, {"rollout_s": 0.0}, False, id="that generated nothing"),
+    ],
+)
+def test_what_is_a_measure(build: Any, engines: float, more: dict[str, Any], expected: bool) -> None:
+    assert is_measure(build.step(1, engines, **{"rollout_s": 30.0, "train_s": 20.0} | more)) == expected
