@@ -28,7 +28,7 @@ run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 	$(BIN)/polyrl run $(JOB) $(ARGS)
 
 test: install ## Pass all tests but those that need SGLang or Kubernetes (and what verify runs)
-	$(BIN)/python -m pytest tests/integration tests/properties tests/unit $(HOUSE:%=--ignore=%) \
+	$(BIN)/python -m pytest tests/integration tests/properties tests/security tests/unit $(HOUSE:%=--ignore=%) \
 	  -m "not sglang and not api and not browser and not alone" -q $(PARALLEL)
 	$(BIN)/python -m pytest tests/integration/local -m alone -q
 

@@ -26,6 +26,7 @@ from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.kinds import Part
 from polyrl_cli.environment import process_environment
+from polyrl_cli.local.ownership import OTHERS_NOTHING
 from polyrl_cli.local.run_folder import PRINTS
 
 CANNOT_START: Final = 127
@@ -162,6 +163,7 @@ class ProcessFleet:
                 stderr=log,
                 env=process_environment(worker.env, worker.inherits),
                 start_new_session=True,
+                umask=OTHERS_NOTHING,
             )
 
     async def _wait(self, child: _Child, process: asyncio.subprocess.Process) -> None:

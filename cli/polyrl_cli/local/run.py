@@ -33,6 +33,7 @@ from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
 from polyrl_cli.local.feasibility import feasibility
 from polyrl_cli.local.manager import LocalManager
+from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
@@ -86,7 +87,7 @@ def run_command(
     without it the trainer finds their faults later."""
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
-    resumed = None if resume is None else run_folder.existing_folder(resume, f"--resume {resume}")
+    resumed = None if resume is None else _taken_over(resume, f"--resume {resume}")
     job = load_manifest(file, overrides)
     # A run's own job.json has every field, so it shows none that the user wrote in vain.
     remarks = notes(job) if base is None else []
@@ -121,6 +122,12 @@ def run_command(
         return execute(job, wanted, folder, run_epoch, console, show_prints=show_prints, done=done)
 
 
+def _taken_over(root: Path, named: str) -> RunFolder:
+    folder = run_folder.existing_folder(root, named)
+    take_over(folder.root)
+    return folder
+
+
 def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
     """Before any process starts, so that its progress is seen; the trainer finds it in the cache."""
     if not is_on_a_hub(model, base):
@@ -131,7 +138,7 @@ def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
 
 def resume_command(run: Path, overrides: list[str], *, show_prints: bool = False, check: bool = True) -> int:
     """Goes on with the run in this folder as it began, but for the overrides. Exit code and errors as `run_command`."""
-    folder = run_folder.existing_folder(run, str(run))
+    folder = _taken_over(run, str(run))
     base = run_folder.manifest_dir(folder)
     return run_command(folder.job, overrides, None, resume=folder.root, base=base, show_prints=show_prints, check=check)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,6 +24,7 @@ import msgspec
 from polyrl.errors import UNDECODABLE, UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample_record import SAMPLES
+from polyrl_cli.local.ownership import OWNER_ONLY
 
 T = TypeVar("T")
 
@@ -34,6 +36,11 @@ PRINTS: Final = "prints.log"
 
 NAMED_RUNS: Final = 3
 """Runs that are named when the one asked for does not exist."""
+
+OLDER_JOURNAL: Final = "journal-of-epoch-"
+
+MAX_DIGITS: Final = 10
+"""Of an epoch in a file's name; Python refuses to read numbers of thousands."""
 
 TRACEBACK: Final = "Traceback (most recent call last):"
 
@@ -68,8 +75,9 @@ class RunFolder:
 
     def older_journals(self) -> list[Path]:
         """Journals that `polyrl run --resume` has set aside, the oldest first."""
-        found = self.root.glob("journal-of-epoch-*.sqlite")
-        return sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
+        epochs = {path: path.stem.removeprefix(OLDER_JOURNAL) for path in self.root.glob(f"{OLDER_JOURNAL}*.sqlite")}
+        ours = {path: int(epoch) for path, epoch in epochs.items() if epoch.isdecimal() and len(epoch) < MAX_DIGITS}
+        return sorted(ours, key=lambda path: ours[path])
 
     def log_of(self, worker: str) -> Path:
         return self.logs / f"{worker}.log"
@@ -92,6 +100,7 @@ def new_run_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
         if root.is_dir() and any(root.iterdir()):
             raise UserError(f"--out {root}: the folder is not empty; name a new one, or continue with --resume {root}")
         root = _made(root, alone=out is None)
+        root.chmod(OWNER_ONLY)
     except OSError as error:
         raise UserError(f"{root}: cannot make the run's folder: {error.strerror}") from error
     return RunFolder(root.resolve())
@@ -154,17 +163,20 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 
 def prepare_folder(folder: RunFolder, job: PolyRLJob, manifest_dir: Path) -> int:
-    """Writes what the workers read, makes keys where there are none, and returns the run_epoch: 1, then 2, ...
+    """Writes what the workers read, draws keys, and returns the run_epoch: 1, then 2, ...
+
+    Keys of an earlier start are known to whoever had the folder then, and nothing that holds them lives any more.
 
     Raises UserError, before it changes anything, when the folder's count cannot be read."""
     last = _last_epoch(folder)
     folder.endpoints.parent.mkdir(parents=True, exist_ok=True)
     folder.endpoints.unlink(missing_ok=True)
     folder.trainer_result.unlink(missing_ok=True)
-    if not folder.keys.exists():
-        from polyrl_operator.secret import write_run_keys
+    from polyrl_operator.secret import write_run_keys
 
-        write_run_keys(folder.keys)
+    if folder.keys.exists():
+        shutil.rmtree(folder.keys)
+    write_run_keys(folder.keys)
     folder.manifest_dir.write_text(f"{manifest_dir.resolve()}\n")
     folder.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n")
     return _next_epoch(folder, last)

@@ -1,0 +1,111 @@
+"""A run's folder that somebody else made is gone on with only where nothing in it points out of it."""
+
+import asyncio
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from polyrl.errors import UserError
+from polyrl.manifest.job import PolyRLJob
+from polyrl.testing.job_values import raw_job
+from polyrl.worker import Role, Worker
+from polyrl_cli.local.ownership import take_over
+from polyrl_cli.local.process_fleet import ProcessFleet
+from polyrl_cli.local.run import resume_command, run_command
+from polyrl_cli.local.run_folder import RunFolder, new_run_folder, prepare_folder
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    file = tmp_path / ".bashrc"
+    file.write_text("mine\n")
+    return file
+
+
+@pytest.fixture
+def received(tmp_path: Path) -> Path:
+    root = tmp_path / "received"
+    (root / "run").mkdir(parents=True)
+    (root / "job.json").write_text("{}")
+    return root
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["run/lock", "run/epoch", ".epoch", "fleet.jsonl", "summary.json", "run/manifest-dir", "checkpoints", "keys"],
+)
+def test_a_link_out_of_the_folder_is_refused_and_followed_by_nothing(received: Path, victim: Path, name: str) -> None:
+    (received / name).symlink_to(victim)
+    with pytest.raises(UserError, match=rf"received/{name}: a link that leads out of the run's folder"):
+        run_command(received / "job.json", [], None, resume=received)
+    with pytest.raises(UserError, match="a link that leads out"):
+        resume_command(received, [])
+    assert victim.read_text() == "mine\n"
+
+
+def test_a_folder_that_is_a_link_is_refused(received: Path, tmp_path: Path) -> None:
+    (received / "logs").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=r"received/logs: a link"):
+        take_over(received)
+
+
+def test_a_second_name_of_a_file_elsewhere_is_refused(received: Path, victim: Path) -> None:
+    os.link(victim, received / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics.jsonl: has a second name"):
+        take_over(received)
+
+
+def test_a_pipe_that_would_be_read_for_ever_is_refused(received: Path) -> None:
+    os.mkfifo(received / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics.jsonl: neither a file nor a folder"):
+        take_over(received)
+
+
+def test_what_belongs_to_somebody_else_is_refused(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 123456)
+    with pytest.raises(UserError, match=r"received: belongs to user \d+, not to you"):
+        take_over(received)
+
+
+def test_a_link_within_the_folder_is_fine_and_the_folder_is_closed_to_others(received: Path) -> None:
+    (received / "wandb" / "run-1").mkdir(parents=True)
+    (received / "wandb" / "latest-run").symlink_to("run-1")
+    received.chmod(0o755)
+    take_over(received)
+    assert stat.S_IMODE(received.stat().st_mode) == 0o700
+
+
+def test_a_new_folder_is_closed_to_others(tmp_path: Path) -> None:
+    made = new_run_folder(tmp_path / "runs" / "mine", "job", datetime.now(UTC))
+    assert stat.S_IMODE(made.root.stat().st_mode) == 0o700
+
+
+def test_what_a_worker_writes_is_closed_to_others(tmp_path: Path) -> None:
+    async def start() -> None:
+        fleet = ProcessFleet(tmp_path)
+        await fleet.start(Worker("engine-0", Role.ROLLOUT, argv=("touch", str(tmp_path / "made"))))
+        while any(worker.lives for worker in await fleet.list()):
+            await fleet.changed(5.0)
+
+    asyncio.run(start())
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
+
+
+def test_a_journal_of_an_odd_name_is_none_of_the_run(tmp_path: Path) -> None:
+    for name in ("2", "10", "x", "-3", "9" * 200, "²"):
+        (tmp_path / f"journal-of-epoch-{name}.sqlite").touch()
+    assert [file.stem for file in RunFolder(tmp_path).older_journals()] == ["journal-of-epoch-2", "journal-of-epoch-10"]
+
+
+def test_keys_are_drawn_anew_at_each_start(tmp_path: Path) -> None:
+    run, job = RunFolder(tmp_path), PolyRLJob.model_validate(raw_job())
+    prepare_folder(run, job, tmp_path)
+    (run.keys / "of-the-sender").write_text("known to the sender")
+    before = {file.name: file.read_text() for file in run.keys.iterdir()}
+    prepare_folder(run, job, tmp_path)
+    after = {file.name: file.read_text() for file in run.keys.iterdir()}
+    assert before.keys() - after.keys() == {"of-the-sender"}
+    assert all(before[name] != text for name, text in after.items())
