@@ -92,6 +92,8 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     manifest_hash: bytes = b""
     content: bytes = b""
     """`weights_hash` of its manifest; empty: not known."""
+    vocabulary: int = 0
+    """The model's number of tokens: every id that it generates is below; 0: not known."""
 
 
 _decoder = msgspec.msgpack.Decoder(VersionManifest)

@@ -141,6 +141,8 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     manifest_hash: bytes
     content: bytes = b""
     """Hash of the weights alone: the same for two versions of the same weights; empty: it is not known."""
+    vocabulary: int = 0
+    """The model's number of tokens; 0: it is not known, and ids are not checked."""
 
     @classmethod
     def of(cls, request: int, weights: WeightsRef) -> PublishVersion:
@@ -151,6 +153,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             public_key=weights.public_key,
             manifest_hash=weights.manifest_hash,
             content=weights.content,
+            vocabulary=weights.vocabulary,
         )
 
     @property
@@ -161,6 +164,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             public_key=self.public_key,
             manifest_hash=self.manifest_hash,
             content=self.content,
+            vocabulary=self.vocabulary,
         )
 
 

@@ -20,6 +20,7 @@ from polyrl.ledger.apply import apply
 from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
+from polyrl.weights import WeightsRef
 from polyrl.wire import (
     FINISH_CODES,
     Acknowledge,
@@ -125,11 +126,10 @@ class Stage:
             return outcome
         return self.agent(name, WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=100))
 
-    def publish(self, version: int) -> Effects:
+    def publish(self, version: int, vocabulary: int = 0) -> Effects:
         """The trainer publishes weights."""
-        return self.trainer(
-            PublishVersion(self.request(), version, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash")
-        )
+        where = WeightsRef(version, "tcp://publisher", "key", manifest_hash=b"hash", vocabulary=vocabulary)
+        return self.trainer(PublishVersion.of(self.request(), where))
 
     def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Effects:
         """The trainer submits `count` groups; `fields` are those of Group, and max_new_tokens, stop_token_ids."""

@@ -10,6 +10,7 @@ The newest `keep` versions stay in memory, as content-hashed chunks, and share t
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -111,6 +112,7 @@ class WeightPublisher:
             public_key=self._public_key,
             manifest_hash=digest,
             content=weights.weights_hash(manifest),
+            vocabulary=_vocabulary(files),
         )
 
     def close(self) -> None:
@@ -215,6 +217,12 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str)
     socket.ipv6 = may_be_ipv6(bind)
     socket.bind(bind)
     return socket
+
+
+def _vocabulary(files: dict[str, bytes]) -> int:
+    """The model's number of tokens by its config.json; 0 where that does not say it."""
+    size = json.loads(files.get("config.json", b"{}")).get("vocab_size", 0)
+    return size if isinstance(size, int) else 0
 
 
 def _endpoint(socket: zmq.Socket[bytes], advertise: str) -> str:

@@ -3,7 +3,8 @@ use and the engine has verified; what is here already is left out, what is missi
 that never came, which `seq` shows, the rest of all that its engine runs.
 
 Almost every frame is in order. For it one loop of comparisons decides, and the event carries the frame's own bytes;
-only a frame with a surprise is taken apart row by row.
+only a frame with a surprise is taken apart row by row. What no model can have sampled (see `sampled`) is refused, and
+its engine pauses: one such id would end a learner, one such logprob would spoil it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from polyrl import wire
 from polyrl.errors import ProtocolError
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.events import GapSeen, TokensTaken
+from polyrl.ledger.messages.sampled import can_be_sampled
 from polyrl.ledger.scheduling.moves import already_over, end_turn, move, quarantine
 from polyrl.ledger.state import Assignment, LeasedEngine
 from polyrl.ledger.transition import Transition
@@ -47,12 +49,13 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         at=transition.now,
     )
     frames_lost = bool(engine.seq) and message.seq > engine.seq + 1
-    ends = _ends_if_in_order(transition, engine, message.version, columns)
+    can_be = can_be_sampled(message.ids, message.logprobs, transition.state.weights.vocabulary)
+    ends = _ends_if_in_order(transition, engine, message.version, columns) if can_be else None
     trouble: list[tuple[int, MoveCause]] = []
     if ends is not None:
         transition.record(taken)
     else:
-        sift = _Sift(transition, engine, message)
+        sift = _Sift(transition, engine, message, can_be=can_be)
         for number, offset, count, finish in zip(*columns, strict=True):
             sift.row(number, offset, count=count, finish=finish)
         transition.record(sift.accepted(taken))
@@ -99,10 +102,12 @@ def _ends_if_in_order(
 class _Sift:
     """Takes a frame apart row by row: every row is trimmed, refused, or asked for again on its own."""
 
-    def __init__(self, transition: Transition, engine: LeasedEngine, message: Deltas) -> None:
+    def __init__(self, transition: Transition, engine: LeasedEngine, message: Deltas, *, can_be: bool) -> None:
         self._transition = transition
         self._engine = engine
         self._message = message
+        self._can_be = can_be
+        """All of the frame's tokens can have been sampled."""
         self._begin = 0
         self._ahead: dict[int, bytearray] = {}
         """Per assignment, tokens of this frame already accepted: a frame may hold several rows of one."""
@@ -134,6 +139,9 @@ class _Sift:
             self.in_vain += count
             return
         known = min(position - offset, count)
+        if not self._can_be and not self._row_can_be(begin, self._begin):
+            self._refuse(number, count, MoveCause.WRONG_TOKENS)
+            return
         if not self._agrees(assignment, number, offset, begin, known) or (finish and offset + count < position):
             self._refuse(number, count, MoveCause.WRONG_TOKENS)
             return
@@ -163,6 +171,10 @@ class _Sift:
         self.in_vain += count
         self._closed.add(number)
         self.trouble.append((number, cause))
+
+    def _row_can_be(self, begin: int, end: int) -> bool:
+        vocabulary = self._transition.state.weights.vocabulary
+        return can_be_sampled(self._message.ids[begin:end], self._message.logprobs[begin:end], vocabulary)
 
     def _agrees(self, assignment: Assignment, number: int, offset: int, begin: int, known: int) -> bool:
         """Whether the tokens that are here already are the same: else this is another sequence."""
