@@ -128,7 +128,7 @@ class Stage:
 
     def publish(self, version: int, vocabulary: int = 0) -> Effects:
         """The trainer publishes weights."""
-        where = WeightsRef(version, "tcp://publisher", "key", manifest_hash=b"hash", vocabulary=vocabulary)
+        where = WeightsRef(version, "tcp://publisher", public_key="key", manifest_hash=b"hash", vocabulary=vocabulary)
         return self.trainer(PublishVersion.of(self.request(), where))
 
     def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Effects:

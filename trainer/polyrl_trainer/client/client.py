@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -156,23 +156,23 @@ class RolloutClient(Rollouts):
         return aiter(self._turns)
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float] | None = None) -> None:
-        await self._request(
-            lambda n: wire.Score(n, sample, turn=turn, reward=reward, metrics=dict(metrics or {})),
-            f"the score of {sample}",
-        )
-        self._turns.forget(lambda key: key == (sample, turn))
+        with self._verdict_on(lambda key: key == (sample, turn)):
+            await self._request(
+                lambda n: wire.Score(n, sample, turn=turn, reward=reward, metrics=dict(metrics or {})),
+                f"the score of {sample}",
+            )
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
         packed = pack_ids(ids)
         self._texts.extend(sample, turn, packed)
-        await self._request(lambda n: wire.Extend(n, sample, turn=turn, ids=packed), f"the extension of {sample}")
-        self._turns.forget(lambda key: key == (sample, turn))
+        with self._verdict_on(lambda key: key == (sample, turn)):
+            await self._request(lambda n: wire.Extend(n, sample, turn=turn, ids=packed), f"the extension of {sample}")
 
     async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
-        await self._request(
-            lambda n: wire.Reject(n, sample, reason=reason, detail=detail), f"the rejection of {sample}"
-        )
-        self._turns.forget(lambda key: key[0] == sample)
+        with self._verdict_on(lambda key: key[0] == sample):
+            await self._request(
+                lambda n: wire.Reject(n, sample, reason=reason, detail=detail), f"the rejection of {sample}"
+            )
 
     async def next(
         self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
@@ -231,6 +231,15 @@ class RolloutClient(Rollouts):
         await self._request(lambda n: wire.FinishRun(n, ok, message=message), "the end of the run")
         self._turns.end()
         self._dropped.end()
+
+    @contextmanager
+    def _verdict_on(self, wanted: Callable[[Any], bool]) -> Iterator[None]:
+        """Afterwards these turns are taken again when they come again: where the verdict did not arrive, because its
+        caller was cancelled or waited too long, the manager asks for it, and somebody must hear of it."""
+        try:
+            yield
+        finally:
+            self._turns.forget(wanted)
 
     async def _request(self, make: Callable[[int], wire.FromTrainer], what: str) -> None:
         await self._requests.request(make, what, self._max_manager_outage_s + ANSWER_S)

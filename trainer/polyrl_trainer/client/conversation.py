@@ -203,7 +203,10 @@ class Cursor:
         self.next_batch = max(self.next_batch, batch.number + 1)
 
     def acknowledge(self, batch: int) -> None:
-        """It is part of the trainer's state."""
+        """It is part of the trainer's state. Raises RequestRefused for a number that no batch had yet: in a greeting
+        or a checkpoint it would stand for one that comes later, which nobody has learned."""
+        if batch >= self.next_batch:
+            raise RequestRefused(f"batch {batch} was never received; batches below {self.next_batch} were")
         if not has_number(self.acknowledged, batch):
             add_number(self.acknowledged, batch)
             del self.acknowledged[:-ACKNOWLEDGED_RANGES]

@@ -54,7 +54,10 @@ def handle_agent(transition: Transition, name: str, message: wire.FromAgent) -> 
 def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.FromAgent) -> None:
     match message:
         case wire.Heartbeat(running, queued, kv_free):
-            transition.record(events.EngineLoad(engine.name, running, queued=queued, kv_free_tokens=kv_free))
+            # No more than can be: what an engine says of itself is part of every sample's cost.
+            most, room = engine.capacity.max_running, engine.capacity.kv_tokens
+            load = [max(0, min(number, top)) for number, top in ((running, most), (queued, most), (kv_free, room))]
+            transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
             _serve(transition, engine, version, retry_at=inf)
         case wire.WeightsFailed(_, serving):

@@ -185,10 +185,12 @@ def _submit(transition: Transition, message: wire.Submit) -> None:
     state = transition.state
     if state.finished:
         raise _Refusal("the run is over")
+    fresh: dict[int, Group] = {}
     for group in message.groups:
         _check_group(group)
-    for group in message.groups:
         _check_number(state, group)
+        if fresh.setdefault(group.id, group) != group:
+            raise _Refusal(f"group {group.id} stands twice in one message, as two groups")
     for group in message.groups:
         if not state.was_submitted(group.id):
             transition.record(events.GroupSubmitted(group, transition.now))

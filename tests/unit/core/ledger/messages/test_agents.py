@@ -175,3 +175,11 @@ def test_a_notice_given_while_nobody_listened_is_in_the_greeting() -> None:
     (welcome, drain) = sent(outcome, (Welcome, StartDrain))
     assert (type(welcome), drain) == (Welcome, StartDrain(20.0, "spot"))
     assert stage.ledger.state.engines["a"].drain_at == stage.now + 20.0
+
+
+def test_what_an_engine_says_of_its_load_is_no_more_than_can_be() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=8, kv_tokens=1_000)
+    for running, queued, kv_free in ((-(10**9), -(10**9), -(10**9)), (10**9, 10**9, 10**9)):
+        stage.agent("a", Heartbeat(running, queued, kv_free_tokens=kv_free))
+        assert stage.ledger.state.engines["a"].load in ((0, 0, 0), (8, 8, 1_000))

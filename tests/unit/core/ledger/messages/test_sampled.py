@@ -22,21 +22,21 @@ def column(*logprobs: float) -> bytes:
     return np.array(logprobs, "<f4").tobytes()
 
 
-@pytest.mark.parametrize(
-    ("ids", "logprobs", "able"),
-    [
-        ([], [], True),
-        ([0, 99], [-0.1, -30.0], True),
-        ([99], [LOGPROB_SLACK / 2], True),
-        ([0, 100], [-0.1, -0.1], False),
-        ([2**32 - 1], [-0.1], False),
-        ([5, 6], [-0.1, nan], False),
-        ([5, 6], [nan, -0.1], False),
-        ([5], [-inf], False),
-        ([5], [inf], False),
-        ([5], [0.5], False),
-    ],
-)
+CASES = {
+    "nothing": ([], [], True),
+    "the last id": ([0, 99], [-0.1, -30.0], True),
+    "rounded above 0": ([99], [LOGPROB_SLACK / 2], True),
+    "the first id beyond": ([0, 100], [-0.1, -0.1], False),
+    "the largest number": ([2**32 - 1], [-0.1], False),
+    "NaN last": ([5, 6], [-0.1, nan], False),
+    "NaN first": ([5, 6], [nan, -0.1], False),
+    "never sampled": ([5], [-inf], False),
+    "infinite": ([5], [inf], False),
+    "more than certain": ([5], [0.5], False),
+}
+
+
+@pytest.mark.parametrize(("ids", "logprobs", "able"), CASES.values(), ids=CASES)
 def test_ids_are_below_the_vocabulary_and_logprobs_are_finite_and_no_more_than_0(
     ids: list[int], logprobs: list[float], able: bool
 ) -> None:
@@ -52,7 +52,10 @@ def frame(rows: list[tuple[int, int, int, int]], ids: list[int], *logprobs: floa
     return Deltas(1, 0, rows=pack_rows(rows), ids=pack_ids(ids), logprobs=column(*logprobs))
 
 
-@pytest.mark.parametrize(("ids", "logprobs"), [([VOCABULARY], (-1.0,)), ([7], (nan,)), ([7], (1.0,))])
+POISON = {"id": ([VOCABULARY], (-1.0,)), "NaN": ([7], (nan,)), "above 0": ([7], (1.0,))}
+
+
+@pytest.mark.parametrize(("ids", "logprobs"), POISON.values(), ids=POISON)
 def test_one_such_token_costs_its_sample_a_move_and_its_engine_a_pause(
     ids: list[int], logprobs: tuple[float, ...]
 ) -> None:
@@ -68,12 +71,12 @@ def test_one_such_token_costs_its_sample_a_move_and_its_engine_a_pause(
     assert state.samples["0.1"].phase is SamplePhase.WAITING
     assert state.samples["0.1"].avoid == "a"
     assert state.engines["a"].quarantined_until > stage.now
-    assert state.counters.moves["wrongTokens"] == 1
+    assert state.counters.migrations["wrongTokens"] == 1
     assert msgspec.msgpack.encode(replay(LedgerConfig(run_epoch=1), stage.events)) == snapshot(stage.ledger)
 
 
 def test_the_vocabulary_travels_with_the_version() -> None:
-    where = WeightsRef(3, "tcp://p", "key", manifest_hash=b"hash", content=b"same", vocabulary=VOCABULARY)
-    told = decode_from_trainer(encode(PublishVersion.of(1, where)))
-    assert isinstance(told, PublishVersion)
-    assert told.weights == where
+    where = WeightsRef(3, "tcp://p", public_key="key", manifest_hash=b"hash", content=b"same", vocabulary=VOCABULARY)
+    read = decode_from_trainer(encode(PublishVersion.of(1, where)))
+    assert isinstance(read, PublishVersion)
+    assert read.weights == where

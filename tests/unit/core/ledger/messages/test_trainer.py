@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from polyrl import wire
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.messages import trainer as trainer_messages
-from polyrl.sample import DiscardReason, Purpose
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
     Accepted,
     Acknowledge,
@@ -25,6 +26,7 @@ from polyrl.wire import (
     GroupDropped,
     PublishVersion,
     StartDrain,
+    Submit,
     TrainerHeartbeat,
     TrainerHello,
     TrainerReport,
@@ -273,3 +275,15 @@ def test_one_answer_carries_so_many_texts_and_the_rest_is_asked_for_again(monkey
     count = len(sent(outcome, FetchedText))
     assert 0 < count < 4
     assert outcome.to_trainer[-1] == Fetched(4, count)
+
+
+def test_one_number_for_two_groups_of_one_message_is_refused_and_neither_is_taken() -> None:
+    stage = Stage()
+    sampling = SamplingParams(10, stop_token_ids=(2,))
+    one = Group(10, 0, Purpose.TRAIN, pack_ids([1]), 1, sampling, min_version=0, max_version=0)
+    other = msgspec.structs.replace(one, prompt_ids=pack_ids([2]))
+    (answer,) = sent(stage.trainer(Submit(1, (one, other))), Declined)
+    assert "group 10 stands twice in one message" in answer.reason
+    assert not stage.ledger.state.groups
+    assert sent(stage.trainer(Submit(2, (one, one))), Accepted)
+    assert list(stage.ledger.state.groups) == [10]
