@@ -114,10 +114,8 @@ class _Life:
             case f.GroupSubmitted():
                 self._learned = event.group.purpose is Purpose.TRAIN
                 return [_submitted(event.group, entry.tokens)]
-            case f.Assigned():
-                self._engine = event.engine
-                version = self._versions.get(event.engine, ENVIRONMENT_VERSION)
-                return [f"assigned to {event.engine}, which serves version {version} (assignment {event.assignment})"]
+            case f.Assigned() | f.Reclaimed():
+                return [self._began(event)]
             case f.Moved():
                 return [f"leaves {self._engine} unfinished ({event.cause}) with {self._brought()}; waits again"]
             case f.TurnEnded() if not self._engine:
@@ -134,6 +132,13 @@ class _Life:
             case _:
                 return _of_group_or_batch(event, self._learned)
         return []
+
+    def _began(self, event: f.Assigned | f.Reclaimed) -> str:
+        self._engine, self._pieces = event.engine, []
+        if isinstance(event, f.Reclaimed):
+            return f"goes on at {event.length} on {event.engine}, which is back (assignment {event.assignment})"
+        version = self._versions.get(event.engine, ENVIRONMENT_VERSION)
+        return f"assigned to {event.engine}, which serves version {version} (assignment {event.assignment})"
 
     def _brought(self) -> str:
         """The tokens of the assignment that ends; none runs after it."""

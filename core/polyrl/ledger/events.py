@@ -57,6 +57,19 @@ class Assigned(Event, frozen=True):
     """Tokens that it must read before the first new one."""
 
 
+class Reclaimed(Event, frozen=True):
+    """An engine that had been silent still holds a sample that left it: its old assignment goes on from response
+    position `length`, where it was left; what another engine has made since is dropped."""
+
+    assignment: int
+    sample: str
+    engine: str
+    length: int
+    kv: int
+    at: float
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+
+
 class PlacementPaused(Event, frozen=True):
     """What waits is looked at again at `until`: a sample that waits for the engine that holds its prefix at the latest
     then, what is left of a large fleet's share at once."""

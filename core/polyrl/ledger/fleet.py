@@ -213,6 +213,7 @@ _ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
     f.LeasesRenewed: lambda state, event: tuple(state.engines),
     f.Moved: lambda state, event: _of_assignment(state, event.assignment),
     f.RecallSent: lambda state, event: (event.to, *_of_assignment(state, event.assignment)),
+    f.Reclaimed: lambda state, event: (event.engine, *_of_sample(state, event.sample)),
     f.TurnEnded: lambda state, event: _of_sample(state, event.sample),
     f.GroupDiscarded: lambda state, event: _of_group(state, event.group),
 }

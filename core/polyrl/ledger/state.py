@@ -106,6 +106,12 @@ class SampleState(msgspec.Struct, array_like=True):
     rejected_by: list[str] = msgspec.field(default_factory=list)
     """Engines that refused it, each once, at most `max_rejections`: then they are believed."""
     avoid_until: float = -inf
+    left_as: int = 0
+    left_by: str = ""
+    left_at: int = 0
+    """Assignment (0: none) in which a silent engine may hold more of this turn, that engine, and where it was left."""
+    rewinds: int = 0
+    """How often tokens were dropped for those that such an engine held."""
 
     @property
     def length(self) -> int:
@@ -227,9 +233,8 @@ class LeasedEngine(msgspec.Struct):
     line: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
-    """running, queued, free KV tokens, as it last reported."""
     load_at: float = -inf
-    """When."""
+    """running, queued, free KV tokens, as it last reported, and when."""
     kv_since: int = 0
     """KV tokens that came to what it runs since, less those that ended."""
     kv_growth: int = 0
@@ -237,9 +242,8 @@ class LeasedEngine(msgspec.Struct):
     seq: int = 0
     """Of its newest Deltas since it greeted; 0: none has come."""
     silent: bool = False
-    """It gave no sign of life for a lease."""
     bereft: bool = False
-    """Some of what it ran was moved while it was silent; it may still hold that."""
+    """No sign of life for a lease; and some of what it ran was moved since, which it may still hold."""
     work: EngineWork = msgspec.field(default_factory=EngineWork)
 
     @property

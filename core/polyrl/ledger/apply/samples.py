@@ -168,8 +168,29 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
     _enter(sample, SamplePhase.ASSIGNED, event.at)
     sample.assignment = event.assignment
     sample.kept_by = ""
-    sample.attempt += 1
     state.next_assignment = event.assignment + 1
+    _begin_assignment(state, event, reading=event.reading)
+
+
+def apply_reclaimed(state: LedgerState, event: events.Reclaimed) -> None:
+    sample = state.samples[event.sample]
+    if sample.assignment:
+        _end_assignment(state, sample.assignment, event.at)
+    else:
+        _unqueue_sample(state, sample)
+    sample.generated -= sample.length - event.length  # within a turn all of it is generated
+    del sample.ids[4 * event.length :], sample.logprobs[4 * event.length :]
+    sample.spans = [span for span in sample.spans if span.start < event.length]
+    sample.rewinds += 1
+    _enter(sample, SamplePhase.ASSIGNED, event.at)
+    sample.assignment = event.assignment
+    sample.left_as, sample.left_by, sample.left_at = 0, "", 0
+    _begin_assignment(state, event, reading=0)
+
+
+def _begin_assignment(state: LedgerState, event: events.Assigned | events.Reclaimed, *, reading: int) -> None:
+    sample = state.samples[event.sample]
+    sample.attempt += 1
     group = state.groups[sample.group].group
     engine = state.engines[event.engine]
     if not engine.running:
@@ -178,7 +199,7 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
     engine.assigned_at = event.at
     count_work(state, engine, event.at)
     engine.work.change(_work_name(group), 1)
-    reading = speed.begin_reading(engine, event.reading, event.at)
+    reading = speed.begin_reading(engine, reading, event.at)
     engine.running[event.assignment] = None
     limit = sample.length + tokens_left(state, sample, engine.capacity.max_context)
     kv_end = min(limit, sample.length + max(1, event.kv - len(group.prompt_ids) // 4 - sample.length))
@@ -244,6 +265,7 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
             sample.rejected_by.append(assignment.engine)
     if event.cause is MoveCause.LOST:
         state.engines[assignment.engine].bereft = True
+        sample.left_as, sample.left_by, sample.left_at = event.assignment, assignment.engine, sample.length
     increment(state.counters.migrations, event.cause)
     _queue_sample(state, sample, event.at)
 
@@ -256,6 +278,7 @@ def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
         _unqueue_sample(state, sample)
     state.lengths.end(sample.length_class)
     state.usage.end_turn(_work_name(state.groups[sample.group].group), event.at)
+    sample.left_as, sample.left_by, sample.left_at = 0, "", 0
     sample.finish = event.finish
     sample.asks = 1
     sample.ask_due = event.ask_due

@@ -97,6 +97,15 @@ class Audit:
         self.samples.assigned(event, entry.at)
         self.window.assigned(event, entry.at)
 
+    def _reclaimed(self, event: f.Reclaimed, entry: history.HistoryEntry) -> None:
+        number = self.samples.assignment_of(event.sample)
+        if number:
+            self._end_assignment(number, None, entry.at)
+        again = f.Assigned(event.assignment, event.sample, engine=event.engine, kv=event.kv, at=event.at)
+        self.engines.assigned(again, entry.at, reclaimed=True)
+        self.samples.reclaimed(again, event.length, entry.at)
+        self.window.assigned(again, entry.at)
+
     def _moved(self, event: f.Moved, entry: history.HistoryEntry) -> None:
         self._end_assignment(event.assignment, event.cause, entry.at)
 
@@ -134,6 +143,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.GroupDiscarded: Audit._discarded,
     f.Assigned: Audit._assigned,
     f.Moved: Audit._moved,
+    f.Reclaimed: Audit._reclaimed,
     f.TurnEnded: Audit._turn_ended,
     f.TurnExtended: lambda audit, event, entry: audit.samples.extended(event, entry.tokens, entry.at),
     f.SampleScored: lambda audit, event, entry: audit.samples.scored(event, entry.at),

@@ -122,12 +122,12 @@ class EngineAudit:
         if silence > least + self.config.lease_s * LATE_TICK + TICK_S:
             self._findings.broke("I8", at, f"{name} {what} after {silence:.3f} s without a sign, due after {least:g} s")
 
-    def assigned(self, event: f.Assigned, at: float) -> None:
-        """It gets one more assignment."""
+    def assigned(self, event: f.Assigned, at: float, *, reclaimed: bool = False) -> None:
+        """It gets one more assignment; or one back that it never stopped, which a drain does not forbid."""
         engine = self._leased(event.engine, f"is given sample {event.sample}", at)
         if engine is None:
             return
-        if engine.draining:
+        if engine.draining and not reclaimed:
             self._findings.broke("I7", at, f"{event.engine} drains and is given sample {event.sample}")
         if engine.silent:
             self._findings.broke("I7", at, f"{event.engine} is silent and is given sample {event.sample}")

@@ -166,6 +166,12 @@ class HistoryProjection:
         self._assignments.setdefault(_group_of(event.sample), {})[event.sample] = event.assignment
         return self._as_it_is(event)
 
+    def _reclaimed(self, event: f.Reclaimed) -> Iterable[HistoryEntry]:
+        ended = self._end(event.sample)
+        self._streams[event.assignment] = _TokenStream(event.sample)
+        self._assignments.setdefault(_group_of(event.sample), {})[event.sample] = event.assignment
+        return [*ended, *self._as_it_is(event)]
+
     def _moved(self, event: f.Moved) -> Iterable[HistoryEntry]:
         stream = self._streams.get(event.assignment)
         sample = "" if stream is None else stream.sample
@@ -212,6 +218,7 @@ _PROJECTIONS: Final[dict[type, Callable[[HistoryProjection, Any], Iterable[Histo
     f.TokensTaken: HistoryProjection._tokens_taken,
     f.Assigned: HistoryProjection._assigned,
     f.Moved: HistoryProjection._moved,
+    f.Reclaimed: HistoryProjection._reclaimed,
     f.TurnEnded: HistoryProjection._turn_ended,
     f.TurnExtended: HistoryProjection._turn_extended,
     f.GroupSubmitted: HistoryProjection._group_submitted,
@@ -226,7 +233,7 @@ def subjects_of(entry: HistoryEntry) -> list[str]:
     """What an entry is filed under: a sample `12.3`, a group `12`, `batch 5`, `engine rollout-0`, or the run."""
     event = entry.event
     match event:
-        case f.Assigned() | f.TurnEnded() | f.TurnExtended() | f.SampleScored():
+        case f.Assigned() | f.Reclaimed() | f.TurnEnded() | f.TurnExtended() | f.SampleScored():
             return [event.sample]
         case f.Moved() | AssignmentTokens():
             return [entry.sample]

@@ -98,6 +98,23 @@ class SampleAudit:
         sample.phase, sample.assignment = SamplePhase.ASSIGNED, event.assignment
         self.running[event.assignment] = event
 
+    def reclaimed(self, event: f.Assigned, length: int, at: float) -> None:
+        """An assignment that had ended goes on from response position `length`; to be called after `end_assignment`."""
+        self._findings.saw("I4", "assignments")
+        if event.assignment > self.last_assignment or event.assignment in self.running:
+            self._findings.broke("I4", at, f"assignment {event.assignment} is taken back, and was not left")
+        found = self._find_in(SamplePhase.WAITING, event.sample, "is taken back", "I4", at)
+        if found is None:
+            return
+        _, sample = found
+        if length > sample.length:
+            text = f"{event.sample} has {sample.length} tokens, and goes on from {length} on {event.engine}"
+            self._findings.broke("I4", at, text)
+        sample.generated -= sample.length - length
+        sample.length = length
+        sample.phase, sample.assignment = SamplePhase.ASSIGNED, event.assignment
+        self.running[event.assignment] = event
+
     def tokens(self, event: AssignmentTokens, at: float) -> None:
         """What an assignment brought, just before it ends."""
         assigned = self.running.get(event.assignment)

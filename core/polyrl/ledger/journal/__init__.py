@@ -137,6 +137,10 @@ class PageBook:
         """Per sample and group."""
         self._reach: dict[str, int] = {}
         """Per sample: bytes of its ids that are in pages."""
+        self._rewinds: dict[str, int] = {}
+        """Per sample: its `rewinds` when those were written. Pages of an earlier text are stale."""
+        self._stale: list[int] = []
+        """Pages that the newest snapshot needs, and the next one does not."""
         self.last = 0
         """Number of the newest page. After a restore the snapshot's: the pages with the highest may have ended."""
         self._round: deque[str] = deque()
@@ -166,10 +170,17 @@ class PageBook:
     def _unwritten(self, state: LedgerState, name: str) -> bytes:
         sample = state.samples.get(name)
         if sample is not None:
+            self._drop_stale(sample, name)
             reach, self._reach[name] = self._reach.get(name, 0), len(sample.ids)
             return bytes(sample.ids[reach:] + sample.logprobs[reach:])
         entry = _group_of(state, name)
         return b"" if entry is None or name in self._numbers else entry.group.prompt_ids
+
+    def _drop_stale(self, sample: SampleState, name: str) -> None:
+        if self._rewinds.get(name, 0) != sample.rewinds:
+            self._rewinds[name] = sample.rewinds
+            self._stale += self._numbers.pop(name, [])
+            self._reach.pop(name, None)
 
     def rest(self, state: LedgerState) -> LedgerState:
         """`state` without what is in pages; it shares the rest and is only good for being written."""
@@ -181,6 +192,7 @@ class PageBook:
         return replace(entry, group=replace(entry.group, prompt_ids=b"")) if str(number) in self._numbers else entry
 
     def _bare_sample(self, name: str, sample: SampleState) -> SampleState:
+        self._drop_stale(sample, name)
         reach = self._reach.get(name, 0)
         return replace(sample, ids=sample.ids[reach:], logprobs=sample.logprobs[reach:]) if reach else sample
 
@@ -189,7 +201,9 @@ class PageBook:
         ended = [name for name in self._numbers if name not in state.samples and _group_of(state, name) is None]
         for name in ended:
             self._reach.pop(name, None)
-        return [number for name in ended for number in self._numbers.pop(name)]
+            self._rewinds.pop(name, None)
+        stale, self._stale = self._stale, []
+        return [*stale, *(number for name in ended for number in self._numbers.pop(name))]
 
     def restore(self, state: LedgerState, rows: Iterable[PageRow]) -> None:
         """Puts what is in pages back into a state without it, from all its pages in order. Raises ProtocolError for a
@@ -202,6 +216,7 @@ class PageBook:
         for name, pieces in bodies.items():
             if name in state.samples:
                 self._reach[name] = _put_before(state.samples[name], pieces)
+                self._rewinds[name] = state.samples[name].rewinds
             else:
                 _give_prompt(state, name, pieces[0])
         _check_whole(state)

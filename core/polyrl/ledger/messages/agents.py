@@ -12,9 +12,10 @@ from polyrl.ledger.causes import GoneCause, MoveCause
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.scheduling.moves import half_open, move, quarantine, suspect_refusals
-from polyrl.ledger.scheduling.recalls import complete_recall
-from polyrl.ledger.state import LeasedEngine, LedgerState, assign_message
+from polyrl.ledger.scheduling.recalls import complete_recall, reclaim
+from polyrl.ledger.state import LeasedEngine, LedgerState, assign_message, tokens_left
 from polyrl.ledger.transition import Transition
+from polyrl.sample import Pool
 from polyrl.wire import HandBackReason
 
 MAX_RUNNING: Final = 65_536
@@ -25,6 +26,9 @@ HELD_BESIDE: Final = 64
 
 MAX_FOREIGN: Final = 4096
 """Assignments held that are over, each answered by a Cancel; who holds more is fenced, and so drops them at once."""
+
+MAX_REWINDS: Final = 3
+"""A sample's tokens are dropped so often for those that an engine says it holds; one that flaps may never send them."""
 
 MAX_ASSIGNMENT: Final = 1 << 31
 """Half of what a row can name: a peer that claims to hold more must not use the numbers up."""
@@ -114,7 +118,7 @@ def _refusal(transition: Transition, name: str, hello: wire.Hello) -> str | None
     if len(hello.held) > 2 * hello.max_running + HELD_BESIDE:
         return f"it holds {len(hello.held)} assignments, and its engine runs {hello.max_running} at once"
     ours: Mapping[int, None] = state.engines[name].running if name in state.engines else {}
-    if sum(held.assignment not in ours for held in hello.held) > MAX_FOREIGN:
+    if sum(not (held.assignment in ours or _has_left(state, name, held)) for held in hello.held) > MAX_FOREIGN:
         return f"more than {MAX_FOREIGN} of the assignments that it holds are over"
     return None
 
@@ -132,7 +136,8 @@ def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event
 
 
 def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.Hello) -> None:
-    """Assignments that both sides know resume at our offset; others are started again."""
+    """Assignments that both sides know resume at our offset, and so do those that left it while it was silent and are
+    nowhere further since; others are started again."""
     held = {h.assignment: h for h in hello.held}
     for number in tuple(engine.running):
         assignment, theirs = transition.state.assignments[number], held.pop(number, None)
@@ -141,8 +146,30 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
             move(transition, number, MoveCause.NOT_HELD, cancel=theirs is not None)
         else:
             transition.send(engine.name, wire.Resend(number, assignment.length))
-    for number in held:
-        transition.send(engine.name, wire.Cancel(number))
+    for number, theirs in held.items():
+        if _may_reclaim(transition, engine, theirs):
+            reclaim(transition, theirs.sample)
+        else:
+            transition.send(engine.name, wire.Cancel(number))
+
+
+def _has_left(state: LedgerState, engine: str, held: wire.HeldAssignment) -> bool:
+    sample = state.samples.get(held.sample)
+    return sample is not None and (sample.left_as, sample.left_by) == (held.assignment, engine)
+
+
+def _may_reclaim(transition: Transition, engine: LeasedEngine, held: wire.HeldAssignment) -> bool:
+    """Whether a sample left it while it was silent, and is nowhere further since than here."""
+    state = transition.state
+    if not _has_left(state, engine.name, held):
+        return False
+    sample = state.samples[held.sample]
+    if held.length < sample.length or (sample.assignment and held.length == sample.length):
+        return False
+    has_slot = engine.occupied < engine.capacity.max_running
+    fits = held.length <= sample.length + tokens_left(state, sample, engine.capacity.max_context)
+    learns = engine.pool is Pool.RESERVED and not state.window_open
+    return has_slot and fits and not learns and sample.rewinds < MAX_REWINDS
 
 
 def _serve(transition: Transition, engine: LeasedEngine, version: int, *, retry_at: float) -> None:

@@ -3,7 +3,7 @@
 The other engine sets room aside, the present one stops the sample and sends what it has made, and the other goes on
 with it: none of its tokens is generated twice. An engine that does not hear goes on with the sample, and greets anew
 since nobody confirms its tokens; then it is asked again, and no room is held for what it was asked before. One that
-falls silent loses the sample by its lease, with the tokens that it had not sent.
+falls silent loses the sample; when it is back, and has got further than who went on with it, the sample is taken back.
 
 From a draining engine what cannot be finished there leaves as soon as another engine has room (longest processing time
 first, Graham 1969: the end of all is sooner), but not before: here it goes on generating, in a queue it would not. An
@@ -13,8 +13,9 @@ not.
 
 from __future__ import annotations
 
+from polyrl.ledger import speed
 from polyrl.ledger.causes import MoveCause
-from polyrl.ledger.events import RecallSent
+from polyrl.ledger.events import RecallSent, Reclaimed
 from polyrl.ledger.scheduling.cost import (
     PlacementRequest,
     fits,
@@ -27,7 +28,7 @@ from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.scheduling.placement import assign
 from polyrl.ledger.state import LeasedEngine, SamplePhase
 from polyrl.ledger.transition import Transition
-from polyrl.wire import Recall
+from polyrl.wire import Cancel, Recall, Resend
 
 
 def recall(transition: Transition, number: int, cause: MoveCause, to: LeasedEngine, request: PlacementRequest) -> None:
@@ -51,3 +52,15 @@ def complete_recall(transition: Transition, number: int) -> None:
     if able and may_generate(transition, to, request.low, request.high):
         siblings = sibling_engines(state, state.groups[request.group].group)
         assign(transition, name, to, reading=request.unread(to, has_sibling=to.name in siblings))
+
+
+def reclaim(transition: Transition, name: str) -> None:
+    """A sample goes on at the engine that it left while that was silent; what another made since is dropped."""
+    state = transition.state
+    sample = state.samples[name]
+    if sample.assignment:
+        transition.send(state.assignments[sample.assignment].engine, Cancel(sample.assignment))
+    number, engine, length = sample.left_as, sample.left_by, sample.left_at
+    kv = len(state.groups[sample.group].group.prompt_ids) // 4 + length + speed.expected_tokens(state, sample)
+    transition.record(Reclaimed(number, name, engine=engine, length=length, kv=kv, at=transition.now))
+    transition.send(engine, Resend(number, length))

@@ -69,15 +69,16 @@ class SimulatedEngine:
 
     # --- connection ---------------------------------------------------------------------------------------------------
 
-    def partition(self) -> None:
-        """The connection breaks; the agent notices, and dials again a little later."""
+    def partition(self, away_s: float = 0.0) -> None:
+        """The connection breaks; the agent notices, and dials again a little later; it goes on generating, and reaches
+        nobody for `away_s`."""
         if self._link is not None:
             self._link.up = False
             self._link = None
             self._protocol.disconnect()
             self._lost = True
             self.world.agents.pop(self.name, None)
-            self.world.after(self.world.rng.uniform(*RECONNECT_S), self._connect)
+            self.world.after(max(away_s, self.world.rng.uniform(*RECONNECT_S)), self._connect)
 
     def kill(self) -> None:
         """Vanishes."""

@@ -260,6 +260,8 @@ class Watcher:
                 raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
             if isinstance(event, f.GroupDiscarded) and not self._is_discard_due(event, now):
                 raise Violation(now, "I1", f"group {event.group} is discarded as {event.reason} without cause")
+            if isinstance(event, f.Reclaimed):
+                self._kept[event.sample] = min(event.length, self._kept.get(event.sample, 0))
             if isinstance(event, f.TokensTaken):
                 rows = zip(*row_columns(event.rows), strict=True)
                 ends = {number: offset + count for number, offset, count, finish in rows if finish}

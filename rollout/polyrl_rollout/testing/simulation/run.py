@@ -80,7 +80,7 @@ def _slow(engine: SimulatedEngine, fault: SimulatedFault) -> None:
 
 
 def _break(engine: SimulatedEngine, fault: SimulatedFault) -> None:
-    engine.partition()
+    engine.partition(fault.seconds)
 
 
 def _flap(engine: SimulatedEngine, fault: SimulatedFault) -> None:

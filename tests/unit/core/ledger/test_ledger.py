@@ -235,12 +235,32 @@ def test_a_silent_engine_costs_its_deadline_and_what_must_be_read_again(fault: s
     assert "b" not in alive or alive["b"].failures or not alive["b"].running
 
 
+@pytest.mark.parametrize("silent_s", [5.0, 20.0], ids=["silent", "gone"])
+def test_what_an_engine_generated_while_nobody_heard_it_is_taken_back(silent_s: float, monkeypatch: Patch) -> None:
+    def generated_twice() -> int:
+        """What two engines made of the same, while one of them was not heard, is lost in either case."""
+        flow = step_of(four(), 1)
+        flow.run(5.0)
+        flow.engines["b"].mute = True
+        flow.run(5.0 + silent_s)
+        assert flow.ledger.state.counters.migrations["lost"] > 4
+        flow.engines["b"].mute = False
+        flow.run()
+        needed = sum(drawn(1)(f"{group}.{index}", 0) for group in range(12) for index in range(4))
+        return sum(engine.made for engine in flow.engines.values()) - needed
+
+    reclaimed = generated_twice()
+    monkeypatch.setattr(agents, "_may_reclaim", lambda *_: False)
+    print(reclaimed, without := generated_twice())
+    assert reclaimed < without - 200
+
+
 def test_an_engine_that_comes_back_proves_itself_with_one_sample() -> None:
     flow = step_of(four(), 1, count=40)
-    flow.engines["b"].mute = True
+    flow.engines["b"].frozen = True
     flow.run(16.5)
     assert "b" not in flow.ledger.state.engines
-    flow.engines["b"].mute = False
+    flow.engines["b"].frozen = False
     while not flow.placed().get("b"):
         flow.step()
     assert len(flow.placed()["b"]) == 1
