@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -196,19 +197,34 @@ def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | 
     name = job.spec.recipe.code.config_map
     if name is None:
         return None
-    folder = (manifest.parent / job.spec.recipe.code.path).resolve()
+    here = manifest.parent.resolve()
+    folder = _own(here, job.spec.recipe.code.path, "spec.recipe.code.path")
     files = {path.name: path for path in sorted(folder.glob("*.py"))}
     for place, written, _ in named_files(job.spec.recipe):
-        file = (manifest.parent / written).resolve()
         if Path(written).is_absolute() or (place == MODEL_PATH and is_on_a_hub(job.spec.recipe.model, manifest.parent)):
             continue
-        if file.parent != folder or not file.is_file():
+        file = here / written
+        if file.resolve().parent != folder or not file.is_file():
             raise UserError(
                 f"{path_text(place)}: {written} is no file directly in {folder}, so ConfigMap {name} cannot hold it;"
                 " use recipe.code.volumeClaim or an image"
             )
         files[file.name] = file
+    for file in files.values():
+        _own(here, str(file), f"ConfigMap {name}")
     return _config_map(name, namespace, files)
+
+
+def _own(here: Path, written: str, where: str) -> Path:
+    """The file or folder, if it lies in the manifest's folder by its name and in truth: what is uploaded can be read by
+    all who may read ConfigMaps. Raises UserError."""
+    path = Path(os.path.normpath(here / written))
+    if not path.is_relative_to(here) or path.resolve() != path:
+        raise UserError(
+            f"{where}: {written} lies outside of {here}, or a link leads there; nothing is uploaded but files of the"
+            " manifest's own folder"
+        )
+    return path
 
 
 def _config_map(name: str, namespace: str, files: dict[str, Path]) -> Object:
