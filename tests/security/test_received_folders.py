@@ -39,9 +39,9 @@ def received(tmp_path: Path) -> Path:
 )
 def test_a_link_out_of_the_folder_is_refused_and_followed_by_nothing(received: Path, victim: Path, name: str) -> None:
     (received / name).symlink_to(victim)
-    with pytest.raises(UserError, match=rf"received/{name}: a link that leads out of the run's folder"):
+    with pytest.raises(UserError, match=rf"received/{name}: a link "):
         run_command(received / "job.json", [], None, resume=received)
-    with pytest.raises(UserError, match="a link that leads out"):
+    with pytest.raises(UserError, match=rf"received/{name}: a link "):
         resume_command(received, [])
     assert victim.read_text() == "mine\n"
 

@@ -1,4 +1,4 @@
-"""`polyrl run --on kubernetes` puts files of the manifest's own folder into a ConfigMap, and nothing else of this machine."""
+"""`polyrl run --on kubernetes` uploads files of the manifest's own folder, and nothing else of this machine."""
 
 from pathlib import Path
 

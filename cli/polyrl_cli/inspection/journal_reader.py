@@ -3,7 +3,9 @@
 Everything is read in one transaction, so it belongs together; the writer goes on meanwhile. Where even the folder is
 read-only, a journal whose writer has closed it is still read.
 
-A file that is not ours, of another schema, or damaged is refused in one sentence; nothing is half-read.
+A file that is not ours, of another schema, or damaged is refused in one sentence; nothing is half-read. A received file
+may be made to hurt: it has a journal's tables and nothing else, no value is longer than it, and a query takes as many
+steps as its size allows.
 """
 
 from __future__ import annotations
@@ -28,7 +30,19 @@ BUSY_S: Final = 5.0
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises on a damaged file; its own words about damage may be no text."""
 
-WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError)
+STEPS_PER_BYTE: Final = 10
+"""Of SQLite's machine, for each byte of the file: a row takes about ten, and has ten bytes at least."""
+
+FREE_STEPS: Final = 10_000_000
+"""For a small file, a second's worth."""
+
+STEPS_PER_COUNT: Final = 100_000
+"""Between two counts of the steps of a query."""
+
+MIN_VALUE_BYTES: Final = 1 << 20
+"""A file's size bounds its values; SQLite counts our own query as one."""
+
+WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError, RecursionError, MemoryError)
 """What decoding raises on a damaged row, whose columns may even have other types."""
 
 
@@ -38,6 +52,9 @@ class JournalReader:
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.path = path
         self._db = db
+        self._steps = 0
+        self._allowed = FREE_STEPS + STEPS_PER_BYTE * _size(path)
+        db.set_progress_handler(self._count, STEPS_PER_COUNT)
 
     def history(self) -> Iterator[HistoryEntry]:
         """All of it, in order; the file is looked through first, so that no entry can be missing."""
@@ -70,12 +87,18 @@ class JournalReader:
         return starts[-1] if starts else 0.0
 
     def _rows(self, query: str, *values: object) -> Iterator[Any]:
+        self._steps = 0
         try:
             # Not `yield from`: it would close the cursor of a generator that nobody exhausts, after the database.
             for row in self._db.execute(query, values):  # noqa: UP028
                 yield row
         except UNREADABLE as error:
             raise _damaged(self.path, error) from error
+
+    def _count(self) -> bool:
+        """Whether to end the query: pages of a made-up file may lead to each other again and again."""
+        self._steps += STEPS_PER_COUNT
+        return self._steps > self._allowed
 
     def _decode(self, row: tuple[int, bytes]) -> HistoryEntry:
         try:
@@ -94,7 +117,7 @@ def open_journal(path: Path) -> Iterator[JournalReader]:
     except UNREADABLE as error:
         raise InvalidData(f"{path}: not a readable journal: {_one_line(error)}") from error
     try:
-        problem = form.foreign(db)
+        problem = _problem(path, db)
         if problem:
             raise InvalidData(f"{path}: {_one_line(problem)}")
         if is_old(db):
@@ -102,6 +125,13 @@ def open_journal(path: Path) -> Iterator[JournalReader]:
         yield JournalReader(path, db)
     finally:
         db.close()
+
+
+def _problem(path: Path, db: sqlite3.Connection) -> str:
+    try:
+        return form.foreign(db)
+    except UNREADABLE as error:
+        raise _damaged(path, error) from error
 
 
 def _migrated_copy(path: Path, db: sqlite3.Connection) -> sqlite3.Connection:
@@ -130,12 +160,19 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _begin(path: Path, options: str) -> sqlite3.Connection:
     db = sqlite3.connect(f"file:{quote(str(path.resolve()))}?{options}", timeout=BUSY_S, isolation_level=None, uri=True)
     try:
+        db.execute("PRAGMA trusted_schema=OFF")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(MIN_VALUE_BYTES, _size(path)))
         db.execute("BEGIN")
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except UNREADABLE:
         db.close()
         raise
     return db
+
+
+def _size(path: Path) -> int:
+    """Bytes of the file with its log."""
+    return sum(part.stat().st_size for part in (path, path.with_name(f"{path.name}-wal")) if part.exists())
 
 
 def _damaged(path: Path, error: Exception) -> InvalidData:

@@ -114,6 +114,6 @@ def _state(outcome: object) -> LocalRunState:
 def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -16,6 +16,7 @@ from polyrl.errors import PolyRLError
 from polyrl.history.fleet import RUN, FleetEvent
 from polyrl.ledger.status import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
+from polyrl_cli.inspection.run_facts import is_locked
 from polyrl_cli.local.run_folder import RunFolder, find_run
 from polyrl_cli.report.timeline import read_timeline
 
@@ -45,7 +46,10 @@ def standing_conditions(events: Sequence[FleetEvent]) -> tuple[str, ...]:
 
 
 async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
-    """The manager's answer; or why there is none."""
+    """The manager's answer; or why there is none. Only a live run of this machine has one: a received folder names
+    whatever address its sender liked."""
+    if folder.summary.is_file() or not is_locked(folder):
+        return None, "no runner is at work here"
     try:
         endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
         # A live run has what this needs installed beside it; a folder that was copied here may be read without.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -79,6 +80,12 @@ class RunFolder:
         ours = {path: int(epoch) for path, epoch in epochs.items() if epoch.isdecimal() and len(epoch) < MAX_DIGITS}
         return sorted(ours, key=lambda path: ours[path])
 
+    def read_files(self) -> list[Path]:
+        """What commands read of a run."""
+        run = (self.job, self.endpoints, self.epoch, self.manifest_dir)
+        written = (self.timeline, self.metrics, self.samples, self.trainer_result, self.summary, self.journal)
+        return [*run, *written, *self.older_journals()]
+
     def log_of(self, worker: str) -> Path:
         return self.logs / f"{worker}.log"
 
@@ -128,6 +135,10 @@ def existing_folder(root: Path, named: str) -> RunFolder:
         newest = [str(run) for run in runs_under(RUNS)[:NAMED_RUNS]]
         known = f"; the newest runs here are {', '.join(newest)}" if newest else ""
         raise UserError(f"{named}: no run lies there (it has no job.json){known}")
+    for file in folder.read_files():
+        # A received folder may hold a pipe, which would be read for ever, or a link to what is not the run's.
+        if os.path.lexists(file) and stat.S_IFMT(file.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise UserError(f"{file}: a link or a pipe, which no run makes; delete it if the folder is not yours")
     return folder
 
 

@@ -39,7 +39,9 @@ def write_page(file: Path, text: str) -> Path:
     when it cannot be written."""
     try:
         partial = file.with_name(f".{file.name}.partial")
-        partial.write_text(text, encoding="utf-8")
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as page:  # never through a link that a received folder holds
+            page.write(text)
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({error.strerror})") from error

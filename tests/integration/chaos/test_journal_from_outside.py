@@ -125,7 +125,7 @@ def test_check_finds_what_is_broken_and_says_the_first(run: Path) -> None:
 
 def test_why_without_a_manager_says_how_things_stood(run: Path) -> None:
     output = polyrl("why", run).stdout.splitlines()
-    assert "the manager does not answer (it never announced where it listens); its journal, as of " in output[0]
+    assert "the manager does not answer (no runner is at work here); its journal, as of " in output[0]
     assert any("manager waits for tokens of 1 samples from b, for " in line for line in output)
 
 

@@ -27,6 +27,8 @@ import sqlite3
 import zlib
 from collections import deque
 from collections.abc import Iterable
+from contextlib import closing
+from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -280,7 +282,22 @@ def foreign(db: sqlite3.Connection) -> str:
         return "is not a PolyRL journal"
     if not OLDEST_SCHEMA <= schema <= JOURNAL_SCHEMA:
         return f"is of journal schema {schema}, this version reads {OLDEST_SCHEMA} to {JOURNAL_SCHEMA}"
+    if _definitions(db) != _our_definitions():
+        return "has other tables than a journal"
     return ""
+
+
+def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Of everything in a file: a received one may have views by our tables' names, which compute for ever."""
+    rows = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master")
+    return {(kind, name, " ".join(sql.split())) for kind, name, sql in rows}
+
+
+@cache
+def _our_definitions() -> set[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(CREATE)
+        return _definitions(db)
 
 
 def row(seq: int, at: float, body: bytes) -> Row:
