@@ -209,7 +209,7 @@ def dropped_in_silence(patch: Patch) -> None:
 
 
 def verdicts_never_asked_again(patch: Patch) -> None:
-    patch.setattr(leases, "_ask_again", lambda d: None)
+    patch.setattr(leases, "_ask_again", lambda d: inf)
 
 
 def state_changed_beside_the_fold(patch: Patch) -> None:
