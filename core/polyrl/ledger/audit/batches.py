@@ -26,6 +26,8 @@ class BatchAudit:
         self.unacknowledged: dict[int, list[int]] = {}
         self._kept: dict[int, list[int]] = {}
         """Acknowledged ones that no checkpoint contains."""
+        self._trained_before: set[int] = set()
+        """Groups that were acknowledged, and offered again to a trainer whose state does not contain them."""
         self.last_batch = -1
         self._requested: dict[int, tuple[float, float]] = {}
         """When each open request came, and its deadline."""
@@ -97,7 +99,9 @@ class BatchAudit:
             text = f"batch {event.batch} is called the last of step {wanted.step}; group {min(left)} is left"
             self._findings.broke("I2", at, text)
         ready = any(self._samples.live[number].complete for number in left)
-        if samples < wanted.min_samples and not event.last and not (event.groups and ready):
+        # What a trainer without it trained before is handed out in the same parts.
+        again = all(number in self._trained_before for number in event.groups)
+        if samples < wanted.min_samples and not (event.last or again) and not (event.groups and ready):
             text = f"batch {event.batch} holds {samples} samples; at least {wanted.min_samples} were asked for"
             self._findings.broke("I2", at, text)
 
@@ -133,6 +137,8 @@ class BatchAudit:
             group = self._samples.live[number]
             self._samples.totals.acknowledged -= group.submitted.n * (kept is not None)
             group.batch = -1
+            if kept is not None:
+                self._trained_before.add(number)
             self._unpacked[(group.submitted.step, group.submitted.purpose)].add(number)
 
     # --- deadlines ----------------------------------------------------------------------------------------------------

@@ -131,6 +131,8 @@ class EngineAudit:
             self._findings.broke("I7", at, f"{event.engine} drains and is given sample {event.sample}")
         if engine.silent:
             self._findings.broke("I7", at, f"{event.engine} is silent and is given sample {event.sample}")
+        if engine.paused_until > at and not reclaimed:
+            self._findings.broke("I7", at, f"{event.engine} pauses and is given sample {event.sample}")
         if len(engine.running) >= engine.max_running:
             text = f"{event.engine} takes {engine.max_running} at once and is given sample {event.sample} on top"
             self._findings.broke("I7", at, text)

@@ -142,8 +142,9 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
     for number in tuple(engine.running):
         assignment, theirs = transition.state.assignments[number], held.pop(number, None)
         if theirs is None or theirs.length < assignment.length:
-            # An agent that has fewer tokens than it once sent draws others after them; those would not fit.
-            move(transition, number, MoveCause.NOT_HELD, cancel=theirs is not None)
+            # An agent that has fewer tokens than it once sent draws others after them; those would not fit. One
+            # that has none may still get the Assign, which was on its way when it greeted.
+            move(transition, number, MoveCause.NOT_HELD)
         else:
             transition.send(engine.name, wire.Resend(number, assignment.length))
     for number, theirs in held.items():

@@ -48,7 +48,7 @@ def test_who_is_welcome(changes: dict[str, Any], answer: type) -> None:
 @pytest.mark.parametrize(
     ("held", "resent", "cancelled", "moved"),
     [
-        pytest.param([], [], [], ["notHeld"], id="it forgot it"),
+        pytest.param([], [], [Cancel(1)], ["notHeld"], id="it forgot it, or never got it"),
         pytest.param([(1, 3)], [Resend(1, 3)], [], [], id="it has what we have"),
         pytest.param([(1, 9)], [Resend(1, 3)], [], [], id="it has more"),
         pytest.param([(1, 2)], [], [Cancel(1)], ["notHeld"], id="it has fewer, and would draw others"),
