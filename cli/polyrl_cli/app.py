@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from polyrl_cli.commands import faults, job, model, observe
-from polyrl_cli.commands.options import RUN_FAILED, echo
+from polyrl_cli.commands.options import RUN_FAILED
 
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -29,7 +29,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PolyRLError as error:
-            echo(str(error), err=True)
+            from polyrl.history.foreign_text import printable
+
+            typer.echo(printable(str(error), lines=True), err=True)
             raise typer.Exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED) from None
         except ModuleNotFoundError as error:
             from polyrl_cli.extras import EXTRA_OF, missing_packages
@@ -38,7 +40,7 @@ class _Commands(TyperGroup):
             if module not in EXTRA_OF:
                 raise
             command = f"polyrl {ctx.invoked_subcommand}"
-            echo(missing_packages(command, [module], EXTRA_OF[module]), err=True)
+            typer.echo(missing_packages(command, [module], EXTRA_OF[module]), err=True)
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -100,7 +102,7 @@ def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    echo(f"polyrl {installed('polyrl')}")
+    typer.echo(f"polyrl {installed('polyrl')}")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.audit.audit import Audit
@@ -97,6 +98,19 @@ def test_what_was_packed_and_not_acknowledged_is_offered_again_in_its_order() ->
     assert stage.ledger.status(stage.now).samples.acknowledged == 1
     stage.acknowledge(batch.number)
     assert stage.ledger.status(stage.now).samples.acknowledged == 4
+    nothing_is_broken(stage)
+
+
+def test_what_was_trained_before_comes_in_the_same_parts_whatever_least_is_asked_for() -> None:
+    """Another division would give other sums; the audit knows such a batch from one that is short."""
+    stage = Stage()
+    stage.engine("a", max_running=64)
+    stage.trainer(replace(hello("first"), covers=True))
+    stage.submit(3)
+    complete(stage, "0.0")
+    stage.acknowledge(sent(stage.ask(), Batch)[0].number)
+    stage.trainer(replace(hello("second"), covers=True))
+    assert [groups_of(batch) for batch in sent(stage.ask(least=2), Batch)] == [[0]]
     nothing_is_broken(stage)
 
 

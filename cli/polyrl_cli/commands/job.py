@@ -101,7 +101,7 @@ def run(  # noqa: PLR0913 - each is a flag
     try:
         raise typer.Exit(run_on_kubernetes(file, overrides, options, echo))
     except KeyboardInterrupt:
-        echo(DETACHED)
+        typer.echo(DETACHED)
         raise
 
 
@@ -131,7 +131,7 @@ def crd(
 
     text = manifest_page() if docs else crd_yaml()
     if out is None:
-        echo(text.removesuffix("\n"))
+        typer.echo(text, nl=False)
         return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,7 @@ class SimulatedEngine:
         self.slow_until = 0.0
         self.lies: dict[str, int] = {}
         """Lies still to be sent, by kind."""
+        self._has_lied = False
         self._link: Link | None = None
         self._protocol = AgentProtocol()
         self._book = self._protocol.book
@@ -64,6 +65,7 @@ class SimulatedEngine:
         """Whether the next frame is planned; without runs there is none."""
         self._lost = False
         """Whether a frame of this process may ever have been lost."""
+        world.watcher.work.started(name, self._step_s)
         self._connect()
         world.after(1.0, self._send_heartbeat)
 
@@ -152,6 +154,7 @@ class SimulatedEngine:
             return
         if isinstance(answer, Stream):
             self.world.watcher.assigned(self.name, answer.assign, self.world.now)
+            self._check_room()
         if not self._framing:
             self._framing = True
             self.world.after(max(FRAME_S, self._step_s()), self._frame)
@@ -160,7 +163,7 @@ class SimulatedEngine:
         """Of a sample that this engine cannot generate, or says so."""
         if self._protocol.draining or not assign.min_version <= self.version <= assign.max_version:
             return None
-        if self.world.watcher.poisoned(assign.sample) or self._lie("reject"):
+        if self.plan.rejects or self.world.watcher.poisoned(assign.sample) or self._lie("reject"):
             return HandBack(assign.assignment, HandBackReason.REJECTED, detail="it cannot be tokenized")
         return HandBack(assign.assignment, HandBackReason.ENGINE_ERROR) if self._lie("engineError") else None
 
@@ -179,6 +182,12 @@ class SimulatedEngine:
         if stream is not None and resend.offset < stream.assign.offset:
             text = f"{self.name} was asked for position {resend.offset} of a sample it got at {stream.assign.offset}"
             raise Violation(self.world.now, "I10", text)
+
+    def _check_room(self) -> None:
+        running = len(self._book.unfinished())
+        if running > self.plan.max_running and not self._has_lied:
+            text = f"{self.name} takes {self.plan.max_running} at once, and was given {running}"
+            raise Violation(self.world.now, "I7", text)
 
     def handle_announce(self, announce: Announce) -> None:
         if announce.version > self.version and not self._loading:
@@ -226,7 +235,8 @@ class SimulatedEngine:
 
     def _send_heartbeat(self) -> None:
         if self.alive and not self._asleep(self._send_heartbeat):
-            self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=100))
+            taken = sum(len(stream.assign.input_ids) // 4 + len(stream.ids) for stream in self._book.unfinished())
+            self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=max(0, self.plan.kv_tokens - taken)))
             self.world.after(1.0, self._send_heartbeat)
 
     def _frame(self) -> None:
@@ -302,6 +312,7 @@ class SimulatedEngine:
         left = self.lies.get(kind, 0)
         if left:
             self.lies[kind] = left - 1
+            self._has_lied = True
         return left > 0
 
 

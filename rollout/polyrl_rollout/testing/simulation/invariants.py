@@ -19,7 +19,6 @@ The audit, and what a restart is compared with, get only what no power cut can t
 from __future__ import annotations
 
 from collections import Counter, deque
-from math import isfinite
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -33,8 +32,8 @@ from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, Manager
 from polyrl.ledger.batching import passes
 from polyrl.ledger.events import AnyEvent
 from polyrl.ledger.journal import decode_state, encode_state
-from polyrl.ledger.state import LeasedEngine, LedgerState
-from polyrl.sample import DiscardReason, Group, Pool, Purpose, Response, Scored, sample_id
+from polyrl.ledger.state import LedgerState
+from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored, sample_id
 from polyrl.wire import (
     Assign,
     Batch,
@@ -57,13 +56,10 @@ from polyrl.wire import (
 from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
 from polyrl_rollout.testing.simulation.schedule import Schedule
+from polyrl_rollout.testing.work_conservation import WorkConservation
 
 SLACK_S: Final = 0.11
 """Deadlines closer together than the ledger's tick resolution are handled together."""
-
-IDLE_S: Final = 5.0
-"""A sample waits no longer where an engine that never failed could take it with its whole budget: above the wait for
-the engine that has its prefix."""
 
 LATE_S: Final = 1.5
 """Silence after which an engine may be passed over: a heartbeat is lost."""
@@ -104,6 +100,10 @@ class Watcher:
         self._groups: dict[int, Group] = {}
         self._trained: set[str] = set()
         self._batches: dict[int, Batch] = {}
+        self._rolled_back: set[int] = set()
+        """Of them, those that no trainer's state contains any more."""
+        self._forgotten: set[int] = set()
+        """Groups whose submission was not accepted when the trainer died: a power cut may take them back."""
         self._requests: dict[int, BatchRequest] = {}
         self._samples_trained: Counter[tuple[int, str]] = Counter()
         self._loaded: dict[str, set[int]] = {}
@@ -123,8 +123,7 @@ class Watcher:
         self._ended: set[tuple[int, Purpose]] = set()
         """Steps of which the trainer wants nothing more."""
         self._finished = False
-        self._room_since: dict[tuple[str, int], float] = {}
-        """By engine and group: since when it could take any waiting sample of the group."""
+        self.work = WorkConservation(schedule.max_turns)
         self._frames: dict[tuple[str, int], dict[int, int]] = {}
         """Per engine and number of a Deltas: the assignments that it ended, and the position after them."""
         self._kept: dict[str, int] = {}
@@ -234,10 +233,27 @@ class Watcher:
                 if scored.response.sample in self._trained:
                     raise Violation(now, "I2", f"sample {scored.response.sample} is trained twice")
                 self._trained.add(scored.response.sample)
+            rewards = [scored.reward for scored in members]
+            if group.purpose is Purpose.TRAIN and not passes(self._schedule.group_filter, rewards):
+                raise Violation(now, "I2", f"group {number} is trained, and does not pass the filter")
+        tokens = sum(len(self._groups[scored.group].prompt_ids + scored.response.ids) // 4 for scored in batch.samples)
+        if len(by_group) > 1 and tokens > request.max_tokens:
+            raise Violation(now, "I3", f"{len(by_group)} groups have {tokens} tokens, over {request.max_tokens}")
         if len(batch.samples) > request.max_samples:
             text = f"{len(batch.samples)} samples where {request.max_samples} were missing to a mini-batch"
             raise Violation(now, "I3", text)
         self._samples_trained[(request.step, request.purpose)] += len(batch.samples)
+
+    def rolled_back(self, covered: set[int], forgotten: set[int]) -> None:
+        """Another trainer goes on from a checkpoint that contains these batches: what came after was never trained, and
+        of these groups nobody knows whether their submission arrived."""
+        self._forgotten |= forgotten
+        for number in self._batches.keys() - covered - self._rolled_back:
+            batch = self._batches[number]
+            request = self._requests[batch.request]
+            self._samples_trained[(request.step, request.purpose)] -= len(batch.samples)
+            self._trained -= {scored.response.sample for scored in batch.samples}
+            self._rolled_back.add(number)
 
     def step_ended(self, step: int, purpose: Purpose, optimized: int, now: float) -> None:
         """The trainer is through with a step after `optimized` optimizer steps, and did not give up on it."""
@@ -272,7 +288,7 @@ class Watcher:
         if self._events % REPLAY_EVERY == 0:
             self._compare(now)
         self._check_leases(now)
-        self._check_idle(now)
+        self._check_work(now)
 
     def _is_discard_due(self, event: f.GroupDiscarded, now: float) -> bool:
         group = self._groups[event.group]
@@ -347,6 +363,8 @@ class Watcher:
         self._raise_broken(now)
         status = self._ledger.status(now)
         ends = self._audit.samples.ends
+        for number in self._forgotten - ends.keys():
+            self._groups.pop(number, None)
         missing = [number for number in self._groups if number not in ends]
         if missing or status.samples.open:
             raise Violation(now, "I1", f"groups {missing[:5]} have no end; open: {status.samples.open}")
@@ -380,34 +398,12 @@ class Watcher:
                     now, "I8", f"{name} was last heard {now - self._last_seen[name]:.2f} s ago and has a lease"
                 )
 
-    def _check_idle(self, now: float) -> None:
-        state, known = self._ledger.state, self._room_since
-        self._room_since = {
-            (engine.name, number): known.get((engine.name, number), now)
-            for *_, number in state.queue[:1]
-            for engine in state.engines.values()
-            if self._has_room(engine, number, now)
-        }
-        for (name, number), since in self._room_since.items():
-            if now - since > IDLE_S:
-                raise Violation(now, "I5", f"group {number} waits, {name} has had room for it for {now - since:.1f} s")
-
-    def _has_room(self, engine: LeasedEngine, number: int, now: float) -> bool:
-        """Only what no policy could mind: it is sound, heard of, not the trainer's, and the whole budget fits."""
-        entry, samples = self._ledger.state.groups[number], self._ledger.state.samples
-        group = entry.group
-        if any(engine.name in samples[sample_id(number, index)].rejected_by for index in entry.waiting):
-            return False  # it refused: others have the first right
-        if engine.pool is Pool.RESERVED or engine.draining or isfinite(engine.quarantined_until) or engine.failures:
-            return False
-        if now - self._last_seen.get(engine.name, now) > LATE_S or now < self._deaf_until:
-            return False
-        size = len(group.prompt_ids) // 4 + group.sampling.max_new_tokens * self._schedule.max_turns
-        room = min(engine.load[2] - engine.kv_since - engine.kv_growth, engine.capacity.kv_tokens - engine.kv)
-        serves = group.min_version <= engine.version <= group.max_version and size < engine.capacity.max_context
-        return (
-            serves and engine.occupied < engine.capacity.max_running and size + sum(engine.reserved_kv.values()) <= room
-        )
+    def _check_work(self, now: float) -> None:
+        deaf, seen = now < self._deaf_until, self._last_seen
+        silent = {name for name in self._ledger.state.engines if deaf or now - seen.get(name, now) > LATE_S}
+        idle = self.work.idle(self._ledger.state, silent, now)
+        if idle:
+            raise Violation(now, "I5", idle)
 
     def _check_response(self, response: Response, group: Group, now: float) -> None:
         ids = np.frombuffer(response.ids, dtype="<u4")

@@ -46,10 +46,10 @@ class Text(NamedTuple):
 class Model:
     """Texts of every sample of one schedule."""
 
-    def __init__(self, seed: int, length: int, mean_turn: int) -> None:
+    def __init__(self, seed: int, length: int, mean_turn: int, longest_prompt: int = 6) -> None:
         self._seed = seed
         self._length = length
-        self._mean_turn = mean_turn
+        self._mean_turn, self._longest_prompt = mean_turn, longest_prompt
         self._texts: dict[str, Text] = {}
         self._prompts: dict[int, bytes] = {}
 
@@ -69,11 +69,11 @@ class Model:
         return (self.text(sample).tokens[begin : begin + count] + np.uint32(ENVIRONMENT_BASE)).astype("<u4").tobytes()
 
     def prompt(self, group: int) -> bytes:
-        """uint32[1..6]"""
+        """uint32[1 to longest_prompt]"""
         known = self._prompts.get(group)
         if known is None:
             rng = Random(f"{self._seed}/{group}")
-            tokens = [PROMPT_BASE + rng.randrange(1000) for _ in range(rng.randint(1, 6))]
+            tokens = [PROMPT_BASE + rng.randrange(1000) for _ in range(rng.randint(1, self._longest_prompt))]
             known = self._prompts[group] = np.array(tokens, dtype="<u4").tobytes()
         return known
 

@@ -133,6 +133,10 @@ def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Simul
         trainer.partition()
     elif fault.kind == "trainerKill":
         trainer.kill()
+    elif fault.kind == "trainerRollback":
+        trainer.roll_back()
+    elif fault.kind == "trainerTwin":
+        trainer.wake_predecessor()
     elif fault.kind == "loseBatch":
         trainer.lose_next = Batch
     elif fault.kind == "loseAnswer":

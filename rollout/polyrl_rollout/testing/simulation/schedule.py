@@ -42,6 +42,12 @@ other seeds keep the course they had before there were any."""
 SHORT_CONTEXT_SHARE: Final = 0.2
 """Share of the schedules whose engines hold less than a prompt and a whole budget; drawn apart for the same reason."""
 
+REJECTER_SHARE: Final = 0.1
+LONG_PROMPT_SHARE: Final = 0.1
+OLD_CHECKPOINT_SHARE: Final = 0.15
+AHEAD_SHARE: Final = 0.2
+"""Shares of the schedules with these; drawn apart as well."""
+
 OTHER_FAULTS: Final = (
     "trainerBreak",
     "trainerKill",
@@ -84,6 +90,8 @@ class EnginePlan(msgspec.Struct, frozen=True):
     load_s: float
     """Seconds to load a weight version."""
     max_context: int = 10_000
+    rejects: bool = False
+    """Whether it refuses whatever it gets."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -112,6 +120,11 @@ class Schedule(msgspec.Struct, frozen=True):
     """Share of samples that every engine calls impossible."""
     evaluate: bool
     max_tokens: int
+    longest_prompt: int = 6
+    ahead: bool = False
+    """Whether the trainer submits a step's groups before the step before it has ended."""
+    covers: bool = False
+    """Whether a trainer that is followed by another one may have written no checkpoint for a step."""
 
 
 def draw_schedule(seed: int) -> Schedule:
@@ -140,7 +153,48 @@ def draw_schedule(seed: int) -> Schedule:
         evaluate=rng.random() < 0.3,
         max_tokens=rng.choice((40, 200, 10_000)),
     )
+    return _with_ahead(_with_old_checkpoints(_with_rejecters(_with_long_prompts(_with_usual(schedule)))))
+
+
+def _with_usual(schedule: Schedule) -> Schedule:
     return _with_short_contexts(_with_slow_engines(schedule))
+
+
+def _with_rejecters(schedule: Schedule) -> Schedule:
+    """The same with an engine more that refuses everything."""
+    rng = Random(f"rejects/{schedule.seed}")
+    if rng.random() >= REJECTER_SHARE:
+        return schedule
+    rejecter = msgspec.structs.replace(_draw_engine(rng, reserved=False), rejects=True)
+    return msgspec.structs.replace(schedule, engines=(*schedule.engines, rejecter))
+
+
+def _with_long_prompts(schedule: Schedule) -> Schedule:
+    """The same with prompts that are longer than all that is generated."""
+    rng = Random(f"prompt/{schedule.seed}")
+    if rng.random() >= LONG_PROMPT_SHARE or any(plan.max_context < 10_000 for plan in schedule.engines):
+        return schedule
+    return msgspec.structs.replace(schedule, longest_prompt=rng.choice((200, 700, 2000)))
+
+
+def _with_old_checkpoints(schedule: Schedule) -> Schedule:
+    """The same with trainers that are followed by others which begin a step again."""
+    rng = Random(f"checkpoint/{schedule.seed}")
+    if rng.random() >= OLD_CHECKPOINT_SHARE:
+        return schedule
+    kills = [
+        SimulatedFault(rng.uniform(0.0, HORIZON_S) * rng.choice((0.2, 1.0)), "trainerRollback", target=0, seconds=0.0)
+        for _ in range(rng.randint(1, 3))
+    ]
+    twin = SimulatedFault(rng.uniform(0.0, HORIZON_S), "trainerTwin", target=0, seconds=0.0)
+    faults = tuple(sorted([*schedule.faults, *kills, twin], key=lambda fault: fault.at))
+    return msgspec.structs.replace(schedule, faults=faults, covers=True)
+
+
+def _with_ahead(schedule: Schedule) -> Schedule:
+    """The same with two steps open at once."""
+    ahead = Random(f"ahead/{schedule.seed}").random() < AHEAD_SHARE
+    return msgspec.structs.replace(schedule, ahead=ahead)
 
 
 def _with_short_contexts(schedule: Schedule) -> Schedule:

@@ -6,6 +6,7 @@ sample.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final
@@ -14,10 +15,12 @@ import msgspec
 
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
+    SUPERSEDED,
     Accepted,
     Acknowledge,
     Batch,
     BatchRequest,
+    Covered,
     Declined,
     EndStep,
     Extend,
@@ -42,6 +45,8 @@ from polyrl_rollout.testing.simulation.model import STOP_TOKEN
 from polyrl_rollout.testing.simulation.world import Link, World
 
 NEXT_DEADLINE_S: Final = 5.0
+CHECKPOINT_SHARE: Final = 0.7
+"""Of the steps that begin with a checkpoint."""
 REPLACEMENTS: Final = 30
 """Groups replaced in one step before the trainer takes what it has: filters may leave nothing to find."""
 
@@ -57,7 +62,8 @@ class SimulatedTrainer:
         self.lose_next: type[Accepted | Batch] | None = None
         """The connection breaks with the next such message under way."""
         self._link: Link | None = None
-        self._life = 0
+        self._life = self._run = 0
+        """Processes so far; and checkpoints from which one began."""
         self._request = 0
         self._unanswered: dict[int, Any] = {}
         self._then: dict[int, Callable[[Any], None]] = {}
@@ -76,6 +82,11 @@ class SimulatedTrainer:
         self._gave_up = False
         """The filters left too little; a user would be notified."""
         self._unacknowledged = 0
+        self._ahead: Counter[tuple[int, Purpose]] = Counter()
+        """Groups of a step that were submitted before it began, and have not been dropped."""
+        self._trained: set[int] = set()
+        """Batches that this trainer's state contains."""
+        self._checkpoint = self._saved()
         world.to_trainer = self._send_back
         world.partition_trainer = self.partition
         self._connect()
@@ -93,6 +104,9 @@ class SimulatedTrainer:
     def kill(self) -> None:
         """kill -9: another process goes on from a checkpoint that has each batch which this one trained. Verdicts under
         way are forgotten, what else had no answer is asked for again under other numbers."""
+        if self.schedule.covers:
+            self.roll_back()
+            return
         self.partition()
         self._life += 1
         self._judging.clear()
@@ -105,13 +119,52 @@ class SimulatedTrainer:
                 self._unanswered[self._request] = msgspec.structs.replace(message, request=self._request)
                 self._then[self._request] = then
 
+    def roll_back(self) -> None:
+        """kill -9: another process goes on from the newest checkpoint, written when a step began; what this one trained
+        since, it has not."""
+        if any(isinstance(message, FinishRun) for message in self._unanswered.values()) or self.done:
+            return
+        self.partition()
+        self._life += 1
+        self._run += 1
+        self._judging.clear()
+        self._texts = self._no_texts()
+        # The weights of a checkpoint are published again, as the newest were.
+        asked = list(self._unanswered.values())
+        self._unanswered = {one.request: one for one in asked if isinstance(one, PublishVersion)}
+        self._unacknowledged = 0
+        self._plan, trained = list(self._checkpoint[0]), self._checkpoint[1]
+        self._trained, self._step = set(trained), -1
+        forgotten = {group.id for message in asked if isinstance(message, Submit) for group in message.groups}
+        self.world.watcher.rolled_back(set(trained), forgotten)
+        self._next_step()
+
+    def wake_predecessor(self) -> None:
+        """The process before this one was only stopped: it greets again, and must learn that it was replaced."""
+        predecessor = f"trainer-{self._life - 1}"
+        if predecessor in self.world.manager.ledger.state.replaced and not self.world.is_manager_away:
+            self.world.from_trainer(self._hello(predecessor))
+
+    def _saved(self) -> tuple[tuple[tuple[int, Purpose], ...], frozenset[int]]:
+        return tuple(self._plan), frozenset(self._trained)
+
+    def _hello(self, name: str) -> TrainerHello:
+        covers = self.schedule.covers
+        acknowledged = tuple((number, number + 1) for number in sorted(self._trained)) if covers else ()
+        below = -1 if covers else self.acknowledged
+        return TrainerHello(1, below, trainer=name, acknowledged_above=acknowledged, covers=covers)
+
+    def _unless_replaced(self, action: Callable[[], None]) -> Callable[[], None]:
+        run = self._run
+        return lambda: action() if run == self._run else None
+
     def _no_texts(self) -> SampleTexts:
         return SampleTexts(self._send, lambda sample, turn: (sample, turn) in self._judging)
 
     def _connect(self) -> None:
         self._texts.reconnect()
         self._link = Link(self.world)
-        self._send(TrainerHello(1, self.acknowledged, trainer=f"trainer-{self._life}"))
+        self._send(self._hello(f"trainer-{self._life}"))
         for message in self._unanswered.values():
             self._send(message)
 
@@ -151,6 +204,8 @@ class SimulatedTrainer:
         elif isinstance(message, Accepted | Batch | Late):
             if self._unanswered.pop(message.request, None) is not None:
                 self._then.pop(message.request)(message)
+        elif isinstance(message, Fenced) and message.reason == SUPERSEDED and self.schedule.covers:
+            pass  # a predecessor's; were it ours, the run would not get on
         elif isinstance(message, Fenced):
             raise Violation(self.world.now, "fenced", message.reason)
         else:
@@ -194,11 +249,14 @@ class SimulatedTrainer:
 
     def _next_step(self) -> None:
         if not self._plan and self._unacknowledged:
-            self.world.after(0.05, self._next_step)
+            self.world.after(0.05, self._unless_replaced(self._next_step))
             return
         if not self._plan:
             self._ask(lambda r: FinishRun(r, True, message="trained"), self._end)
             return
+        if self.schedule.covers and self.rng.random() < CHECKPOINT_SHARE:
+            self._checkpoint = self._saved()
+            self._send(Covered(0, tuple((number, number + 1) for number in sorted(self._trained))))
         step, self._purpose = self._plan.pop(0)
         groups = self.schedule.groups
         fresh = step != self._step
@@ -208,8 +266,12 @@ class SimulatedTrainer:
         if fresh:
             self._publish(step)
         if self.rng.random() < 0.1:
-            self.world.after(self.rng.uniform(0.1, 2.0), lambda: self._publish(step + 1))
-        self._submit(groups + self.schedule.over_sampling)
+            self.world.after(self.rng.uniform(0.1, 2.0), self._unless_replaced(lambda: self._publish(step + 1)))
+        wanted = groups + self.schedule.over_sampling
+        self._submit(max(0, wanted - self._ahead.pop((step, self._purpose), 0)), step, self._purpose)
+        if self.schedule.ahead and self._plan:
+            self._ahead[self._plan[0]] = wanted
+            self._submit(wanted, *self._plan[0])
         self._ask_batch()
 
     def _publish(self, version: int) -> None:
@@ -222,19 +284,19 @@ class SimulatedTrainer:
                 )
             )
 
-    def _submit(self, count: int) -> None:
+    def _submit(self, count: int, step: int, purpose: Purpose) -> None:
         groups = []
         for number in range(self._next_group, self._next_group + count):
             sampling = SamplingParams(self.schedule.max_new_tokens, stop_token_ids=(STOP_TOKEN,))
-            high = max(self._step, self.world.watcher.published)
+            high = max(step, self.world.watcher.published)
             low = max(0, high - self.schedule.staleness)
             priority, prompt = self.rng.choice((0, 0, 1)), self.world.model.prompt(number)
             n = self.schedule.n
             groups.append(
                 Group(
                     number,
-                    self._step,
-                    purpose=self._purpose,
+                    step,
+                    purpose=purpose,
                     prompt_ids=prompt,
                     n=n,
                     sampling=sampling,
@@ -244,17 +306,22 @@ class SimulatedTrainer:
                 )
             )
         self._next_group += count
-        self._ask(lambda r: Submit(r, tuple(groups)))
+        if groups:
+            self._ask(lambda r: Submit(r, tuple(groups)))
 
     def _replace(self, dropped: GroupDropped) -> None:
         """Another prompt in its place, unless the step has all that it wants."""
-        ours = (dropped.step, dropped.purpose) == (self._step, self._purpose)
+        of = (dropped.step, dropped.purpose)
+        if of in self._ahead and dropped.group not in self._dropped:
+            self._dropped.add(dropped.group)
+            self._ahead[of] -= 1
+        ours = of == (self._step, self._purpose)
         if dropped.group in self._dropped or not ours or not self._missing:
             return
         self._dropped.add(dropped.group)
         self._replaced += 1
         if self._replaced <= REPLACEMENTS and not self.done:
-            self._submit(1)
+            self._submit(1, self._step, self._purpose)
 
     def _ask_batch(self) -> None:
         most = self._to_boundary
@@ -280,7 +347,9 @@ class SimulatedTrainer:
             elif answer.last and self._replaced > REPLACEMENTS:
                 self._missing, self._gave_up = 0, True
             elif answer.last:
-                self.world.after(0.1, self._ask_batch)  # a notice of a dropped group is on its way
+                self.world.after(
+                    0.1, self._unless_replaced(self._ask_batch)
+                )  # a notice of a dropped group is on its way
                 return
         if self._missing:
             self._ask_batch()
@@ -298,8 +367,10 @@ class SimulatedTrainer:
             self._to_boundary = self._mini
             self._optimized += 1
         self.acknowledged = batch.number
+        self._trained.add(batch.number)
         self._unacknowledged += 1
-        self.world.after(self.rng.choice((0.0, 0.1)), lambda: self._acknowledge(batch.number))
+        acknowledge = self._unless_replaced(lambda: self._acknowledge(batch.number))
+        self.world.after(self.rng.choice((0.0, 0.1)), acknowledge)
 
     def _acknowledge(self, batch: int) -> None:
         self._ask(lambda r: Acknowledge(r, batch), self._acknowledged)

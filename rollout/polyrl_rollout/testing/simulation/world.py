@@ -76,7 +76,7 @@ class World:
         self._sync_s = self._disk_rng.choice(SYNC_S)
         self.now = 0.0
         longest = 8 + schedule.max_new_tokens + 8 * schedule.max_turns
-        self.model = Model(schedule.seed, longest, schedule.mean_turn)
+        self.model = Model(schedule.seed, longest, schedule.mean_turn, schedule.longest_prompt)
         config = msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter)
         self.manager = SimulatedManager(config, make_store)
         self.watcher = Watcher(self.manager.ledger, self.model, schedule)
@@ -130,6 +130,11 @@ class World:
         self._away_until = max(self._away_until, self.now + seconds)
         self.watcher.deaf_until(self._away_until)
         self.at(self._away_until, self._empty_sockets)
+
+    @property
+    def is_manager_away(self) -> bool:
+        """What is sent now lies in its sockets."""
+        return self.now < self._away_until
 
     def kill_manager(self, seconds: float, *, power_loss: bool = False) -> None:
         """kill -9, or its machine loses power: every connection breaks, what was on the wires is lost; `seconds` later

@@ -1,0 +1,98 @@
+"""Work conservation: no engine that could do something idles beside what waits, or runs far more slowly elsewhere (I5).
+
+It counts only what no policy could mind: the engine is sound, heard of, not the trainer's, and the whole budget fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from math import isfinite
+from typing import Final
+
+from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState
+from polyrl.sample import Pool, sample_id
+
+IDLE_S: Final = 5.0
+"""A sample waits no longer where an engine that never failed could take it with its whole budget: above the wait for
+the engine that has its prefix."""
+
+SLOW_S: Final = 8.0
+"""A sample stays no longer on an engine that takes SLOW_STEP_S for a token while another one, SLOW_TIMES as fast,
+idles: above the pause between two moves of a sample, and the time over which speeds are measured."""
+
+SLOW_STEP_S: Final = 1.0
+"""From here on a move gains more than it must for a single token."""
+
+SLOW_TIMES: Final = 10
+
+
+class WorkConservation:
+    """Of one run; to be asked after every event."""
+
+    def __init__(self, max_turns: int) -> None:
+        self._max_turns = max_turns
+        self._paces: dict[str, Callable[[], float]] = {}
+        """What engines really take for a token."""
+        self._room_since: dict[tuple[str, int], float] = {}
+        """By engine and group: since when it could take any waiting sample of the group."""
+        self._slow_since: dict[tuple[int, str], float] = {}
+        """By assignment and engine: since when it could have gone on far sooner there."""
+
+    def started(self, engine: str, step_s: Callable[[], float]) -> None:
+        """An engine is there that takes `step_s()` for a token."""
+        self._paces[engine] = step_s
+
+    def idle(self, state: LedgerState, silent: Set[str], now: float) -> str:
+        """What idles for too long, in a sentence; empty: nothing. `silent`: engines that may be passed over."""
+        room, slow = self._room_since, self._slow_since
+        able = [engine for engine in state.engines.values() if engine.name not in silent and _is_sound(engine)]
+        self._room_since = {
+            (engine.name, number): room.get((engine.name, number), now)
+            for *_, number in state.queue[:1]
+            for engine in able
+            if self._takes(state, engine, number, _waiting(state, number))
+        }
+        self._slow_since = {
+            (number, engine.name): slow.get((number, engine.name), now)
+            for number, one in state.assignments.items()
+            if self._is_slow(state, one)
+            for engine in able
+            if self._is_far_better(state, engine, one)
+        }
+        for (name, number), since in self._room_since.items():
+            if now - since > IDLE_S:
+                return f"group {number} waits, {name} has had room for it for {now - since:.1f} s"
+        for (number, name), since in self._slow_since.items():
+            if now - since > SLOW_S:
+                one = state.assignments[number]
+                return f"{one.sample} runs on {one.engine}, and {name} has idled for {now - since:.1f} s, far faster"
+        return ""
+
+    def _is_slow(self, state: LedgerState, one: Assignment) -> bool:
+        slow = self._paces[one.engine]() >= SLOW_STEP_S and not (one.recall_cause or state.queue)
+        return slow and state.engines[one.engine].step_scale > 0
+
+    def _is_far_better(self, state: LedgerState, engine: LeasedEngine, one: Assignment) -> bool:
+        faster = self._paces[engine.name]() * SLOW_TIMES <= self._paces[one.engine]()
+        sample = state.samples[one.sample]
+        free = not engine.occupied and engine.step_scale > 0 and engine.name != sample.avoid
+        return faster and free and self._takes(state, engine, sample.group, [one.sample])
+
+    def _takes(self, state: LedgerState, engine: LeasedEngine, number: int, names: Iterable[str]) -> bool:
+        if any(engine.name in state.samples[name].rejected_by for name in names):
+            return False  # it refused: others have the first right
+        group = state.groups[number].group
+        size = len(group.prompt_ids) // 4 + group.sampling.max_new_tokens * self._max_turns
+        room = min(engine.load[2] - engine.kv_since - engine.kv_growth, engine.capacity.kv_tokens - engine.kv)
+        serves = group.min_version <= engine.version <= group.max_version and size < engine.capacity.max_context
+        fits = not engine.occupied or size + sum(engine.reserved_kv.values()) <= room
+        return serves and engine.occupied < engine.capacity.max_running and fits
+
+
+def _is_sound(engine: LeasedEngine) -> bool:
+    failed = isfinite(engine.quarantined_until) or engine.failures
+    return not (failed or engine.draining or engine.pool is Pool.RESERVED)
+
+
+def _waiting(state: LedgerState, number: int) -> list[str]:
+    return [sample_id(number, index) for index in state.groups[number].waiting]
