@@ -54,7 +54,7 @@ class Endpoints(_Body, frozen=True):
     trainer: str
     """ZeroMQ endpoint of the trainer."""
     http: str
-    """Base URL of the HTTP API, `http://host:port`; https in pods."""
+    """Base URL of the HTTP API, `https://host:port`."""
     pid: int
     """0 in pods, where it says nothing."""
     run_epoch: int = msgspec.field(name="epoch")

@@ -35,6 +35,9 @@ AUTHORITY: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 
+LOCAL_NAME: Final = "manager.polyrl.internal"
+"""In the certificate of a manager on its runner's machine; nobody looks it up."""
+
 VALIDITY: Final = timedelta(days=3650)
 """No run lasts so long, and none should end because of a date."""
 
@@ -43,7 +46,8 @@ SKEW: Final = timedelta(days=1)
 
 
 def write_run_keys(folder: Path) -> None:
-    """Writes one file per role (mode 0600) into `folder`, which is made (mode 0700) when absent.
+    """Writes one file per role, and the manager's certificate with authority and key (mode 0600), into `folder`, made
+    (mode 0700) when absent.
 
     Raises InvalidData when a key file is already there: running processes hold it.
     """
@@ -51,6 +55,9 @@ def write_run_keys(folder: Path) -> None:
     folder.chmod(0o700)
     for keys in make_run_keys():
         _write_private(folder / FILE_NAMES[type(keys)], format_keys(keys))
+    made = make_certificate([LOCAL_NAME])
+    for name, content in ((AUTHORITY, made.authority), (CERTIFICATE, made.certificate), (PRIVATE_KEY, made.key)):
+        _write_private(folder / name, content.decode())
 
 
 def make_run_keys() -> tuple[ManagerKeys, TrainerKeys, AgentKeys, OperatorKeys]:

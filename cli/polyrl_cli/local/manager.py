@@ -16,7 +16,7 @@ from polyrl.control import Endpoints, Waits, parse_endpoints
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
 from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnreachable, manager_session
-from polyrl_operator.secret import ManagerCredentials
+from polyrl_operator.secret import AUTHORITY, LOCAL_NAME, ManagerCredentials
 
 ENDPOINTS_POLL_S: Final = 0.05
 """Between checks for the endpoints file, which appears about a second after the start; nothing announces a file."""
@@ -36,7 +36,9 @@ class LocalManager:
 
     def __init__(self, endpoints_file: Path, operator_key: Path, run_epoch: int) -> None:
         self._file, self._run_epoch = endpoints_file, run_epoch
-        self._credentials = ManagerCredentials(read_keys(OperatorKeys, operator_key).http_token, authority="")
+        # Whoever binds a dead manager's port has no certificate of this run, so it gets no token.
+        authority = operator_key.with_name(AUTHORITY).read_text()
+        self._credentials = ManagerCredentials(read_keys(OperatorKeys, operator_key).http_token, authority)
         self._client: ManagerClient
         self._address: Address
 
@@ -55,7 +57,8 @@ class LocalManager:
                 endpoints = parse_endpoints(self._file.read_bytes(), str(self._file))
                 if endpoints.run_epoch == self._run_epoch:
                     url = urlsplit(endpoints.http)
-                    self._address = Address(url.hostname or "", url.port or 80)
+                    name = LOCAL_NAME if url.scheme == "https" else ""
+                    self._address = Address(url.hostname or "", url.port or 80, name=name)
                     return endpoints
             await asyncio.sleep(ENDPOINTS_POLL_S)
 

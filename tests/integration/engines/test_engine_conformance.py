@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 import pytest_asyncio
@@ -33,6 +34,7 @@ from polyrl_rollout.engines.port import (
     RequestRejected,
     TokenChunk,
 )
+from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.engines.streams import SILENCE_DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
@@ -233,6 +235,20 @@ async def test_tokens_come_one_by_one_and_equal_plain_greedy_decoding(engine: In
     assert len(output.chunks) > 10
     assert [chunk.finish for chunk in output.chunks[:-1]] == [None] * (len(output.chunks) - 1)
     assert output.finish is Finish.LENGTH
+
+
+async def test_nothing_but_its_health_answers_without_the_key(engine: InferenceEngine) -> None:
+    if not isinstance(engine, SGLangEngine):
+        return  # has no port
+    assert engine._session is not None
+    url = engine._session._base_url
+    assert url is not None
+    async with aiohttp.ClientSession(url) as stranger:
+        asked = [("GET", "/server_info"), ("POST", "/generate"), ("POST", "/update_weights_from_disk")]
+        asked += [("POST", "/load_lora_adapter_from_tensors"), ("POST", "/update_weights_from_tensor")]
+        for method, path in asked:
+            async with stranger.request(method, path, json={}) as answer:
+                assert answer.status == 401, path
 
 
 @pytest.mark.parametrize("budget", [1, 2, 17])

@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -62,6 +64,11 @@ POLL_S: Final = 0.25
 HEALTH_DEADLINE_S: Final = 20.0
 """One answer of /health: 1 s by design, and SGLang itself gives up on its scheduler after 20 s."""
 
+API_KEY_BYTES: Final = 32
+"""Randomness of the key; beyond guessing."""
+OURS: Final = ("--config", "--api-key", "--admin-api-key")
+"""Arguments that only the agent gives."""
+
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 """Shape by tensor name."""
 
@@ -96,16 +103,23 @@ class SGLangEngine:
         self._silence = SilenceDeadline(asyncio.get_running_loop().time)
         self._idle.set()
         context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
-        port = free_port()
-        self._child = await ChildProcess.start(server_command(self._spec, self._seed, model_folder, port, context))
+        check_arguments(self._spec)
+        port, key = free_port(), secrets.token_urlsafe(API_KEY_BYTES)
+        config = write_config(key)
+        command = server_command(self._spec, self._seed, model_folder, port, context, config)
+        self._child = await ChildProcess.start(command)
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
             f"http://{HOST}:{port}",
+            headers={"Authorization": f"Bearer {key}"},
             # A kept connection may be closed by the server just as it is used again, which looks like its death.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_read=None, sock_connect=CONTROL_DEADLINE_S),
         )
-        await await_ready(self._child, self._session)
+        try:
+            await await_ready(self._child, self._session)
+        finally:
+            config.unlink(missing_ok=True)
         info = await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S)
         kv_tokens = int(info["max_total_num_tokens"])
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
@@ -265,12 +279,31 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     }
 
 
-def server_command(spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int) -> list[str]:
+def check_arguments(spec: EngineSpec) -> None:
+    """Raises EngineFailed for an argument of the manifest's that would take the key away from us."""
+    for name in OURS:
+        if any(text == name or text.startswith(f"{name}=") for text in spec.args):
+            raise EngineFailed(f"rollout.engine.args: {name} is not for the manifest; a key is drawn for each engine")
+
+
+def write_config(key: str) -> Path:
+    """A file that only this account may read: arguments of a process can be read by all. SGLang has endpoints that run
+    what they are sent, and the loopback interface is open to every account."""
+    descriptor, name = tempfile.mkstemp(prefix="sglang-", suffix=".yaml")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f'api-key: "{key}"\n')
+    return Path(name)
+
+
+def server_command(
+    spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int, config: Path
+) -> list[str]:
     """The server's command; the manifest's own arguments come last, so that they win."""
     return [
         *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),
         *("--model-path", child_path(model_folder)),
         *("--host", HOST, "--port", str(port)),
+        *("--config", str(config)),
         *("--context-length", str(context_tokens)),
         *("--max-running-requests", str(spec.max_running)),
         *("--random-seed", str(seed)),
