@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-
 from ledger_mutants.mutant import Mutant, Patch
+
 from polyrl.ledger import apply, events as f, journal, ledger
 from polyrl.ledger.journal import PageBook, durability
 from polyrl.wire import TokensKept

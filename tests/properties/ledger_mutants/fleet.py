@@ -6,8 +6,8 @@ from math import inf
 from typing import Any, Final
 
 import msgspec
-
 from ledger_mutants.mutant import Mutant, Patch, after
+
 from polyrl.ledger import events as f, ledger
 from polyrl.ledger.apply import engines, samples
 from polyrl.ledger.causes import GoneCause

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ledger_mutants.mutant import Mutant, Patch, after
+
 from polyrl.ledger import apply, batching, events as f
 from polyrl.ledger.apply import samples
 from polyrl.ledger.causes import MoveCause

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-
 from ledger_mutants.mutant import Mutant, Patch, after
+
 from polyrl.ledger import apply, events as f
 from polyrl.ledger.apply import engines
 from polyrl.ledger.messages import agents, deltas, trainer
