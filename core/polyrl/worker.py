@@ -206,12 +206,12 @@ def num_rollouts(spec: JobSpec) -> int:
 def _manager(place: RunLocation) -> Worker:
     argv = _module(place, "polyrl_rollout.manager", "manager", endpoints_flag=None if place.pods else "--endpoints")
     argv += ("--journal", place.journal_file)
-    argv += ("--tls-cert", f"{place.keys_dir}/tls.crt", "--tls-key", f"{place.keys_dir}/tls.key")
     if (pods := place.pods) is not None:
         argv += ("--bind", EVERYWHERE, "--http-port", str(pods.http_port))
         argv += ("--agents-port", str(pods.agents_port), "--trainer-port", str(pods.trainer_port))
-        argv += ("--stay",)
-        argv += ("--metrics-port", str(pods.metrics_port)) if pods.metrics_port else ()
+    argv += ("--tls-cert", f"{place.keys_dir}/tls.crt", "--tls-key", f"{place.keys_dir}/tls.key")
+    if pods is not None:
+        argv += ("--stay", *(("--metrics-port", str(pods.metrics_port)) if pods.metrics_port else ()))
     return Worker("manager", Role.MANAGER, argv=argv, env=_threads(1), grace_s=MANAGER_GRACE_S)
 
 
