@@ -37,7 +37,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 def waits(longest_to_move: float, journal: Journal, client: Client) -> list[Wait]:
     """Each kind of wait that a kill can lengthen."""
-    lease_s = journal.config.lease_s + TICK_RESOLUTION_S + LATE_S
+    lease_s = journal.config.gone_s + TICK_RESOLUTION_S + LATE_S
     progress_s = journal.config.progress_deadline_s + lease_s
     silence = round(max(journal.longest_silences()), 3)
     return [

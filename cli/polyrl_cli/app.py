@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from polyrl_cli.commands import faults, job, model, observe
-from polyrl_cli.commands.options import RUN_FAILED
+from polyrl_cli.commands.options import RUN_FAILED, echo
 
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -29,9 +29,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PolyRLError as error:
-            from polyrl.history.foreign_text import printable
-
-            typer.echo(printable(str(error), lines=True), err=True)
+            echo(str(error), err=True)
             raise typer.Exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED) from None
         except ModuleNotFoundError as error:
             from polyrl_cli.extras import EXTRA_OF, missing_packages
@@ -40,7 +38,7 @@ class _Commands(TyperGroup):
             if module not in EXTRA_OF:
                 raise
             command = f"polyrl {ctx.invoked_subcommand}"
-            typer.echo(missing_packages(command, [module], EXTRA_OF[module]), err=True)
+            echo(missing_packages(command, [module], EXTRA_OF[module]), err=True)
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -102,7 +100,7 @@ def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    typer.echo(f"polyrl {installed('polyrl')}")
+    echo(f"polyrl {installed('polyrl')}")
 
 
 def main() -> None:

@@ -80,8 +80,7 @@ class StepValue(StrEnum):
     STEP_SECONDS = "stepSeconds"
     """From publishing the weights to the step's end; validation and checkpoints lie between steps."""
     POLLUTED_STEP = "pollutedStep"
-    """1.0 when the step is no measure of the fleet: engines still started, or had the weights from a validation before;
-    else 0.0."""
+    """1.0 when the step is no measure of the fleet, since engines still started; else 0.0."""
     REWARD = "reward"
     """Mean of the step's samples."""
     EXACT_MATCH = "exactMatch"
@@ -109,7 +108,7 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     next_engine_saves_seconds: float
     """By how much one more engine would have shortened rolloutSeconds."""
     steady: bool
-    """False when it is no measure of the fleet: engines still started, or had the weights from an evaluation before."""
+    """False when it is no measure of the fleet: the trainer's first, in which engines still started."""
 
     @property
     def size(self) -> int:

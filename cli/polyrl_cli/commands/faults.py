@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from polyrl_cli.chaos.kinds import MAX_SECONDS, ChaosAction, Direction, Target
-from polyrl_cli.commands.options import Context, Kubeconfig, Namespace, On, RunOrJob, refuse_flags, require_job
+from polyrl_cli.commands.options import Context, Kubeconfig, Namespace, On, RunOrJob, echo, refuse_flags, require_job
 
 SEED_BITS: Final = 32
 """Size of a drawn seed; short enough to be typed again."""
@@ -58,4 +58,4 @@ def chaos(  # noqa: PLR0913 - each is a flag
 
         job = require_job(run, "chaos ACTION")
         done = inject_on_cluster(job, request, ClusterOptions(kubeconfig, context, namespace=namespace))
-    typer.echo(f"{done} (seed {seed})")
+    echo(f"{done} (seed {seed})")

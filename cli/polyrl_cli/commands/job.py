@@ -101,7 +101,7 @@ def run(  # noqa: PLR0913 - each is a flag
     try:
         raise typer.Exit(run_on_kubernetes(file, overrides, options, echo))
     except KeyboardInterrupt:
-        typer.echo(DETACHED)
+        echo(DETACHED)
         raise
 
 
@@ -131,7 +131,7 @@ def crd(
 
     text = manifest_page() if docs else crd_yaml()
     if out is None:
-        typer.echo(text, nl=False)
+        echo(text.removesuffix("\n"))
         return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

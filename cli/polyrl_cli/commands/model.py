@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyrl_cli.commands.options import Context, JobName, Kubeconfig, Namespace, Step, print_lines
+from polyrl_cli.commands.options import Context, JobName, Kubeconfig, Namespace, Step, echo, print_lines
 
 
 def export(
@@ -34,7 +34,7 @@ def get(
     from polyrl_cli.remote.cluster import ClusterOptions
 
     options = ClusterOptions(kubeconfig, context, namespace=namespace)
-    get_from_cluster(job, target, step, options, typer.echo)
+    get_from_cluster(job, target, step, options, echo)
 
 
 def generate(
@@ -50,5 +50,5 @@ def generate(
     from polyrl_cli.model.generate import HowToAnswer, generate_lines
 
     wanted = HowToAnswer(max_tokens=max_tokens, temperature=temperature, seed=seed, answers=answers)
-    for answer in generate_lines(run, prompt, wanted, step, lambda note: typer.echo(f"note: {note}", err=True)):
-        typer.echo(answer)
+    for answer in generate_lines(run, prompt, wanted, step, lambda note: echo(f"note: {note}", err=True)):
+        echo(answer)

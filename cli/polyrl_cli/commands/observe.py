@@ -185,9 +185,9 @@ def report(
         job, options = require_job(run, "report"), ClusterOptions(kubeconfig, context, namespace=namespace)
         file, make = Path(f"{job}.html"), lambda: page_of_job(job, options)
     if live:
-        serve_page(make, typer.echo)
+        serve_page(make, echo)
         return
-    typer.echo(f"The page lies in {write_page(out or file, make())}")
+    echo(f"The page lies in {write_page(out or file, make())}")
 
 
 def check(run: NewestRun = None) -> None:

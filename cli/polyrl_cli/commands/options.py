@@ -65,11 +65,11 @@ def print_lines(lines: list[str]) -> None:
         echo(line)
 
 
-def echo(line: str) -> None:
+def echo(line: str, *, err: bool = False) -> None:
     """Prints a line that may hold what models, user code or other machines wrote."""
     from polyrl.history.foreign_text import printable
 
-    typer.echo(printable(line, lines=True))
+    typer.echo(printable(line, lines=True), err=err)
 
 
 def refuse_flags(given: dict[str, Any], meant_for: str) -> None:

@@ -100,7 +100,7 @@ def run_command(
         raise InvalidManifest(read_manifest(file, overrides).describe(here.faults))
     unchecked = check_contents(job, file, overrides, base=base) if check else []
     for note in [*remarks, *here.notes, *unchecked]:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
     with run_folder.locked(folder):
         done = run_folder.rl_steps_kept(folder)  # before anything is changed there: it may refuse
@@ -117,7 +117,7 @@ def run_command(
             f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
         )
         if line := assignment_line(here.assignment):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         wanted = with_gpus(workers_of(job.spec, place), here.assignment)
         return execute(job, wanted, folder, run_epoch, console, show_prints=show_prints, done=done)
 
@@ -217,8 +217,8 @@ def _exit_code(ended: EndedRun, console: Console) -> int:
         sentence = run_folder.last_words(log)
         if ended.end.user_error and sentence:
             raise UserError(sentence)
-        console.print(f"\nThe end of {log}:", highlight=False, soft_wrap=True)
-        console.print("\n".join(run_folder.end_of_log(log, LOG_LINES)), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"\nThe end of {log}:", soft_wrap=True)
+        console.print("\n".join(run_folder.end_of_log(log, LOG_LINES)), soft_wrap=True)
     return FAILED
 
 

@@ -42,10 +42,11 @@ def print_summary(summary: Summary, folder: Path, console: Console, rewards: Seq
     of all steps."""
     width = min(WIDTH, console.width)
     style = OUTCOME_STYLES[summary.outcome]
-    title = f"[bold]{summary.job}[/]  [{style}]{summary.outcome}[/]  [dim]in {clock_text(summary.wall_seconds)}[/]"
+    took = f"in {clock_text(summary.wall_seconds)}"
+    title = Text.assemble((summary.job, "bold"), "  ", (summary.outcome, style), "  ", (took, "dim"))
     body = Group(*_body(summary, folder, width, rewards))
     console.print(Panel(body, title=title, title_align="left", width=width, border_style=style, padding=(1, 2)))
-    console.print(f"All of it lies in {folder}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"All of it lies in {folder}", soft_wrap=True)
 
 
 def _body(summary: Summary, folder: Path, width: int, rewards: Sequence[float]) -> list[RenderableType]:

@@ -189,7 +189,7 @@ class ProgressView:
             self._live.stop()
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
 
 def line(progress: Progress) -> str:
@@ -221,7 +221,7 @@ def picture(progress: Progress, width: int) -> RenderableType:
     parts += [Text(f"! {sentence}", style="bold yellow") for sentence in progress.conditions]
     parts += [Text(f"… {sentence}", style="dim") for sentence in progress.waits]
     parts += [_event_line(event) for event in progress.events]
-    title = f"[bold]{progress.name}[/]  [dim]{clock_text(progress.elapsed)}[/]"
+    title = Text.assemble((progress.name, "bold"), "  ", (clock_text(progress.elapsed), "dim"))
     return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="blue", padding=(1, 2))
 
 

@@ -15,7 +15,7 @@ A rollout counts as much as the reserved engine, for the seconds in which that m
 during a step count for the time that they were there. The manager has integrated that, and keeps it
 (`status.FinishedStep`); what steps asked for is in the job's status. So nothing hangs on this process: one that starts
 anew goes on with the steps that ended meanwhile, and counts none twice.
-Not measured: steps that were polluted by engines that still started, or had the weights from a validation before.
+Not measured: a trainer's first step, in which engines still started.
 Then: within the dead band nothing changes; up by the least of its window, down by the most; each bounded per step; none
 within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number, which counts rollouts that
 are still starting or that capacity withholds, so that a slow start is not answered with more of them.

@@ -25,13 +25,14 @@ from polyrl.cluster.fleet.removal import forced_deletions
 from polyrl.cluster.fleet.singletons import (
     children,
     disrupted,
+    is_of_before,
     manager,
     stop_manager,
     trainer,
     trainer_lives,
     trainer_numbers,
 )
-from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, delete_after_ttl, lifecycle
+from polyrl.cluster.lifecycle import LifecycleStage, delete_after_ttl, lifecycle
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, loss_number_of, newly_counted
 from polyrl.cluster.observation.facts import JobFacts, PodFacts
@@ -178,7 +179,7 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         hashes=ctx.hashes,
         began_at=ctx.now if state.began_at is None else state.began_at,
         refusal=None if len(assessment.live) >= assessment.scale.desired_replicas else state.refusal,
-        last_seen={pod.uid: _last_seen(pod, deleted, numbers.get(pod.uid, ""), assessment.lifecycle) for pod in pods},
+        last_seen={pod.uid: _last_seen(assessment, pod, deleted, loss_number=numbers.get(pod.uid, "")) for pod in pods},
         nodes=frozenset(ctx.facts.nodes) | (state.nodes & bound),
         absent_since={node: state.absent_since.get(node, ctx.now) for node in bound - ctx.facts.nodes.keys()},
         silent_since={one.pod.uid: one.silent_since for one in assessment.fleet if one.silent_since is not None},
@@ -187,9 +188,12 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
     )
 
 
-def _last_seen(pod: PodFacts, deleted: set[str], loss_number: str, now: Lifecycle) -> LastSeenPod:
-    """A pod that had no node yet is no loss; one that we delete in this very reconcile is none either."""
-    known = pod.uid in deleted or loss_number_of(pod) is not None or now.stage is not LifecycleStage.RUNS
+def _last_seen(assessment: Assessment, pod: PodFacts, deleted: set[str], loss_number: str) -> LastSeenPod:
+    """A pod that had no node yet is no loss; one that we delete in this very reconcile, or deleted with a suspension of
+    the trainer, is none either."""
+    stops = assessment.lifecycle.stage is not LifecycleStage.RUNS
+    ours = stops or (pod.role is Role.TRAINER and is_of_before(assessment.ctx, pod))
+    known = ours or pod.uid in deleted or loss_number_of(pod) is not None
     return LastSeenPod(
         name=pod.name,
         role=pod.role,

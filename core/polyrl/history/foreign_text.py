@@ -21,7 +21,7 @@ OBEYED: Final = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def printable(text: str, *, lines: bool = False) -> str:
     """`text` as it may be printed; line breaks stay only where `lines` says so."""
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").replace("\t", TAB)
     return "".join(_shown(character, lines) for character in text)

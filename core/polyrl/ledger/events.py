@@ -450,10 +450,12 @@ class LeasesRenewed(Event, frozen=True):
 
 
 class Ticked(Event, frozen=True):
-    """Deadlines were looked through; the next one is at `due`, of running samples none before `stall_due`."""
+    """Deadlines were looked through; the next one is at `due`, of running samples none before `stall_due`, of
+    verdicts none before `ask_due`."""
 
     due: float
     stall_due: float
+    ask_due: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
     durable: ClassVar[bool] = False
 

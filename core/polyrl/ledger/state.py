@@ -221,9 +221,8 @@ class LeasedEngine(msgspec.Struct):
     prefill_s: float = 0.0
     """Seconds per token to read."""
     reading: int = 0
-    """Assignments of which it reads the prompt, as far as they are long enough to measure."""
     unread: int = 0
-    """Tokens of those."""
+    """Assignments of which it reads the prompt, as far as they are long enough to measure, and tokens of those."""
     read_from: float = 0.0
     """Since when it reads without a pause."""
     read_at: float = -inf
@@ -396,7 +395,8 @@ class LedgerState(msgspec.Struct):
     due: float = inf
     """When `tick` has something to do at the earliest; never too late, sometimes too early."""
     stall_due: float = inf
-    """No running sample has its progress deadline before it."""
+    ask_due: float = -inf
+    """No running sample has its progress deadline before the one, no verdict is asked for again before the other."""
     balanced_at: float = -inf
     """When `rebalance` last searched so many samples that its next search waits."""
     counters: Counters = msgspec.field(default_factory=Counters)

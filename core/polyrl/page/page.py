@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from polyrl.history.foreign_text import printable
 from polyrl.page import charts
 from polyrl.page.contents import Contents, RunRecord, make_contents
 
@@ -41,11 +42,20 @@ def render_page(run: RunRecord) -> str:
     )
 
 
+def _harmless(value: object) -> object:
+    """Marks that turn the reading direction around would show another text than there is."""
+    return type(value)(printable(value, lines=True)) if isinstance(value, str) else value
+
+
 @cache
 def _template() -> jinja2.Template:
     # Whatever comes from the run is escaped; only our own pictures are markup.
     templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("polyrl.page", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("polyrl.page", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_harmless,
     )
     return templates.get_template("page.html")
 

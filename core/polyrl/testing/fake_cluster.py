@@ -246,9 +246,10 @@ class FakeCluster:
                 self.create({"kind": "Pod", "metadata": metadata, "spec": deepcopy(job["spec"]["template"]["spec"])})
         # As the Job controller counts: `active` leaves out what is being deleted, and is 0 from then on.
         ready = sum(self.serves(pod) for pod in pods)
-        counts = {"active": len(pods), "ready": ready, "terminating": len(ours) - len(pods)}
-        if counts.items() - job.get("status", {}).items():
-            self.patch("Job", job["metadata"]["name"], {"status": job.get("status", {}) | counts})
+        stopped = [{"type": "Suspended", "status": "True"}] if job["spec"].get("suspend") else []
+        now = {"active": len(pods), "ready": ready, "terminating": len(ours) - len(pods), "conditions": stopped}
+        if any(job.get("status", {}).get(key) != value for key, value in now.items()):
+            self.patch("Job", job["metadata"]["name"], {"status": job.get("status", {}) | now})
 
     def _schedule(self) -> None:
         for pod in self.pods():

@@ -7,7 +7,7 @@ children go with their owner. It has no containers, no scheduling, and none of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -81,6 +81,8 @@ class FakeNodes:
 
     async def _pod(self, event: str, pod: Object) -> None:
         metadata, status = pod["metadata"], pod.get("status") or {}
+        if event == "DELETED":
+            await self._count_again(metadata)
         if event == "DELETED" or metadata["name"] in self.held:
             return
         if metadata.get("deletionTimestamp"):
@@ -89,6 +91,19 @@ class FakeNodes:
             await self._bind(metadata)
         elif status.get("phase") == "Pending" and not status.get("podIP"):
             await self._status(POD, metadata["namespace"], metadata["name"], self._running(metadata))
+
+    async def end(self, pod: Object) -> None:
+        """A pod that is being deleted has ended, though it was held."""
+        metadata = pod["metadata"]
+        self.held.discard(metadata["name"])
+        await self._client.delete(POD, metadata["namespace"], metadata["name"], metadata["uid"], 0)
+
+    async def _count_again(self, pod: Object) -> None:
+        """The Job controller sees that a pod of its has ended."""
+        name = pod["labels"].get("batch.kubernetes.io/job-name")
+        job = await self._client.get(TRAINER, pod["namespace"], name) if name else None
+        if job is not None:
+            await self._trainer("MODIFIED", job)
 
     async def _bind(self, metadata: Object) -> None:
         target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
@@ -112,16 +127,24 @@ class FakeNodes:
         metadata, status = job["metadata"], job.get("status") or {}
         if event == "DELETED" or status.get("completionTime"):
             return
-        pods = [pod async for pod in self._pods_of(metadata["namespace"], metadata["name"])]
+        there = self._pods_of(metadata["namespace"], metadata["name"])
+        pods = [pod async for pod in there if pod["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]]
+        counts: Object
         if job["spec"].get("suspend"):
             for pod in pods:
-                await self._client.delete(POD, metadata["namespace"], pod["metadata"]["name"], pod["metadata"]["uid"])
-            if status.get("active"):
-                await self._status(TRAINER, metadata["namespace"], metadata["name"], {"active": 0, "ready": 0})
-        elif not pods:
+                if not pod["metadata"].get("deletionTimestamp"):
+                    await self._client.delete(
+                        POD, metadata["namespace"], pod["metadata"]["name"], pod["metadata"]["uid"]
+                    )
+            counts = {"active": 0, "ready": 0, "terminating": len(pods)}
+        elif not _in_the_way(job, pods):
             with suppress(ApiError):
-                await self._client.create(_trainer_pod(job))
-            now = {"active": 1, "ready": 1, "startTime": status.get("startTime") or _now()}
+                await self._client.create(_trainer_pod(job, len(pods)))
+            counts = {"active": 1, "ready": 1, "terminating": 0, "startTime": status.get("startTime") or _now()}
+        else:
+            counts = {}
+        now = counts | _suspended("True" if job["spec"].get("suspend") else "False", status)
+        if any(status.get(key, 0) != value for key, value in now.items()):
             await self._status(TRAINER, metadata["namespace"], metadata["name"], now)
 
     async def _job(self, event: str, job: Object) -> None:
@@ -146,7 +169,8 @@ class FakeNodes:
         await self._client.patch(kind, namespace, name, {"status": status}, "status")
 
 
-def _trainer_pod(job: Object) -> Object:
+def _trainer_pod(job: Object, beside: int) -> Object:
+    """`beside`: so many of its pods are there, which makes the name: two events at once make one pod."""
     template, name = job["spec"]["template"], job["metadata"]["name"]
     metadata = template.get("metadata") or {}
     own = {"batch.kubernetes.io/job-name": name, "batch.kubernetes.io/job-completion-index": "0"}
@@ -155,7 +179,7 @@ def _trainer_pod(job: Object) -> Object:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": f"{name}-0-{job['metadata']['uid'][:5]}",
+            "name": f"{name}-0-{job['metadata']['uid'][:5]}-{beside}",
             "namespace": job["metadata"]["namespace"],
             "labels": (metadata.get("labels") or {}) | own,
             "annotations": metadata.get("annotations") or {},
@@ -163,6 +187,20 @@ def _trainer_pod(job: Object) -> Object:
         },
         "spec": template["spec"],
     }
+
+
+def _in_the_way(job: Object, pods: Sequence[Object]) -> list[Object]:
+    """Pods beside which no other is made: with podReplacementPolicy Failed also those that are being deleted."""
+    waits = job["spec"].get("podReplacementPolicy") == "Failed"
+    return [pod for pod in pods if waits or not pod["metadata"].get("deletionTimestamp")]
+
+
+def _suspended(holds: str, status: Object) -> Object:
+    """The conditions of a Job whose controller has seen whether it is suspended; none before it first was."""
+    before = {one["type"]: one["status"] for one in status.get("conditions") or ()}
+    if before.get("Suspended", "False") == holds:
+        return {}
+    return {"conditions": [{"type": "Suspended", "status": holds, "lastTransitionTime": _now()}]}
 
 
 def _now() -> str:

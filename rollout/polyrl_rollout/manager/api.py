@@ -103,9 +103,12 @@ class ControlService:
         self._started = self._loop.time()
         self._final_read = asyncio.Event()
 
-    def make_app(self, token: str, registry: prometheus_client.CollectorRegistry) -> web.Application:
-        """The aiohttp application; `registry` holds what is scraped."""
-        app = web.Application(middlewares=[_refusing, _requiring(token)], client_max_size=MAX_BODY_BYTES)
+    def make_app(
+        self, token: str, registry: prometheus_client.CollectorRegistry, keep: Callable[[web.Request], None]
+    ) -> web.Application:
+        """The aiohttp application; `registry` holds what is scraped, `keep` is called with each request that has the
+        token."""
+        app = web.Application(middlewares=[_refusing, _requiring(token, keep)], client_max_size=MAX_BODY_BYTES)
         app.router.add_get(control.STATUS_PATH, self._get_status)
         app.router.add_get(control.WAITS_PATH, self._get_waits)
         app.router.add_post(control.DRAIN_PATH, self._post_drain)
@@ -184,13 +187,15 @@ def metrics_handler(registry: prometheus_client.CollectorRegistry) -> Handler:
     return metrics
 
 
-def _requiring(token: str) -> Any:
+def _requiring(token: str, keep: Callable[[web.Request], None]) -> Any:
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def require_token(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if request.path != control.HEALTH_PATH and not hmac.compare_digest(given, expected):
+        if hmac.compare_digest(given, expected):
+            keep(request)
+        elif request.path != control.HEALTH_PATH:
             return _json(
                 control.Problem(error="this path needs the run's bearer token in the Authorization header"), 401
             )

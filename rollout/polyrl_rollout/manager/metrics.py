@@ -18,7 +18,7 @@ from polyrl.history.cost import cost_per_hour, spent
 from polyrl.history.results import TRAINED_PHASES, evaluations
 from polyrl.history.rows import MetricsRow
 from polyrl.manifest.scaling import PricingSpec
-from polyrl.status import ManagerStatus, StepValue
+from polyrl.status import FinishedStep, ManagerStatus, StepValue
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.reports import STEP_PARTS, STEP_SECONDS, TIMING
 from polyrl_rollout.manager.sessions import Traffic
@@ -81,6 +81,7 @@ class RunCollector(Collector):
         if "eval" in newest:
             yield self._evaluation(newest["eval"])
         yield from _steps({stage: newest[stage] for stage in STAGES if stage in newest})
+        yield from map(_of_step, self._status().finished_steps[-1:])
         yield from self._left_out()
         yield from self._cost()
 
@@ -141,6 +142,14 @@ def _of_status(status: ManagerStatus) -> Iterator[Metric]:
         tokens.add_metric((fate,), getattr(status.tokens, fate))
     yield tokens
     yield CounterMetricFamily("polyrl_delta_bytes", "Bytes of token deltas received", value=status.delta_bytes)
+
+
+def _of_step(step: FinishedStep) -> Metric:
+    family = GaugeMetricFamily("polyrl_step_engine_seconds", "Engines' time for the last step", labels=("part",))
+    family.add_metric(("busy",), step.busy_engine_seconds)
+    family.add_metric(("shared",), step.shared_engine_seconds)
+    family.add_metric(("evaluation",), step.evaluation_engine_seconds)
+    return family
 
 
 def _of_samples(status: ManagerStatus) -> Iterator[Metric]:

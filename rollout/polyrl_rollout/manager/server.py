@@ -48,6 +48,7 @@ from polyrl.wire import (
     TrainerReport,
 )
 from polyrl.worker import EVERYWHERE
+from polyrl_rollout.http_server import HttpServer
 from polyrl_rollout.manager.api import ControlService, make_metrics_app
 from polyrl_rollout.manager.group_commit import GroupCommit
 from polyrl_rollout.manager.history import RunHistory
@@ -146,9 +147,9 @@ class Manager:
 
     async def _close(self) -> None:
         self._control.feed.publish()
-        await self._http.cleanup()
+        await self._http.close()
         if self._metrics is not None:
-            await self._metrics.cleanup()
+            await self._metrics.close()
         self._agents_router.close(LINGER_S)
         self._trainer_router.close(LINGER_S)
         self.authenticator.stop()
@@ -159,7 +160,7 @@ class Manager:
     @property
     def endpoints(self) -> Endpoints:
         """Where it listens."""
-        host, port = self._http.addresses[0][:2]
+        host, port = self._http.address
         return Endpoints(
             agents=self._agents_router.endpoint,
             trainer=self._trainer_router.endpoint,
@@ -318,21 +319,21 @@ class Manager:
         registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused))
         prices = PricingSpec() if self._job is None else self._job.spec.pricing
         registry.register(RunCollector(self.status, self._history, prices))
-        app, listen = self._control.make_app(self._keys.http_token, registry), self._listen
-        self._http = await self._serve_http(app, listen.http_port, listen.tls)
-        self._metrics = None
+        self._http, self._metrics, listen = HttpServer(), None, self._listen
+        app = self._control.make_app(self._keys.http_token, registry, self._http.keep)
+        await self._start_http(self._http, app, listen.http_port, listen.tls)
         if listen.metrics_port is not None:
-            self._metrics = await self._serve_http(make_metrics_app(registry), listen.metrics_port, None)
+            self._metrics = HttpServer()
+            await self._start_http(self._metrics, make_metrics_app(registry), listen.metrics_port, None)
 
-    async def _serve_http(self, app: web.Application, port: int, tls: ssl.SSLContext | None) -> web.AppRunner:
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S)
-        await runner.setup()
-        host = self._listen.host
+    async def _start_http(
+        self, server: HttpServer, app: web.Application, port: int, tls: ssl.SSLContext | None
+    ) -> None:
+        host = None if self._listen.host == EVERYWHERE else self._listen.host
         try:
-            await web.TCPSite(runner, None if host == EVERYWHERE else host, port, ssl_context=tls).start()
+            await server.start(app, host, port, tls=tls, shutdown_s=HTTP_SHUTDOWN_S)
         except OSError as error:
-            raise RunFailed(f"the manager cannot bind {host}:{port} for HTTP: {error.strerror}") from error
-        return runner
+            raise RunFailed(f"the manager cannot bind {self._listen.host}:{port} for HTTP: {error.strerror}") from error
 
     def _on_broken_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -83,7 +83,7 @@ class FlowEngine:
     stuck: bool = False
     deaf: bool = False
     mute: bool = False
-    made: int = 0
+    generated: int = 0
     """Tokens that it has generated so far."""
     read: int = 0
     """Tokens that it had to read so far."""
@@ -115,7 +115,7 @@ class FlowEngine:
             assign, count = run.stream.assign, int(run.position) - run.stream.length
             self._known[assign.sample] = len(assign.input_ids) // 4 - assign.offset + int(run.position)
             if count:
-                self.made += count
+                self.generated += count
                 done = run.position >= run.end
                 ids = [TOKEN] * (count - done) + [STOP] * done
                 chunk = TokenChunk(ids, [0.0] * count, version=self.version, finish=Finish.STOP if done else None)

@@ -102,7 +102,7 @@ class Site:
 async def open_site(folder: Path) -> AsyncIterator[Site]:
     keys = folder / "keys"
     write_run_keys(keys)
-    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=LEASE_S))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=LEASE_S, lost_s=2 * LEASE_S))
     publisher = WeightPublisher(keys / "trainer.key")
     async with Manager(ledger, read_keys(ManagerKeys, keys / "manager.key"), EPOCH, Listen()) as manager:
         running = asyncio.create_task(manager.run())

@@ -208,6 +208,10 @@ async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kub
     samples = status.samples
     assert samples.submitted == samples.acknowledged + sum(samples.discarded.values())
     assert samples.acknowledged >= STEPS * 8 * 8
+    step = status.finished_steps[-1]
+    assert step.step == STEPS
+    assert step.busy_engine_seconds > 0
+    assert 0 <= step.shared_engine_seconds <= step.busy_engine_seconds
     assert kubelet.steps() == list(range(1, STEPS + 1)), "each step once"
     kubelet.running["manager"].send_signal(signal.SIGTERM)
     assert await kubelet.ended("manager") == 0

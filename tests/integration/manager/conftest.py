@@ -135,7 +135,7 @@ class Site:
 @asynccontextmanager
 async def _open_site(folder: Path, lease_s: float, journal: Journal | None = None) -> AsyncIterator[Site]:
     write_run_keys(folder)
-    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=lease_s, beat_s=0.3))
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=lease_s, lost_s=lease_s, beat_s=0.3))
     context = zmq.asyncio.Context()
     try:
         own, job = read_keys(ManagerKeys, folder / "manager.key"), PolyRLJob.model_validate(JOB)

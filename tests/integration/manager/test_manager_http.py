@@ -131,7 +131,7 @@ async def test_the_page_shows_steps_and_samples_and_no_foreign_text_is_markup(
 
 
 async def test_the_port_of_its_own_shows_numbers_without_a_token_and_nothing_else(site: Any) -> None:
-    host, port = site.manager._metrics.addresses[0][:2]
+    host, port = site.manager._metrics.address
     async with aiohttp.ClientSession(f"http://{host}:{port}") as http:
         for path, status in (("/metrics", 200), ("/v1/status", 404), ("/v1/history", 404), ("/healthz", 404)):
             async with http.get(path) as response:

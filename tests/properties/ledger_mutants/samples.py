@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Final
 
 from ledger_mutants.mutant import Mutant, Patch, after
@@ -78,7 +79,7 @@ def dropped_in_silence(patch: Patch) -> None:
 
 
 def verdicts_never_asked_again(patch: Patch) -> None:
-    patch.setattr(leases, "_ask_again", lambda d: None)
+    patch.setattr(leases, "_ask_again", lambda d: inf)
 
 
 def evaluation_never_complete(patch: Patch) -> None:
@@ -166,18 +167,18 @@ def outgrown_discarded(patch: Patch) -> None:
 def awaited_verdicts_forgotten(patch: Patch) -> None:
     """A trainer that comes back does not learn which verdicts are open, nor does the ledger ask again."""
     patch.setattr(trainer, "_send_again", lambda transition: None)
-    patch.setattr(leases, "_ask_again", lambda transition: None)
+    patch.setattr(leases, "_ask_again", lambda transition: inf)
 
 
 def verdict_deadline_at_once(patch: Patch) -> None:
     """Whoever is asked twice has given no verdict."""
 
-    def ask(transition: Any) -> None:
+    def ask(transition: Any) -> Any:
         for name in tuple(transition.state.awaiting_verdict):
             sample = transition.state.samples.get(name)
             if sample is not None and sample.asks > 1:
                 batching.discard_group(transition, sample.group, DiscardReason.REWARD_TIMED_OUT, culprit=name)
-        honest(transition)
+        return honest(transition)
 
     honest = leases._ask_again
     patch.setattr(leases, "_ask_again", ask)

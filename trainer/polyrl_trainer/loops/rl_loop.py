@@ -243,11 +243,9 @@ class RlStep:
         values = step_metrics(self._trained, reward_metrics, groups, averages(sums), clock)
         values["data/epochs"] = self._parts.prompts.epochs
         state.results.reward = values["reward/mean"]
-        # Weights that engines have already, from an evaluation before, cost the step nothing: it is no measure.
-        polluted = self._first or clock.update_weights_s == 0.0
         status_values = {
             **clock.status_values(),
-            StepValue.POLLUTED_STEP: float(polluted),
+            StepValue.POLLUTED_STEP: float(self._first),
             StepValue.REWARD: values["reward/mean"],
         }
         self._session.record(Purpose.TRAIN, self._trained, self._scored)

@@ -93,12 +93,17 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
 
 
 def disrupted(ctx: ReconcileContext) -> list[tuple[PodFacts, DisruptionNotice]]:
-    """Pods of a running trainer that the cluster takes or took; those of before a suspension were our decision."""
-    # Pods' timestamps are whole seconds.
-    since = math.floor(unix(ctx.status.last_resume_time) or 0.0)
-    pods = [pod for pod in ctx.facts.of_role(Role.TRAINER) if pod.created_at >= since]
+    """Pods of a running trainer that the cluster takes or took."""
+    pods = [pod for pod in ctx.facts.of_role(Role.TRAINER) if not is_of_before(ctx, pod)]
     noted = [(pod, notice_of(pod, ctx)) for pod in pods]
     return [(pod, notice) for pod, notice in noted if notice is not None and notice.confirmed]
+
+
+def is_of_before(ctx: ReconcileContext, pod: PodFacts) -> bool:
+    """True for a trainer's pod of before a suspension, whose end was our decision, however long it takes."""
+    resumed_at = unix(ctx.status.last_resume_time)
+    # Pods' timestamps are whole seconds. Without a time the job goes on in this very reconcile.
+    return resumed_at is None or pod.created_at < math.floor(resumed_at)
 
 
 def trainer_numbers(ctx: ReconcileContext, vanished: Sequence[LastSeenPod]) -> Iterator[Annotate]:
@@ -118,8 +123,11 @@ def trainer_lives(ctx: ReconcileContext) -> bool:
     job = ctx.facts.trainer
     if any(not pod.ended for pod in ctx.facts.of_role(Role.TRAINER)):
         return True
-    # The Job's count may be ahead of the pods that we have seen.
-    return job is not None and job.active + job.terminating > 0
+    if job is None:
+        return False
+    # The Job's count may be ahead of the pods that we have seen, and behind the pod that its controller is making.
+    ends = job.stopped or job.deleting or job.complete_at is not None or job.failed_at is not None
+    return not ends or job.active + job.terminating > 0
 
 
 def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:

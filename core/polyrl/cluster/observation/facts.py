@@ -130,6 +130,8 @@ class TrainerFacts:
     suspended: bool
     terminating: int = 0
     """Pods that are being deleted and have not ended."""
+    stopped: bool = False
+    """Its controller has seen that it is suspended: what is counted is all that there is, and no pod comes any more."""
     complete_at: float | None = None
     failed_at: float | None = None
     failed_reason: str = ""

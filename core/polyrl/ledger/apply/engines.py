@@ -209,7 +209,7 @@ def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> Non
 
 
 def apply_ticked(state: LedgerState, event: events.Ticked) -> None:
-    state.due, state.stall_due = event.due, event.stall_due
+    state.due, state.stall_due, state.ask_due = event.due, event.stall_due, event.ask_due
 
 
 def apply_ignored(state: LedgerState, event: events.Ignored) -> None:

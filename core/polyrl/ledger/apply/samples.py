@@ -284,6 +284,7 @@ def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     sample.ask_due = event.ask_due
     _enter(sample, SamplePhase.TURN_DONE, event.at)
     state.awaiting_verdict[event.sample] = None
+    state.ask_due = min(state.ask_due, event.ask_due)
     wake(state, event.ask_due)
 
 
@@ -291,6 +292,7 @@ def apply_verdict_requested(state: LedgerState, event: events.VerdictRequested) 
     sample = state.samples[event.sample]
     sample.asks += 1
     sample.ask_due = event.ask_due
+    state.ask_due = min(state.ask_due, event.ask_due)
     wake(state, event.ask_due)
 
 

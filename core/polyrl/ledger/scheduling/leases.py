@@ -41,11 +41,12 @@ def tick(transition: Transition) -> None:
     _end_drains(transition)
     stall_due = _find_stalled(transition)
     _announce_again(transition)
-    _ask_again(transition)
+    ask_due = _ask_again(transition)
     close_late(transition)
     earliest = min(_deadlines(transition.state, transition.now), default=inf)
-    due = max(min(earliest, stall_due), transition.now + TICK_RESOLUTION_S)
-    transition.record(events.Ticked(due, stall_due))
+    listened_to = ask_due if isfinite(transition.state.trainer_at) else inf
+    due = max(min(earliest, stall_due, listened_to), transition.now + TICK_RESOLUTION_S)
+    transition.record(events.Ticked(due, stall_due, ask_due=ask_due))
 
 
 def lose_engine(transition: Transition, name: str, cause: GoneCause) -> None:
@@ -130,10 +131,11 @@ def _announce_again(transition: Transition) -> None:
             announce(transition, engine.name)
 
 
-def _ask_again(transition: Transition) -> None:
+def _ask_again(transition: Transition) -> float:
+    """Asks for what is late; returns when the next verdict is: between two looks no sample is read."""
     state, config, now = transition.state, transition.config, transition.now
-    if not isfinite(state.trainer_at):
-        return  # its greeting asks for everything that is open
+    if now < state.ask_due or not isfinite(state.trainer_at):  # its greeting asks for everything that is open
+        return state.ask_due
     listens = now - state.trainer_at <= config.lease_s
     again: list[tuple[str, int]] = []
     for name in tuple(state.awaiting_verdict):
@@ -150,6 +152,7 @@ def _ask_again(transition: Transition) -> None:
         again.append((name, sample.turn))
     if again:
         transition.answer(TurnsAwaited(tuple(again)))
+    return min((state.samples[name].ask_due for name in state.awaiting_verdict), default=inf)
 
 
 def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
@@ -161,8 +164,5 @@ def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
             yield engine.drain_at
         if engine.quarantined_until > now:
             yield engine.quarantined_until
-    if isfinite(state.trainer_at):
-        for name in state.awaiting_verdict:
-            yield state.samples[name].ask_due
     for pending in state.pending.values():
         yield pending.due

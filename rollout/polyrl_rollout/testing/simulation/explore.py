@@ -326,7 +326,7 @@ def _check_fact(scene: Scene, event: Event) -> None:
         raise Violation(scene.now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
     if isinstance(event, f.EngineGone) and event.cause != "bye":
         silence = scene.now - scene.last_seen.get(event.engine, scene.now)
-        if silence < CONFIG.lease_s:
+        if silence < CONFIG.gone_s:
             raise Violation(scene.now, "I7", f"{event.engine} is given up after {silence:.1f} s of silence")
 
 

@@ -176,7 +176,7 @@ def lost_by_restart(before: LedgerState, after: LedgerState) -> list[str]:
 def _without_signs_of_life(state: LedgerState) -> LedgerState:
     """A copy; what the events that are not durable say is set to one value."""
     copy = decode_state(encode_state(state))
-    copy.due = copy.stall_due = copy.trainer_at = copy.learner.held_until = inf
+    copy.due = copy.stall_due = copy.ask_due = copy.trainer_at = copy.learner.held_until = inf
     copy.counters.ignored.clear()
     for engine in copy.engines.values():
         engine.heard_at, engine.weights_at, engine.silent = inf, inf, False

@@ -296,6 +296,7 @@ def test_a_resume_makes_no_second_trainer_while_the_first_still_ends(scenario: S
         scenario.go(1)
         assert sum(not is_ended(pod) for pod in scenario.cluster.pods(Role.TRAINER)) <= 1
     assert scenario.status.state == "Running"
+    assert scenario.status.trainer.disruptions == 0
 
 
 def test_deadline_counts_running_time_only() -> None:

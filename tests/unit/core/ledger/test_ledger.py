@@ -247,7 +247,7 @@ def test_what_an_engine_generated_while_nobody_heard_it_is_taken_back(silent_s: 
         flow.engines["b"].mute = False
         flow.run()
         needed = sum(drawn(1)(f"{group}.{index}", 0) for group in range(12) for index in range(4))
-        return sum(engine.made for engine in flow.engines.values()) - needed
+        return sum(engine.generated for engine in flow.engines.values()) - needed
 
     reclaimed = generated_twice()
     monkeypatch.setattr(agents, "_may_reclaim", lambda *_: False)

@@ -11,6 +11,7 @@ from polyrl.manifest.scaling import PricingSpec
 from polyrl.sample import Finish, Pool, Purpose
 from polyrl.sample_record import MAX_REPORTED, MAX_REPORTED_BYTES, SampleRecord, to_report
 from polyrl.status import ManagerStatus, StepValue
+from polyrl.testing.finished_steps import finished_step
 from polyrl.wire import EngineCapacity, TrainerReport
 from polyrl_rollout.manager import history, reports
 from polyrl_rollout.manager.history import RunHistory
@@ -112,7 +113,8 @@ def test_numbers_for_prometheus_are_there_once_they_are_known(monkeypatch: pytes
     assert generate_latest(registry) == b""
     monkeypatch.setattr(history.RunHistory, "seconds", lambda self, now: {Pool.SPOT: 1000.0, Pool.ON_DEMAND: 5.0})
     monkeypatch.setattr(history.RunHistory, "machines", lambda self, now: {Pool.SPOT: 2})
-    status = ManagerStatus(seq=1, run_epoch=1, values={StepValue.REWARD: 0.25})
+    step = finished_step(7, 4, rollout_s=2.0, train_s=1.5, shared_s=3.0)
+    status = ManagerStatus(seq=1, run_epoch=1, values={StepValue.REWARD: 0.25}, finished_steps=(step,))
     timing = {"timing_s/step": 2.0, "timing_s/train": 1.5, "reward/mean": 0.25}
     kept.take_report(a_report(7, **timing), 1001.0)
     kept.take_report(a_report(7, "eval", **{"eval/reward": 0.5, "eval/exact_match": 0.75, "eval/scored": 9.0}), 1002.0)
@@ -123,6 +125,9 @@ def test_numbers_for_prometheus_are_there_once_they_are_known(monkeypatch: pytes
         'polyrl_steps{stage="rl"} 7.0',
         'polyrl_step_seconds{stage="rl"} 2.0',
         'polyrl_step_part_seconds{part="train",stage="rl"} 1.5',
+        'polyrl_step_engine_seconds{part="busy"} 8.0',
+        'polyrl_step_engine_seconds{part="shared"} 3.0',
+        'polyrl_step_engine_seconds{part="evaluation"} 0.0',
         'polyrl_cost_total{currency="EUR",pool="spot"} 1.0',
         'polyrl_cost_per_hour{currency="EUR",pool="spot"} 7.2',
     ):

@@ -8,13 +8,23 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.actions import Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
-from polyrl.cluster.fleet.singletons import MANAGER_PACE_S, children, manager, stop_manager, trainer, trainer_numbers
+from polyrl.cluster.fleet.singletons import (
+    MANAGER_PACE_S,
+    children,
+    disrupted,
+    manager,
+    stop_manager,
+    trainer,
+    trainer_numbers,
+)
 from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage
 from polyrl.cluster.observation.facts import ChildFacts, PodPhase
+from polyrl.cluster.timestamps import millisecond, second
 from polyrl.worker import Role
 
 RUNS, SUSPENDED, FAILED = (Lifecycle(LifecycleStage[name]) for name in ("RUNS", "SUSPENDED", "FAILED"))
 ENDED = {"phase": PodPhase.FAILED}
+STOPPED = {"suspended": True, "stopped": True, "active": 0}
 
 
 @pytest.mark.parametrize(
@@ -57,9 +67,10 @@ def test_manager_that_still_answers_is_kept_though_its_node_seems_dead(build: An
         pytest.param(SUSPENDED, {}, [SuspendTrainer], id="suspend"),
         pytest.param(FAILED, {}, [SuspendTrainer], id="the job failed"),
         pytest.param(RUNS, {"suspended": True, "template_hash": "same"}, [SuspendTrainer], id="resume"),
-        pytest.param(RUNS, {"suspended": True, "active": 0}, [Delete], id="its template was changed"),
+        pytest.param(RUNS, STOPPED, [Delete], id="its template was changed"),
         pytest.param(RUNS, {"suspended": True}, [], id="changed, but pods still run"),
-        pytest.param(RUNS, {"suspended": True, "active": 0, "terminating": 1}, [], id="changed, but pods still end"),
+        pytest.param(RUNS, STOPPED | {"terminating": 1}, [], id="changed, but pods still end"),
+        pytest.param(RUNS, STOPPED | {"stopped": False}, [], id="changed, but its controller has not stopped it"),
         pytest.param(SUSPENDED, {"complete_at": 1.0}, [], id="complete"),
         pytest.param(SUSPENDED, {"deleting": True}, [], id="being deleted"),
     ],
@@ -89,15 +100,29 @@ def test_children_are_made_mended_and_removed(build: Any) -> None:
     assert [one.name for one in children(build.ctx(children=unasked))] == ["j-old"]
 
 
+def test_a_trainer_that_still_ends_when_the_job_goes_on_is_not_disrupted(build: Any) -> None:
+    pod = build.pod("j-trainer-0-x", Role.TRAINER, disruption="EvictionByEvictionAPI")
+    assert disrupted(build.ctx(pods=(pod,), status={"startTime": second(build.now - 99)})) == []
+
+
 def test_disrupted_trainer_is_numbered_once(build: Any) -> None:
     pod = build.pod("j-trainer-0-x", Role.TRAINER, disruption="EvictionByEvictionAPI")
-    (noted,) = trainer_numbers(build.ctx(pods=(pod,), status={"trainer": {"disruptions": 4}}), [])
+    status = {"trainer": {"disruptions": 4}, "lastResumeTime": millisecond(build.now - 200)}
+    (noted,) = trainer_numbers(build.ctx(pods=(pod,), status=status), [])
     assert dict(noted.annotations) == {"polyrl.dev/counted": "disruption-5"}
     again = replace(pod, annotations=noted.annotations)
-    assert list(trainer_numbers(build.ctx(pods=(again,)), [])) == []
+    assert list(trainer_numbers(build.ctx(pods=(again,), status=status), [])) == []
 
 
-@pytest.mark.parametrize(("active", "number"), [(1, 0), (0, 2)], ids=["the trainer runs", "nobody needs it"])
-def test_manager_is_stopped_after_the_trainer(build: Any, active: int, number: int) -> None:
-    ctx = build.ctx(pods=(build.pod("j-manager-1", Role.MANAGER),), trainer=build.trainer(active=active))
+@pytest.mark.parametrize(
+    ("job", "number"),
+    [
+        pytest.param({}, 0, id="the trainer runs"),
+        pytest.param({"suspended": True, "active": 0}, 0, id="its pod may just be starting"),
+        pytest.param(STOPPED, 2, id="nobody needs it"),
+        pytest.param({"active": 0, "failed_at": 1.0}, 2, id="it has failed"),
+    ],
+)
+def test_manager_is_stopped_after_the_trainer(build: Any, job: dict[str, Any], number: int) -> None:
+    ctx = build.ctx(pods=(build.pod("j-manager-1", Role.MANAGER),), trainer=build.trainer(**job))
     assert len(list(stop_manager(ctx, "the job has ended"))) == number

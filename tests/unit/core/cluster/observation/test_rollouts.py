@@ -76,6 +76,9 @@ def test_engine_that_the_manager_lost(build: Any, silent_s: float, node_ready: b
     nodes = build.nodes(build.pod(NAME), ready=node_ready)
     one = stands(build, {}, state=state, manager=build.manager([]), nodes=nodes)
     assert one.state is expected
+    silent = replace(build.engine(NAME), state=EngineState.SILENT)
+    manager = ManagerFacts(ManagerStatus(seq=1, run_epoch=1, engines=(silent,)), build.now)
+    assert stands(build, {}, state=state, manager=manager, nodes=nodes).state is expected, "one that it lists as silent"
 
 
 @pytest.mark.parametrize(

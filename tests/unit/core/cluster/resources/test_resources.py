@@ -288,6 +288,14 @@ def test_what_outlives_its_pod(role: str, storage: dict[str, Any], volume: dict[
     assert ("subPath" in mount) is ("claimName" in storage), "a claim may serve several jobs"
 
 
+def test_the_manager_reads_leases_that_were_chosen_and_no_default_changes_what_runs() -> None:
+    def rollout(**chosen: int) -> Any:
+        return json.loads(fixed_children(owner(rollout=chosen))[0]["data"]["job.json"])["spec"]["rollout"]
+
+    assert rollout(leaseSeconds=5, lostAfterSeconds=60).items() >= {"leaseSeconds": 5, "lostAfterSeconds": 60}.items()
+    assert not {"leaseSeconds", "lostAfterSeconds"} & rollout(leaseSeconds=3, lostAfterSeconds=15).keys()
+
+
 def test_workers_read_the_job_again() -> None:
     one = owner(rollout={"drainSeconds": 7, "engine": {"threads": 2}, "capacity": {"preset": "GKE"}})
     data = fixed_children(one)[0]["data"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import inf
+
 import pytest
 
+from polyrl.ledger.events import VerdictRequested
 from polyrl.ledger.scheduling import leases
 from polyrl.sample import DiscardReason
 from polyrl.wire import (
@@ -355,3 +359,31 @@ def test_how_long_no_progress_is_forgiven(first_token: bool, read_ago_s: float |
         engine.read_at = now - read_ago_s
     engine.heard_at = now
     assert leases._progress_deadline(stage.ledger.state, assignment) - now == left_s
+
+
+def test_between_two_questions_no_awaited_verdict_is_read() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=64)
+    stage.submit(40)
+    stage.pass_time(0.0)
+    assert stage.ledger.state.ask_due == inf
+    for number, assignment in tuple(stage.ledger.state.assignments.items()):
+        stage.tokens(assignment.engine, number, [5, 2], "stop")
+    asked = [event for event in stage.events if isinstance(event, VerdictRequested)]
+    assert not asked
+    assert stage.ledger.state.ask_due == pytest.approx(10.0)
+    stage.agent("a", Deregister("done"))
+    stage.pass_time(9.0)
+    assert stage.ledger.next_due() == pytest.approx(10.0)
+
+    class Unread(dict[str, None]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("read")
+
+    awaiting = stage.ledger.state.awaiting_verdict
+    stage.ledger.state.awaiting_verdict = Unread(awaiting)
+    stage.pass_time(0.5)
+    stage.ledger.state.awaiting_verdict = awaiting
+    stage.pass_time(0.5)
+    assert sum(isinstance(event, VerdictRequested) for event in stage.events) == 40
+    assert stage.ledger.state.ask_due == pytest.approx(30.0)
