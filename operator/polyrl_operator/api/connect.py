@@ -14,6 +14,7 @@ from typing import Final
 import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
+from yarl import URL
 
 from polyrl.errors import UserError
 
@@ -48,7 +49,12 @@ def stream_session(
 ) -> aiohttp.ClientSession:
     """A session of its own for long streams, with fresh credentials on every request."""
 
+    origin = URL(configuration.host).origin()
+
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        # Asked for every hop of a redirect anew: the token is for the API server alone.
+        if request.url.origin() != origin:
+            return await handler(request)
         token = await configuration.get_api_key_with_prefix("BearerToken")
         if token:
             request.headers["Authorization"] = token

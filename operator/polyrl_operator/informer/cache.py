@@ -18,7 +18,7 @@ import msgspec
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.cluster.observation.facts import ChildFacts, ClaimFacts, NodeFacts, PodFacts, TrainerFacts
-from polyrl.cluster.observation.job import child_facts, claim_facts, node_facts, pod_facts, trainer_facts
+from polyrl.cluster.observation.job import UNREADABLE, child_facts, claim_facts, node_facts, pod_facts, trainer_facts
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
 
 ANNOTATIONS: Final = ("polyrl.dev/", "karpenter.sh/")
@@ -133,7 +133,7 @@ def _job(raw: Object) -> Object:
     annotations = raw["metadata"].get("annotations") or {}
     ours = {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)}
     kept: Object = {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata | {"annotations": ours}}
-    return kept | {part: raw[part] for part in ("spec", "status") if part in raw}
+    return kept | {part: raw[part] for part in ("spec", "status", UNREADABLE) if part in raw}
 
 
 class Cache:

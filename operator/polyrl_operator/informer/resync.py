@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from polyrl.cluster import names
+from polyrl.cluster.actions import Object
 from polyrl.errors import PolyRLError
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER, ResourceKind
@@ -121,7 +122,14 @@ class Resync:
             newest = int(version or 0)
             for item in items:
                 listed.add(item["metadata"]["uid"])
-                self._cache.observe(kind, item)
+                self._take(kind, item)
         gone = self._cache.forget_absent(kind, namespace, listed, newest)
         if gone:
             log.info("resync found objects gone", kind=kind.name, count=gone)
+
+    def _take(self, kind: ResourceKind, item: Object) -> None:
+        try:
+            self._cache.observe(kind, item)
+        except Exception:
+            # One object that nobody understands must not keep all others from being read.
+            log.exception("object not understood", kind=kind.name, name=item["metadata"].get("name"))

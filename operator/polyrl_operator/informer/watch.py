@@ -4,12 +4,13 @@ What kopf does here: it logs in, lists in pages, watches with label selectors, o
 and silence, passes each object's events on in order, and ends the operator at a signal, or when a list or watch
 fails for good. `on.event` handlers write nothing into anybody's object: no finalizer, annotation or Event.
 
-Three gaps of kopf are closed in this file, and nowhere else:
+Four gaps of kopf are closed in this file, and nowhere else:
 
 - It copies every object four times to compare it with a state stored in annotations, which only the other decorators
   need; that was two fifths of the operator's time. `_NoDiffs` has nothing to compare.
 - It fails on a stream that a load balancer ends, in order, in the middle of a line. `_WholeLines` drops the rest of
   such a line: its event comes again with the next watch.
+- It parses what tenants wrote with a parser that recurses: jobs are screened before it sees them (`tenant_objects`).
 - Handlers learn neither whether a stream is alive nor when a list was taken anew. `StreamMonitor` sees both.
 """
 
@@ -24,6 +25,7 @@ import aiohttp
 import kopf
 
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind, permission_for
+from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_line, screened_list
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.resync import CHILDREN
 
@@ -73,18 +75,25 @@ class StreamMonitor:
     async def middleware(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        response = await handler(request)
         path, query = request.url.path, request.url.query
         verb = permission_for(request.method, path, watch="watch" in query).verb
+        of_jobs = path.endswith(f"/{JOB.plural}")
+        if of_jobs and verb == "list":
+            request.url = request.url.update_query(limit=JOBS_PAGE)
+        response = await handler(request)
+        if of_jobs and verb == "list" and response.status == 200:
+            response.content = cast(aiohttp.StreamReader, _ScreenedList(response.content))
         if response.status == 200 and verb == "watch":
-            response.content = cast(aiohttp.StreamReader, self._watched(path, response.content))
+            response.content = cast(
+                aiohttp.StreamReader, self._watched(path, response.content, screened_line if of_jobs else bytes)
+            )
         elif response.status == 200 and verb == "list" and "continue" not in query:
             if path in self._listed:
                 self._on_gap()
             self._listed.add(path)
         return response
 
-    def _watched(self, path: str, content: aiohttp.StreamReader) -> _WholeLines:
+    def _watched(self, path: str, content: aiohttp.StreamReader, screen: Callable[[bytes], bytes]) -> _WholeLines:
         if path in self._silent:
             self._on_gap()
         self._silent.add(path)
@@ -95,14 +104,16 @@ class StreamMonitor:
             self._silent.discard(path)
             self._alive_at[path] = time.monotonic()
 
-        return _WholeLines(content, on_bytes)
+        return _WholeLines(content, on_bytes, screen)
 
 
 class _WholeLines:
     """A response's content whose chunks end with lines; else as the content that it is made from."""
 
-    def __init__(self, content: aiohttp.StreamReader, on_bytes: Callable[[], None]) -> None:
-        self._content, self._on_bytes = content, on_bytes
+    def __init__(
+        self, content: aiohttp.StreamReader, on_bytes: Callable[[], None], screen: Callable[[bytes], bytes]
+    ) -> None:
+        self._content, self._on_bytes, self._screen = content, on_bytes, screen
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
@@ -114,9 +125,23 @@ class _WholeLines:
             self._on_bytes()
             lines, newline, tail = data.rpartition(b"\n")
             if newline:
-                yield bytes(rest) + lines + newline
+                whole = bytes(rest) + lines + newline
+                yield b"".join(self._screen(line + newline) for line in whole.split(newline)[:-1])
                 rest.clear()
             rest += tail
+
+
+class _ScreenedList:
+    """A response's content with a page of jobs, of which what is too large or too deep was taken out."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def read(self) -> bytes:
+        return screened_list(await self._content.read())
 
 
 class _NoDiffs(kopf.MultiDiffBaseStorage):

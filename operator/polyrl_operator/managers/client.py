@@ -33,6 +33,10 @@ CONTEXTS: Final = 2048
 REASON_LENGTH: Final = 1024
 """As `DrainRequest` bounds it."""
 
+MAX_ANSWER: Final = 8 << 20
+"""Bytes; a status of 512 engines has 300 kB. A manager's image may be its job's author's own, and answer without
+end."""
+
 T = TypeVar("T")
 
 
@@ -109,12 +113,19 @@ class ManagerClient:
         content = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
-                method, at.url + path, data=content, headers=headers, timeout=timeout, **tls
+                # A redirect would have the operator call whatever address a manager names.
+                method,
+                at.url + path,
+                data=content,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                **tls,
             ) as response:
-                text = await response.read()
+                text = await _bounded(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ManagerUnreachable(str(error) or type(error).__name__) from error
-        if response.status >= 400:
+        if response.status != 200:
             raise ProtocolError(f"the manager answered {response.status} to {method} {path}: {text[:200]!r}")
         try:
             return msgspec.json.decode(text, type=kind)
@@ -122,9 +133,24 @@ class ManagerClient:
             raise ProtocolError(f"the manager's answer is no {kind.__name__}: {error}") from None
 
 
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """The answer, if it is not longer than any of a manager's. Raises ProtocolError."""
+    text = bytearray()
+    async for data in response.content.iter_any():
+        text += data
+        if len(text) > MAX_ANSWER:
+            response.close()
+            raise ProtocolError(f"the manager's answer is longer than {MAX_ANSWER:,} bytes")
+    return bytes(text)
+
+
 def manager_session() -> aiohttp.ClientSession:
-    """The session for all managers; its size is bounded by who asks."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, limit_per_host=4), trust_env=False)
+    """The session for all managers; its size is bounded by who asks. It inflates nothing: no manager of ours
+    compresses, and two megabytes of another's may be two thousand."""
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
+    return aiohttp.ClientSession(
+        connector=connector, trust_env=False, auto_decompress=False, headers={"Accept-Encoding": "identity"}
+    )
 
 
 @lru_cache(maxsize=CONTEXTS)

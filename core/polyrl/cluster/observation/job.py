@@ -30,6 +30,9 @@ from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
+UNREADABLE: Final = "unreadable"
+"""Field of a job that was too large or too deep to be read: the sentence that says so. It has no spec then."""
+
 MAX_FAULTS: Final = 5
 """Faults of a manifest named in one sentence; a person mends a few at a time."""
 
@@ -71,6 +74,8 @@ def job_facts(
 
 def _job(raw_job: Raw) -> tuple[PolyRLJob | None, str]:
     """The job, or the sentence that says why it is none."""
+    if unreadable := raw.text(raw_job, UNREADABLE):
+        return None, unreadable
     given = {key: value for key, value in raw_job.items() if key != "status"}
     try:
         return PolyRLJob.model_validate(given), ""

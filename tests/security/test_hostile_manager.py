@@ -1,0 +1,117 @@
+"""A manager of its job's author's own making: what it answers neither fills the operator nor sends it elsewhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from polyrl.errors import ProtocolError
+from polyrl_operator.api.connect import stream_session
+from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, manager_session
+from polyrl_operator.secret import ManagerCredentials
+
+CREDENTIALS = ManagerCredentials("t" * 32, "")
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[int]:
+    """A server on loopback that answers everything so; its port."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def ask(answer: Answer) -> Any:
+    async with serving(answer) as port, manager_session() as session:
+        return await ManagerClient(session).status(Address("127.0.0.1", port), CREDENTIALS, -1, 1.0)
+
+
+async def test_an_endless_answer_is_left_at_eight_megabytes() -> None:
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while sent < 8 * MAX_ANSWER:
+                await response.write(b" " * (1 << 20))
+                sent += 1 << 20
+        return response
+
+    with pytest.raises(ProtocolError, match="longer than"):
+        await ask(endless)
+    assert sent < 4 * MAX_ANSWER, "what lies in sockets' buffers comes on top"
+
+
+async def test_nothing_is_inflated() -> None:
+    bomb = zlib.compress(b" " * (64 << 20))
+
+    async def compressed(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=bomb, headers={"Content-Encoding": "deflate"})
+
+    with pytest.raises(ProtocolError, match="is no ManagerStatus"):
+        await ask(compressed)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed(status: int) -> None:
+    reached: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        reached.append(request.path)
+        return web.Response(text="{}")
+
+    async with serving(elsewhere) as port:
+
+        async def redirect(_: web.Request) -> web.StreamResponse:
+            return web.Response(status=status, headers={"Location": f"http://127.0.0.1:{port}/inside"})
+
+        with pytest.raises(ProtocolError, match=f"answered {status}"):
+            await ask(redirect)
+    assert reached == []
+
+
+async def test_the_operators_token_is_for_the_api_server_alone() -> None:
+    seen: list[str | None] = []
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(text="{}")
+
+    async with serving(elsewhere) as port:
+
+        async def redirect(request: web.Request) -> web.StreamResponse:
+            assert request.headers["Authorization"] == "Bearer operators"
+            return web.Response(status=307, headers={"Location": f"http://127.0.0.1:{port}/"})
+
+        async with (
+            serving(redirect) as api,
+            stream_session(configuration(api)) as session,
+            session.get(f"http://127.0.0.1:{api}/api/v1/pods") as answer,
+        ):
+            assert answer.status == 200
+    assert seen == [None]
+
+
+def configuration(port: int) -> Configuration:
+    async def token(_: str) -> str:
+        return "Bearer operators"
+
+    given = {"ssl_ca_cert": None, "ca_cert_data": None, "cert_file": None, "verify_ssl": True}
+    return cast(Configuration, SimpleNamespace(host=f"http://127.0.0.1:{port}", get_api_key_with_prefix=token, **given))
