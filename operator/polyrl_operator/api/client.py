@@ -23,7 +23,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from polyrl.cluster.actions import Object
 from polyrl.errors import UNDECODABLE, PolyRLError
 from polyrl_operator.api.kinds import JOB, KINDS, ResourceKind
-from polyrl_operator.api.tenant_objects import JOBS_PAGE, read_job, read_jobs, screened_line
+from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_job, screened_jobs, screened_line
 
 log = structlog.get_logger(__name__)
 
@@ -258,7 +258,7 @@ def _reader(method: str, url: str) -> Callable[[bytes], Object]:
     parts = url.partition("?")[0].split("/")
     if JOB.plural not in parts:
         return msgspec.json.decode
-    return read_jobs if method == "GET" and parts[-1] == JOB.plural else read_job
+    return screened_jobs if method == "GET" and parts[-1] == JOB.plural else screened_job
 
 
 def selectors(label_selector: str, field_selector: str) -> dict[str, str]:

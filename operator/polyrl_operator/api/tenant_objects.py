@@ -28,7 +28,7 @@ MAX_DEPTH: Final = 64
 """Levels of one job; a pod's template in it needs 14."""
 JOBS_PAGE: Final = 8
 """Jobs per page of a list: 12 MB, were each as large as the API server stores."""
-METADATA: Final = (
+IDENTITY_FIELDS: Final = (
     "name",
     "namespace",
     "uid",
@@ -38,7 +38,7 @@ METADATA: Final = (
     "deletionTimestamp",
 )
 
-_CUT: Final = b'"polyrl.dev/cut-off"'
+_REMOVED: Final = b'"polyrl.dev/cut-off"'
 """Stands for what was nested too deeply."""
 _NEXT_BRACKET: Final = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}])', re.DOTALL)
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -67,14 +67,14 @@ class _Parts(msgspec.Struct):
     status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def read_job(data: bytes) -> Object:
+def screened_job(data: bytes) -> Object:
     """A job, or what else the API server answers where it was asked for one. Raises UNDECODABLE."""
-    return _read(_cut(data, MAX_DEPTH), len(data))
+    return _read(_flattened(data, MAX_DEPTH), len(data))
 
 
-def read_jobs(data: bytes) -> Object:
+def screened_jobs(data: bytes) -> Object:
     """A page of jobs; one that cannot be named is left out, with a line in the log. Raises UNDECODABLE."""
-    page = msgspec.json.decode(_cut(data, MAX_DEPTH + 2), type=_Page)
+    page = msgspec.json.decode(_flattened(data, MAX_DEPTH + 2), type=_Page)
     items = []
     for raw in page.items or ():
         try:
@@ -86,7 +86,7 @@ def read_jobs(data: bytes) -> Object:
 
 def screened_list(data: bytes) -> bytes:
     """A page of jobs for a parser that trusts it."""
-    return msgspec.json.encode(read_jobs(data))
+    return msgspec.json.encode(screened_jobs(data))
 
 
 def screened_line(line: bytes) -> bytes:
@@ -94,7 +94,7 @@ def screened_line(line: bytes) -> bytes:
     if not line.strip():
         return line
     try:
-        change = msgspec.json.decode(_cut(line, MAX_DEPTH + 1), type=_Change)
+        change = msgspec.json.decode(_flattened(line, MAX_DEPTH + 1), type=_Change)
         if change.type in ("BOOKMARK", "ERROR"):
             return line
         return (
@@ -110,20 +110,20 @@ def _read(shallow: bytes, size: int) -> Object:
     """`shallow` holds nothing too deep."""
     if size > MAX_JOB_BYTES:
         fault = f"the object has {size:,} bytes as stored; at most {MAX_JOB_BYTES:,} are read"
-    elif _CUT in shallow:
+    elif _REMOVED in shallow:
         fault = f"the object is nested too deeply; at most {MAX_DEPTH} levels are read"
     else:
         whole: Object = msgspec.json.decode(shallow)
         return whole
     parts = msgspec.json.decode(shallow, type=_Parts)
-    metadata = {key: parts.metadata[key] for key in METADATA if key in parts.metadata}
+    metadata = {key: parts.metadata[key] for key in IDENTITY_FIELDS if key in parts.metadata}
     kept: Object = {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata, UNREADABLE: fault}
-    if len(parts.status) <= MAX_JOB_BYTES and _CUT not in bytes(parts.status):
+    if len(parts.status) <= MAX_JOB_BYTES and _REMOVED not in bytes(parts.status):
         kept["status"] = msgspec.json.decode(parts.status)
     return kept
 
 
-def _cut(data: bytes, depth: int) -> bytes:
+def _flattened(data: bytes, depth: int) -> bytes:
     """JSON with everything below `depth` levels cut off: by its brackets, one after another, so that no nesting counts.
     A millisecond for 4,000 brackets, which only a hostile author costs us."""
     if not _is_deeper(data, depth):
@@ -133,7 +133,7 @@ def _cut(data: bytes, depth: int) -> bytes:
         if found[1] in b"[{":
             level += 1
             if level == depth + 1:
-                kept += data[begin : found.start(1)] + _CUT
+                kept += data[begin : found.start(1)] + _REMOVED
         else:
             if level == depth + 1:
                 begin = found.end()

@@ -30,7 +30,7 @@ async def test_hostile_jobs_hurt_nobody_else(place: Any, nodes: Any, start_opera
         await place.submit("second")
         await place.rollouts(2, "second")
         for name in ("listed-deep-0", "watched-deep-0", "listed-large-0", "watched-large-0"):
-            accepted = await place.until(f"{name} is told", lambda name=name: refused(place, name))
+            accepted = await place.until(f"{name} is refused", lambda name=name: refused(place, name))
             assert "at most" in accepted["message"]
         assert resident(operator.process.pid) < MOST_MEMORY
         assert (await operator.get("/healthz"))[0] == 200
