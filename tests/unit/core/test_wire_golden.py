@@ -223,7 +223,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash"),
-        "0197a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c400",
+        "0198a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000",
     ),
     (
         TRAINER,
