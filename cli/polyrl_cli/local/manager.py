@@ -27,6 +27,9 @@ STATUS_WAIT_S: Final = 10.0
 DRAIN_ANSWER_S: Final = 15.0
 """What a busy manager may take to answer a drain, which is sent once."""
 
+TURNS_S: Final = 0.01
+"""Some turns of the loop."""
+
 RETRY_S: Final = 0.5
 """Between a failed request and the next one."""
 
@@ -49,6 +52,8 @@ class LocalManager:
 
     async def __aexit__(self, *exception: Any) -> None:
         await self._session.close()
+        # Its encrypted connections end in the loop's next turns, which the last command of a process would not make.
+        await asyncio.sleep(TURNS_S)
 
     async def find(self) -> Endpoints:
         """Waits until this run epoch's manager has written where it listens; cancel it at the deadline."""
