@@ -21,7 +21,7 @@ from polyrl.ledger.state import LedgerState, StepState, group_tokens, scored_gro
 from polyrl.ledger.status import awaited
 from polyrl.ledger.transition import Transition
 from polyrl.manifest.recipe import GroupFilter
-from polyrl.sample import DiscardReason, sample_id
+from polyrl.sample import DiscardReason, Purpose, sample_id
 from polyrl.weights import digest
 from polyrl.wire import Batch, BatchRequest, Declined, Late
 
@@ -74,6 +74,8 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     replayed = _trained_before(state, step, wanted)
     if replayed:
         return Packing(replayed, len(replayed) == len(step.ready) and not (step.open or step.notices))
+    if (step.open or step.notices) and _is_too_little(state, step, wanted):
+        return None
     groups: list[int] = []
     samples = tokens = 0
     full = False
@@ -92,6 +94,14 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
     if enough or full or exhausted:
         return Packing(groups, exhausted and len(groups) == len(step.ready))
     return None
+
+
+def _is_too_little(state: LedgerState, step: StepState, wanted: BatchRequest) -> bool:
+    """Whether it is plain from sums that what is ready fills no batch: reading all of it at each end of a turn would
+    cost the square of a step."""
+    if wanted.purpose is not Purpose.TRAIN or state.backlog > wanted.max_tokens:
+        return False
+    return step.ready_samples < min(wanted.min_samples, wanted.max_samples)
 
 
 def _trained_before(state: LedgerState, step: StepState, wanted: BatchRequest) -> list[int]:

@@ -1,5 +1,6 @@
 """The engines in the orders that decisions ask for, so that none of them reads the whole fleet.
 
+    tokenless  engines that run something and give no token
     roomy      engines with a free slot, where one more token takes least first
     busy       engines that run something, where a token takes longest first
     idle       engines that run nothing, the longest idle first
@@ -17,6 +18,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from polyrl.ledger import events as f, speed
@@ -55,11 +58,49 @@ class Fleet:
         self._draining: dict[str, None] = {}
         self._silent: dict[str, None] = {}
         self._changed: dict[str, None] = dict.fromkeys(state.engines)
+        by_token = sorted(state.engines.values(), key=lambda engine: engine.token_at)
+        self._tokenless = dict.fromkeys(engine.name for engine in by_token)
+        """What may run something, by its newest token, the oldest first."""
+        self._turns: dict[str, int] = {}
+        """Where `some_running` goes on, per engine."""
+        self.whole_pass_at = -inf
+        """When the queue was looked through last, see `placement`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 
+    def tokenless(self, now: float) -> list[LeasedEngine]:
+        """Engines that run something and gave no token for TOKENLESS_S."""
+        found, over = list[LeasedEngine](), list[str]()
+        for name in self._tokenless:
+            engine = self._state.engines.get(name)
+            if engine is None or not engine.running:
+                over.append(name)
+            elif now - max(engine.token_at, engine.window_at) < speed.TOKENLESS_S:
+                break
+            elif speed.tokenless_s(engine, now) >= speed.TOKENLESS_S:
+                found.append(engine)
+        for name in over:
+            del self._tokenless[name]
+        return found
+
+    def some_running(self, engine: LeasedEngine, most: int) -> Iterator[int]:
+        """At most so many of what it runs, other ones each time until all had their turn."""
+        count = len(engine.running)
+        if count <= most:
+            return iter(tuple(engine.running))
+        start = self._turns.get(engine.name, 0) % count
+        self._turns[engine.name] = start + most
+        return islice(cycle(tuple(engine.running)), start, start + most)
+
     def note(self, event: f.Event) -> None:
         """`event` is about to be applied."""
+        if isinstance(event, f.TokensTaken):
+            self._tokenless.pop(event.engine, None)
+            self._tokenless[event.engine] = None
+            if not _may_place_anew(self._state.engines[event.engine], event.at):
+                return
+        elif isinstance(event, f.Assigned):
+            self._tokenless.setdefault(event.engine)
         engines_of = _ENGINES_OF.get(type(event))
         if engines_of is not None:
             for name in engines_of(self._state, event):
@@ -127,6 +168,7 @@ class Fleet:
             if before != after:
                 self._replace(before, after)
             if engine is None or after is None:
+                self._turns.pop(name, None)
                 for names in (self._idle, self._reserved, self._draining, self._silent):
                     names.pop(name, None)
                 continue
@@ -166,6 +208,11 @@ def _entry(engine: LeasedEngine, mean: float) -> _Entry:
         step_s=engine.step_scale,
         alone=(pace.step(1), engine.name) if engine.step_scale else None,
     )
+
+
+def _may_place_anew(engine: LeasedEngine, at: float) -> bool:
+    """Whether tokens that come now may change its place: only what they measure does, or that they come again."""
+    return bool(engine.unproven or engine.rejections or at - engine.window_at >= speed.WINDOW_S)
 
 
 def _take(order: list[Any], place: Any) -> None:

@@ -15,6 +15,7 @@ from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState
+from polyrl.sample import Pool
 
 HALF_BATCH: Final = 64.0
 """Running samples at which a step takes twice as long as alone, until measured: GPUs reach it at 64-256."""
@@ -53,6 +54,9 @@ all others are slow; with that one it is taken for average."""
 STALE_S: Final = 30.0
 """Without a token for so long, what was measured may no longer hold: a throttled device cools down, a neighbour leaves.
 Ten times what the work of one sample tells about an engine, so trying again costs little."""
+
+TOKENLESS_S: Final = 3.0
+"""Without a token for so long, an engine that runs samples is taken for as slow as that: a hundred steps of most."""
 
 Line: TypeAlias = tuple[float, float, float, float, float]
 """Moments of the windows, sums of 1, b, s, bb, bs."""
@@ -99,6 +103,14 @@ def is_stale(engine: LeasedEngine, now: float) -> bool:
     """Whether it has worked and then been idle for so long that its measurement is to be tried."""
     idle = not engine.running and engine.token_at > -inf
     return idle and max(engine.token_at, engine.assigned_at) <= now - STALE_S
+
+
+def tokenless_s(engine: LeasedEngine, now: float) -> float:
+    """How long it has run samples without a token: a step takes no less. 0 for a reserved engine, whose devices may
+    learn, while it reads, which has a deadline of its own, and in its silence, for which there is a lease."""
+    if not engine.running or engine.reading or engine.silent or engine.pool is Pool.RESERVED:
+        return 0.0
+    return now - max(engine.token_at, engine.window_at, engine.read_at, engine.counts_from)
 
 
 def smoothed(old: float, new: float) -> float:

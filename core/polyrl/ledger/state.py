@@ -240,6 +240,8 @@ class LeasedEngine(msgspec.Struct):
     """KV room set aside for tokens still to come of what it runs, in tokens."""
     seq: int = 0
     """Of its newest Deltas since it greeted; 0: none has come."""
+    counts_from: float = -inf
+    """When the ledger was last away itself: what was not heard before says nothing about the engine."""
     silent: bool = False
     bereft: bool = False
     """No sign of life for a lease; and some of what it ran was moved since, which it may still hold."""
@@ -294,6 +296,8 @@ class StepState(msgspec.Struct):
     """Groups dropped of which the trainer has not said that it knows; sent again when it reconnects."""
     ended: bool = False
     """The trainer wants nothing more of it; forgotten once nothing of it is left."""
+    ready_samples: int = 0
+    """Of the groups in `ready`."""
 
 
 class BatchState(msgspec.Struct):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from polyrl.ledger.apply import apply
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.events import Event, FollowUp, Ignored
+from polyrl.ledger.events import EngineDraining, Event, FollowUp, Ignored, WindowSet
 from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.state import LedgerState
 from polyrl.wire import ToAgent, ToTrainer
@@ -23,6 +23,11 @@ class Effects:
         self.to_agents: list[tuple[str, ToAgent]] = []
         """Engine name and message."""
         self.to_trainer: list[ToTrainer] = []
+
+    @property
+    def forces_moves(self) -> bool:
+        """What runs somewhere must leave from now on: devices are the trainer's, or an engine is about to go."""
+        return any(isinstance(event, WindowSet | EngineDraining) for event in self.events)
 
 
 class Transition:

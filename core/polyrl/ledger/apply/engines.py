@@ -204,6 +204,7 @@ def apply_gap_seen(state: LedgerState, event: events.GapSeen) -> None:
 def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
     for engine in state.engines.values():
         engine.heard_at, engine.silent = max(engine.heard_at, event.at), False
+        engine.counts_from = event.at
     for assignment in state.assignments.values():
         assignment.progress_at = max(assignment.progress_at, event.at)
 

@@ -328,6 +328,7 @@ def apply_group_completed(state: LedgerState, event: events.GroupCompleted) -> N
     step = _step_of(state, entry.group)
     step.open -= 1
     step.ready.append(event.group)
+    step.ready_samples += entry.group.n
 
 
 def apply_group_discarded(state: LedgerState, event: events.GroupDiscarded) -> None:
@@ -364,6 +365,7 @@ def _leave_step(state: LedgerState, entry: GroupState) -> None:
             del state.batches[entry.batch]
     elif entry.ready:
         step.ready.remove(number)
+        step.ready_samples -= entry.group.n
     else:
         step.open -= 1
 
@@ -397,6 +399,7 @@ def apply_batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
         entry.batch = event.batch
         step = _step_of(state, entry.group)
         step.ready.remove(number)
+        step.ready_samples -= entry.group.n
         step.packed += 1
         for index in range(entry.group.n):
             _enter(state.samples[sample_id(number, index)], SamplePhase.PACKED, event.at)
@@ -414,6 +417,7 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
         step.packed -= 1
         step.ended = False
         step.ready.insert(0, number)
+        step.ready_samples += entry.group.n
         for index in range(entry.group.n):
             _enter(state.samples[sample_id(number, index)], SamplePhase.SCORED, event.at)
 
@@ -463,6 +467,7 @@ def _offer_again(state: LedgerState, event: events.BatchReturned) -> None:
         step.acknowledged = max(0, step.acknowledged - 1)
         step.ended = False
         step.ready.insert(0, number)
+        step.ready_samples += group.n
         state.counters.acknowledged -= group.n
         state.counters.offered_again += group.n
         state.kept_tokens -= tokens

@@ -176,9 +176,10 @@ class Costs:
         wait = self.pace(engine).wait(1, running, request.expected)
         return wait + self._among(engine, request, running, has_sibling=True)
 
-    def staying(self, engine: LeasedEngine, request: PlacementRequest) -> float:
-        """For a sample that `engine` runs."""
-        seconds = request.expected * self.step(engine)
+    def staying(self, engine: LeasedEngine, expected: int) -> float:
+        """For a sample that `engine` runs, with so many tokens to come."""
+        tokenless = speed.tokenless_s(engine, self._now)
+        seconds = expected * max(self.step(engine), tokenless if tokenless >= speed.TOKENLESS_S else 0.0)
         if engine.draining:
             left = engine.drain_at - self._now
             return inf if seconds > left - reserve_of(left) else seconds

@@ -62,13 +62,28 @@ SITTING_OUT: Final = 16
 """Samples of silent engines in a row that are better off staying: the rest is looked at another time."""
 
 
+HEAD_GROUPS: Final = 32
+"""Groups that find no room in a row, at the head of the queue, before the rest waits for the next WHOLE_PASS_S: some
+5 ms, and each end of a turn is a look."""
+
+WHOLE_PASS_S: Final = 0.25
+"""How often the queue is looked through further, up to TRIED_GROUPS such groups: what fits into the room that nothing
+before it could use."""
+
+TRIED_GROUPS: Final = 256
+
+ASKED: Final = 256
+"""Engines with a free slot that one look asks whether they take a sample, the fastest first."""
+
+
 class Room:
     """Engines with a free slot during one pass over the queue."""
 
     def __init__(self, transition: Transition) -> None:
         self._transition = transition
-        self._kept: list[tuple[int, int, int, tuple[str, ...]]] = []
-        """(low, high, context, refused by) of samples that found no room: what fits them takes nothing behind them."""
+        self._kept: dict[tuple[int, int, tuple[str, ...]], int] = {}
+        """(low, high, refused by) of samples that found no room, and the least context: what fits them takes nothing
+        behind them."""
 
     def candidates(self, request: PlacementRequest, known: Iterable[str]) -> Iterator[LeasedEngine]:
         """Engines worth asking: those that have read something of it (`known`), one that was idle for long, and of all
@@ -82,17 +97,22 @@ class Room:
             if engine.name not in found and self._takes(engine, request):
                 found.add(engine.name)
                 yield engine
-        fastest = (engine for engine in self._transition.fleet.roomy() if engine.name not in found)
+        asked = itertools.islice(self._transition.fleet.roomy(), ASKED)
+        fastest = (engine for engine in asked if engine.name not in found)
         yield from itertools.islice((engine for engine in fastest if self._takes(engine, request)), CANDIDATES)
 
     def keep(self, request: PlacementRequest) -> None:
         """`request` found no room: the engines that fit it take nothing behind it."""
-        self._kept.append((request.low, request.high, request.context, request.rejected_by))
+        kind = (request.low, request.high, request.rejected_by)
+        self._kept[kind] = min(request.context, self._kept.get(kind, request.context))
 
     def is_unclaimed(self, engine: LeasedEngine) -> bool:
         """Whether nothing in the queue could use it: what runs elsewhere may move there."""
-        claims = (kept for kept in self._kept if kept[0] <= engine.version <= kept[1] and engine.name not in kept[3])
-        return all(engine.capacity.max_context < context for _, _, context, _ in claims)
+        return all(
+            engine.capacity.max_context < context
+            for (low, high, refused), context in self._kept.items()
+            if low <= engine.version <= high and engine.name not in refused
+        )
 
     def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
         able = has_slot(engine, self._transition.now) and self.is_unclaimed(engine)
@@ -103,7 +123,7 @@ class Room:
         """Whether every engine that fits it also fits one that waits before it."""
         return any(
             low <= request.low and request.high <= high and context <= request.context and not refused
-            for low, high, context, refused in self._kept
+            for (low, high, refused), context in self._kept.items()
         )
 
 
@@ -115,7 +135,7 @@ def place(transition: Transition) -> Room:
     if not (state.queue or silent) or not transition.fleet.has_room:
         return room
     costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
-    sitting = 0
+    sitting, tries = 0, _Tries(transition)
     keys = sorted({*state.queue, *(state.groups[number].key for number in silent)}) if silent else tuple(state.queue)
     for *_, number in keys:
         if not transition.fleet.has_room:
@@ -126,13 +146,41 @@ def place(transition: Transition) -> Room:
         if state.next_assignment - placed >= PLACED_AT_ONCE:
             transition.record(PlacementPaused(transition.now))
             break
-        group = _Group(transition, entry, room, costs)
+        if not silent and tries.are_over():
+            break
+        group, before = _Group(transition, entry, room, costs), state.next_assignment
         group.place()
+        tries.count(state.next_assignment > before)
         for assignment in silent.get(number, ()):
             sitting = 0 if group.leave(assignment) else sitting + 1
         if sitting >= SITTING_OUT:
             silent = {}
     return room
+
+
+class _Tries:
+    """Bounds the groups that are looked at in vain: all of a long queue that fits nowhere would be, at every event."""
+
+    def __init__(self, transition: Transition) -> None:
+        self._transition, self._in_vain, self._whole = transition, 0, False
+
+    def count(self, placed: bool) -> None:
+        """One group was looked at."""
+        self._in_vain = 0 if placed else self._in_vain + 1
+
+    def are_over(self) -> bool:
+        """The rest waits; an event that comes in time is planned."""
+        fleet, now = self._transition.fleet, self._transition.now
+        if self._in_vain < HEAD_GROUPS:
+            return False
+        until = fleet.whole_pass_at + WHOLE_PASS_S
+        if not self._whole and now >= until:
+            self._whole, fleet.whole_pass_at = True, now
+        if self._whole:
+            return self._in_vain >= TRIED_GROUPS
+        if self._transition.state.due > until:
+            self._transition.record(PlacementPaused(until))
+        return True
 
 
 def _of_silent_engines(transition: Transition) -> dict[int, list[int]]:
@@ -195,7 +243,7 @@ class _Group:
         if not self._offers:
             return False
         best = min(self._offers, key=self._offers.__getitem__)
-        sooner = self._costs.staying(engine, request) - self._offers[best][1]
+        sooner = self._costs.staying(engine, request.expected) - self._offers[best][1]
         if sooner <= 0:
             transition.record(PlacementPaused(transition.now + max(SHORTEST_HOLD_S, -sooner)))
             return False

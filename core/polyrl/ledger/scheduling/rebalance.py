@@ -11,6 +11,9 @@ a sample that moved stays put for REST_S unless it gains MUCH_SHARE, and one tha
 measured. An engine that greets anew is asked for what it holds: before that has come, nothing of it is generated
 elsewhere.
 
+An engine that gives no token for TOKENLESS_S is as slow as that says, measured or not: what it runs leaves if others
+would be done sooner, and the engine has failed.
+
 Room is what the queue leaves: engines that something waiting could use are not given what runs elsewhere.
 
 One event looks at the slowest engines' samples, for the fastest engines with room, and after a look at many the next
@@ -37,6 +40,7 @@ from polyrl.ledger.scheduling.cost import (
     placement_request,
     sibling_engines,
 )
+from polyrl.ledger.scheduling.moves import quarantine
 from polyrl.ledger.scheduling.placement import Room
 from polyrl.ledger.scheduling.recalls import recall
 from polyrl.ledger.scheduling.window import opens_in
@@ -61,12 +65,25 @@ TAKERS: Final = 8
 GIVERS: Final = 8
 """Engines whose samples are looked at, the slowest first; those that must give are looked at all."""
 
-SCANNED_AT_ONCE: Final = 200
-"""Samples beyond which the next look waits: some 1 ms, while a large fleet ends hundreds of samples a second, and each
-end is an event."""
+SCANNED_AT_ONCE: Final = 64
+"""Samples beyond which the next look waits: some 0.5 ms, while a large fleet ends hundreds of samples a second, each
+of them an event."""
 
 SCAN_PAUSE_S: Final = 0.25
-"""How long it waits then: half of the least that a move must promise."""
+"""How long it waits then: half of the least that a move must promise. Only a window that closes and an engine that
+begins to drain are not kept waiting: what must move there has no time."""
+
+SCANNED: Final = 1024
+"""Samples of all givers that one look reads: some 10 ms. The next look goes on where this one ended."""
+
+MOVED_AT_ONCE: Final = 64
+"""Samples that one look moves: some 20 ms. The next one moves more."""
+
+TRIED_IN_VAIN: Final = 32
+"""Samples in a row that gain by no move, from the last to end on: those that end sooner gain no more."""
+
+LEAST_SCANNED: Final = 8
+"""Samples of one giver that are read at least."""
 
 
 class _Movable(NamedTuple):
@@ -83,27 +100,31 @@ def rebalance(transition: Transition, room: Room) -> None:
     state, fleet, now = transition.state, transition.fleet, transition.now
     if len(state.engines) < 2 or not state.assignments or not fleet.has_room:
         return
+    if 0 <= now - state.balanced_at < SCAN_PAUSE_S and not transition.effects.forces_moves:
+        return
     costs = Costs(transition)
     special = {e.name: e for e in (*fleet.reserved(), *fleet.leaving()) if e.running and not e.silent}
     forced = [engine for engine in special.values() if _must_give(state, engine, now)]
-    paused = 0 <= now - state.balanced_at < SCAN_PAUSE_S
-    if paused and not forced:
-        return
-    givers = forced if paused else [*forced, *_slow(transition, costs, room)]
+    tokenless = [e for e in fleet.tokenless(now) if not (e.draining or e.silent)]
+    givers = list({e.name: e for e in (*forced, *tokenless, *_slow(transition, costs, room))}.values())
     movable, ends = _movable(transition, costs, givers), dict[str, float]()
+    moved = in_vain = 0
     for one in movable:
         takers = list(itertools.islice(_takers(transition, room), TAKERS))
-        if not takers:
+        if not takers or moved >= MOVED_AT_ONCE or in_vain >= TRIED_IN_VAIN:
             break
-        _move(transition, costs, one, takers, ends)
-    if not paused and len(movable) > SCANNED_AT_ONCE:
+        gains_there = _move(transition, costs, one, takers, ends)
+        moved, in_vain = moved + gains_there, 0 if gains_there or one.stay == inf else in_vain + 1
+    if len(movable) > SCANNED_AT_ONCE:
         transition.record(BalancePaused(now, now + SCAN_PAUSE_S))
 
 
 def _takers(transition: Transition, room: Room) -> Iterator[LeasedEngine]:
-    """Engines with room that nothing waiting could use, the fastest first."""
-    engines = transition.fleet.roomy()
-    return (engine for engine in engines if has_slot(engine, transition.now) and room.is_unclaimed(engine))
+    """Engines with room that nothing waiting could use, the fastest first. One that failed again, or never gave a
+    token, proves itself with what waits, not with what runs well elsewhere."""
+    able = (e for e in transition.fleet.roomy() if has_slot(e, transition.now))
+    able = (e for e in able if not e.failures or (e.step_scale and e.failures == 1))
+    return (engine for engine in able if room.is_unclaimed(engine))
 
 
 def _must_give(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
@@ -126,16 +147,19 @@ def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine
 def _movable(transition: Transition, costs: Costs, givers: list[LeasedEngine]) -> list[_Movable]:
     """What may move from these engines: what must, by priority, then what would finish last."""
     state, now = transition.state, transition.now
+    share = max(LEAST_SCANNED, SCANNED // max(1, len(givers)))
     found = []
     for engine in givers:
-        for number in engine.running:
-            if not _rests(transition, number, forced=_must_give(state, engine, now)):
-                stay = costs.staying(engine, _request(state, number, now))
-                found.append(
-                    (_priority(state, number) if stay == inf else 0, _Movable(stay, number, engine=engine.name))
-                )
-    found.sort(key=lambda one: (-one[1].stay, one[0], -_request(state, one[1].number, now).expected))
-    return [one for _, one in found]
+        forced = _must_give(state, engine, now)
+        for number in transition.fleet.some_running(engine, share):
+            if _rests(transition, number, forced=forced):
+                continue
+            expected = speed.expected_tokens(state, state.samples[state.assignments[number].sample])
+            stay = costs.staying(engine, expected)
+            one = _Movable(stay, number, engine=engine.name)
+            found.append((-stay, _priority(state, number) if stay == inf else 0, -expected, one))
+    found.sort(key=lambda place: place[:-1])
+    return [one for *_, one in found]
 
 
 def _request(state: LedgerState, number: int, now: float) -> PlacementRequest:
@@ -165,8 +189,8 @@ def _rests(transition: Transition, number: int, *, forced: bool) -> bool:
 
 def _move(
     transition: Transition, costs: Costs, one: _Movable, takers: list[LeasedEngine], ends: dict[str, float]
-) -> None:
-    """To where it costs least, if that pays. `ends`: seconds until takers have ended what they run."""
+) -> bool:
+    """To where it costs least, if that pays; whether it does. `ends`: seconds until takers have ended what they run."""
     state, now = transition.state, transition.now
     request = _request(state, one.number, now)
     siblings = sibling_engines(state, state.groups[request.group].group)
@@ -181,12 +205,24 @@ def _move(
         and (one.stay == inf or _last_end(state, costs, taker, ends) <= one.stay)
     ]
     if not offers:
-        return
+        return False
     go, name = min(offers)
     moved_at = state.samples[state.assignments[one.number].sample].moved_at
-    if gains(one.stay, go, transition.config.delta_s, MUCH_SHARE if moved_at + REST_S > now else GAIN_SHARE):
-        ends.pop(name, None)
-        recall(transition, one.number, _cause(state, one, now), to=state.engines[name], request=request)
+    if not gains(one.stay, go, transition.config.delta_s, MUCH_SHARE if moved_at + REST_S > now else GAIN_SHARE):
+        return False
+    ends.pop(name, None)
+    _doubt(transition, one.number)
+    recall(transition, one.number, _cause(state, one, now), to=state.engines[name], request=request)
+    return True
+
+
+def _doubt(transition: Transition, number: int) -> None:
+    """An engine that gave no token for as long, and must be left for it, has failed: else two of them would hand a
+    sample to and fro for ever, each taken for sound since nothing was ever measured of it."""
+    state = transition.state
+    engine = state.engines[state.assignments[number].engine]
+    if not engine.draining and speed.tokenless_s(engine, transition.now) >= speed.TOKENLESS_S and not engine.unproven:
+        quarantine(transition, engine.name, MoveCause.STALLED)
 
 
 def _last_end(state: LedgerState, costs: Costs, engine: LeasedEngine, ends: dict[str, float]) -> float:

@@ -180,6 +180,7 @@ def _without_signs_of_life(state: LedgerState) -> LedgerState:
     copy.counters.ignored.clear()
     for engine in copy.engines.values():
         engine.heard_at, engine.weights_at, engine.silent = inf, inf, False
+        engine.counts_from = inf
         engine.load, engine.load_at, engine.kv_since = (0, 0, 0), inf, 0
         engine.gaps.clear()
         engine.reserved_kv.clear()

@@ -372,3 +372,25 @@ def test_a_full_kv_cache_gets_nothing_more() -> None:
     before = len(stage.ledger.state.assignments)
     stage.submit(10, max_new_tokens=200)
     assert len(stage.ledger.state.assignments) == before or cost.kv_room(engine, stage.now) >= 0
+
+
+def test_a_long_queue_that_fits_nowhere_is_tried_at_its_head_and_now_and_then_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+    honest = placement._Group.place
+    monkeypatch.setattr(placement._Group, "place", lambda group: (tried.append(1), honest(group)))
+    stage = Stage()
+    stage.engine("a", kv_tokens=1_000, max_context=1_000_000, max_running=64)
+    stage.submit(1)
+    stage.submit(placement.TRIED_GROUPS + 50, prompt_ids=pack_ids([9] * 2_000))
+
+    def tries() -> int:
+        tried.clear()
+        stage.now += 0.01
+        stage.ledger.tick(stage.now)
+        return len(tried)
+
+    counts = [tries() for _ in range(90)]
+    assert set(counts) == {placement.HEAD_GROUPS, placement.TRIED_GROUPS}
+    assert counts.count(placement.TRIED_GROUPS) in (3, 4), "within 0.9 s, once per 0.25 s"

@@ -10,6 +10,7 @@ import pytest
 
 from polyrl.ledger import speed
 from polyrl.ledger.events import RecallSent
+from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.scheduling.placement import place
 from polyrl.ledger.scheduling.rebalance import gains, rebalance
 from polyrl.ledger.state import LedgerState
@@ -18,6 +19,7 @@ from polyrl.wire import (
     Deregister,
     Recall,
 )
+from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage, sent
 
 
@@ -160,3 +162,45 @@ def test_one_sample_tries_an_engine_of_which_nothing_is_known(monkeypatch: pytes
     outcome = stage.engine("new")
     assert len(sent(outcome, Recall)) == 1
     assert not sent(stage.pass_time(0.5), Recall), "nothing more before it is measured"
+
+
+# --- engines that give no token ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_engines_that_give_no_token_hand_a_sample_to_and_fro_no_longer(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their agents say that they live, nothing of them was ever measured, and each looked better than the other."""
+    monkeypatch.setattr(speed, "OPTIMISM", 0.5)
+    engines = {"a": Speed(0.02), **{f"stuck{index}": Speed(0.02) for index in range(count)}}
+    flow = Flow(engines, lambda sample, turn: 300)
+    for name in engines:
+        flow.engines[name].stuck = name != "a"
+    flow.submit(count=4, n=1, max_new_tokens=400)
+    flow.run(25.0)  # the progress deadline is 30 s
+    assert not flow.ledger.state.assignments
+    assert flow.ledger.state.counters.migrations["rebalanced"] <= 2 * 4
+
+
+def test_one_that_was_left_for_giving_no_token_has_failed() -> None:
+    stage = slow_beside_fast(1)
+    engine = stage.ledger.state.engines["slow"]
+    stage.pass_time_heard(speed.TOKENLESS_S + 1.0)
+    assert engine.failures == 1
+    assert engine.quarantined_until > speed.TOKENLESS_S
+
+
+# --- what one pass may cost -------------------------------------------------------------------------------------------
+
+
+def test_what_runs_is_read_in_parts_until_all_had_their_turn() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=100)
+    stage.submit(40)
+    fleet, engine = Fleet(stage.ledger.state), stage.ledger.state.engines["a"]
+    numbers = list(engine.running)
+    read = [list(fleet.some_running(engine, 16)) for _ in range(len(numbers) // 16 + 1)]
+    assert all(len(part) == 16 for part in read)
+    assert {number for part in read for number in part} == set(numbers)
+    assert list(fleet.some_running(engine, len(numbers))) == numbers
