@@ -77,7 +77,7 @@ class Fleet:
                 over.append(name)
             elif now - max(engine.token_at, engine.window_at) < speed.TOKENLESS_S:
                 break
-            elif speed.tokenless_s(engine, now) >= speed.TOKENLESS_S:
+            elif speed.tokenless_s(engine) >= speed.TOKENLESS_S:
                 found.append(engine)
         for name in over:
             del self._tokenless[name]

@@ -105,12 +105,14 @@ def is_stale(engine: LeasedEngine, now: float) -> bool:
     return idle and max(engine.token_at, engine.assigned_at) <= now - STALE_S
 
 
-def tokenless_s(engine: LeasedEngine, now: float) -> float:
-    """How long it has run samples without a token: a step takes no less. 0 for a reserved engine, whose devices may
-    learn, while it reads, which has a deadline of its own, and in its silence, for which there is a lease."""
+def tokenless_s(engine: LeasedEngine) -> float:
+    """For how long it has been heard, and has run samples, without a token: a step takes no less. 0 for a reserved
+    engine, whose devices may learn, and while it reads, which has a deadline of its own. Silence does not count: for
+    that there is a lease."""
     if not engine.running or engine.reading or engine.silent or engine.pool is Pool.RESERVED:
         return 0.0
-    return now - max(engine.token_at, engine.window_at, engine.read_at, engine.counts_from)
+    since = max(engine.token_at, engine.window_at, engine.read_at, engine.greeted_at, engine.counts_from)
+    return engine.heard_at - since
 
 
 def smoothed(old: float, new: float) -> float:

@@ -178,7 +178,7 @@ class Costs:
 
     def staying(self, engine: LeasedEngine, expected: int) -> float:
         """For a sample that `engine` runs, with so many tokens to come."""
-        tokenless = speed.tokenless_s(engine, self._now)
+        tokenless = speed.tokenless_s(engine)
         seconds = expected * max(self.step(engine), tokenless if tokenless >= speed.TOKENLESS_S else 0.0)
         if engine.draining:
             left = engine.drain_at - self._now

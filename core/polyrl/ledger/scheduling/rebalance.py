@@ -221,7 +221,7 @@ def _doubt(transition: Transition, number: int) -> None:
     sample to and fro for ever, each taken for sound since nothing was ever measured of it."""
     state = transition.state
     engine = state.engines[state.assignments[number].engine]
-    if not engine.draining and speed.tokenless_s(engine, transition.now) >= speed.TOKENLESS_S and not engine.unproven:
+    if not engine.draining and speed.tokenless_s(engine) >= speed.TOKENLESS_S and not engine.unproven:
         quarantine(transition, engine.name, MoveCause.STALLED)
 
 
