@@ -241,7 +241,7 @@ class LeasedEngine(msgspec.Struct):
     seq: int = 0
     """Of its newest Deltas since it greeted; 0: none has come."""
     counts_from: float = -inf
-    """When the ledger was last away itself: what was not heard before says nothing about the engine."""
+    """Until when the ledger was away itself, last."""
     silent: bool = False
     bereft: bool = False
     """No sign of life for a lease; and some of what it ran was moved since, which it may still hold."""
@@ -287,7 +287,7 @@ class StepState(msgspec.Struct):
     open: int = 0
     """Groups that are neither complete nor dropped."""
     ready: list[int] = msgspec.field(default_factory=list)
-    """Complete groups that are not packed, in order of completion."""
+    """Complete groups that are not packed, in order of completion; together they are `ready_samples`."""
     packed: int = 0
     """Groups in batches that are not acknowledged."""
     acknowledged: int = 0
@@ -297,7 +297,6 @@ class StepState(msgspec.Struct):
     ended: bool = False
     """The trainer wants nothing more of it; forgotten once nothing of it is left."""
     ready_samples: int = 0
-    """Of the groups in `ready`."""
 
 
 class BatchState(msgspec.Struct):
@@ -378,16 +377,14 @@ class LedgerState(msgspec.Struct):
     weights: WeightsRef = WeightsRef()
     """The newest published."""
     window_open: bool = True
-    """Reserved engines may generate."""
     window_at: float = -inf
-    """When it opened or closed."""
+    """Whether reserved engines may generate, and since when."""
     learner: LearnerState = msgspec.field(default_factory=LearnerState)
     trainer_at: float = -inf
     """When the trainer was last heard; -inf: never greeted."""
     trainer: str = ""
-    """The process that greeted last."""
     trainer_since: float = -inf
-    """When it greeted last."""
+    """The process that greeted last, and when."""
     replaced: list[str] = msgspec.field(default_factory=list)
     """Trainers whose place another one has taken, newest last."""
     phase: str = ""
