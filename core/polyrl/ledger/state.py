@@ -239,9 +239,8 @@ class LeasedEngine(msgspec.Struct):
     kv_growth: int = 0
     """KV room set aside for tokens still to come of what it runs, in tokens."""
     seq: int = 0
-    """Of its newest Deltas since it greeted; 0: none has come."""
+    """Of its newest Deltas since it greeted; 0: none has come. `counts_from`: when the ledger itself was last back."""
     counts_from: float = -inf
-    """Until when the ledger was away itself, last."""
     silent: bool = False
     bereft: bool = False
     """No sign of life for a lease; and some of what it ran was moved since, which it may still hold."""
