@@ -474,7 +474,7 @@ async def test_a_notice_is_reported_and_leads_to_a_drain_even_when_the_manager_s
 
 
 async def test_a_notice_while_the_manager_is_away_loses_no_token(rig: Rig) -> None:
-    rig.engine.tokens_per_second = 400
+    rig.engine.tokens_per_second = 100
     await rig.serve(0)
     await rig.assign(1, budget=40)
     await rig.assign(2, budget=900)
