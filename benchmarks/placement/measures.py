@@ -4,7 +4,7 @@ An engine's time is idle when it could have generated (it serves the step's weig
 not have its devices) and ran nothing; needlessly so when a sample waited that fits its context, or ran elsewhere and
 would have ended sooner here, reading it again included.
 
-Refuses to hold: what decides (the ledger). Read next: `run`.
+What is watched: `world`; what is made of it: `run`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from world import Engine, Observer, World
 
 from polyrl.ledger import Event
 from polyrl.ledger.events import Assigned, GroupDiscarded, Moved, WindowSet
 from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Pool
 from polyrl.wire import GroupDropped
-
-if TYPE_CHECKING:
-    from world import Engine, World
 
 SAMPLED_S: Final = 0.25
 """Time between two looks at who is idle."""
@@ -54,7 +53,7 @@ class StepReport:
 
 
 @dataclass
-class Measures:
+class Measures(Observer):
     """Gathers what happens in one step."""
 
     began: float
@@ -180,6 +179,12 @@ class Measures:
         rows = sorted(self.engines.items(), key=lambda row: (row[0][0] != "r", -row[1].needless))[:SHOWN]
         shown = ", ".join(f"{name} {each.busy:.0f}/{each.idle:.0f}/{each.needless:.0f}" for name, each in rows)
         return f"busy/idle/needlessly: {shown}" + (" ..." if len(self.engines) > SHOWN else "")
+
+
+def train(world: World, step: int, limit_s: float) -> StepReport:
+    """Has the world train one step, and measures it."""
+    measures = Measures(world.now)
+    return measures.report(world, world.train(step, limit_s, measures))
 
 
 def _waiting(world: World) -> list[int]:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from bound import Bound, lower_bound
 from draws import Fleet, Workload, draw_fleet, draw_workload
-from measures import StepReport
+from measures import StepReport, train
 from world import World
 
 LIMIT: Final = 20.0
@@ -56,9 +56,9 @@ def run_pair(fleet: Fleet, workload: Workload) -> Iterator[Step]:
     """All steps."""
     alone, together = World(fleet, workload, alone=True), World(fleet, workload)
     for number in range(len(workload.steps)):
-        base = alone.train(number, LONGEST_S)
+        base = train(alone, number, LONGEST_S)
         began = together.now
-        report = together.train(number, LIMIT * base.seconds) if fleet.spot else base
+        report = train(together, number, LIMIT * base.seconds) if fleet.spot else base
         yield Step(fleet, workload, number, base, report, lower_bound(fleet, workload, number, began))
         if not report.done or not base.done:
             return

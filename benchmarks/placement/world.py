@@ -4,21 +4,20 @@ Time goes from event to event: a sample ends, a prompt is read, a batch is learn
 the ledger is due; half a second at most. Reserved engines make no token while the trainer learns. The trainer asks for
 `micro` samples, learns what it gets, and asks again; with the last one it acknowledges and publishes the next weights.
 
-Refuses to hold: what is drawn (see `draws`), what it is compared with (see `bound`). Read next: `measures`.
+What is drawn: `draws`; what it is compared with: `bound`; who watches: `measures`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
 from draws import TURN_ENVIRONMENT, Fleet, Machine, Sequence, Workload
-from measures import Measures, StepReport
 
-from polyrl.ledger import Effects
+from polyrl.ledger import Effects, Event
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Announce,
@@ -110,6 +109,31 @@ class Engine(FlowEngine):
         return len(run.stream.assign.input_ids) // 4 - run.stream.assign.offset + run.position
 
 
+class Observer:
+    """Watches a world; this one sees nothing."""
+
+    def passed(self, world: World, seconds: float) -> None:
+        """Time went on."""
+
+    def generated(self, tokens: float) -> None:
+        """An engine made tokens."""
+
+    def learning(self, now: float, seconds: float) -> None:
+        """The trainer begins a batch."""
+
+    def lost(self, name: str, now: float) -> None:
+        """An engine is gone."""
+
+    def paused(self, name: str, now: float) -> None:
+        """An engine is silent."""
+
+    def dropped(self, message: GroupDropped) -> None:
+        """The trainer was notified that a group is given up."""
+
+    def events(self, events: Iterable[Event], now: float) -> None:
+        """What the ledger decided."""
+
+
 class World(Flow):
     """A fleet that works at a workload, or only its reserved part."""
 
@@ -118,7 +142,7 @@ class World(Flow):
     def __init__(self, fleet: Fleet, workload: Workload, *, alone: bool = False) -> None:
         self.fleet, self.workload = fleet, workload
         self.learn_s = workload.learn_s(fleet)
-        self.measures: Measures | None = None
+        self.observer = Observer()
         self._faults: list[tuple[float, int, Callable[[], None]]] = []
         self.truth: dict[str, Sequence] = {}
         self.version, self.missing, self._batches = 0, 0, list[int]()
@@ -169,14 +193,14 @@ class World(Flow):
     def _lose(self, name: str) -> None:
         if name in self.engines:
             self._advance(self.engines[name])
-            self._record(lambda measures: measures.lost(name, self.now))
+            self.observer.lost(name, self.now)
             self.vanish(name)
 
     def _pause(self, name: str) -> None:
         engine = self.engines.get(name)
         if engine is not None:
             self._advance(engine)
-            self._record(lambda measures: measures.paused(name, self.now))
+            self.observer.paused(name, self.now)
             engine.frozen, engine.mail = True, []
             self._later(self.now + PAUSE_S, lambda: self._wake(engine))
 
@@ -211,7 +235,7 @@ class World(Flow):
         until = min([*changes, verdict, fault, self.learned_at, inf if due is None else due])
         before = self.now
         self.now = max(before + SHORTEST_STEP_S, min(until, before + LONGEST_STEP_S))
-        self._record(lambda measures: measures.passed(self, self.now - before))
+        self.observer.passed(self, self.now - before)
         while self._faults and self._faults[0][0] <= self.now:
             heapq.heappop(self._faults)[2]()
         for engine in tuple(self.engines.values()):
@@ -222,18 +246,14 @@ class World(Flow):
         self._judge()
         self._learn()
         self._deliver()
-        self._record(lambda measures: measures.events(self.events, self.now))
+        self.observer.events(self.events, self.now)
         self.events.clear()
-
-    def _record(self, what: Callable[[Measures], None]) -> None:
-        if self.measures is not None:
-            what(self.measures)
 
     def _advance(self, engine: Engine) -> None:
         before = engine.made
         engine.advance(self.now)
         if engine.made > before:
-            self._record(lambda measures: measures.generated(engine.made - before))
+            self.observer.generated(engine.made - before)
 
     def _speak(self, engine: FlowEngine) -> None:
         assert isinstance(engine, Engine)
@@ -269,10 +289,10 @@ class World(Flow):
 
     # The trainer.
 
-    def train(self, step: int, limit_s: float) -> StepReport:
-        """One step; given up after `limit_s`."""
+    def train(self, step: int, limit_s: float, observer: Observer) -> float:
+        """One step, watched; given up after `limit_s`. Returns its seconds."""
         began = self.now
-        self.measures = Measures(began)
+        self.observer = observer
         self.version, self._batches = step, []
         if step:
             self.publish(step)
@@ -281,7 +301,7 @@ class World(Flow):
             self.step()
         for batch in self._batches:
             self.acknowledge(batch)
-        return self.measures.report(self, self.now - began)
+        return self.now - began
 
     def _submit(self, step: int) -> None:
         sampling = SamplingParams(self.workload.budget, stop_token_ids=(2,))
@@ -326,7 +346,7 @@ class World(Flow):
         self._batch = batch
         tokens = sum(self.truth[scored.response.sample].learned for scored in batch.samples)
         self.learned_at = self.now + tokens * self.learn_s
-        self._record(lambda measures: measures.learning(self.now, tokens * self.learn_s))
+        self.observer.learning(self.now, tokens * self.learn_s)
         self._hold_reserved(stuck=True)
 
     def _hold_reserved(self, *, stuck: bool) -> None:
@@ -346,7 +366,7 @@ class World(Flow):
                 self._asked = False
             elif isinstance(message, GroupDropped):
                 self.missing -= len(self._dropped(message.group))
-                self._record(lambda measures, each=message: measures.dropped(each))  # type: ignore[misc]
+                self.observer.dropped(message)
         return super()._keep(outcome)
 
     def _dropped(self, group: int) -> list[str]:
