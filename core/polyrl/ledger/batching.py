@@ -78,11 +78,11 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
         return None
     groups: list[int] = []
     samples = tokens = 0
-    full = False
+    most, full = min(wanted.max_samples, wire.MAX_BATCH_SAMPLES), False
     for number in step.ready:
         entry = state.groups[number]
         size, weight = entry.group.n, entry.tokens or group_tokens(state, number)
-        if samples + size > wanted.max_samples or (groups and tokens + weight > wanted.max_tokens):
+        if samples + size > most or (groups and tokens + weight > wanted.max_tokens):
             full = True
             break
         groups.append(number)
@@ -90,7 +90,7 @@ def pack(state: LedgerState, wanted: BatchRequest) -> Packing | None:
         tokens += weight
     # Who has not been notified of a dropped group yet is not answered that nothing more will come.
     exhausted = not (step.open or step.notices)
-    enough = groups and samples >= min(wanted.min_samples, wanted.max_samples)
+    enough = groups and samples >= min(wanted.min_samples, most)
     if enough or full or exhausted:
         return Packing(groups, exhausted and len(groups) == len(step.ready))
     return None
@@ -101,7 +101,7 @@ def _is_too_little(state: LedgerState, step: StepState, wanted: BatchRequest) ->
     cost the square of a step."""
     if wanted.purpose is not Purpose.TRAIN or state.backlog > wanted.max_tokens:
         return False
-    return step.ready_samples < min(wanted.min_samples, wanted.max_samples)
+    return step.ready_samples < min(wanted.min_samples, wanted.max_samples, wire.MAX_BATCH_SAMPLES)
 
 
 def _trained_before(state: LedgerState, step: StepState, wanted: BatchRequest) -> list[int]:

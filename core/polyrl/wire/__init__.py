@@ -65,6 +65,8 @@ from polyrl.wire.agent import (
 )
 from polyrl.wire.texts import SampleTexts as SampleTexts, part_of as part_of, whole_of as whole_of
 from polyrl.wire.trainer import (
+    MAX_METRICS_BYTES as MAX_METRICS_BYTES,
+    NUMBER_BYTES as NUMBER_BYTES,
     Accepted as Accepted,
     Acknowledge as Acknowledge,
     Batch as Batch,
@@ -94,6 +96,7 @@ from polyrl.wire.trainer import (
     TurnDone as TurnDone,
     TurnsAwaited as TurnsAwaited,
     Withdraw as Withdraw,
+    excess_of_metrics as excess_of_metrics,
 )
 
 WIRE_VERSION: Final = 1
@@ -106,6 +109,9 @@ one sample per frame, and a sample that would not fit is refused when it is subm
 MAX_SAMPLE_TOKENS: Final = MAX_FRAME_BYTES // 16
 """Prompt and response of one sample, 4 million tokens: each takes 9 bytes in the largest frame that carries them, and
 the rest is for where they came from."""
+
+MAX_BATCH_SAMPLES: Final = MAX_FRAME_BYTES // (MAX_METRICS_BYTES + 256)
+"""Samples of one Batch, some 8,000: each carries its metrics and less than 256 bytes beside."""
 
 AGENT_FRAME_BYTES: Final = 4 << 20
 """Largest frame of an agent: tokens go out in frames of half of it, and the greeting of the largest engine, which holds

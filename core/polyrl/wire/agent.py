@@ -22,7 +22,7 @@ MAX_REASON: Final = 1024
 by its sender and by its receiver: a Leaving counts however much it explains."""
 
 
-def _shorten(message: Message, field: str) -> None:
+def shorten(message: Message, field: str) -> None:
     text = getattr(message, field)
     if len(text) > MAX_REASON:
         msgspec.structs.force_setattr(message, field, text[:MAX_REASON])
@@ -81,7 +81,7 @@ class Hello(Message, frozen=True, tag="hello"):
     leaving_reason: str = ""
 
     def __post_init__(self) -> None:
-        _shorten(self, "leaving_reason")
+        shorten(self, "leaving_reason")
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -137,7 +137,7 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
     reason: str
 
     def __post_init__(self) -> None:
-        _shorten(self, "reason")
+        shorten(self, "reason")
 
 
 class HandBackReason(StrEnum):
@@ -164,8 +164,8 @@ class HandBack(Message, frozen=True, tag="returned"):
     detail: str = ""
 
     def __post_init__(self) -> None:
-        _shorten(self, "reason")
-        _shorten(self, "detail")
+        shorten(self, "reason")
+        shorten(self, "detail")
 
 
 class PrefixUnknown(Message, frozen=True, tag="noprefix"):
@@ -181,7 +181,7 @@ class Leaving(Message, frozen=True, tag="leaving"):
     reason: str
 
     def __post_init__(self) -> None:
-        _shorten(self, "reason")
+        shorten(self, "reason")
 
 
 class Deregister(Message, frozen=True, tag="bye"):
@@ -190,7 +190,7 @@ class Deregister(Message, frozen=True, tag="bye"):
     reason: str
 
     def __post_init__(self) -> None:
-        _shorten(self, "reason")
+        shorten(self, "reason")
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 import msgspec
 
 from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored
 from polyrl.weights import WeightsRef
-from polyrl.wire.agent import Fenced, Message
+from polyrl.wire.agent import Fenced, Message, shorten
+
+MAX_METRICS_BYTES: Final = 8 << 10
+"""What the metrics of one sample may take: 256 of them with names of 16 letters. A batch carries those of thousands."""
+
+NUMBER_BYTES: Final = 16
+"""What a named number takes beside its name, at most."""
+
+
+def excess_of_metrics(metrics: Mapping[str, float]) -> str:
+    """Why a sample may not have these metrics, after "its metrics"; empty: it may."""
+    size = sum(NUMBER_BYTES + len(name.encode()) for name in metrics)
+    if size <= MAX_METRICS_BYTES:
+        return ""
+    counted = f"names, and {NUMBER_BYTES} for each number"
+    return (
+        f"take {size} bytes ({counted}); at most {MAX_METRICS_BYTES} are carried: give fewer of them, or shorter names"
+    )
 
 
 class TrainerHello(Message, frozen=True, tag="thello"):
@@ -67,6 +85,9 @@ class Reject(Message, frozen=True, tag="reject"):
     sample: str
     reason: DiscardReason
     detail: str
+
+    def __post_init__(self) -> None:
+        shorten(self, "detail")
 
 
 class BatchRequest(Message, frozen=True, tag="next"):

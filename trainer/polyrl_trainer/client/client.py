@@ -25,7 +25,7 @@ from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, GroupDropped, SampleTexts, TrainerWelcome, TurnDone, pack_ids
 from polyrl.wire.ranges import Ranges
-from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests, submissions
+from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests, RequestRefused, submissions
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.rollouts import Rollouts
 
@@ -156,10 +156,13 @@ class RolloutClient(Rollouts):
         return aiter(self._turns)
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float] | None = None) -> None:
+        named = dict(metrics or {})
+        excess = wire.excess_of_metrics(named)
+        if excess:  # before it is sent: a frame beyond every limit would only end the connection
+            raise RequestRefused(f"the score of {sample} was refused: its metrics {excess}")
         with self._verdict_on(lambda key: key == (sample, turn)):
             await self._request(
-                lambda n: wire.Score(n, sample, turn=turn, reward=reward, metrics=dict(metrics or {})),
-                f"the score of {sample}",
+                lambda n: wire.Score(n, sample, turn=turn, reward=reward, metrics=named), f"the score of {sample}"
             )
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:

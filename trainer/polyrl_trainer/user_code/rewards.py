@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from polyrl import wire
 from polyrl.errors import RunFailed
 from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import Sample
@@ -113,7 +114,11 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
             shown = readable(name, MAX_NAME_CHARS)
             return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
         numbers[name] = number
-    return Reward(numbers.pop("reward"), numbers)
+    value = numbers.pop("reward")
+    excess = wire.excess_of_metrics(numbers)
+    if excess:
+        return Unscored(DiscardReason.REWARD_INVALID, f"the numbers that {function} names beside `reward` {excess}")
+    return Reward(value, numbers)
 
 
 def _has_utf8(text: str) -> bool:

@@ -257,6 +257,9 @@ def _awaiting(transition: Transition, message: wire.Score | wire.Extend) -> Samp
 def _score(transition: Transition, message: wire.Score) -> None:
     if not isfinite(message.reward):
         raise _Refusal(f"the reward of sample {message.sample[:64]} is {message.reward}, not a finite number")
+    excess = wire.excess_of_metrics(message.metrics)
+    if excess:
+        raise _Refusal(f"sample {message.sample[:64]}: its metrics {excess}")
     sample = _awaiting(transition, message)
     transition.record(events.SampleScored(message.sample, message.reward, metrics=message.metrics, at=transition.now))
     _complete(transition, sample.group)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from polyrl import wire
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.batching import discard_group, passes
 from polyrl.ledger.transition import Transition
-from polyrl.sample import DiscardReason
+from polyrl.sample import DiscardReason, Finish, Response, Scored
 from polyrl.wire import Accepted, Batch, Cancel, Declined, GroupDropped, Late
 from polyrl_rollout.testing.stage import Stage, sent
 
@@ -68,6 +69,31 @@ def test_packing(least: int, most: int, max_tokens: int, complete: int, expected
     batches = sent(stage.ask(least, most, max_tokens=max_tokens), Batch)
     assert [groups(batch) for batch in batches] == ([] if expected is None else [expected])
     assert all(batch.last is (expected == [0, 1, 2]) for batch in batches)
+
+
+def test_the_largest_batch_fits_into_a_frame() -> None:
+    """Samples of the longest metrics and names: the trainer's connection would end at a larger frame, for ever."""
+    number = 2**63 - 1
+    name = f"{number}.4095"
+    longest = {"m" * (wire.MAX_METRICS_BYTES - wire.NUMBER_BYTES): 0.1}
+    many = {f"{index:04}": 0.1 for index in range(wire.MAX_METRICS_BYTES // (wire.NUMBER_BYTES + 4))}
+    for metrics in (longest, many):
+        assert not wire.excess_of_metrics(metrics)
+        bare = Response(name, b"", logprobs=b"", loss_mask=b"", spans=(), turn=number, finish=Finish.LENGTH)
+        one = Scored(number, 4095, response=bare, reward=0.1, metrics=metrics)
+        both = Batch(1, 1, step=1, samples=(one, one), last=False, checks=(2**32 - 1,) * 2)
+        single = Batch(1, 1, step=1, samples=(one,), last=False, checks=(2**32 - 1,))
+        each = len(wire.encode(both)) - len(wire.encode(single))
+        assert each * wire.MAX_BATCH_SAMPLES + 1024 < wire.MAX_FRAME_BYTES
+
+
+def test_a_batch_holds_no_more_than_a_frame_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_BATCH_SAMPLES", 4)
+    stage = ready(3, n=2)
+    stage.finish_all()
+    first, second = (sent(stage.ask(64, 64), Batch)[0] for _ in range(2))
+    assert (groups(first), groups(second)) == ([0, 1], [2])
+    assert (first.last, second.last) == (False, True)
 
 
 def test_a_waiting_next_is_answered_by_the_event_it_waits_for() -> None:

@@ -41,3 +41,17 @@ def test_a_batch_that_was_never_received_is_not_acknowledged() -> None:
     with pytest.raises(RequestRefused, match="batch 2 was never received"):
         cursor.acknowledge(2)
     assert cursor.acknowledged == [(1, 2)]
+
+
+def test_metrics_that_are_not_carried_never_reach_the_connection() -> None:
+    async def score() -> None:
+        client = RolloutClient("tcp://127.0.0.1:1", KEYS, 1, [], max_manager_outage_s=60.0)
+        try:
+            await client.score("0.0", 0, 1.0, {"m" * 9000: 1.0})
+        finally:
+            await client._link.close(0)
+
+    with pytest.raises(
+        RequestRefused, match=r"the score of 0\.0 was refused: its metrics take 9016 bytes .* at most 8192"
+    ):
+        asyncio.run(score())

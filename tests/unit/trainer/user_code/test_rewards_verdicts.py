@@ -63,6 +63,13 @@ def test_numbers_of_every_kind_are_rewards(returned, reward):
     assert read_reward(returned) == reward
 
 
+def test_more_named_numbers_than_are_carried_are_no_reward():
+    verdict = read_reward({"reward": 1.0} | {f"m{number:07}": 1.0 for number in range(400)}, "score")
+    assert verdict.reason is DiscardReason.REWARD_INVALID
+    assert verdict.detail.startswith("the numbers that score names beside `reward` take 9600 bytes")
+    assert isinstance(read_reward({"reward": 1.0} | {f"m{number:07}": 1.0 for number in range(300)}), Reward)
+
+
 @pytest.mark.parametrize(
     "returned",
     [

@@ -10,6 +10,7 @@ from polyrl.ledger import LedgerConfig
 from polyrl.ledger.messages import trainer as trainer_messages
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
+    MAX_REASON,
     Accepted,
     Acknowledge,
     Announce,
@@ -25,6 +26,8 @@ from polyrl.wire import (
     FinishRun,
     GroupDropped,
     PublishVersion,
+    Reject,
+    Score,
     StartDrain,
     Submit,
     TrainerHeartbeat,
@@ -287,3 +290,17 @@ def test_one_number_for_two_groups_of_one_message_is_refused_and_neither_is_take
     assert not stage.ledger.state.groups
     assert sent(stage.trainer(Submit(2, (one, one))), Accepted)
     assert list(stage.ledger.state.groups) == [10]
+
+
+def test_metrics_that_no_batch_would_carry_are_refused_and_the_verdict_is_awaited() -> None:
+    stage = ready(1)
+    stage.tokens("a", 1, [5, 2], "stop")
+    metrics = {f"m{number:07}": 1.0 for number in range(70_000)}
+    (answer,) = sent(stage.trainer(Score(stage.request(), "0.0", turn=0, reward=1.0, metrics=metrics)), Declined)
+    assert "sample 0.0: its metrics take 1680000 bytes" in answer.reason
+    assert "at most 8192" in answer.reason
+    assert "0.0" in stage.ledger.state.awaiting_verdict
+
+
+def test_a_rejection_keeps_as_much_of_its_detail_as_is_journaled() -> None:
+    assert Reject(1, "0.0", reason=DiscardReason.REWARD_RAISED, detail="x" * 5000).detail == "x" * MAX_REASON
