@@ -83,8 +83,8 @@ def main(file: Path) -> None:
         counters[BYTES] += size
         return size
 
-    def counted_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
-        return CountedEngine(choose_engine(spec, seed), counters)
+    def counted_engine(spec: EngineSpec) -> InferenceEngine:
+        return CountedEngine(choose_engine(spec), counters)
 
     with patch.object(agent, "choose_engine", counted_engine), patch.object(AgentLink, "send", counted_send):
         typer.run(agent.main)

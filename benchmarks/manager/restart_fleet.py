@@ -81,7 +81,13 @@ async def run(folder: Path, engines: int, streams: int, pace: float, head: int) 
         for number in range(engines):
             name = f"paced-{number}"
             settings = AgentSettings(
-                lambda: read_endpoint(file, EPOCH), keys, run_epoch=EPOCH, engine=name, pool=Pool.SPOT, drain_s=NOTICE_S
+                lambda: read_endpoint(file, EPOCH),
+                keys,
+                run_epoch=EPOCH,
+                engine=name,
+                pool=Pool.SPOT,
+                drain_s=NOTICE_S,
+                seed=0,
             )
             staging = Staging("restart-benchmark", name)
             agents.create_task(Agent(settings, PacedEngine(streams, pace, head), info, staging).run())

@@ -97,6 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     """A turn ends right after one of these; the token is kept."""
     seed: int | None = None
+    """Of the whole group, for draws that can be repeated; see `sample_seed`."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +167,13 @@ def group_digest(group: Group) -> bytes:
     """bytes[16]: the same for two groups that ask for the same samples of the same step, whatever their numbers."""
     content = (group.step, group.purpose, group.prompt_ids, group.n, group.sampling)
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
+
+
+def sample_seed(run_seed: int, sample: str, group_seed: int | None = None) -> int:
+    """63 bits that seed the draws of one sample: the same in every attempt and on every engine, another for each
+    sibling. A group's own seed counts without its number, so that the group can be drawn again under another."""
+    name = f"run {run_seed} {sample}" if group_seed is None else f"group {group_seed} {split_sample_id(sample)[1]}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 def sample_id(group: int, index: int) -> str:

@@ -38,8 +38,8 @@ def test_code_of_a_models_folder_runs_only_if_the_manifest_says_so(tmp_path: Pat
     assert "--trust-remote-code" in command("--trust-remote-code")
 
 
-@pytest.mark.parametrize("argument", ["--api-key=x", "--api-key", "--config", "--admin-api-key"])
-def test_a_manifest_gives_no_key(argument: str) -> None:
+@pytest.mark.parametrize("argument", ["--api-key=x", "--api-key", "--config", "--admin-api-key", "--random-seed"])
+def test_a_manifest_gives_neither_key_nor_seed(argument: str) -> None:
     with pytest.raises(EngineFailed, match=r"rollout\.engine\.args: --\S+ is not for the manifest"):
         check_arguments(spec(argument))
 

@@ -71,9 +71,10 @@ def main(
         engine=engine_name,
         pool=pool,
         drain_s=float(manifest.spec.rollout.drain_seconds),
+        seed=manifest.spec.recipe.seed,
     )
     engine_spec = manifest.spec.rollout.engine
-    engine = choose_engine(engine_spec, manifest.spec.recipe.seed)
+    engine = choose_engine(engine_spec)
     cloud = CLOUDS.get(manifest.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
     watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
     # Announced to the manager until the engine has started and measured its own.
@@ -106,9 +107,9 @@ async def run_agent(
         staging.close()
 
 
-def choose_engine(spec: EngineSpec, seed: int) -> InferenceEngine:
-    """The engine of `spec.type`, not yet started; `seed` seeds the draws of requests without a seed of their own."""
-    return EmbeddedEngine(spec, seed) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, seed)
+def choose_engine(spec: EngineSpec) -> InferenceEngine:
+    """The engine of `spec.type`, not yet started."""
+    return EmbeddedEngine(spec) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec)
 
 
 def read_endpoint(path: Path, run_epoch: int) -> str | None:

@@ -58,7 +58,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._protocol = AgentProtocol()
         self.book = self._protocol.book
-        self._generation = Generation(engine, self.book, self)
+        self._generation = Generation(engine, self.book, self, seed=settings.seed)
         self.manager = Conversation(settings, self._protocol, self)
         self._send = self.manager.send
         puller = Puller(settings.keys, staging)

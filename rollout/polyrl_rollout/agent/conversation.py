@@ -49,6 +49,8 @@ class AgentSettings:
     pool: Pool
     drain_s: float
     """How long after SIGTERM the agent is ended by force."""
+    seed: int
+    """The run's; each sample's draws are seeded from it and the sample's name."""
 
 
 class SessionHandler(Protocol):

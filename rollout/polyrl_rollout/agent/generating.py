@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from polyrl.sample import sample_seed
 from polyrl.wire import HandBackReason
 from polyrl_rollout.agent.protocol import Stream, TokenBook
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected
@@ -41,8 +42,8 @@ class GenerationHandler(Protocol):
 class Generation:
     """All sequences that run on one engine."""
 
-    def __init__(self, engine: InferenceEngine, book: TokenBook, handler: GenerationHandler) -> None:
-        self._engine, self._book, self._handler = engine, book, handler
+    def __init__(self, engine: InferenceEngine, book: TokenBook, handler: GenerationHandler, *, seed: int) -> None:
+        self._engine, self._book, self._handler, self._seed = engine, book, handler, seed
         self._running: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self._requests = itertools.count()
         self._failures = 0
@@ -90,10 +91,9 @@ class Generation:
             log.warning("abort failed", rid=rid, error=str(error))
 
     async def _run(self, stream: Stream, rid: str) -> None:
-        number, sampling = stream.assign.assignment, stream.assign.sampling
+        number = stream.assign.assignment
         try:
-            request = GenerateRequest(rid, stream.input_ids(), max_new_tokens=stream.remaining, sampling=sampling)
-            await self._read(stream, request)
+            await self._read(stream, self._request(stream, rid))
         except RequestRejected as error:
             self._give_back(number, rid, HandBackReason.REJECTED, str(error))
         except EngineFailed as error:
@@ -107,6 +107,11 @@ class Generation:
                 self._give_back(number, rid, HandBackReason.ENGINE_ERROR, "the engine's stream ended without a reason")
         finally:
             self._leave(number, rid)
+
+    def _request(self, stream: Stream, rid: str) -> GenerateRequest:
+        sampling = stream.assign.sampling
+        seed = sample_seed(self._seed, stream.assign.sample, sampling.seed)
+        return GenerateRequest(rid, stream.input_ids(), max_new_tokens=stream.remaining, sampling=sampling, seed=seed)
 
     async def _read(self, stream: Stream, request: GenerateRequest) -> None:
         async for chunk in self._engine.generate(request):

@@ -45,6 +45,9 @@ class GenerateRequest:
     max_new_tokens: int
     """At least 1; overrides `sampling.max_new_tokens`, which counts the whole sample."""
     sampling: SamplingParams
+    seed: int
+    """Of this sample's draws, 63 bits; overrides `sampling.seed`, which its siblings share. What is drawn at a position
+    depends on it alone, where the engine can."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class InferenceEngine(Protocol):
         ...     await engine.start(model)
         ...     await engine.load_weights(1, model)
         ...     sampling = SamplingParams(max_new_tokens=8, temperature=0.0)
-        ...     request = GenerateRequest("request-01", prompt, max_new_tokens=8, sampling=sampling)
+        ...     request = GenerateRequest("request-01", prompt, max_new_tokens=8, sampling=sampling, seed=0)
         ...     tokens: list[int] = []
         ...     try:
         ...         async for chunk in engine.generate(request):

@@ -24,7 +24,9 @@ if __name__ == "__main__":
     parent_death_signal.hold()
     key_file, endpoint, run_epoch, name, speed, *cloud = sys.argv[1:]
     keys = read_keys(AgentKeys, Path(key_file))
-    settings = AgentSettings(lambda: endpoint, keys, run_epoch=int(run_epoch), engine=name, pool=Pool.SPOT, drain_s=3.0)
+    settings = AgentSettings(
+        lambda: endpoint, keys, run_epoch=int(run_epoch), engine=name, pool=Pool.SPOT, drain_s=3.0, seed=0
+    )
     engine = FakeEngine(tokens_per_second=float(speed))
     watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
     sys.exit(asyncio.run(run_agent(settings, engine, engine.capacity, "agent-processes", watch)))

@@ -165,7 +165,7 @@ class Rig:
         self.engine = FakeEngine(EngineCapacity(max_running=16, kv_tokens=4096, max_context=1024))
         keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
         settings = AgentSettings(
-            lambda: self.manager.endpoint, keys, run_epoch=1, engine=ENGINE, pool=Pool.SPOT, drain_s=4.0
+            lambda: self.manager.endpoint, keys, run_epoch=1, engine=ENGINE, pool=Pool.SPOT, drain_s=4.0, seed=0
         )
         self.staging = Staging("run", ENGINE, folder)
         self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, max_context=512), self.staging)

@@ -128,7 +128,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 async def started(kind: str, models: Models, version: int) -> InferenceEngine:
-    engine = choose_engine(spec_of(kind), seed=11)
+    engine = choose_engine(spec_of(kind))
     try:
         assert engine.version == NO_VERSION
         info = await engine.start(models.folders[0])
@@ -193,7 +193,8 @@ RIDS = iter(range(10**8))
 
 
 def new_request(prompt: list[int], budget: int, sampling: SamplingParams = GREEDY) -> GenerateRequest:
-    return GenerateRequest(f"{next(RIDS):08d}", prompt, max_new_tokens=budget, sampling=sampling)
+    number = next(RIDS)
+    return GenerateRequest(f"{number:08d}", prompt, max_new_tokens=budget, sampling=sampling, seed=number)
 
 
 async def collect(engine: InferenceEngine, request: GenerateRequest, into: Output | None = None) -> Output:
@@ -451,7 +452,7 @@ from polyrl.manifest.rollout import EngineSpec
 from polyrl_rollout.agent.__main__ import choose_engine
 
 async def main():
-    engine = choose_engine(EngineSpec.model_validate_json(sys.argv[1]), 0)
+    engine = choose_engine(EngineSpec.model_validate_json(sys.argv[1]))
     await engine.start(Path(sys.argv[2]))
     print(engine.pid, flush=True)
     await asyncio.sleep(600)

@@ -76,7 +76,9 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
 
 async def generate(endpoint: str, keys: Path, folder: Path) -> int:
     own, engine = read_keys(AgentKeys, keys / "agent.key"), FakeEngine()
-    settings = AgentSettings(lambda: endpoint, own, run_epoch=EPOCH, engine="engine", pool=Pool.SPOT, drain_s=1.0)
+    settings = AgentSettings(
+        lambda: endpoint, own, run_epoch=EPOCH, engine="engine", pool=Pool.SPOT, drain_s=1.0, seed=0
+    )
     staging = Staging("ipv6", "engine", folder)
     try:
         return await Agent(settings, engine, engine.capacity, staging).run()

@@ -150,7 +150,13 @@ class World:
         keys = read_keys(AgentKeys, self.root / "keys/agent.key")
         name, engine = f"engine-{number}", self.engines[number]
         settings = AgentSettings(
-            lambda: read_endpoint(self.file, EPOCH), keys, run_epoch=EPOCH, engine=name, pool=Pool.SPOT, drain_s=2.0
+            lambda: read_endpoint(self.file, EPOCH),
+            keys,
+            run_epoch=EPOCH,
+            engine=name,
+            pool=Pool.SPOT,
+            drain_s=2.0,
+            seed=0,
         )
         staging = Staging("manager-restarts", name)
         try:

@@ -122,6 +122,7 @@ def learning_metrics(
     return {
         **_rewards(samples),
         **_lengths(samples),
+        "rollout/duplicates_in_group": duplicates_in_group(samples),
         **_actor(learned, optimizer_steps),
         "perf/padding_fraction": learned["padding_fraction"],
     }
@@ -140,6 +141,13 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
         "reward/max": float(rewards.max()),
         "rollout/zero_std": float(np.mean(flat)),
     }
+
+
+def duplicates_in_group(samples: Sequence[Sample]) -> float:
+    """Share of samples that an earlier one of their group equals token for token: they teach nothing new. A policy that
+    is sure of short answers repeats itself; where answers are long and free, siblings were not drawn independently."""
+    distinct = {(sample.group, sample.tokens.tobytes()) for sample in samples}
+    return 1.0 - len(distinct) / len(samples)
 
 
 def mean_metrics(rows: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -44,9 +44,9 @@ CLOSE_GRACE_S: Final = 5.0
 class EmbeddedEngine:
     """See `polyrl_rollout.engines.port.InferenceEngine`."""
 
-    def __init__(self, spec: EngineSpec, seed: int) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self.version = NO_VERSION
-        self._spec, self._seed = spec, seed
+        self._spec = spec
         self._max_context = 0
         self._limits = ModelLimits(0, 0)
         self._child: ChildProcess | None = None
@@ -70,7 +70,7 @@ class EmbeddedEngine:
         self._reader = asyncio.create_task(self._read(reader))
         spec = self._spec
         wanted = EngineCapacity(spec.max_running, spec.kv_tokens, max_context=spec.max_context)
-        question = messages.StartEngine(child_path(model_folder), wanted, threads=spec.threads, seed=self._seed)
+        question = messages.StartEngine(child_path(model_folder), wanted, threads=spec.threads)
         answer = await self._ask(question, START_DEADLINE_S)
         if not isinstance(answer, messages.Started):
             raise EngineFailed(f"a start was answered by {answer}")

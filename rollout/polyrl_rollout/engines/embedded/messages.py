@@ -32,7 +32,6 @@ class StartEngine(_Message, frozen=True, tag="start"):
     capacity: EngineCapacity
     """What is asked for; Started answers with what there is."""
     threads: int
-    seed: int
 
 
 class Generate(_Message, frozen=True, tag="generate"):

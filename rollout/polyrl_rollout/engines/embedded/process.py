@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -139,7 +138,6 @@ class Batcher:
         self._eos = _eos_ids(self._model.generation_config.eos_token_id, config.get_text_config().eos_token_id)
         wanted = start.capacity
         self._blocks = max(1, wanted.kv_tokens // PAGE_TOKENS)
-        self._streams = np.random.default_rng(start.seed)
         self._live: dict[str, _Live] = {}
         self._manager = self._start_manager(wanted.max_running, emit)
         kv_tokens = self._blocks * PAGE_TOKENS
@@ -174,7 +172,6 @@ class Batcher:
     def add(self, request: GenerateRequest) -> None:
         """Queues a request; its rows go to `emit`."""
         sampling = request.sampling
-        stream = sampling.seed if sampling.seed is not None else int(self._streams.integers(2**63))
         stops = self._eos | frozenset(sampling.stop_token_ids)
         self._live[request.rid] = _Live(stops)
         self._manager.add_request(
@@ -183,7 +180,7 @@ class Batcher:
             max_new_tokens=request.max_new_tokens,
             streaming=True,
             eos_token_id=sorted(stops),
-            draw=Draw(sampling.temperature, sampling.top_p, top_k=sampling.top_k, stream=stream % 2**64),
+            draw=Draw(sampling.temperature, sampling.top_p, top_k=sampling.top_k, stream=request.seed),
         )
 
     def abort(self, rid: str) -> None:

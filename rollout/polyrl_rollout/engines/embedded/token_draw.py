@@ -1,7 +1,7 @@
 """Draws a batch's next tokens, each request by its own sampling parameters, and reports their logprobs.
 
 Randomness is counter-based: a request at position p uses output p of the SplitMix64 sequence that starts at its stream,
-so a seeded request draws the same tokens wherever and in however many attempts it is generated.
+so a request draws the same tokens wherever and in however many attempts it is generated.
 Algorithms: SplitMix64 (Steele, Lea, Flood 2014); inverse transform sampling; nucleus sampling (Holtzman et al. 2020).
 """
 

@@ -66,8 +66,10 @@ HEALTH_DEADLINE_S: Final = 20.0
 
 API_KEY_BYTES: Final = 32
 """Randomness of the key; beyond guessing."""
-OURS: Final = ("--config", "--api-key", "--admin-api-key")
-"""Arguments that only the agent gives."""
+MAX_SEED: Final = 2**31
+"""Seeds of a server lie below; engines that share one, or one that repeats it when it starts again, draw copies."""
+OURS: Final = {"--config": "a key", "--api-key": "a key", "--admin-api-key": "a key", "--random-seed": "a seed"}
+"""Arguments that only the agent gives, and why."""
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 """Shape by tensor name."""
@@ -80,9 +82,9 @@ class _Refused(EngineFailed):
 class SGLangEngine:
     """See `polyrl_rollout.engines.port.InferenceEngine`."""
 
-    def __init__(self, spec: EngineSpec, seed: int) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self.version = NO_VERSION
-        self._spec, self._seed = spec, seed
+        self._spec = spec
         self._limits = ModelLimits(0, 0)
         self._max_context = 0
         self._child: ChildProcess | None = None
@@ -106,7 +108,7 @@ class SGLangEngine:
         check_arguments(self._spec)
         port, key = free_port(), secrets.token_urlsafe(API_KEY_BYTES)
         config = write_config(key)
-        command = server_command(self._spec, self._seed, model_folder, port, context, config)
+        command = server_command(self._spec, secrets.randbelow(MAX_SEED), model_folder, port, context, config)
         self._child = await ChildProcess.start(command)
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
@@ -158,7 +160,7 @@ class SGLangEngine:
 
     async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         decoder, splitter = StreamDecoder(request), EventSplitter()
-        async with self._http().post("/generate", json=_body(request)) as response:
+        async with self._http().post("/generate", json=request_body(request)) as response:
             if response.status != 200:
                 text = (await response.text())[:500]
                 raise error_of_status(response.status, text)
@@ -258,18 +260,25 @@ class SGLangEngine:
         return self._child
 
 
-def _body(request: GenerateRequest) -> dict[str, Any]:
+def request_body(request: GenerateRequest) -> dict[str, Any]:
+    """What /generate is sent."""
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
         "temperature": sampling.temperature,
+        # All that shapes a draw: what is left out a server may take from the model's own generation config, and then
+        # the learner's logprobs are of another distribution.
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
         "stop_token_ids": list(sampling.stop_token_ids),
+        # Heeded only by a server with --enable-deterministic-inference, which gives requests without one the seed 42:
+        # siblings would be copies.
+        "sampling_seed": request.seed,
     }
-    if sampling.seed is not None:
-        # Heeded only by a server with --enable-deterministic-inference.
-        params["sampling_seed"] = sampling.seed
     return {
         "rid": request.rid,
         "input_ids": request.input_ids,
@@ -280,10 +289,10 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 def check_arguments(spec: EngineSpec) -> None:
-    """Raises EngineFailed for an argument of the manifest's that would take the key away from us."""
-    for name in OURS:
+    """Raises EngineFailed for an argument of the manifest's that is drawn for each start of an engine."""
+    for name, drawn in OURS.items():
         if any(text == name or text.startswith(f"{name}=") for text in spec.args):
-            raise EngineFailed(f"rollout.engine.args: {name} is not for the manifest; a key is drawn for each engine")
+            raise EngineFailed(f"rollout.engine.args: {name} is not for the manifest; {drawn} is drawn for each engine")
 
 
 def write_config(key: str) -> Path:

@@ -37,7 +37,9 @@ def test_the_usage_example_of_the_port_runs() -> None:
     ],
 )
 def test_requests_are_checked_against_the_model(input_ids: list[int], max_new_tokens: int, refusal: str | None) -> None:
-    request = GenerateRequest("r", input_ids, max_new_tokens=max_new_tokens, sampling=SamplingParams(max_new_tokens))
+    request = GenerateRequest(
+        "r", input_ids, max_new_tokens=max_new_tokens, sampling=SamplingParams(max_new_tokens), seed=0
+    )
     if refusal is None:
         check_request(request, vocab_size=10, max_context=8)
         return

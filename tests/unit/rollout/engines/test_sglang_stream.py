@@ -10,10 +10,11 @@ from hypothesis import given, strategies as st
 
 from polyrl.sample import Finish, SamplingParams
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, RequestRejected, TokenChunk
+from polyrl_rollout.engines.sglang.engine import request_body
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder
 
 IDS = list(range(100, 112))
-REQUEST = GenerateRequest("00000001", [1, 2], max_new_tokens=len(IDS), sampling=SamplingParams(len(IDS)))
+REQUEST = GenerateRequest("00000001", [1, 2], max_new_tokens=len(IDS), sampling=SamplingParams(len(IDS)), seed=0)
 
 
 def event(ids: list[int], total: int, reason: dict[str, Any] | None = None, version: str = "3") -> bytes:
@@ -105,3 +106,19 @@ ABOUT_THE_SERVER = (401, 403, 404, 422, 429)
 def test_what_is_not_tokens_is_distinguished(payload: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         decode(payload)
+
+
+def test_a_request_sets_all_that_shapes_a_draw_and_the_samples_own_seed() -> None:
+    request = GenerateRequest("00000002", [1], max_new_tokens=4, sampling=SamplingParams(9, seed=5), seed=77)
+    assert request_body(request)["sampling_params"] == {
+        "max_new_tokens": 4,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "stop_token_ids": [],
+        "sampling_seed": 77,
+    }
