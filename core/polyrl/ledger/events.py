@@ -334,6 +334,8 @@ class EngineGreeted(Event, frozen=True):
     at: float
     versions: tuple[int, ...] = ()
     """Others that it has verified."""
+    seq: int = -1
+    """`Hello.seq`"""
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
@@ -342,6 +344,8 @@ class EngineGreetedAgain(Event, frozen=True):
 
     engine: str
     at: float
+    seq: int = -1
+    """`Hello.seq`"""
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 

@@ -238,8 +238,8 @@ class LeasedEngine(msgspec.Struct):
     """KV tokens that came to what it runs since, less those that ended."""
     kv_growth: int = 0
     """KV room set aside for tokens still to come of what it runs, in tokens."""
-    seq: int = 0
-    """Of its newest Deltas since it greeted; 0: none has come. `counts_from`: when the ledger itself was last back."""
+    seq: int = -1
+    """Of its newest Deltas, before its greeting too; -1: not known. `counts_from`: when the ledger was last back."""
     counts_from: float = -inf
     silent: bool = False
     bereft: bool = False

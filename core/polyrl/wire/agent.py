@@ -79,6 +79,9 @@ class Hello(Message, frozen=True, tag="hello"):
     leaving_s: float | None = None
     """Seconds until it ends, if it was given notice: a Leaving may be lost with its connection."""
     leaving_reason: str = ""
+    seq: int = -1
+    """Of the newest Deltas before, 0 for none: so the loss of the first one on this connection shows. -1: an agent
+    of an earlier version does not say."""
 
     def __post_init__(self) -> None:
         shorten(self, "leaving_reason")

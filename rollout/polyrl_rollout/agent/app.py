@@ -111,6 +111,7 @@ class Agent:
             versions=self.book.versions(),
             leaving_s=None if self._ends_at is None else max(0.0, self._ends_at - self._loop.time()),
             leaving_reason=self._ends_for,
+            seq=self.book.seq,
         )
 
     async def reset(self) -> None:

@@ -126,7 +126,8 @@ class TokenBook:
         self._texts: dict[str, bytes] = {}
         """uint32: prompt and response of samples whose turn ended here, oldest first."""
         self._text_bytes = 0
-        self._seq = 0
+        self.seq = 0
+        """Of the newest frame that was packed."""
         self._unkept = 0
 
     def open(self, assign: Assign) -> Stream | None:
@@ -275,11 +276,11 @@ class TokenBook:
             logprobs += stream.logprobs[piece.begin - base : piece.end - base]
             ends.append((number, piece.end, piece.finish != 0))
             stream.sent, stream.finish_sent, stream.waits_since = piece.end, piece.finish != 0, None
-        self._seq += 1
-        self._in_flight.append(_InFlight(self._seq, now, ends=ends))
+        self.seq += 1
+        self._in_flight.append(_InFlight(self.seq, now, ends=ends))
         packed_ids, packed_logprobs = np.asarray(ids, "<u4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
         version = pieces[0].version
-        return Deltas(self._seq, version, rows=rows.tobytes(), ids=packed_ids, logprobs=packed_logprobs)
+        return Deltas(self.seq, version, rows=rows.tobytes(), ids=packed_ids, logprobs=packed_logprobs)
 
 
 class AgentProtocol:

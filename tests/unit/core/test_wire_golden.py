@@ -54,8 +54,9 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             versions=(8, 9),
             leaving_s=20.0,
             leaving_reason="SIGTERM",
+            seq=5,
         ),
-        "019ca568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349475445524d",
+        "019da568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349475445524d05",
     ),
     (
         AGENT,

@@ -90,7 +90,7 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
     if engine is None:
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
-    _begin_anew(state, engine, event.at)
+    _begin_anew(state, engine, event.at, event.seq)
     for version in event.versions[-SERVED_MEMORY:]:
         _verify(engine, version)
     _serve(engine, event.version)
@@ -103,12 +103,12 @@ def _is_present(state: LedgerState, engine: LeasedEngine) -> bool:
 
 
 def apply_engine_greeted_again(state: LedgerState, event: events.EngineGreetedAgain) -> None:
-    _begin_anew(state, state.engines[event.engine], event.at)
+    _begin_anew(state, state.engines[event.engine], event.at, event.seq)
 
 
-def _begin_anew(state: LedgerState, engine: LeasedEngine, at: float) -> None:
+def _begin_anew(state: LedgerState, engine: LeasedEngine, at: float, seq: int) -> None:
     engine.heard_at = engine.greeted_at = at
-    engine.seq, engine.bereft = 0, False
+    engine.seq, engine.bereft = seq, False
     for number in engine.running:
         end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.

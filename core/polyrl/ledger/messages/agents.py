@@ -129,9 +129,15 @@ def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event
     capacity, version = hello.capacity, hello.weight_version
     as_before = known is not None and (known.pool, known.capacity, known.version) == (hello.pool, capacity, version)
     if known is not None and as_before and set(hello.versions) <= set(known.served):
-        return events.EngineGreetedAgain(hello.engine, now)
+        return events.EngineGreetedAgain(hello.engine, now, seq=hello.seq)
     return events.EngineGreeted(
-        hello.engine, hello.pool, capacity=capacity, version=version, at=now, versions=hello.versions
+        hello.engine,
+        hello.pool,
+        capacity=capacity,
+        version=version,
+        at=now,
+        versions=hello.versions,
+        seq=hello.seq,
     )
 
 

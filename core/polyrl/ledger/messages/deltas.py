@@ -48,7 +48,7 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         repeated=0,
         at=transition.now,
     )
-    frames_lost = bool(engine.seq) and message.seq > engine.seq + 1
+    frames_lost = 0 <= engine.seq < message.seq - 1
     can_be = can_be_sampled(message.ids, message.logprobs, transition.state.weights.vocabulary)
     ends = _ends_if_in_order(transition, engine, message.version, columns) if can_be else None
     trouble: list[tuple[int, MoveCause]] = []

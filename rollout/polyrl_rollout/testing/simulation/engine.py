@@ -116,6 +116,7 @@ class SimulatedEngine:
             weight_version=self.version,
             held=self._book.held(),
             versions=self._book.versions(),
+            seq=self._book.seq,
         )
         self._send(hello)
 

@@ -113,6 +113,7 @@ class SmallAgent(msgspec.Struct):
                 max_context=100,
                 weight_version=0,
                 held=held,
+                seq=self.seq,
             )
         )
 

@@ -7,7 +7,7 @@ import pytest
 
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.state import SamplePhase
-from polyrl.sample import DiscardReason, Finish
+from polyrl.sample import DiscardReason, Finish, Pool
 from polyrl.wire import (
     Assign,
     Cancel,
@@ -277,29 +277,39 @@ def test_a_text_is_sent_only_to_whom_the_assignment_is() -> None:
     assert not sent(stage.agent("a", PrefixUnknown(99)), Assign)
 
 
-def test_after_a_lost_frame_the_agent_keeps_what_we_still_wait_for() -> None:
+@pytest.mark.parametrize("greets_again", [False, True], ids=["first greeting", "another greeting"])
+@pytest.mark.parametrize("frames_before", [0, 1], ids=["the first frame of all", "a later one"])
+def test_after_a_lost_frame_the_agent_keeps_what_we_still_wait_for(frames_before: int, *, greets_again: bool) -> None:
     """The lost one held the whole first sample; the receipt of the next one must not let the agent forget it."""
-    stage = Stage()
-    stage.engine("a")
-    agent = AgentProtocol()
-    for _, message in stage.submit(2).to_agents:
-        assert isinstance(message, Assign)
-        agent.accept(message, 0)
+    stage, agent = Stage(), AgentProtocol()
+
+    def greet() -> None:
+        known = {"held": agent.book.held(), "seq": agent.book.seq}
+        hello = Hello(1, "a", Pool.SPOT, 8, 1000, max_context=4096, weight_version=0, **known)
+        for _, answer in stage.agent("a", hello).to_agents:
+            agent.receive(answer, stage.now)
 
     def generate(number: int, *ids: int, finish: Finish | None = None) -> list[Deltas]:
         agent.book.add(number, TokenChunk(list(ids), [-0.5] * len(ids), version=0, finish=finish), stage.now)
         return agent.book.pack(stage.now, 0.03, flush=True)
 
-    for frame in generate(2, 5):
-        stage.agent("a", frame)
+    greet()
+    for _, message in stage.submit(2).to_agents:
+        assert isinstance(message, Assign)
+        agent.accept(message, 0)
+    for _ in range(frames_before):
+        for frame in generate(2, 5):
+            stage.agent("a", frame)
+    if greets_again:
+        greet()
     generate(1, 5, 2, finish=Finish.STOP)  # lost on the way
     for frame in generate(2, 5):
         for _, answer in stage.agent("a", frame).to_agents:
             agent.receive(answer, stage.now)
     assert 1 in agent.book.streams
-    (again,) = agent.book.pack(stage.now, 0.03, flush=True)
-    assert sent(stage.agent("a", again), TurnDone)
-    assert stage.ledger.state.samples["1.0"].length == 2, "nothing is taken twice"
+    frames = agent.book.pack(stage.now, 0.03, flush=True)
+    assert [turn.group for frame in frames for turn in sent(stage.agent("a", frame), TurnDone)] == [0]
+    assert stage.ledger.state.samples["1.0"].length == frames_before + 1, "nothing is taken twice"
 
 
 def test_numbers_of_an_earlier_connection_are_no_loss() -> None:
