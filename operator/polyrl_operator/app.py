@@ -55,11 +55,14 @@ class Options:
     namespace: Annotated[list[str] | None, Option(help="Namespace whose jobs are run; repeatable.")] = None
     all_namespaces: Annotated[bool, Option(help="Run jobs of all.")] = False
     nodes: Annotated[bool, Option(help="Watch nodes and NodeClaims.")] = True
+    operator_namespace: Annotated[str, Option(envvar="POD_NAMESPACE", help="Of the operator's own pod.")] = "default"
     lease_namespace: Annotated[str, Option(help="Of the Lease.")] = "default"
     lease_name: Annotated[str, Option(help="Of the Lease.")] = "polyrl-operator"
     image_pull_policy: str = "IfNotPresent"
     image_pull_secret: Annotated[list[str] | None, Option(help="Secret by which jobs' pods pull; repeatable.")] = None
     cluster_domain: str = "cluster.local"
+    dns_namespace: Annotated[str, Option(help="Where the cluster's DNS has its pods.")] = "kube-system"
+    dns_address: Annotated[list[str] | None, Option(help="DNS that is no pod, as 169.254.20.10/32; repeatable.")] = None
     trainer_priority_class: str = ""
     rollout_priority_class: str = ""
     manager_metrics_port: Annotated[int, Option(help="Managers' plain port for Prometheus; 0: none.")] = 0
@@ -82,7 +85,8 @@ class Options:
     def settings(self) -> Settings:
         """What jobs' objects depend on."""
         shared = {one.name: getattr(self, one.name) for one in fields(Settings) if hasattr(self, one.name)}
-        return Settings(**shared, image_pull_secrets=tuple(self.image_pull_secret or ()))
+        pulled_by, dns = tuple(self.image_pull_secret or ()), tuple(self.dns_address or ())
+        return Settings(**shared, image_pull_secrets=pulled_by, dns_addresses=dns)
 
     @property
     def namespaces(self) -> tuple[str, ...] | None:

@@ -33,6 +33,8 @@ import msgspec
 import structlog
 
 from polyrl.errors import UNDECODABLE, ProtocolError
+from polyrl.manifest.rollout import CapacitySpec
+from polyrl.sample import Pool
 
 METADATA_URL: Final = "http://169.254.169.254"
 """Link-local, so it never leaves the machine; the same on AWS, GCP and Azure."""
@@ -266,6 +268,12 @@ CLOUDS: Final[dict[str, Callable[[], CloudMetadata]]] = {
     "AKS": Azure,
 }
 """By `rollout.capacity.preset`; None says nothing of a cloud."""
+
+
+def asked_cloud(capacity: CapacitySpec, pool: Pool) -> CloudMetadata | None:
+    """Whom a rollout asks: nobody unless its manifest says so, and on reserved machines nobody in any case."""
+    cloud = CLOUDS.get(capacity.preset) if capacity.metadata_service and pool is not Pool.RESERVED else None
+    return None if cloud is None else cloud()
 
 
 class MetadataWatcher:

@@ -36,7 +36,7 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, create, patch, delete]
-# networkPolicy.mode Isolated; deleted when a job no longer asks for it.
+# Each job is isolated; deleted when one asks for networkPolicy.mode None.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, create, patch, delete]

@@ -109,12 +109,16 @@ class Egress(ManifestModel):
 
 
 class NetworkPolicySpec(ManifestModel):
-    """Who may talk to this job's pods."""
+    """Who may talk to this job's pods; enforced by the cluster's network plugin, where it has one that does."""
 
-    mode: Literal["None", "Isolated"] = "None"
-    """Isolated lets this job's pods reach each other, DNS and `extraEgress`, and nothing else."""
+    mode: Literal["None", "Isolated"] = "Isolated"
+    """Isolated lets this job's pods reach each other, the cluster's DNS and what the other fields name, and lets in the
+    operator alone; None makes no NetworkPolicy."""
+    public_https: Literal["Auto", "Always", "Never"] = "Auto"
+    """Isolated trainers may reach public addresses on TCP 443. Auto: when `model.path` has the form OWNER/NAME or
+    `logging.wandb` is set and not offline. Always: for a reward that asks a public judge, say. Rollouts never may."""
     extra_egress: list[Egress] = Field(default=[], max_length=32)
-    """Destinations that Isolated also allows, such as an object store."""
+    """Destinations that Isolated also allows to trainer and rollouts, such as an object store."""
 
 
 class PodDisruptionBudgetSpec(ManifestModel):

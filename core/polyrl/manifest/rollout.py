@@ -102,6 +102,10 @@ class CapacitySpec(ManifestModel):
     """When on-demand stands in for spot."""
     preset: Literal["None", "Karpenter", "GKE", "AKS", "EKSManaged"] = "None"
     """Node affinity and tolerations of this platform's spot machines; None: the template says it all."""
+    metadata_service: bool = False
+    """Rollouts ask the machine's metadata service (169.254.169.254) for notices, with a preset only. It opens that
+    address to all of their pod, where a machine may also give away the accounts of its node: switch it on only where it
+    does not, or where notices come by no node or pod."""
 
 
 class RolloutSpec(ManifestModel):

@@ -33,7 +33,7 @@ from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
 from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
-from polyrl_rollout.metadata import CLOUDS, METADATA_URL, MetadataWatcher, TerminationNotice
+from polyrl_rollout.metadata import METADATA_URL, MetadataWatcher, TerminationNotice, asked_cloud
 from polyrl_rollout.weights.staging import Staging
 
 EXIT_USER: Final = 2
@@ -75,8 +75,8 @@ def main(
     )
     engine_spec = manifest.spec.rollout.engine
     engine = choose_engine(engine_spec)
-    cloud = CLOUDS.get(manifest.spec.rollout.capacity.preset) if pool is not Pool.RESERVED else None
-    watch = None if cloud is None else partial(MetadataWatcher, cloud(), metadata)
+    cloud = asked_cloud(manifest.spec.rollout.capacity, pool)
+    watch = None if cloud is None else partial(MetadataWatcher, cloud, metadata)
     # Announced to the manager until the engine has started and measured its own.
     expected = EngineCapacity(engine_spec.max_running, engine_spec.kv_tokens, max_context=engine_spec.max_context)
     sys.exit(asyncio.run(run_agent(settings, engine, expected, manifest.metadata.name, watch)))

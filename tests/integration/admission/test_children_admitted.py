@@ -62,7 +62,11 @@ def manifest(preset: str, **spec: Any) -> dict[str, Any]:
         "reward": {"function": "reward:score"},
         "algorithm": {"steps": 1},
     }
-    wanted = {"recipe": recipe, "networkPolicy": {"mode": "Isolated", "extraEgress": [{"cidr": "10.0.0.0/8"}]}, **spec}
+    wanted = {
+        "recipe": recipe,
+        "networkPolicy": {"publicHttps": "Always", "extraEgress": [{"cidr": "10.0.0.0/8"}]},
+        **spec,
+    }
     wanted["rollout"] = {**spec.get("rollout", {}), "capacity": {"preset": preset}}
     return {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": "job"}, "spec": wanted}
 

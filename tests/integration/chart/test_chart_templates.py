@@ -37,6 +37,8 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ({"metrics": {"jobs": {"port": 5001}}}, "at '/metrics/jobs/port'"),
     ({"crds": {"install": "no"}}, "at '/crds/install'"),
     ({"log": {"level": "loud"}}, "at '/log/level'"),
+    ({"cluster": {"dnsAddresses": ["kube-dns"]}}, "at '/cluster/dnsAddresses/0'"),
+    ({"networkPolicy": {"apiServer": {"ports": []}}}, "at '/networkPolicy/apiServer/ports'"),
     ({"nodeSelector": {"a": 1}}, "at '/nodeSelector/a'"),
     ({"extraArgs": [1]}, "at '/extraArgs/0'"),
 ]

@@ -34,7 +34,6 @@ Check = Callable[[Object], Iterator[str]]
 def children() -> list[Object]:
     """Every child of a job that asks for all there is."""
     manifest = yaml.safe_load(EXAMPLE.read_text())
-    manifest["spec"]["networkPolicy"] = {"mode": "Isolated"}
     manifest["spec"]["recipe"]["code"] = {"configMap": "code"}
     settings = Settings("a/manager:1", "a/trainer:1", rollout_image="a/rollout:1", trainer_priority_class="high")
     owner = Owner("job", "ml", "uid", PolyRLJob.model_validate(manifest), settings)
@@ -245,6 +244,26 @@ def test_the_checks_find_what_they_are_for(words: str, damage: Callable[[Object]
 def test_network_rules_know_the_operators_pods(render: Any) -> None:
     (deployment,) = (one for one in render({}) if one["kind"] == "Deployment")
     assert names.OPERATOR_LABELS.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_operators_pod_is_isolated_and_finds_its_managers(render: Any) -> None:
+    rendered = render({})
+    (policy,) = (one["spec"] for one in rendered if one["kind"] == "NetworkPolicy")
+    (deployment,) = (one for one in rendered if one["kind"] == "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert all("ports" in rule for rule in policy["ingress"])
+    everywhere = [rule for rule in policy["egress"] if "to" not in rule]
+    assert [{port["port"] for port in rule["ports"]} for rule in everywhere] == [{443, 6443}]
+    (to_managers,) = (to for rule in policy["egress"] for to in rule.get("to", []) if "podSelector" in to)
+    manager = next(one for one in children() if one["metadata"]["labels"].get(names.LABEL_ROLE) == "manager")
+    assert to_managers["podSelector"]["matchLabels"].items() <= manager["metadata"]["labels"].items()
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert "POD_NAMESPACE" in {one["name"] for one in container["env"]}
+    bound = render({"networkPolicy": {"apiServer": {"addresses": ["10.0.0.1/32"]}}})
+    (policy,) = (one["spec"] for one in bound if one["kind"] == "NetworkPolicy")
+    assert all("to" in rule for rule in policy["egress"])
 
 
 @pytest.mark.parametrize("name", VALUES)

@@ -57,7 +57,7 @@ def granted(place: Any, helm_program: str) -> set[tuple[str, str]]:
 
 async def first_half(place: Any) -> None:
     """A job begins, loses a rollout, pauses, is changed meanwhile and goes on."""
-    await place.submit(networkPolicy={"mode": "Isolated"}, ttlSecondsAfterFinished=1)
+    await place.submit(ttlSecondsAfterFinished=1)
     pods = await place.rollouts(2)
     await place.client.delete(POD, place.namespace, pods[0]["metadata"]["name"], pods[0]["metadata"]["uid"])
     await place.until("the lost one is replaced", lambda: numbered(place, 3))

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from polyrl.errors import ProtocolError
+from polyrl.manifest.rollout import CapacitySpec
+from polyrl.sample import Pool
 from polyrl_rollout.metadata import (
     ACTION_PATH,
     EVENTS_PATH,
@@ -23,6 +25,7 @@ from polyrl_rollout.metadata import (
     MetadataResponse,
     PollResult,
     action_notice,
+    asked_cloud,
     event_notice,
     preemption_notice,
 )
@@ -168,3 +171,12 @@ def test_azure_events(body: bytes, seconds: float | None) -> None:
 def test_what_azure_does_not_say(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="scheduledevents"):
         event_notice(body, "vm-1", NOW)
+
+
+@pytest.mark.parametrize("preset", ["None", "Karpenter", "GKE", "AKS", "EKSManaged"])
+def test_nobody_is_asked_unless_the_manifest_says_so(preset: str) -> None:
+    silent, asking = (CapacitySpec.model_validate({"preset": preset, "metadataService": on}) for on in (False, True))
+    assert CapacitySpec.model_validate({"preset": preset}) == silent
+    assert [asked_cloud(silent, pool) for pool in Pool] == [None] * len(Pool)
+    asked = {pool for pool in Pool if asked_cloud(asking, pool) is not None}
+    assert asked == (set() if preset == "None" else {Pool.SPOT, Pool.ON_DEMAND})

@@ -30,6 +30,11 @@ class Settings:
     """Names of PriorityClasses that the chart made; empty: none."""
     manager_metrics_port: int = 0
     """Where managers show their numbers to Prometheus, plain and without a token; 0: nowhere."""
+    operator_namespace: str = "default"
+    """Namespace of the operator's own pod: in isolated jobs it alone reaches managers."""
+    dns_namespace: str = "kube-system"
+    dns_addresses: tuple[str, ...] = ()
+    """Where isolated pods may ask for names: pods of this namespace, and these addresses (CIDR)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,14 @@ class Owner:
             "ownerReferences": [reference],
         }
 
+    def object(self, version: str, kind: str, name: str, role: Role | None = None, **fields: Any) -> Object:
+        """A child, without its content's hash."""
+        return {"apiVersion": version, "kind": kind, "metadata": self.metadata(name, role), **fields}
+
+    def selector(self, role: Role) -> dict[str, str]:
+        """Labels that this job's pods of `role` have, and no others."""
+        return {names.LABEL_JOB: self.name, names.LABEL_ROLE: role.value}
+
 
 HASH_CHARACTERS: Final = 10
 """Hexadecimal digits of a hash: 40 bits, so that two contents of one job differ; short enough for names and labels."""
@@ -87,20 +100,19 @@ def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
     wrote = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     rollout, trainer, manager = (wrote.get(part, {}) for part in ("rollout", "trainer", "manager"))
     preset = rollout.get("capacity", {}).get("preset")
-    engine = _some(rollout, "engine", "drainSeconds") | {"preset": preset}
+    engine = some(rollout, "engine", "drainSeconds") | {"preset": preset}
     match role:
         case Role.ROLLOUT:
-            return engine | _some(rollout, "template")
+            return engine | some(rollout, "template") | some(rollout.get("capacity", {}), "metadataService")
         case Role.MANAGER:
-            return _some(manager, "template", "port") | {"preset": preset}
+            return some(manager, "template", "port") | {"preset": preset}
         case Role.TRAINER | Role.RESERVED:
             beside = engine if spec.trainer.reserved_engine else {"preset": preset}
-            return (
-                beside | _some(trainer, "template", "replicas", "capacity", "reservedEngine") | _some(wrote, "recipe")
-            )
+            return beside | some(trainer, "template", "replicas", "capacity", "reservedEngine") | some(wrote, "recipe")
 
 
-def _some(part: dict[str, Any], *keys: str) -> dict[str, Any]:
+def some(part: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Those of the keys that are there."""
     return {key: part[key] for key in keys if key in part}
 
 

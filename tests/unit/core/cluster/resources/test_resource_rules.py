@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
 
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import unsupported
-from polyrl.cluster.resources.fixed import network_policies
-from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.resources.fixed import config_map
+from polyrl.cluster.resources.network import METADATA, NAMESPACE_LABEL, PUBLIC, network_policies
+from polyrl.cluster.resources.owner import Owner, template_hash
 from polyrl.cluster.resources.placement import Placement, manager_placement, rollout_placement, trainer_placement
 from polyrl.cluster.resources.pod import whole_cpus
 from polyrl.cluster.resources.template import merged_metadata, merged_resources, merged_spec
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
+from polyrl.worker import Role
 
 RECIPE = {
     "mode": "rl",
@@ -24,6 +28,7 @@ RECIPE = {
     "reward": {"function": "reward:score"},
     "algorithm": {"steps": 1},
 }
+SFT = {"mode": "sft", "model": {"path": "model"}, "data": {"sft": [{"path": "sft.jsonl"}]}, "sft": {"steps": 1}}
 
 
 def job(**spec: Any) -> PolyRLJob:
@@ -191,32 +196,88 @@ def flows(policies: tuple[dict[str, Any], ...]) -> set[tuple[str, str, int]]:
 def _peer(peer: dict[str, Any]) -> str:
     if "ipBlock" in peer:
         return str(peer["ipBlock"]["cidr"])
+    place = peer.get("namespaceSelector", {}).get("matchLabels", {}).get(NAMESPACE_LABEL, "")
     labels = peer.get("podSelector", {}).get("matchLabels", {})
-    return "operator" if labels == dict(names.OPERATOR_LABELS) else str(labels.get(names.LABEL_ROLE, "anywhere"))
+    if labels == dict(names.OPERATOR_LABELS):
+        return f"operator in {place}"
+    return str(labels.get(names.LABEL_ROLE) or place or "anywhere")
 
 
 def test_the_named_flows_and_no_other() -> None:
-    owner = Owner("job", "ns", "uid", job(networkPolicy={"mode": "Isolated"}, manager={"port": 6000}), SETTINGS)
-    assert flows(network_policies(owner)) == {
+    settings = replace(SETTINGS, operator_namespace="polyrl-system", dns_namespace="dns", dns_addresses=("1.2.3.4/32",))
+    owner = Owner("job", "ns", "uid", job(manager={"port": 6000}, rollout=ON_GKE), settings)
+    asked = {
+        (role, dns, port) for role in ("trainer", "rollout") for dns in ("dns", "1.2.3.4/32") for port in (53, 5353)
+    }
+    assert flows(network_policies(owner)) == asked | {
         ("trainer", "manager", 5001),
         ("rollout", "manager", 5001),
         ("trainer", "manager", 5002),
         ("rollout", "trainer", 5003),
-        ("operator", "manager", 6000),
-        ("trainer", "anywhere", 53),
-        ("rollout", "anywhere", 53),
+        ("operator in polyrl-system", "manager", 6000),
     }
+
+
+ON_GKE = {"capacity": {"preset": "GKE"}}
+PUBLIC_HTTPS = {("trainer", "0.0.0.0/0", 443), ("trainer", "::/0", 443)}
+PUBLIC_ROWS: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("a folder", {}, "Auto", False),
+    ("a Hub's model", {"model": {"path": "owner/name"}}, "Auto", True),
+    ("a Hub's model, from a mirror", {"model": {"path": "owner/name"}}, "Never", False),
+    ("Weights & Biases", {"logging": {"wandb": {}}}, "Auto", True),
+    ("Weights & Biases, offline", {"logging": {"wandb": {"mode": "offline"}}}, "Auto", False),
+    ("MLflow", {"logging": {"mlflow": {}}}, "Auto", False),
+    ("a judge", {}, "Always", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "choice", "opened"), [row[1:] for row in PUBLIC_ROWS], ids=[row[0] for row in PUBLIC_ROWS]
+)
+@pytest.mark.parametrize("mode", ["rl", "sft"])
+def test_only_a_trainer_that_needs_it_reaches_the_internet(
+    recipe: dict[str, Any], choice: str, opened: bool, mode: str
+) -> None:
+    changed = {**RECIPE, **recipe} if mode == "rl" else {**SFT, **recipe}
+    owner = Owner("job", "ns", "uid", job(recipe=changed, networkPolicy={"publicHttps": choice}), SETTINGS)
+    outside = {flow for flow in flows(network_policies(owner)) if flow[1][0] in "0123456789:"}
+    assert outside == (PUBLIC_HTTPS if opened else set())
+
+
+def test_public_is_neither_a_cluster_nor_a_machine() -> None:
+    blocks = [peer["ipBlock"] for peer in PUBLIC]
+    private = [ip_network(one) for block in blocks for one in block["except"]]
+    for address in (
+        "10.1.2.3",
+        "172.20.0.1",
+        "192.168.1.1",
+        "100.64.0.1",
+        "169.254.169.254",
+        "fd00:ec2::254",
+        "fe80::1",
+    ):
+        assert any(ip_address(address) in one for one in private if one.version == ip_address(address).version), address
+
+
+def test_the_metadata_service_only_where_a_job_asks_for_it() -> None:
+    hashes = set()
+    for asked in (False, True):
+        rollout = {"capacity": {"preset": "GKE", "metadataService": asked}}
+        one = Owner("job", "ns", "uid", job(rollout=rollout), SETTINGS)
+        opened = {flow for flow in flows(network_policies(one)) if flow[1] == METADATA["ipBlock"]["cidr"]}
+        assert opened == ({("rollout", "169.254.169.254/32", 80)} if asked else set())
+        read = PolyRLJob.model_validate_json(config_map(one)["data"]["job.json"])
+        assert read.spec.rollout.capacity.metadata_service is asked
+        hashes.add(template_hash(one, Role.ROLLOUT))
+    assert len(hashes) == 2, "rollouts that run get it, or lose it"
 
 
 def test_more_flows_are_asked_for_by_name() -> None:
     extra = [{"cidr": "10.0.0.0/8", "port": 443}, {"cidr": "192.168.0.0/16"}]
-    isolated = {"mode": "Isolated", "extraEgress": extra}
-    owner = Owner("job", "ns", "uid", job(networkPolicy=isolated, rollout={"capacity": {"preset": "GKE"}}), SETTINGS)
+    owner = Owner("job", "ns", "uid", job(networkPolicy={"extraEgress": extra}), SETTINGS)
     outside = {flow for flow in flows(network_policies(owner)) if flow[1][0].isdigit()}
     wanted = {("10.0.0.0/8", 443), ("192.168.0.0/16", 0)}
-    assert outside == {(role, *to) for role in ("trainer", "rollout") for to in wanted} | {
-        ("rollout", "169.254.169.254/32", 80)
-    }
+    assert outside == {(role, *to) for role in ("trainer", "rollout") for to in wanted}
 
 
 def template(**pod: Any) -> dict[str, Any]:

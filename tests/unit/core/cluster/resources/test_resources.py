@@ -408,9 +408,8 @@ def test_the_certificate_is_for_every_name_of_the_managers_service() -> None:
 
 
 def test_a_port_for_prometheus_is_open_only_where_the_operator_has_one() -> None:
-    isolated = {"networkPolicy": {"mode": "Isolated"}}
     for port in (0, 9090):
-        one = replace(owner(**isolated), settings=replace(SETTINGS, manager_metrics_port=port))
+        one = replace(owner(), settings=replace(SETTINGS, manager_metrics_port=port))
         container = manager_pod(one, 0)["spec"]["containers"][0]
         flags = container["command"] + container.get("args", [])
         assert ("--metrics-port" in flags) is bool(port)

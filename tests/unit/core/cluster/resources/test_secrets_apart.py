@@ -31,7 +31,7 @@ JOBS = st.lists(PARTS, min_size=1, max_size=5).map("-".join)
 
 
 def owner_of(name: str) -> Owner:
-    raw = raw_job(networkPolicy={"mode": "Isolated"})
+    raw = raw_job()
     raw["metadata"]["name"] = name
     return Owner(name, "n", f"uid-{name}", PolyRLJob.model_validate(raw), SETTINGS)
 
