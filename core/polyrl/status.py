@@ -41,6 +41,8 @@ class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     max_running: int
     tokens: int
     """Generated and accepted since it greeted."""
+    departed: str = ""
+    """How its tokens were others than the fleet's when they last were; empty if they never were."""
 
 
 class SampleCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -83,6 +85,8 @@ class StepValue(StrEnum):
     """1.0 when the step is no measure of the fleet, since engines still started; else 0.0."""
     REWARD = "reward"
     """Mean of the step's samples."""
+    LARGEST_ENGINE_SHARE = "largestEngineShare"
+    """Of the step's trained tokens, by the engine that drew most of them."""
     EXACT_MATCH = "exactMatch"
     """Exact match of the last evaluation."""
 

@@ -49,6 +49,8 @@ class LossInputs:
     num_sequences: int
     absent: frozenset[str] = frozenset()
     """Names of the optional `Sample` fields that at least one sample lacks; a loss that needs one of them refuses."""
+    drawers: torch.Tensor | None = None
+    """int64[P], see `Sample.drawers`; None where a sample has none."""
 
 
 Loss = Callable[[LossInputs], tuple[torch.Tensor, dict[str, float]]]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
-from polyrl.wire import Batch, GroupDropped, TurnDone
+from polyrl.wire import Batch, EngineMeasure, GroupDropped, TurnDone
 
 
 class Rollouts(Protocol):
@@ -54,9 +54,16 @@ class Rollouts(Protocol):
     async def end_step(self, step: int, purpose: Purpose) -> None:
         """What is left of `step` is cancelled as surplus."""
 
-    async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
+    async def report(
+        self,
+        phase: str,
+        step: int,
+        values: Mapping[str, float],
+        samples: Sequence[bytes] = (),
+        engines: Sequence[EngineMeasure] = (),
+    ) -> None:
         """What people see of a step or an evaluation: its numbers, and lines of samples.jsonl to read. In the run's
-        status the newest report wins."""
+        status the newest report wins. `engines`: what the learner saw of those that drew the step's tokens."""
 
     def dropped(self) -> AsyncIterator[GroupDropped]:
         """Groups of which nothing will be trained, each once; submit another in the place of each."""

@@ -16,6 +16,7 @@ import structlog
 from polyrl.errors import RunFailed
 from polyrl.sample import Purpose, Scored
 from polyrl.sample_record import SampleRecord, to_report
+from polyrl.wire import EngineMeasure
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, replace_file
 from polyrl_trainer.data.buffer import DataBuffer
@@ -64,14 +65,20 @@ class Session:
             data.restore(self.state.cursors[stage])
 
     async def report(
-        self, step: int, values: Mapping[str, float], phase: str = "", status_values: Mapping[str, float] | None = None
+        self,
+        step: int,
+        values: Mapping[str, float],
+        phase: str = "",
+        status_values: Mapping[str, float] | None = None,
+        engines: Sequence[EngineMeasure] = (),
     ) -> None:
         """To metrics, and to status when there is a manager; `status_values` stay there until newer ones."""
         phase = phase or self.state.stage.value
         self.metrics.log(phase, step, values, before=self._steps_before())
         self.status_values.update(status_values or {})
         if self.rollouts is not None:
-            await self.rollouts.report(phase, step, {**values, **self.status_values}, to_report(self._recorded))
+            shown = {**values, **self.status_values}
+            await self.rollouts.report(phase, step, shown, to_report(self._recorded), engines)
         self._recorded = ()
 
     def keeps(self, purpose: Purpose) -> bool:

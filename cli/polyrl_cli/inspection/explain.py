@@ -102,6 +102,7 @@ class _Life:
         self._versions: dict[str, int] = {}
         self._learned = True
         """False when its group is an evaluation's."""
+        self._step = -1
 
     def lines(self, entry: HistoryEntry) -> list[str]:
         """What an entry means for the sample; mostly one line."""
@@ -112,7 +113,7 @@ class _Life:
             case AssignmentTokens():
                 self._pieces = event.pieces
             case f.GroupSubmitted():
-                self._learned = event.group.purpose is Purpose.TRAIN
+                self._learned, self._step = event.group.purpose is Purpose.TRAIN, event.group.step
                 return [_submitted(event.group, entry.tokens)]
             case f.Assigned() | f.Reclaimed():
                 return [self._began(event)]
@@ -130,7 +131,7 @@ class _Life:
                 stopped = [f"stopped on {self._engine} with {self._brought()}"] if self._engine else []
                 return [*stopped, _discarded(event, self._sample)]
             case _:
-                return _of_group_or_batch(event, self._learned)
+                return _of_others(event, self._learned, self._step)
         return []
 
     def _began(self, event: f.Assigned | f.Reclaimed) -> str:
@@ -149,8 +150,11 @@ class _Life:
         return ", ".join(parts)
 
 
-def _of_group_or_batch(event: HistoryEvent, learned: bool) -> list[str]:
+def _of_others(event: HistoryEvent, learned: bool, step: int) -> list[str]:
+    """Of its group, its batch and its engines."""
     match event:
+        case f.EngineDeparted() if event.step == step:
+            return [_departed(event)]
         case f.GroupCompleted():
             return [f"all samples of group {event.group} are scored"]
         case f.BatchPacked():
@@ -183,6 +187,11 @@ def _discarded(event: f.GroupDiscarded, sample: str) -> str:
         because = f"because sample {event.culprit} was ({event.reason}: {event.detail})"
         return f"discarded: {DiscardReason.GROUP_INCOMPLETE}, {because}"
     return f"discarded: {event.reason}{f' ({event.detail})' if event.detail else ''}"
+
+
+def _departed(event: f.EngineDeparted) -> str:
+    pause = f"; it pauses for {event.until - event.at:.0f} s" if event.until > event.at else ""
+    return f"{event.engine}'s tokens in step {event.step} are not the policy's: {event.text}{pause}"
 
 
 def _now_line(replayed: Replayed | None, sample: str) -> str | None:

@@ -48,6 +48,7 @@ class LocalRun:
         self._injector = FaultInjector(fleet)
         self._manager_ready = False
         self._served: set[str] = set()
+        self._departed: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._reports: set[asyncio.Task[bool]] = set()
@@ -182,6 +183,11 @@ class LocalRun:
         for name in sorted(serving - self._served):
             self._timeline.note("serving", name, f"{name} serves")
         self._served |= serving
+        for engine in status.engines:
+            if engine.departed and engine.departed != self._departed.get(engine.name):
+                self._departed[engine.name] = engine.departed
+                text = f"the tokens of {engine.name} are not the policy's, {engine.departed}"
+                self._timeline.note("condition", engine.name, text)
         self.status = status
         self._timeline.note_fleet(status)
         self._wake.set()

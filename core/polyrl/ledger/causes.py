@@ -40,7 +40,7 @@ AVOIDED_CAUSES: Final = frozenset(MoveCause(one) for one in ("stalled", "engineE
 
 
 class QuarantineCause(StrEnum):
-    """Why an engine gets no work for a while; all but the last as in MoveCause."""
+    """Why an engine gets no work for a while; all but the last two as in MoveCause."""
 
     DRAINING = MoveCause.DRAINING
     """It gave a sample back as if it drained, and did not say that it drains."""
@@ -56,6 +56,8 @@ class QuarantineCause(StrEnum):
     """It sent other tokens than before."""
     RETURNED = "returned"
     """It had gone silent, and is back."""
+    DEPARTED = "departed"
+    """Its tokens are others than the fleet's, see `measures.departures`."""
 
 
 class GoneCause(StrEnum):

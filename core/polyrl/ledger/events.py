@@ -410,6 +410,17 @@ class EngineQuarantined(Event, frozen=True):
     at: float
 
 
+class EngineDeparted(Event, frozen=True):
+    """The trainer's report of a step shows that an engine's tokens are others than the fleet's; it gets no work before
+    `until`."""
+
+    engine: str
+    step: int
+    text: str
+    until: float
+    at: float
+
+
 class EngineDraining(Event, frozen=True):
     """An engine gets nothing new, and at `drain_at` what it still runs is moved."""
 

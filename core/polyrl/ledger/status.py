@@ -8,6 +8,7 @@ from math import inf
 
 import msgspec
 
+from polyrl.ledger.measures.departures import pause_of
 from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, step_key
 from polyrl.sample import Purpose, sample_id
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
@@ -23,7 +24,7 @@ def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
         step=state.step,
         values=dict(state.values),
         weight_version=state.weights.version,
-        engines=tuple(_engine_status(engine, now) for engine in state.engines.values()),
+        engines=tuple(_engine_status(state, engine, now) for engine in state.engines.values()),
         engines_lost=counters.losses,
         samples=SampleCounts(
             submitted=counters.submitted,
@@ -46,7 +47,8 @@ def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
     )
 
 
-def _engine_status(engine: LeasedEngine, now: float) -> EngineStatus:
+def _engine_status(state: LedgerState, engine: LeasedEngine, now: float) -> EngineStatus:
+    departed = state.usage.departed.get(engine.name)
     return EngineStatus(
         name=engine.name,
         pool=engine.pool,
@@ -55,6 +57,7 @@ def _engine_status(engine: LeasedEngine, now: float) -> EngineStatus:
         running=len(engine.running),
         max_running=engine.capacity.max_running,
         tokens=engine.tokens,
+        departed="" if departed is None else departed.text,
     )
 
 
@@ -120,7 +123,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 def waits_of(state: LedgerState, now: float) -> list[Wait]:
     """Every wait, the longest first."""
-    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_engine_waits(state), *_verdict_waits(state)]
+    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_engine_waits(state, now), *_verdict_waits(state)]
     return sorted(waits, key=lambda wait: wait.since)
 
 
@@ -150,11 +153,16 @@ def _queue_waits(state: LedgerState) -> Iterator[Wait]:
         yield Wait(f"the queue ({len(since)} samples)", whom, what="room", since=min(since), until=None)
 
 
-def _engine_waits(state: LedgerState) -> Iterator[Wait]:
+def _engine_waits(state: LedgerState, now: float) -> Iterator[Wait]:
     config = state.config
     for engine in state.engines.values():
         until = engine.heard_at + (config.gone_s if engine.silent else config.lease_s)
         yield Wait("manager", engine.name, what="sign of life", since=engine.heard_at, until=until)
+        departed = state.usage.departed.get(engine.name)
+        if departed is not None and departed.until > now:
+            what = f"the end of its pause, for its tokens are not the policy's ({departed.text})"
+            since = departed.until - pause_of(departed.times)
+            yield Wait(engine.name, "manager", what=what, since=since, until=departed.until)
         newest = state.weights.version
         if engine.version < newest and not engine.draining:
             yield Wait("manager", engine.name, what=f"weight version {newest}", since=engine.greeted_at, until=None)

@@ -74,6 +74,7 @@ from polyrl.wire.trainer import (
     Covered as Covered,
     Declined as Declined,
     EndStep as EndStep,
+    EngineMeasure as EngineMeasure,
     Extend as Extend,
     Fetch as Fetch,
     Fetched as Fetched,
@@ -96,6 +97,7 @@ from polyrl.wire.trainer import (
     TurnDone as TurnDone,
     TurnsAwaited as TurnsAwaited,
     Withdraw as Withdraw,
+    engine_shares as engine_shares,
     excess_of_metrics as excess_of_metrics,
 )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -189,6 +190,28 @@ class PublishVersion(Message, frozen=True, tag="publish"):
         )
 
 
+class EngineMeasure(msgspec.Struct, frozen=True, array_like=True):
+    """What a step's trained tokens of one engine look like to the learner; see `ledger.measures.departures`."""
+
+    engine: str
+    cohort: int
+    """Numbers those whose tokens met the same learner; within one report."""
+    tokens: int
+    drift: float
+    """Mean of |learner's logprob - engine's|, in nats."""
+    surprise: float
+    """Mean of -learner's logprob less the entropy at the position, in nats."""
+
+
+def engine_shares(rows: Sequence[EngineMeasure]) -> dict[str, float]:
+    """Share of a step's trained tokens, by the engine that drew them."""
+    tokens: Counter[str] = Counter()
+    for row in rows:
+        tokens[row.engine] += row.tokens
+    total = max(1, sum(tokens.values()))
+    return {engine: count / total for engine, count in tokens.items()}
+
+
 class TrainerReport(Message, frozen=True, tag="report"):
     """What the trainer wants seen: a step or an evaluation in named numbers. In status the newest one wins."""
 
@@ -198,6 +221,8 @@ class TrainerReport(Message, frozen=True, tag="report"):
     values: dict[str, float]
     samples: tuple[bytes, ...] = ()
     """A few to read, each a line of samples.jsonl, `sample_record.MAX_REPORTED_BYTES` in all at most."""
+    engines: tuple[EngineMeasure, ...] = ()
+    """Of a training step."""
 
 
 class FinishRun(Message, frozen=True, tag="finish"):

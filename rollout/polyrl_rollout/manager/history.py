@@ -66,6 +66,8 @@ class RunHistory:
                 case events.EngineServing(engine, version) if version >= 0 and engine not in self._serving:
                     self._serving.add(engine)
                     self._note("serving", engine, f"{engine} serves", now)
+                case events.EngineDeparted(engine, step, text):
+                    self._note("condition", engine, f"step {step}: {engine}'s tokens are not the policy's: {text}", now)
                 case events.EngineDraining(engine, _, reason) if reason:
                     self._reasons[engine] = reason
                 case events.EngineGone(engine, cause):

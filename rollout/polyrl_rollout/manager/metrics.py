@@ -134,6 +134,13 @@ def _of_status(status: ManagerStatus) -> Iterator[Metric]:
         engines.add_metric(labels, count)
     yield engines
     yield CounterMetricFamily("polyrl_engines_lost", "Engines whose lease ran out", value=status.engines_lost)
+    departed = sum(bool(engine.departed) for engine in status.engines)
+    yield GaugeMetricFamily(
+        "polyrl_engines_departed", "Live engines whose tokens were not the policy's", value=departed
+    )
+    share = status.values.get(StepValue.LARGEST_ENGINE_SHARE)
+    if share is not None:
+        yield GaugeMetricFamily("polyrl_engine_share", "Largest share of a step that one engine drew", value=share)
     yield GaugeMetricFamily("polyrl_running", "Samples assigned now", value=sum(e.running for e in status.engines))
     yield GaugeMetricFamily("polyrl_weight_version", "Newest weight version", value=status.weight_version)
     yield from _of_samples(status)

@@ -32,7 +32,7 @@ from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
-from polyrl.ledger.events import Reported
+from polyrl.ledger.events import EngineDeparted, Reported
 from polyrl.ledger.journal.durability import Outbox
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
@@ -202,6 +202,9 @@ class Manager:
         outcome = self._ledger.from_trainer(message, self.now())
         if isinstance(message, TrainerReport) and any(isinstance(event, Reported) for event in outcome.events):
             self._history.take_report(message, time.time())
+            for event in outcome.events:
+                if isinstance(event, EngineDeparted):
+                    log.warning("an engine's tokens are not the policy's", engine=event.engine, measured=event.text)
         if isinstance(message, FinishRun) and self._finish_task is None:
             self._finish_task = asyncio.create_task(self._finish())
         if not isinstance(message, TrainerHello):

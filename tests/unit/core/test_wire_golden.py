@@ -229,7 +229,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.TrainerReport(10, "rl", step=2, values={"reward": 0.5}),
-        "0196a67265706f72740aa2726c0281a6726577617264cb3fe000000000000090",
+        "0197a67265706f72740aa2726c0281a6726577617264cb3fe00000000000009090",
     ),
     (
         TRAINER,
@@ -379,8 +379,16 @@ def test_the_bytes_of_every_message_are_what_they_were(
     assert decode(bytes.fromhex(golden)) == message
 
 
-def test_a_report_of_a_trainer_of_before_samples_is_understood() -> None:
-    frame = bytes.fromhex("0195a67265706f72740aa2726c0281a6726577617264cb3fe0000000000000")
+@pytest.mark.parametrize(
+    "golden",
+    [
+        "0195a67265706f72740aa2726c0281a6726577617264cb3fe0000000000000",
+        "0196a67265706f72740aa2726c0281a6726577617264cb3fe000000000000090",
+    ],
+    ids=["before samples", "before engines"],
+)
+def test_a_report_of_an_older_trainer_is_understood(golden: str) -> None:
+    frame = bytes.fromhex(golden)
     assert wire.decode_from_trainer(frame) == wire.TrainerReport(10, "rl", step=2, values={"reward": 0.5})
 
 

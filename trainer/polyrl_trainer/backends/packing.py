@@ -180,6 +180,7 @@ def loss_inputs(batch: PackedBatch, log_probs: torch.Tensor, entropy: torch.Tens
         sequence=batch.sequence,
         num_sequences=len(batch.samples),
         absent=absent,
+        drawers=_drawers(batch.samples, device),
         **columns,
     )
 
@@ -201,6 +202,11 @@ def _learned(sample: Sample) -> npt.NDArray[np.int64]:
     if len(learned) and learned[0] == 0:
         raise ValueError(f"sample {sample.id or '(unnamed)'}: its first token has no predecessor to learn it from")
     return learned
+
+
+def _drawers(samples: Sequence[Sample], device: torch.device) -> torch.Tensor | None:
+    arrays = [one.drawers[_learned(one)] for one in samples if one.drawers is not None]
+    return torch.from_numpy(np.concatenate(arrays)).to(device) if len(arrays) == len(samples) else None
 
 
 def _column(samples: Sequence[Sample], name: str) -> torch.Tensor:

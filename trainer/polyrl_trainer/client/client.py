@@ -23,7 +23,7 @@ from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolEr
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
-from polyrl.wire import Batch, GroupDropped, SampleTexts, TrainerWelcome, TurnDone, pack_ids
+from polyrl.wire import Batch, EngineMeasure, GroupDropped, SampleTexts, TrainerWelcome, TurnDone, pack_ids
 from polyrl.wire.ranges import Ranges
 from polyrl_trainer.client.conversation import Cursor, EventStream, PendingRequests, RequestRefused, submissions
 from polyrl_trainer.client.link import ManagerLink
@@ -224,9 +224,19 @@ class RolloutClient(Rollouts):
         """The dropped groups known now; for loops that poll rather than iterate."""
         return self._dropped.take_all()
 
-    async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
+    async def report(
+        self,
+        phase: str,
+        step: int,
+        values: Mapping[str, float],
+        samples: Sequence[bytes] = (),
+        engines: Sequence[EngineMeasure] = (),
+    ) -> None:
         await self._request(
-            lambda n: wire.TrainerReport(n, phase, step=step, values=dict(values), samples=tuple(samples)), "a report"
+            lambda n: wire.TrainerReport(
+                n, phase, step=step, values=dict(values), samples=tuple(samples), engines=tuple(engines)
+            ),
+            "a report",
         )
 
     async def finish(self, ok: bool, message: str) -> None:

@@ -22,7 +22,7 @@ from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
-from polyrl.wire import Batch, GroupDropped
+from polyrl.wire import Batch, GroupDropped, engine_shares
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
@@ -34,6 +34,7 @@ from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
 from polyrl_trainer.losses import averages, merge, policy_loss
+from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
@@ -117,7 +118,8 @@ class RlStep:
         self._groups_per_mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
         self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
         self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
-        self._loss = policy_loss(algorithm)
+        self._loss = with_engine_sums(policy_loss(algorithm))
+        self._drawers = Drawers()
 
     async def run(self) -> bool:
         """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
@@ -227,8 +229,13 @@ class RlStep:
         if len(batch.samples) != len(indices) * expected or any(len(seen) != expected for seen in indices.values()):
             raise ProtocolError(f"batch {batch.number} of step {self._step} does not hold complete groups")
         tokenizer = self._parts.tokenizer
+        learned = len(self._clock.optimizer_steps)
         samples = [
-            to_sample(one.group, one.index, one.response, groups.prompt_of(one.group), tokenizer, one.reward)
+            self._drawers.mark(
+                to_sample(one.group, one.index, one.response, groups.prompt_of(one.group), tokenizer, one.reward),
+                one.response,
+                learned,
+            )
             for one in batch.samples
         ]
         groups.use(list(indices))
@@ -242,14 +249,17 @@ class RlStep:
         reward_metrics = [scored.metrics for scored in self._scored]
         values = step_metrics(self._trained, reward_metrics, groups, averages(sums), clock)
         values["data/epochs"] = self._parts.prompts.epochs
+        engines = self._drawers.measures(sums)
+        values["rollout/engine_share_max"] = share = max(engine_shares(engines).values(), default=0.0)
         state.results.reward = values["reward/mean"]
         status_values = {
             **clock.status_values(),
             StepValue.POLLUTED_STEP: float(self._first),
             StepValue.REWARD: values["reward/mean"],
+            StepValue.LARGEST_ENGINE_SHARE: share,
         }
         self._session.record(Purpose.TRAIN, self._trained, self._scored)
-        await self._session.report(state.step, values, status_values=status_values)
+        await self._session.report(state.step, values, status_values=status_values, engines=engines)
 
 
 def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
-from polyrl.wire import Batch, GroupDropped, TurnDone, pack_ids
+from polyrl.wire import Batch, EngineMeasure, GroupDropped, TurnDone, pack_ids
 
 Write = Callable[[Group, int, list[int]], list[int]]
 """(group, index, response so far) to the tokens of the next turn."""
@@ -139,7 +139,14 @@ class FakeRollouts:
         for group in self._of(step, purpose):
             self._drop(group, DiscardReason.SURPLUS, "")
 
-    async def report(self, phase: str, step: int, values: Mapping[str, float], samples: Sequence[bytes] = ()) -> None:
+    async def report(
+        self,
+        phase: str,
+        step: int,
+        values: Mapping[str, float],
+        samples: Sequence[bytes] = (),
+        engines: Sequence[EngineMeasure] = (),
+    ) -> None:
         self.reports.append((phase, step, dict(values)))
 
     async def dropped(self) -> AsyncIterator[GroupDropped]:

@@ -8,6 +8,7 @@ from typing import Final
 from polyrl.ledger import events, speed
 from polyrl.ledger.apply.samples import count_work, end_recall, increment, wake
 from polyrl.ledger.causes import GoneCause
+from polyrl.ledger.measures.departures import MEMORY, Departed
 from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
 from polyrl.sample import Pool, Purpose
 
@@ -175,6 +176,15 @@ def apply_engine_quarantined(state: LedgerState, event: events.EngineQuarantined
     engine.failures += 1
     engine.quarantined_until = event.quarantined_until
     wake(state, event.quarantined_until)
+
+
+def apply_engine_departed(state: LedgerState, event: events.EngineDeparted) -> None:
+    departed = state.usage.departed
+    before = departed.pop(event.engine, None)
+    times = 1 if before is None else before.times + 1
+    departed[event.engine] = Departed(times, event.until, text=f"step {event.step}: {event.text}")
+    if len(departed) > MEMORY:
+        del departed[next(iter(departed))]
 
 
 def apply_engine_draining(state: LedgerState, event: events.EngineDraining) -> None:

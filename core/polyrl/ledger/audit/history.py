@@ -247,7 +247,7 @@ def subjects_of(entry: HistoryEntry) -> list[str]:
             return [batch_subject(event.batch)]
         case f.EngineGreeted() | f.EngineHeard() | f.EngineServing() | f.EngineGone():
             return [engine_subject(event.engine)]
-        case f.EngineQuarantined() | f.EngineDraining() | f.EngineSilent() | f.EngineReturned():
+        case f.EngineQuarantined() | f.EngineDraining() | f.EngineSilent() | f.EngineReturned() | f.EngineDeparted():
             return [engine_subject(event.engine)]
     return [RUN]
 

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from polyrl.ledger.measures.departures import Departed
 from polyrl.status import FinishedStep, StepValue
 
 EVALUATION: Final = "evaluation"
@@ -79,6 +80,8 @@ class Usage(msgspec.Struct):
     """By name, oldest first."""
     finished: list[FinishedStep] = msgspec.field(default_factory=list)
     """See `keep_step`."""
+    departed: dict[str, Departed] = msgspec.field(default_factory=dict)
+    """Engines whose tokens were others than the fleet's, the newest last."""
 
     def present_until(self, at: float) -> float:
         """Seconds of engines that could generate."""

@@ -11,7 +11,7 @@ from polyrl.ledger import events
 from polyrl.ledger.causes import GoneCause, MoveCause
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
-from polyrl.ledger.scheduling.moves import half_open, move, quarantine, suspect_refusals
+from polyrl.ledger.scheduling.moves import half_open, move, quarantine, resume_pause, suspect_refusals
 from polyrl.ledger.scheduling.recalls import complete_recall, reclaim
 from polyrl.ledger.state import LeasedEngine, LedgerState, assign_message, tokens_left
 from polyrl.ledger.transition import Transition
@@ -91,6 +91,7 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     transition.record(_greeting(state, hello, now))
     if returns:
         half_open(transition, name)
+    resume_pause(transition, name)
     engine = state.engines[name]
     taken = max((held.assignment + 1 for held in hello.held if held.assignment < MAX_ASSIGNMENT), default=0)
     if taken > state.next_assignment:

@@ -22,8 +22,9 @@ from typing import Any, Final, TypeAlias
 from polyrl import wire
 from polyrl.ledger import events
 from polyrl.ledger.batching import answer_again, digest_of, discard_group, passes
+from polyrl.ledger.measures.departures import departures
 from polyrl.ledger.scheduling.leases import announce, drain_engine
-from polyrl.ledger.scheduling.moves import already_over, end_turn
+from polyrl.ledger.scheduling.moves import already_over, end_turn, pause_departed
 from polyrl.ledger.state import (
     GroupState,
     LedgerState,
@@ -398,6 +399,8 @@ def _report(transition: Transition, message: wire.TrainerReport) -> None:
     # Status is JSON, which has no NaN: a loss that is none would make it unreadable for the operator.
     finite = {name: value for name, value in message.values.items() if isfinite(value)}
     transition.record(events.Reported(message.phase, message.step, values=finite, at=transition.now))
+    for departure in departures(message.engines):
+        pause_departed(transition, departure, message.step)
 
 
 def _finish(transition: Transition, end: wire.FinishRun) -> None:

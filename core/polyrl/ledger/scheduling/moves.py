@@ -15,12 +15,13 @@ from collections.abc import Sequence
 
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.causes import MoveCause, QuarantineCause
-from polyrl.ledger.events import EngineQuarantined, Moved, TurnEnded
+from polyrl.ledger.events import EngineDeparted, EngineQuarantined, Moved, TurnEnded
 from polyrl.ledger.fleet import Fleet
-from polyrl.ledger.scheduling.cost import may_ever_serve
+from polyrl.ledger.measures.departures import Departure, pause_of
+from polyrl.ledger.scheduling.cost import may_ever_serve, serves
 from polyrl.ledger.state import REJECTIONS_TO_PAUSE, GroupState, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
-from polyrl.sample import DiscardReason, Finish, sample_id
+from polyrl.sample import DiscardReason, Finish, Pool, sample_id
 from polyrl.wire import Cancel
 
 
@@ -162,6 +163,33 @@ def half_open(transition: Transition, name: str) -> None:
     times, _ = transition.state.vanished[name]
     pause_s = transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
     _pause(transition, name, QuarantineCause.RETURNED, pause_s)
+
+
+def pause_departed(transition: Transition, departure: Departure, step: int) -> None:
+    """An engine whose tokens are not the policy's pauses, longer each time; what it runs, it ends. The trainer's own
+    never pauses, and none while no other takes work."""
+    state, now, name = transition.state, transition.now, departure.engine
+    engine, before = state.engines.get(name), state.usage.departed.get(name)
+    until = now
+    if engine is not None and engine.pool is not Pool.RESERVED and _another_serves(transition, name):
+        until += pause_of(1 if before is None else before.times + 1)
+    transition.record(EngineDeparted(name, step, text=departure.text, until=until, at=now))
+    resume_pause(transition, name)
+
+
+def resume_pause(transition: Transition, name: str) -> None:
+    """An engine that departed pauses to the end, whether it has greeted anew meanwhile or not."""
+    departed = transition.state.usage.departed.get(name)
+    if departed is not None and departed.until > transition.now and name in transition.state.engines:
+        event = EngineQuarantined(name, departed.until, cause=QuarantineCause.DEPARTED, at=transition.now)
+        transition.record(event)
+
+
+def _another_serves(transition: Transition, name: str) -> bool:
+    return any(
+        engine.name != name and serves(engine, 0, engine.version) and engine.quarantined_until <= transition.now
+        for engine in transition.state.engines.values()
+    )
 
 
 def _pause(transition: Transition, name: str, cause: QuarantineCause, seconds: float) -> None:
