@@ -129,7 +129,9 @@ def _rows(origin: ModelOrigin) -> Iterator[tuple[str, str]]:
     if origin.reward is not None:
         yield "mean reward of the newest RL step", f"{origin.reward:.3f}"
     for moment, numbers in origin.evaluations.items():
-        measured = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items() if name not in COUNTS)
+        measured = ", ".join(
+            f"{name} {value:.3f}" for name, value in numbers.items() if name.rpartition("/")[2] not in COUNTS
+        )
         yield f"evaluation {MOMENTS.get(moment, moment)}", measured
 
 

@@ -35,7 +35,7 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RolloutSide
-from polyrl_trainer.loops.stages import Stages, greedy_sampling
+from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.metrics import METRICS, MetricsLogger, rewind_metrics
 from polyrl_trainer.preparation import Prepared, prepare
 from polyrl_trainer.sample_log import log as sample_log
@@ -254,10 +254,9 @@ async def _rollout_side(
         stack.callback(publisher.close)
         evaluator = None
         if prepared.evaluation:
-            sampling = greedy_sampling(recipe, prepared.tokenizer.eos_id)
             evaluator = Evaluator(
                 prepared.evaluation,
-                sampling,
+                recipe,
                 tokenizer=prepared.tokenizer,
                 rollouts=client,
                 supply=supply,

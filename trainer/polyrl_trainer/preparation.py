@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyrl.errors import InvalidData
+from polyrl.manifest.data import DatasetSpec, EvaluationSampling, evaluated_rows
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import DatasetSpec, GroupFilter, Mode, RecipeSpec
+from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
@@ -26,6 +27,16 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
+class EvaluationPrompts:
+    """One set of an evaluation."""
+
+    name: str
+    """Of `evaluation.sets`; empty: `data.eval`."""
+    prompts: Sequence[examples.Prompt]
+    sampling: EvaluationSampling
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What the user brought. Data of stages that do not run is None."""
 
@@ -33,7 +44,8 @@ class Prepared:
     conversations: DataBuffer[Sample] | None
     prompts: DataBuffer[examples.Prompt] | None
     finished: DataBuffer[examples.FinishedGroup] | None
-    evaluation: Sequence[examples.Prompt]
+    evaluation: Sequence[EvaluationPrompts]
+    """`data.eval` first; empty where that is."""
     reward: Callable[[Sample], Any] | None
     group_filter: Callable[[list[Sample]], Any] | None
     environment: Environment | None
@@ -48,15 +60,14 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     recipe = spec.recipe
     tokenizer = tokenizer_of(recipe, manifest_dir)
     context = spec.rollout.engine.max_context
-    room = context - recipe.sampling.max_new_tokens
     code_path = manifest_dir / recipe.code.path
 
     @cache
     def rows(path: str) -> list[DataRow]:
         return read_rows(manifest_dir / path)
 
-    def prompts(dataset: DatasetSpec) -> list[examples.Prompt]:
-        return examples.prepare_prompts(prompt_rows(rows(dataset.path), dataset), tokenizer, room)
+    def prompts(dataset: DatasetSpec, answer: int = recipe.sampling.max_new_tokens) -> list[examples.Prompt]:
+        return examples.prepare_prompts(prompt_rows(rows(dataset.path), dataset), tokenizer, context - answer)
 
     def answered(dataset: DatasetSpec) -> list[DataRow]:
         return answered_rows(rows(dataset.path), dataset)
@@ -69,7 +80,11 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     # Of the stage that has the last word; its first row speaks for all.
     newest = (recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl)[0]
     conversations, to_generate, finished = None, None, None
-    evaluation = [prompt for dataset in recipe.data.eval for prompt in prompts(dataset)]
+    evaluation = []
+    for one in evaluated_rows(recipe.data, recipe.evaluation):
+        answer = one.sampling.max_new_tokens or recipe.sampling.max_new_tokens
+        asked = [prompt for dataset in one.data for prompt in prompts(dataset, answer)]
+        evaluation.append(EvaluationPrompts(one.name, asked[: one.max_samples], sampling=one.sampling))
     if recipe.mode in (Mode.SFT, Mode.SFT_RL):
         conversations = buffer(
             recipe.data.sft, lambda one: examples.prepare_conversations(answered(one), tokenizer, context)
@@ -85,7 +100,7 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         conversations=conversations,
         prompts=to_generate,
         finished=finished,
-        evaluation=evaluation[: recipe.evaluation.max_samples],
+        evaluation=evaluation,
         reward=load_function(recipe.reward.function, code_path) if recipe.reward is not None else None,
         group_filter=_group_filter(recipe, code_path),
         chat=is_chat(rows(newest.path)[0], newest),

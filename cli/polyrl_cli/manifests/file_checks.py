@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from polyrl.manifest.data import evaluated_rows
 from polyrl.manifest.recipe import HUB_ID, Mode, RecipeSpec
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
@@ -52,9 +53,10 @@ def absolute_paths_elsewhere(recipe: RecipeSpec) -> list[str]:
 def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
     """Data files, and the folders of model and tokenizer."""
     model = recipe.model
-    for stage, rows in (("sft", recipe.data.sft), ("rl", recipe.data.rl), ("eval", recipe.data.eval)):
+    evaluated = [(rows.field, rows.data) for rows in evaluated_rows(recipe.data, recipe.evaluation)]
+    for place, rows in ((("data", "sft"), recipe.data.sft), (("data", "rl"), recipe.data.rl), *evaluated):
         for index, row in enumerate(rows):
-            yield NamedPath((*_RECIPE, "data", stage, index, "path"), row.path, check=_data)
+            yield NamedPath((*_RECIPE, *place, index, "path"), row.path, check=_data)
     if model.path is not None:
         yield NamedPath((*_RECIPE, "model", "path"), model.path, check=partial(_model, model.path))
     if model.tokenizer.type == "huggingface" and model.tokenizer.path is not None:

@@ -98,7 +98,7 @@ def _evaluations(summary: Summary, width: int) -> Table:
         for point in points:
             share = point.values[SHARE]
             bar = _bar(share, longest, last=point is points[-1]) if longest >= SHORTEST_BAR else Text()
-            bar.append(f"  {share:.3f}", style="bold")
+            bar.append(f"  {share:.3f}", style="bold").append(_pass_rate(point))
             table.add_row(Text(f"exact match {_moment(point, summary)}"), bar)
         return table
     for point in points:
@@ -108,6 +108,12 @@ def _evaluations(summary: Summary, width: int) -> Table:
         )
         table.add_row(Text(f"evaluated {_moment(point, summary)}"), Text(words, style="bold"))
     return table
+
+
+def _pass_rate(point: EvaluationPoint) -> str:
+    """Of the most answers that a prompt got; empty where it got one."""
+    rates = [name for name in point.values if name.startswith("pass@")]
+    return f"  {rates[-1]} {point.values[rates[-1]]:.3f}" if rates else ""
 
 
 def _bar(share: float, longest: int, *, last: bool) -> Text:

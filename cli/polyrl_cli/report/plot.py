@@ -89,7 +89,7 @@ def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> No
     name = _evaluated(reports)
     times, exact = _series(reports, name, began)
     if exact:
-        label = f"{EVALUATED[name]}, held-out, greedy"
+        label = f"{EVALUATED[name]}, held-out"
         axes.plot(times, exact, color=EVAL_COLOR, marker="o", linewidth=1.5, label=label)
         for point in zip(times, exact, strict=True):
             above = {"xytext": (0, 7), "textcoords": "offset points"}

@@ -78,7 +78,7 @@ def evaluations(reports: Sequence[MetricsRow]) -> list[EvaluationPoint]:
             stage = row.phase
             continue
         named = {name.removeprefix(EVALUATION_PREFIX): value for name, value in row.values.items()}
-        values = {name: value for name, value in named.items() if name not in COUNTS}
+        values = {name: value for name, value in named.items() if name.rpartition("/")[2] not in COUNTS}
         found.append(EvaluationPoint(stage=stage, step=row.step, values=values))
     return found
 
@@ -95,4 +95,10 @@ def samples_trained(reports: Sequence[MetricsRow]) -> int:
 
 def samples_evaluated(reports: Sequence[MetricsRow]) -> int:
     """Samples of whole evaluations."""
-    return sum(int(row.values.get("eval/scored", 0)) for row in reports if row.phase == "eval")
+    return sum(
+        int(value)
+        for row in reports
+        if row.phase == "eval"
+        for name, value in row.values.items()
+        if name.startswith(EVALUATION_PREFIX) and name.endswith("/scored")
+    )

@@ -19,6 +19,7 @@ from polyrl.manifest.base import (
     PathText,
     Positive,
 )
+from polyrl.manifest.data import DataSpec, EvaluationSpec
 
 MODEL_CONFIG_SCHEMA: Final = {
     "type": "object",
@@ -104,40 +105,6 @@ class ModelSpec(ManifestModel):
     """How text becomes tokens."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the weights that engines serve and of the learner's forward pass."""
-
-
-FieldName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class DatasetSpec(ManifestModel):
-    """One file of rows and its weight in the mixture."""
-
-    path: PathText
-    """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL
-    rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
-    weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
-    """Share of draws, relative to the other files' weights."""
-    prompt_field: FieldName | None = None
-    """The rows' own name of what is read as `prompt`, such as `question`; it counts before `messages`."""
-    response_field: FieldName | None = None
-    """The rows' own name of what is read as `response`, for SFT and `offline-rl`."""
-    chat: bool = False
-    """Take `prompt` through the tokenizer's chat template, as a user's message; rows with `messages` always are."""
-    system_prompt: Annotated[str, Field(max_length=65_536)] = ""
-    """Begins every conversation that does not begin with a system message; implies `chat`."""
-
-
-class DataSpec(ManifestModel):
-    """Rows for each stage; empty lists for the stages that do not run."""
-
-    sft: list[DatasetSpec] = Field(default=[], max_length=64)
-    """Prompts with responses, for `sft` and the first stage of `sft+rl`."""
-    rl: list[DatasetSpec] = Field(default=[], max_length=64)
-    """Prompts for `rl`; finished samples for `offline-rl`."""
-    eval: list[DatasetSpec] = Field(default=[], max_length=64)
-    """Prompts for evaluation; greedy, scored by the same reward function."""
-    shuffle: bool = True
-    """Draw rows in an order that `recipe.seed` decides; false takes them as they stand."""
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -262,15 +229,6 @@ class EnvironmentSpec(ManifestModel):
     """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed)."""
 
 
-class EvaluationSpec(ManifestModel):
-    """Greedy evaluation on `data.eval`."""
-
-    every_steps: Count = 0
-    """RL steps between evaluations; 0 evaluates only before, between and after the stages."""
-    max_samples: Positive = 256
-    """Rows evaluated, from the start of the files; the same ones every time."""
-
-
 class CheckpointSpec(ManifestModel):
     """What survives the trainer."""
 
@@ -371,7 +329,7 @@ class RecipeSpec(ManifestModel):
     environment: EnvironmentSpec | None = None
     """For multi-turn episodes with tools."""
     evaluation: EvaluationSpec = EvaluationSpec()
-    """Greedy evaluation on `data.eval`."""
+    """When, how and on what the policy is evaluated; `data.eval` unless further sets are named."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """What survives the trainer."""
     logging: LoggingSpec = LoggingSpec()

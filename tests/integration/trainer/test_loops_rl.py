@@ -14,7 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from polyrl.errors import RunFailed
-from polyrl.manifest.recipe import EnvironmentSpec, EvaluationSpec, LoggingSpec, RecipeSpec, SampleLogSpec
+from polyrl.manifest.data import EvaluationSpec
+from polyrl.manifest.recipe import EnvironmentSpec, LoggingSpec, RecipeSpec, SampleLogSpec
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.sample_record import SAMPLES, Chosen, parse_records
 from polyrl.weights import WeightsRef
@@ -30,8 +31,8 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
-from polyrl_trainer.loops.stages import greedy_sampling
 from polyrl_trainer.metrics import MetricsLogger
+from polyrl_trainer.preparation import EvaluationPrompts
 from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.sample_log.log import SampleLog
 from polyrl_trainer.session import Session, run_beside
@@ -177,8 +178,11 @@ class Run:
             supply=supply,
             versions=PolicyVersions(MemoryPublisher(), rollouts, session=session),
             evaluator=Evaluator(
-                prompts[:5],
-                greedy_sampling(spec, EOS_ID),
+                [
+                    EvaluationPrompts("", prompts[:5], spec.evaluation.sampling),
+                    *(EvaluationPrompts(one.name, prompts[5:8], one.sampling) for one in spec.evaluation.sets),
+                ],
+                spec,
                 tokenizer=TOKENIZER,
                 rollouts=rollouts,
                 supply=supply,
@@ -330,6 +334,46 @@ async def test_an_evaluation_reports_exact_match_only_where_the_reward_names_it(
     (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
     assert (evaluated["eval/reward"], evaluated["eval/style"]) == (2.0, 0.5)
     assert not {"eval/exact_match", "exactMatch"} & evaluated.keys()
+
+
+async def test_sets_of_an_evaluation_are_measured_apart_each_with_its_own_sampling(tmp_path):
+    one_set = {"name": "hard", "data": [{"path": "hard.jsonl"}], "sampling": {"samplesPerPrompt": 4, "maxNewTokens": 9}}
+    spec = recipe(steps=2).model_copy(
+        update={"evaluation": EvaluationSpec.model_validate({"everySteps": 1, "passReward": 2, "sets": [one_set]})}
+    )
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec)
+    assert await run.train(spec)
+    (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
+    asked = [group for group in rollouts.submitted if group.purpose is Purpose.EVAL]
+    assert [(group.n, group.sampling.temperature, group.sampling.max_new_tokens) for group in asked] == [
+        *[(1, 0.0, 30)] * 5,
+        *[(4, 1.0, 9)] * 3,
+    ]
+    assert (evaluated["eval/scored"], evaluated["eval/hard/scored"]) == (5, 12)
+    kept = [one for one in records(tmp_path) if one.purpose is Purpose.EVAL]
+    rewards = [one.reward for one in kept]
+    assert evaluated["eval/reward"] == pytest.approx(sum(rewards[:5]) / 5)
+    assert evaluated["eval/hard/reward"] == pytest.approx(sum(rewards[5:]) / 12)
+    assert evaluated["eval/hard/pass@1"] == pytest.approx(sum(reward >= 2 for reward in rewards[5:]) / 12)
+    solved = [any(reward >= 2 for reward in rewards[first : first + 4]) for first in (5, 9, 13)]
+    assert evaluated["eval/hard/pass@4"] == pytest.approx(sum(solved) / 3)
+    assert "eval/pass@1" not in evaluated
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "done", "evaluates"),
+    [
+        pytest.param(0, 4, False, False, id="never"),
+        pytest.param(2, 4, False, True, id="due"),
+        pytest.param(2, 3, False, False, id="between"),
+        pytest.param(2, 4, True, False, id="the-stage-ends-and-is-evaluated-anyway"),
+    ],
+)
+async def test_when_a_stage_is_evaluated(tmp_path, every, step, done, evaluates):
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), recipe())
+    run.session.state.step, run.session.state.stage_done = step, done
+    await run.beside(run.parts.evaluator.evaluate_if_due(every, run.parts.versions, run.backend))
+    assert bool(rollouts.reports) == evaluates
 
 
 async def test_surplus_prompts_are_not_lost(tmp_path):

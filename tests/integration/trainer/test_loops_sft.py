@@ -51,7 +51,11 @@ class Learner:
             state = read_checkpoint(resume)
             self.backend.load(resume / "model")
         self.metrics = folder / "metrics.jsonl"
+        self.steps: list[int] = []
         self.session = Session(state, self.checkpoints, MetricsLogger(folder), checkpoint_every_steps=3)
+
+    async def after_step(self):
+        self.steps.append(self.session.state.step)
 
     def close(self):
         self.backend.close()
@@ -73,7 +77,7 @@ async def sft(folder, resume=None, stop_after=None):
                 learner.session.stop.set()
 
         learner.session.report = report_and_stop
-    done = await run_sft_training(learner.backend, data, SFT, learner.session)
+    done = await run_sft_training(learner.backend, data, SFT, session=learner.session, after_step=learner.after_step)
     learner.close()
     assert done == (stop_after is None)
     return learner
@@ -95,7 +99,9 @@ async def test_interrupted_sft_ends_bit_identical(tmp_path, stop_after):
 
 
 async def test_sft_learns_and_says_so(tmp_path):
-    lines = (await sft(tmp_path)).lines()
+    learner = await sft(tmp_path)
+    lines = learner.lines()
+    assert learner.steps == list(range(1, STEPS + 1)), "each step may be followed by an evaluation"
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert lines[-1]["sft/loss"] < lines[0]["sft/loss"] - 0.3
     assert all(0 <= line["perf/padding_fraction"] < 0.1 for line in lines)

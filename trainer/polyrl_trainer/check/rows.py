@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from polyrl.errors import InvalidData
+from polyrl.manifest.data import DatasetSpec, evaluated_rows
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import DatasetSpec, Mode, RecipeSpec
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
@@ -42,11 +43,11 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
         yield CheckFault((*RECIPE, "model", "tokenizer"), str(error))
         return
     yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
-    for stage, datasets, prepare in _stages(spec, tokenizer):
+    for place, datasets, prepare in _stages(spec, tokenizer):
         for index, dataset in enumerate(datasets):
             file = manifest_dir / dataset.path
             if file.is_file():
-                field = (*RECIPE, "data", stage, index, "path")
+                field = (*RECIPE, *place, index, "path")
                 yield CheckBegan(field, f"reading the rows of {file}")
                 yield from _file_messages(file, field, partial(_of_dataset, prepare, dataset))
 
@@ -60,13 +61,16 @@ def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
     return folder is not None and folder.is_dir()
 
 
-def _stages(spec: JobSpec, tokenizer: Tokenizer) -> Iterator[tuple[str, Sequence[DatasetSpec], PrepareDataset]]:
-    """The files that the mode reads, and what makes of a row what is learned from it."""
+def _stages(
+    spec: JobSpec, tokenizer: Tokenizer
+) -> Iterator[tuple[tuple[str | int, ...], Sequence[DatasetSpec], PrepareDataset]]:
+    """Where the files that the mode reads are named below the recipe, and what makes of a row what is learned from
+    it."""
     data, mode, context = spec.recipe.data, spec.recipe.mode, spec.rollout.engine.max_context
-    room = context - spec.recipe.sampling.max_new_tokens
+    length = spec.recipe.sampling.max_new_tokens
 
-    def prompts(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        return examples.prepare_prompts(prompt_rows(rows, dataset), tokenizer, room)
+    def prompts(rows: list[DataRow], dataset: DatasetSpec, answer: int = length) -> Any:
+        return examples.prepare_prompts(prompt_rows(rows, dataset), tokenizer, context - answer)
 
     def conversations(rows: list[DataRow], dataset: DatasetSpec) -> Any:
         return examples.prepare_conversations(answered_rows(rows, dataset), tokenizer, context)
@@ -75,12 +79,13 @@ def _stages(spec: JobSpec, tokenizer: Tokenizer) -> Iterator[tuple[str, Sequence
         return examples.prepare_finished_groups(answered_rows(rows, dataset), tokenizer, context)
 
     if mode in (Mode.SFT, Mode.SFT_RL):
-        yield "sft", data.sft, conversations
+        yield ("data", "sft"), data.sft, conversations
     if mode in (Mode.RL, Mode.SFT_RL):
-        yield "rl", data.rl, prompts
+        yield ("data", "rl"), data.rl, prompts
     if mode is Mode.OFFLINE_RL:
-        yield "rl", data.rl, finished
-    yield "eval", data.eval, prompts
+        yield ("data", "rl"), data.rl, finished
+    for rows in evaluated_rows(data, spec.recipe.evaluation):
+        yield rows.field, rows.data, partial(prompts, answer=rows.sampling.max_new_tokens or length)
 
 
 def _of_dataset(prepare: PrepareDataset, dataset: DatasetSpec, rows: list[DataRow]) -> Any:

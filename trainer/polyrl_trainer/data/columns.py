@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from polyrl.manifest.recipe import DatasetSpec
+from polyrl.manifest.data import DatasetSpec
 from polyrl_trainer.data.rows import DataRow, messages_field, text_field
 
 Message = dict[str, str]

@@ -1,12 +1,14 @@
-"""Greedy evaluation through the same engines and the same reward function as training.
+"""Evaluation through the same engines and the same reward function as training, of one set of rows or several.
 
 It measures what the reward function says: the mean reward, and the mean of each number that it names, `exact_match` if
-it is among them. Samples without a verdict are counted and named, never taken for wrong.
+it is among them; with several answers to a prompt also pass@k. Samples without a verdict are counted and named, never
+taken for wrong. All sets are submitted before the first is awaited, so that one set's last long answers run beside the
+next set's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,23 +16,29 @@ import numpy as np
 import structlog
 
 from polyrl.errors import DeadlineExceeded, RunFailed
+from polyrl.manifest.data import EvaluationSampling
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import GroupDropped
+from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.loops import pass_rates
 from polyrl_trainer.loops.step_metrics import mean_metrics
+from polyrl_trainer.preparation import EvaluationPrompts
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
+from polyrl_trainer.weights.publisher import PolicyVersions
 
 log = structlog.get_logger()
 
 PREFIX: Final = "eval/"
 """Of the metrics' names."""
-EXACT_MATCH: Final = f"{PREFIX}exact_match"
+EXACT_MATCH: Final = f"{PREFIX}{pass_rates.MATCH}"
 """The metric; a share. There if the reward function gives it."""
 EVALUATION_DEADLINE_S: Final = 600.0
 """Longest wait for the next evaluated samples; as for training."""
@@ -39,89 +47,142 @@ SUPPLY_DEADLINE_S: Final = 30.0
 MAX_TOKENS_PER_ANSWER: Final = 1 << 20
 """Most tokens of one batch of evaluated samples; they are only counted, so a frame's size, about 8 MB, is the bound."""
 
+Answered = list[tuple[Scored, Prompt]]
+
+
+@dataclass(frozen=True)
+class EvaluationGroups:
+    """One set that is being answered."""
+
+    rows: EvaluationPrompts
+    groups: StepGroups
+
+    @property
+    def missing(self) -> int:
+        """Samples."""
+        return len(self.groups.live) * self.groups.plan.samples_per_group
+
 
 @dataclass(eq=False)
 class Evaluator:
-    """Asks every evaluation prompt once."""
+    """Asks the prompts of every set."""
 
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
+    sets: Sequence[EvaluationPrompts]
+    recipe: RecipeSpec
     tokenizer: Tokenizer
     rollouts: Rollouts
     supply: GroupSupply
     session: Session
 
+    async def evaluate_if_due(self, every: int, versions: PolicyVersions, backend: TrainingBackend) -> None:
+        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway."""
+        state = self.session.state
+        if every and state.step % every == 0 and not state.stage_done and not self.session.stop.is_set():
+            await versions.ensure_published(backend)
+            await self.evaluate(state.step)
+
     async def evaluate(self, step: int) -> dict[str, float] | None:
         """Measures the newest published version, and reports and gives the numbers of `step`; None when asked to stop
         meanwhile.
 
-        Raises RunFailed when no sample could be scored or engines lose them again and again, DeadlineExceeded when
-        nobody delivers.
+        Raises RunFailed when no sample of a set could be scored or engines lose them again and again, DeadlineExceeded
+        when nobody delivers.
         """
-        state = self.session.state
-        plan = GroupPlan(
-            step=state.next_evaluation,
-            purpose=Purpose.EVAL,
-            samples_per_group=1,
-            sampling=self.sampling,
-            min_version=state.version,
-            max_version=state.version,
-            max_replaced=len(self.prompts),
-        )
-        state.next_evaluation += 1
-        groups = self.supply.open(plan, _repeat_infrastructure_losses)
-        await groups.submit([DrawnItem(0, index, item=prompt) for index, prompt in enumerate(self.prompts)])
-        answered = await self.session.unless_stopped(self._collect(groups))
-        await self.supply.close(groups)
+        asked = [await self._submit(rows) for rows in self.sets]
+        metrics: dict[str, float] = {}
+        everything: Answered = []
+        for one in asked:
+            answered = await self.session.unless_stopped(self._collect(one))
+            if answered is None:
+                break
+            metrics |= self._measure(one, [scored for scored, _ in answered])
+            everything += answered
+        for one in asked:
+            await self.supply.close(one.groups)
         if answered is None:
             return None
-        self._record(answered)
-        scored = [one for one, _ in answered]
-        metrics = _metrics(scored, len(self.prompts), groups)
+        self._record(everything)
         exact = {StepValue.EXACT_MATCH.value: metrics[EXACT_MATCH]} if EXACT_MATCH in metrics else {}
         await self.session.report(step, metrics, phase="eval", status_values=exact)
         return metrics
 
-    def _record(self, answered: Sequence[tuple[Scored, Prompt]]) -> None:
+    async def _submit(self, rows: EvaluationPrompts) -> EvaluationGroups:
+        state = self.session.state
+        plan = GroupPlan(
+            step=state.next_evaluation,
+            purpose=Purpose.EVAL,
+            samples_per_group=rows.sampling.samples_per_prompt,
+            sampling=evaluation_sampling(rows.sampling, self.recipe, self.tokenizer),
+            min_version=state.version,
+            max_version=state.version,
+            max_replaced=len(rows.prompts),
+        )
+        state.next_evaluation += 1
+        groups = self.supply.open(plan, _repeat_infrastructure_losses)
+        await groups.submit([DrawnItem(0, index, item=prompt) for index, prompt in enumerate(rows.prompts)])
+        return EvaluationGroups(rows, groups)
+
+    async def _collect(self, asked: EvaluationGroups) -> Answered:
+        answered: Answered = []
+        groups = asked.groups
+        while groups.live:
+            batch = await self.rollouts.next(
+                groups.plan.step,
+                purpose=Purpose.EVAL,
+                min_samples=asked.missing,
+                max_samples=asked.missing,
+                max_tokens=MAX_TOKENS_PER_ANSWER,
+                deadline_s=max(EVALUATION_DEADLINE_S, self.session.max_manager_outage_s),
+            )
+            answered += [(one, groups.prompt_of(one.group)) for one in batch.samples]
+            groups.use(list(dict.fromkeys(one.group for one in batch.samples)))
+            await self.rollouts.acknowledge(batch.number)
+            if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
+                raise DeadlineExceeded(f"{asked.missing} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
+        return answered
+
+    def _measure(self, asked: EvaluationGroups, scored: Sequence[Scored]) -> dict[str, float]:
+        submitted = len(asked.rows.prompts) * asked.groups.plan.samples_per_group
+        reasons, name = asked.groups.reasons(), asked.rows.name
+        if not scored:
+            raise RunFailed(f"no evaluation sample{f' of set {name}' if name else ''} could be scored: {reasons}")
+        if len(scored) < submitted:
+            log.warning("evaluation is incomplete", set=name, scored=len(scored), submitted=submitted, dropped=reasons)
+        passed: dict[int, list[bool]] = {}
+        for one in scored:
+            has_passed = pass_rates.has_passed(one, self.recipe.evaluation.pass_reward)
+            passed.setdefault(one.group, []).append(has_passed)
+        prefix = f"{PREFIX}{name}/" if name else PREFIX
+        rates = pass_rates.pass_rates(list(passed.values()))
+        return {
+            **mean_metrics([one.metrics for one in scored], prefix=prefix),
+            f"{prefix}reward": float(np.mean([one.reward for one in scored])),
+            **{f"{prefix}{rate}": value for rate, value in rates.items()},
+            f"{prefix}scored": float(len(scored)),
+            f"{prefix}unscored": float(submitted - len(scored)),
+        }
+
+    def _record(self, answered: Iterable[tuple[Scored, Prompt]]) -> None:
         if self.session.keeps(Purpose.EVAL):
-            answered = sorted(answered, key=lambda pair: pair[0].group)
+            answered = sorted(answered, key=lambda pair: (pair[0].group, pair[0].index))
             samples = [
                 to_sample(one.group, one.index, one.response, prompt, self.tokenizer, one.reward)
                 for one, prompt in answered
             ]
             self.session.record(Purpose.EVAL, samples, [one for one, _ in answered])
 
-    async def _collect(self, groups: StepGroups) -> list[tuple[Scored, Prompt]]:
-        answered: list[tuple[Scored, Prompt]] = []
-        while groups.live:
-            batch = await self.rollouts.next(
-                groups.plan.step,
-                purpose=Purpose.EVAL,
-                min_samples=len(groups.live),
-                max_samples=len(groups.live),
-                max_tokens=MAX_TOKENS_PER_ANSWER,
-                deadline_s=max(EVALUATION_DEADLINE_S, self.session.max_manager_outage_s),
-            )
-            answered += [(one, groups.prompt_of(one.group)) for one in batch.samples]
-            groups.use([one.group for one in batch.samples])
-            await self.rollouts.acknowledge(batch.number)
-            if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
-                raise DeadlineExceeded(f"{len(groups.live)} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
-        return answered
-
 
 def _repeat_infrastructure_losses(dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
     return draw if dropped.reason.is_infrastructure else None
 
 
-def _metrics(scored: Sequence[Scored], submitted: int, groups: StepGroups) -> dict[str, float]:
-    if not scored:
-        raise RunFailed(f"no evaluation sample could be scored: {groups.reasons()}")
-    if len(scored) < submitted:
-        log.warning("evaluation is incomplete", scored=len(scored), submitted=submitted, dropped=groups.reasons())
-    return {
-        **mean_metrics([one.metrics for one in scored], prefix=PREFIX),
-        "eval/reward": float(np.mean([one.reward for one in scored])),
-        "eval/scored": float(len(scored)),
-        "eval/unscored": float(submitted - len(scored)),
-    }
+def evaluation_sampling(sampling: EvaluationSampling, recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
+    """How a set's prompts are answered."""
+    default = 0.0 if sampling.samples_per_prompt == 1 else 1.0
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens or recipe.sampling.max_new_tokens,
+        temperature=default if sampling.temperature is None else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=(tokenizer.eos_id,),
+    )

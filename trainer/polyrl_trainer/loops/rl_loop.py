@@ -60,16 +60,9 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
             await session.save(parts.backend)
             return False
         await session.end_step(parts.backend, algorithm.steps)
-        await _evaluate_if_due(parts, recipe, session)
+        if parts.evaluator is not None:
+            await parts.evaluator.evaluate_if_due(recipe.evaluation.every_steps, parts.versions, parts.backend)
     return state.step >= algorithm.steps
-
-
-async def _evaluate_if_due(parts: RlParts, recipe: RecipeSpec, session: Session) -> None:
-    every = recipe.evaluation.every_steps
-    state = session.state
-    if parts.evaluator is not None and every and state.step % every == 0 and not state.stage_done:
-        await parts.versions.ensure_published(parts.backend)
-        await parts.evaluator.evaluate(state.step)
 
 
 NEXT_DEADLINE_S: Final = 600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from polyrl.manifest.recipe import SftSpec
 from polyrl_trainer.backend import StepResult, TrainingBackend
@@ -14,7 +15,14 @@ from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
 
-async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], sft: SftSpec, session: Session) -> bool:
+async def run_sft_training(
+    backend: TrainingBackend,
+    data: DataBuffer[Sample],
+    sft: SftSpec,
+    *,
+    session: Session,
+    after_step: Callable[[], Awaitable[None]],
+) -> bool:
     """Trains until `sft.steps` are done; resumes where `session.state` stands. True when done, False when stopped."""
     session.enter(TrainingStage.SFT, data)
     state = session.state
@@ -28,6 +36,7 @@ async def run_sft_training(backend: TrainingBackend, data: DataBuffer[Sample], s
         state.finish_step(data.state(), sums)
         await session.report(state.step, _metrics(sums, result, data.epochs, time.monotonic() - started))
         await session.end_step(backend, sft.steps)
+        await after_step()
     return state.step >= sft.steps
 
 

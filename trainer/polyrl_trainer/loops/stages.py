@@ -17,7 +17,6 @@ from typing import Any
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import Mode, OptimizerSpec, RecipeSpec
-from polyrl.sample import SamplingParams
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
@@ -55,15 +54,26 @@ class Stages:
         state, sft = self.session.state, self.recipe.sft
         if state.stage is not TrainingStage.SFT:
             return True
-        assert self.prepared.conversations is not None, "SFT has its data"
         start = model_source(self.recipe, self.manifest_dir)
         with closing(self._backend(start, sft.optimizer, sft.steps)) as backend:
             await self._evaluate("base", side, backend)
-            if not await run_sft_training(backend, self.prepared.conversations, sft, self.session):
+            if not await self._train_sft(side, backend):
                 return False
             # With RL to come, this is the same policy as the one that RL starts from.
             await self._evaluate("afterSft", side, backend)
         return not self.session.stop.is_set()
+
+    async def _train_sft(self, side: RolloutSide | None, backend: TorchBackend) -> bool:
+        assert self.prepared.conversations is not None, "SFT has its data"
+
+        async def after_step() -> None:
+            if side is not None and side.evaluator is not None:
+                every = self.recipe.evaluation.every_sft_steps
+                await side.evaluator.evaluate_if_due(every, side.versions, backend)
+
+        return await run_sft_training(
+            backend, self.prepared.conversations, self.recipe.sft, session=self.session, after_step=after_step
+        )
 
     async def _rl(self, side: RolloutSide | None) -> bool:
         start = self._rl_start()
@@ -153,8 +163,3 @@ class Stages:
             special_tokens=special,
             vocabulary=tokenizer.vocabulary,
         )
-
-
-def greedy_sampling(recipe: RecipeSpec, eos_id: int) -> SamplingParams:
-    """How evaluation samples."""
-    return SamplingParams(max_new_tokens=recipe.sampling.max_new_tokens, temperature=0.0, stop_token_ids=(eos_id,))

@@ -11,6 +11,7 @@ from typing import Final
 
 from polyrl.manifest.recipe import GroupFilter, Mode
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
+from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec, TrainerBackend
@@ -109,13 +110,6 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         message="mode {recipe.mode} needs a reward function (reward: with function: module:function)",
         holds=lambda s: not samples(s) or s.recipe.reward is not None,
         cel=f"!({GENERATES}) || has(self.recipe.reward)",
-    ),
-    Rule(
-        "eval-data",
-        "recipe.evaluation.everySteps",
-        message="evaluating every {recipe.evaluation.everySteps} steps needs data.eval, which is empty",
-        holds=lambda s: s.recipe.evaluation.every_steps == 0 or bool(s.recipe.data.eval),
-        cel="self.recipe.evaluation.everySteps == 0 || size(self.recipe.data.eval) > 0",
     ),
     Rule(
         "alphabet-given",
@@ -371,7 +365,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     ),
 )
 
-RULES: Final = RECIPE_RULES + ENVIRONMENT_RULES + FLEET_RULES
+RULES: Final = RECIPE_RULES + EVALUATION_RULES + ENVIRONMENT_RULES + FLEET_RULES
 
 
 def broken_rules(spec: JobSpec) -> Iterator[tuple[Rule, str]]:

@@ -18,7 +18,7 @@ from polyrl.manifest.recipe import Mode
 from polyrl.manifest.spec import JobSpec
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z.]+)\}")
-_FIELD: Final = re.compile(r"\bself((?:\.[a-zA-Z]+(?![a-zA-Z(]))+)")
+_FIELD: Final = re.compile(r"\bself((?:\.[a-zA-Z]+(?![a-zA-Z_(]))+)")
 """A path from self, without the method that is called on it."""
 
 GENERATES: Final = "self.recipe.mode in ['rl', 'sft+rl']"

@@ -168,3 +168,10 @@ def test_what_it_cost_is_shown_where_there_are_prices(tmp_path: Path) -> None:
     cost = run_cost(PricingSpec(spotPerHour=36.0, currency="EUR"), {Pool.SPOT: 250.0, Pool.RESERVED: 125.0})
     assert "2.50 EUR (spot 2.50; reserved has no price)" in printed(a_summary(cost=cost), tmp_path)
     assert "EUR" not in printed(a_summary(), tmp_path)
+
+
+def test_an_exact_match_of_several_answers_is_shown_with_its_pass_rate(tmp_path: Path) -> None:
+    values = {"exact_match": 0.25, "reward": 0.5, "pass@1": 0.25, "pass@2": 0.4, "pass@8": 0.625}
+    text = words(printed(a_summary(evaluations=[EvaluationPoint(stage="", step=0, values=values)]), tmp_path))
+    assert "0.250 pass@8 0.625" in text
+    assert "pass@" not in words(printed(a_summary(), tmp_path))

@@ -41,8 +41,8 @@ TEXTS = {
 }
 """Values of fields that have a pattern, and of those whose value matters to a rule."""
 
-PORTS = [5000, 5002]
-"""One that is free in pods, and one that is not."""
+NUMBERS = {"port": [5000, 5002], "maxNewTokens": [1, 1024]}
+"""A port that is free in pods, and one that is not; answers that leave room for a prompt, and some that do not."""
 
 MODEL_CONFIGS = [{"model_type": "qwen2"}, {"model_type": "llama", "hidden_size": 8, "pad_token_id": None}]
 SPREAD = 4
@@ -91,8 +91,8 @@ def _boolean(node: Schema, name: str, rng: random.Random) -> bool:
 
 
 def _number(node: Schema, name: str, rng: random.Random) -> float:
-    if name == "port":
-        return rng.choice(PORTS)
+    if name in NUMBERS:
+        return rng.choice(NUMBERS[name])
     if node["type"] == "integer":
         return rng.randint(node["minimum"], min(node["maximum"], node["minimum"] + SPREAD))
     low, high = float(node["minimum"]), float(node["maximum"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import DatasetSpec
+from polyrl.manifest.data import DatasetSpec
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
 from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import DataRow

@@ -1,0 +1,119 @@
+"""`spec.recipe.data` and `spec.recipe.evaluation`: files of rows for each stage and what their columns are called; when
+and how the policy is evaluated on some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from polyrl.manifest.base import INT32_MAX, Count, ManifestModel, PathText, Positive
+
+FieldName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class DatasetSpec(ManifestModel):
+    """One file of rows and its weight in the mixture."""
+
+    path: PathText
+    """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL
+    rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
+    weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
+    """Share of draws, relative to the other files' weights."""
+    prompt_field: FieldName | None = None
+    """The rows' own name of what is read as `prompt`, such as `question`; it counts before `messages`."""
+    response_field: FieldName | None = None
+    """The rows' own name of what is read as `response`, for SFT and `offline-rl`."""
+    chat: bool = False
+    """Take `prompt` through the tokenizer's chat template, as a user's message; rows with `messages` always are."""
+    system_prompt: Annotated[str, Field(max_length=65_536)] = ""
+    """Begins every conversation that does not begin with a system message; implies `chat`."""
+
+
+class DataSpec(ManifestModel):
+    """Rows for each stage; empty lists for the stages that do not run."""
+
+    sft: list[DatasetSpec] = Field(default=[], max_length=64)
+    """Prompts with responses, for `sft` and the first stage of `sft+rl`."""
+    rl: list[DatasetSpec] = Field(default=[], max_length=64)
+    """Prompts for `rl`; finished samples for `offline-rl`."""
+    eval: list[DatasetSpec] = Field(default=[], max_length=64)
+    """Prompts for evaluation, scored by the same reward function."""
+    shuffle: bool = True
+    """Draw rows in an order that `recipe.seed` decides; false takes them as they stand."""
+
+
+class EvaluationSampling(ManifestModel):
+    """How each prompt is answered in an evaluation."""
+
+    samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Answers to each prompt; from two on, the shares of prompts that 1, 2, 4 ... of them solve are measured
+    (pass@k)."""
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    """0 is greedy. Default: 0 with one sample per prompt, else 1."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw from the likeliest tokens that together reach this probability; 1 keeps all."""
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = -1
+    """Draw from this many likeliest tokens; -1 keeps all."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Tokens generated for one sample at most. Default: `recipe.sampling.maxNewTokens`."""
+
+
+class EvaluationSet(ManifestModel):
+    """A further set of rows, measured apart: its numbers are `eval/NAME/...`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    """Of the set, in metrics."""
+    data: list[DatasetSpec] = Field(min_length=1, max_length=64)
+    """Its files."""
+    max_samples: Positive = 256
+    """Rows evaluated, from the start of the files; the same ones every time."""
+    sampling: EvaluationSampling | None = None
+    """How its prompts are answered. Default: as those of `data.eval`."""
+
+
+class EvaluationSpec(ManifestModel):
+    """Evaluation on `data.eval` and on further sets."""
+
+    every_steps: Count = 0
+    """RL steps between evaluations; 0 evaluates only before, between and after the stages."""
+    every_sft_steps: Count = 0
+    """SFT steps between evaluations; 0 evaluates only before and after the stage."""
+    max_samples: Positive = 256
+    """Rows of `data.eval` evaluated, from the start of the files; the same ones every time."""
+    sampling: EvaluationSampling = EvaluationSampling()
+    """How prompts are answered."""
+    pass_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """For pass@k: an answer passes when its reward is at least this. Default: when the reward function names
+    `exact_match` and it is above 0; where it names none, when the reward is at least 1."""
+    sets: list[EvaluationSet] = Field(default=[], max_length=16)
+    """Measured in addition to `data.eval`, which is the one that summaries show."""
+
+
+@dataclass(frozen=True)
+class EvaluatedRows:
+    """One set of rows with all that the manifest says of it."""
+
+    name: str
+    """Empty: `data.eval`."""
+    field: tuple[str | int, ...]
+    """Where its files are named, below `recipe`."""
+    data: list[DatasetSpec]
+    max_samples: int
+    sampling: EvaluationSampling
+
+
+def evaluated_rows(data: DataSpec, spec: EvaluationSpec) -> Iterator[EvaluatedRows]:
+    """All sets, `data.eval` first; none where that is empty."""
+    if data.eval:
+        yield EvaluatedRows("", ("data", "eval"), data=data.eval, max_samples=spec.max_samples, sampling=spec.sampling)
+    for index, one in enumerate(spec.sets):
+        yield EvaluatedRows(
+            one.name,
+            ("evaluation", "sets", index, "data"),
+            data=one.data,
+            max_samples=one.max_samples,
+            sampling=one.sampling or spec.sampling,
+        )

@@ -1,0 +1,46 @@
+"""pass@k: the chance that at least one of k answers to a prompt passes, from n answers of which c passed.
+
+Unbiased estimate 1 - C(n - c, k) / C(n, k) per prompt, then the mean over prompts (Chen et al. 2021, arXiv 2107.03374,
+eq. 1). Drawing k of the n with replacement, as some report, is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from typing import Final
+
+from polyrl.sample import Scored
+
+MATCH: Final = "exact_match"
+"""What a reward function names that knows right from wrong."""
+WHOLE_REWARD: Final = 1.0
+"""Of an answer that passes where the reward names no exact match, and the manifest no `passReward`."""
+
+
+def pass_at(k: int, answers: int, passed: int) -> float:
+    """The estimate of one prompt; 1 <= k <= answers."""
+    return 1.0 - comb(answers - passed, k) / comb(answers, k)
+
+
+def pass_rates(groups: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """`pass@1`, `pass@2`, `pass@4` ... up to the answers per prompt, and that number itself; empty with one answer.
+
+    `groups`: of each prompt, whether each of its answers passed; as many of each, and at least one prompt.
+    """
+    answers = len(groups[0])
+    if answers == 1:
+        return {}
+    powers = [1 << power for power in range(answers.bit_length()) if 1 << power < answers]
+    return {
+        f"pass@{k}": sum(pass_at(k, answers, sum(group)) for group in groups) / len(groups) for k in (*powers, answers)
+    }
+
+
+def has_passed(scored: Scored, pass_reward: float | None) -> bool:
+    """As `recipe.evaluation.passReward` says."""
+    if pass_reward is not None:
+        return scored.reward >= pass_reward
+    if MATCH in scored.metrics:
+        return scored.metrics[MATCH] > 0
+    return scored.reward >= WHOLE_REWARD
