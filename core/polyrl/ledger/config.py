@@ -28,8 +28,9 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     group_filter: str = "none"
     """A `manifest.recipe.GroupFilter` value; `custom` is decided by the trainer, through Reject."""
     max_rejections: int = 3
-    """Engines that must call a sample impossible before it is believed: one broken engine must not decide. Where fewer
-    may serve it, all of them, as often."""
+    """Engines that must call a sample impossible before it is believed: one broken engine must not decide."""
+    refusal_deadline_s: float = 300.0
+    """Where fewer may serve it, how long after the first refusal theirs are believed: another engine has come."""
     turn_resend_s: float = 10.0
     """First repetition of an unanswered TurnDone; doubles each time. Rewards mostly take less."""
     turn_resend_max_s: float = 60.0

@@ -111,7 +111,8 @@ class SampleState(msgspec.Struct, array_like=True):
     left_at: int = 0
     """Assignment (0: none) in which a silent engine may hold more of this turn, that engine, and where it was left."""
     rewinds: int = 0
-    """How often tokens were dropped for those that such an engine held."""
+    refused_at: float = inf
+    """How often tokens were dropped for those that such an engine held; and when it was first refused, inf: never."""
 
     @property
     def length(self) -> int:
@@ -189,9 +190,8 @@ class LeasedEngine(msgspec.Struct):
     recalled: int = 0
     """How many of its running samples it was asked to hand back."""
     draining: str = ""
-    """Why; empty when it is not."""
     drain_at: float = inf
-    """Deadline; -inf once it has passed and everything was moved."""
+    """Why it drains, empty when it does not; and until when, -inf once that has passed and everything was moved."""
     gaps: dict[int, float] = msgspec.field(default_factory=dict)
     """Assignments whose tokens have a gap, and when they were asked for. Until it is filled no frame is called safe."""
     failures: int = 0

@@ -123,7 +123,8 @@ class Wait(msgspec.Struct, frozen=True):
 
 def waits_of(state: LedgerState, now: float) -> list[Wait]:
     """Every wait, the longest first."""
-    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_engine_waits(state, now), *_verdict_waits(state)]
+    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_refusal_waits(state)]
+    waits += [*_engine_waits(state, now), *_verdict_waits(state)]
     return sorted(waits, key=lambda wait: wait.since)
 
 
@@ -151,6 +152,24 @@ def _queue_waits(state: LedgerState) -> Iterator[Wait]:
         versions = f"version {low}" if low == high else f"a version from {low} to {high}"
         whom = ", ".join(names) if names else f"any engine that serves {versions} (there is none)"
         yield Wait(f"the queue ({len(since)} samples)", whom, what="room", since=min(since), until=None)
+
+
+def _refusal_waits(state: LedgerState) -> Iterator[Wait]:
+    """Samples that too few engines have refused to be believed."""
+    refused: dict[tuple[str, ...], list[float]] = {}
+    for number in (number for *_, number in state.queue):
+        entry = state.groups[number]
+        for sample in (state.samples[sample_id(number, index)] for index in entry.waiting):
+            if sample.rejected_by:
+                refused.setdefault(tuple(sample.rejected_by), []).append(sample.refused_at)
+    for names, since in refused.items():
+        yield Wait(
+            f"{len(since)} samples that {', '.join(names)} refused",
+            "an engine that has not refused them, or these once more before their groups are dropped",
+            what="room",
+            since=min(since),
+            until=min(since) + state.config.refusal_deadline_s,
+        )
 
 
 def _engine_waits(state: LedgerState, now: float) -> Iterator[Wait]:

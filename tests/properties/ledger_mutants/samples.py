@@ -136,10 +136,15 @@ def refusals_forgotten(patch: Patch) -> None:
     def moved(state: Any, event: f.Moved) -> None:
         if event.cause is MoveCause.REJECTED:
             for sample in state.samples.values():
-                sample.rejections = 0
+                sample.rejections, sample.refused_at = 0, inf
                 sample.rejected_by.clear()
 
     after(patch, f.Moved, moved)
+
+
+def one_engine_is_believed(patch: Patch) -> None:
+    """Three refusals are enough, also of one engine."""
+    patch.setattr(moves, "_is_refused", lambda _, sample: sample.rejections >= 3)
 
 
 def sibling_left_waiting(patch: Patch) -> None:
@@ -199,6 +204,7 @@ MUTANTS: Final = (
     Mutant(turn_not_counted, "I5", 4),
     Mutant(packed_groups_rejected, "I1", 0),
     Mutant(refusals_forgotten, "I5", 13),
+    Mutant(one_engine_is_believed, "I1", 47),
     Mutant(sibling_left_waiting, "I5", 32),
     Mutant(outgrown_discarded, "I1", 26),
     Mutant(awaited_verdicts_forgotten, "I5", 23),

@@ -259,6 +259,7 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
     sample.avoid_until = event.at + AVOID_S if is_failure else -inf
     if event.cause is MoveCause.REJECTED:
         sample.rejections += 1
+        sample.refused_at = min(sample.refused_at, event.at)
         engine = state.engines[assignment.engine]
         engine.rejections += engine.quarantined_until <= event.at  # what it had got before it paused says no more
         if assignment.engine not in sample.rejected_by:

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from polyrl.ledger import speed
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.ledger.scheduling.window import opens_in
-from polyrl.ledger.state import LeasedEngine, LedgerState, context_used
+from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState, context_used
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, sample_id
 
@@ -53,6 +53,8 @@ class PlacementRequest(NamedTuple):
     avoid: str
     """Engine that failed it last; empty: none has lately."""
     rejected_by: tuple[str, ...]
+    retry_at: float
+    """When those may be asked again, if no other may ever serve it."""
     is_new: bool
     """No engine has begun it, so none is better off with it than another."""
     prefix: str
@@ -88,11 +90,22 @@ def placement_request(state: LedgerState, name: str, now: float) -> PlacementReq
         context=context_used(state, sample) + 1,
         avoid=sample.avoid if now < sample.avoid_until else "",
         rejected_by=tuple(sample.rejected_by),
+        retry_at=_retry_at(state, sample),
         is_new=not sample.attempt,
         prefix=last.engine if last else "",
         prefix_version=last.version if last else -1,
         prefix_end=last.end if last else 0,
     )
+
+
+def _retry_at(state: LedgerState, sample: SampleState) -> float:
+    """Pauses double, and the last one ends with the deadline, when the next refusal is believed."""
+    if not sample.rejected_by:
+        return -inf
+    config = state.config
+    pause = min(config.suspect_max_s, config.suspect_s * 2.0 ** min(sample.rejections - 1, 16))
+    deadline = sample.refused_at + config.refusal_deadline_s
+    return sample.moved_at + pause if sample.moved_at >= deadline else min(deadline, sample.moved_at + pause)
 
 
 def sibling_engines(state: LedgerState, group: Group) -> set[str]:
@@ -113,10 +126,13 @@ def serves(engine: LeasedEngine, low: int, high: int) -> bool:
     return low <= engine.version <= high and not engine.draining and not engine.silent
 
 
-def takes_back(state: LedgerState, engine: LeasedEngine, request: PlacementRequest) -> bool:
-    """Whether it may be given the sample by its refusals: if it refused, only while no other may serve it."""
+def takes_back(state: LedgerState, engine: LeasedEngine, request: PlacementRequest, now: float) -> bool:
+    """Whether it may be given the sample by its refusals: if it refused, only while no other may serve it, and not at
+    once."""
     refused = request.rejected_by
-    return engine.name not in refused or not may_ever_serve(state, request.high, request.context, refused)
+    if engine.name not in refused:
+        return True
+    return now >= request.retry_at and not may_ever_serve(state, request.high, request.context, refused)
 
 
 def may_ever_serve(state: LedgerState, high: int, context: int, refused: Sequence[str]) -> bool:

@@ -45,11 +45,11 @@ def move(transition: Transition, number: int, cause: MoveCause, *, cancel: bool 
 
 
 def _is_refused(transition: Transition, sample: SampleState) -> bool:
-    """Whether refusals are believed: of as many engines, or of all that may ever serve it as often."""
-    enough, state = transition.config.max_rejections, transition.state
-    if len(sample.rejected_by) >= enough:
+    """Whether refusals are believed: of so many engines, or in the end of all that may ever serve it."""
+    state, config = transition.state, transition.config
+    if len(sample.rejected_by) >= config.max_rejections:
         return True
-    if sample.rejections < enough:
+    if transition.now < sample.refused_at + config.refusal_deadline_s:
         return False
     newest, least = state.groups[sample.group].group.max_version, context_used(state, sample) + 1
     return not may_ever_serve(state, newest, least, sample.rejected_by)

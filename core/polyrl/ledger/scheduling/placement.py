@@ -116,7 +116,7 @@ class Room:
 
     def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
         able = has_slot(engine, self._transition.now) and self.is_unclaimed(engine)
-        able = able and takes_back(self._transition.state, engine, request)
+        able = able and takes_back(self._transition.state, engine, request, self._transition.now)
         return able and may_generate(self._transition, engine, request.low, request.high)
 
     def _is_kept_from(self, request: PlacementRequest) -> bool:
@@ -227,6 +227,9 @@ class _Group:
                 self._ask(request)
             if not self._offers:
                 self._room.keep(request)
+                now = self._transition.now
+                if request.retry_at > now:
+                    self._transition.record(PlacementPaused(max(request.retry_at, now + SHORTEST_HOLD_S)))
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
             if not self._waits(name, request, self._offers[best][1]):

@@ -19,6 +19,7 @@ The audit, and what a restart is compared with, get only what no power cut can t
 from __future__ import annotations
 
 from collections import Counter, deque
+from math import inf
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -115,8 +116,8 @@ class Watcher:
         self._tokens_in = 0
         self._assignments: dict[int, tuple[str, str, int]] = {}
         """Engine, sample and attempt of each that an engine got."""
-        self._refusals: Counter[str] = Counter()
-        """How often engines called a sample impossible."""
+        self._refusals: dict[str, dict[str, float]] = {}
+        """Per sample: engines that called it impossible, and when each did first."""
         self._rejections: set[tuple[int, DiscardReason]] = set()
         """Groups, and the trainer's reasons to reject a sample of theirs."""
         self._rewards: dict[str, float] = {}
@@ -159,7 +160,7 @@ class Watcher:
             raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
         if isinstance(message, HandBack) and message.reason == HandBackReason.REJECTED:
             refused = self._ledger.state.assignments.get(message.assignment)
-            self._refusals[refused.sample if refused else ""] += 1
+            self._refusals.setdefault(refused.sample if refused else "", {}).setdefault(engine, now)
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
             return len(message.ids) // 4
         return 0
@@ -302,7 +303,9 @@ class Watcher:
             case DiscardReason.STALE:
                 return self.published > group.max_version
             case DiscardReason.ENGINE_REJECTED:
-                return self._refusals[event.culprit] >= self._ledger.state.config.max_rejections
+                refusals, config = self._refusals.get(event.culprit, {}), self._ledger.state.config
+                waited = now - min(refusals.values(), default=inf)
+                return len(refusals) >= config.max_rejections or waited >= config.refusal_deadline_s
             case DiscardReason.PROMPT_TOO_LONG:
                 return len(group.prompt_ids) // 4 >= min(self._contexts.values())
             case DiscardReason.REWARD_TIMED_OUT:

@@ -34,7 +34,12 @@ LATENCY_S: Final = (0.0005, 0.02)
 """Of one message, from a socket on the same host to a busy one far away."""
 
 CONFIG: Final = LedgerConfig(
-    run_epoch=1, progress_deadline_s=6.0, turn_resend_s=2.0, turn_resend_max_s=8.0, gap_resend_s=0.2
+    run_epoch=1,
+    progress_deadline_s=6.0,
+    refusal_deadline_s=5.0,
+    turn_resend_s=2.0,
+    turn_resend_max_s=8.0,
+    gap_resend_s=0.2,
 )
 """Shorter than in production, so that everything they guard happens within a short run."""
 

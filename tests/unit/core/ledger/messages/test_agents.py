@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from polyrl.ledger.events import EngineQuarantined, Moved
-from polyrl.sample import Pool
+from polyrl.sample import DiscardReason, Pool
 from polyrl.wire import (
     Assign,
     Cancel,
     Fenced,
+    GroupDropped,
     HandBack,
     Heartbeat,
     HeldAssignment,
@@ -91,7 +92,7 @@ def test_what_giving_back_means(reason: str, cause: str, pauses: bool, version: 
     paused = [event.cause for event in outcome.events if isinstance(event, EngineQuarantined)]
     assert paused == ([cause] if pauses else [])
     assert stage.ledger.state.engines["a"].version == version
-    assert bool(sent(outcome, Assign)) is (cause == "rejected"), "straight back only where it would not be repeated"
+    assert not sent(outcome, Assign), "straight back, it would only be repeated"
 
 
 def test_what_another_engine_runs_is_not_its_to_give() -> None:
@@ -127,6 +128,62 @@ def test_an_engine_that_refuses_everything_drops_nothing_and_pauses() -> None:
     assert set(paused) == {"rejected"}
     states = {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}
     assert states["broken"] == "suspect"
+
+
+def refusing(stage: Stage, engine: str, seconds: float) -> tuple[list[float], list[GroupDropped]]:
+    """`engine` refuses whatever it gets; when it did, and what was dropped."""
+    times, dropped = list[float](), list[GroupDropped]()
+    for _ in range(round(seconds / 0.5)):
+        for number in tuple(stage.ledger.state.engines[engine].running):
+            times.append(stage.now)
+            dropped += sent(stage.agent(engine, HandBack(number, "rejected", detail="too long")), GroupDropped)
+        for name in tuple(stage.ledger.state.engines):
+            stage.agent(name, Heartbeat(0, 0, kv_free_tokens=100_000))
+        stage.pass_time(0.5)
+    return times, dropped
+
+
+def test_the_only_engine_is_believed_at_the_deadline() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(n=2)
+    deadline_s = stage.ledger.state.config.refusal_deadline_s
+    _, dropped = refusing(stage, "a", deadline_s - 10)
+    assert not dropped
+    waits = [wait.sentence(stage.now) for wait in stage.ledger.waits(stage.now)]
+    (why,) = [wait for wait in waits if "samples that a refused" in wait]
+    assert why.startswith("2 samples that a refused waits for room from an engine that has not refused them")
+    assert why.endswith("for 290.0 s so far, at most 10.0 s more")
+    times, dropped = refusing(stage, "a", 2 * stage.ledger.state.config.suspect_max_s)
+    assert len(times) <= 3, "each sample is tried once more"
+    assert (dropped[0].reason, "too long" in dropped[0].detail) == (DiscardReason.ENGINE_REJECTED, True)
+    assert stage.ledger.status(0.0).samples.discarded == {"engineRejected": 1, "groupIncomplete": 1}
+
+
+def test_one_engine_that_refuses_one_sample_only_is_not_asked_for_it_without_a_pause() -> None:
+    """Its pause for refusals ends with each token that it gives for another one."""
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(2)
+    refused = 0
+    for _ in range(600):
+        for number in tuple(stage.ledger.state.engines["a"].running):
+            if stage.ledger.state.assignments[number].sample == "0.0":
+                refused += 1
+                stage.agent("a", HandBack(number, "rejected"))
+            else:
+                stage.tokens("a", number, [5] * (stage.now % 1 < 0.1))
+        stage.pass_time(0.1)
+    assert 3 <= refused <= 7
+
+
+def test_an_engine_that_comes_within_the_deadline_gets_what_the_only_one_refused() -> None:
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(4)
+    refusing(stage, "a", 60.0)
+    stage.engine("b")
+    assert len(stage.placed()["b"]) == 4
 
 
 def test_tokens_of_what_it_had_before_do_not_excuse_an_engine_that_refuses_the_rest() -> None:

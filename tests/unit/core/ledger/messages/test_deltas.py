@@ -7,14 +7,13 @@ import pytest
 
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.state import SamplePhase
-from polyrl.sample import DiscardReason, Finish, Pool
+from polyrl.sample import Finish, Pool
 from polyrl.wire import (
     Assign,
     Cancel,
     Deltas,
     Deregister,
     Fenced,
-    GroupDropped,
     HandBack,
     HeldAssignment,
     Hello,
@@ -164,16 +163,6 @@ def test_an_environments_stop_token_does_not_end_the_next_turn() -> None:
     stage.agent("a", Deregister("gone"))
     assert stage.ledger.state.samples["0.0"].phase is SamplePhase.WAITING
     assert stage.ledger.state.samples["0.0"].turn == 1
-
-
-def test_rejections_are_believed_at_last() -> None:
-    stage = ready(n=2)
-    for attempt in range(3):
-        outcome = stage.agent("a", HandBack(stage.number("0.0"), "rejected", detail="too long"))
-        assert bool(sent(outcome, GroupDropped)) is (attempt == 2)
-    (dropped,) = sent(outcome, GroupDropped)
-    assert (dropped.reason, "too long" in dropped.detail) == (DiscardReason.ENGINE_REJECTED, True)
-    assert stage.ledger.status(0.0).samples.discarded == {"engineRejected": 1, "groupIncomplete": 1}
 
 
 def test_greeting_again_goes_on_where_we_are() -> None:

@@ -89,21 +89,25 @@ def test_pauses_of_an_engine_that_had_gone_silent(times: int, pause_s: float) ->
 
 
 @pytest.mark.parametrize(
-    ("cause", "before", "others", "why"),
+    ("cause", "before", "since_s", "others", "why"),
     [
-        pytest.param(MoveCause.REJECTED, ["x"], 0, "", id="two engines may be wrong"),
-        pytest.param(MoveCause.REJECTED, ["x", "y"], 1, "3 times (x, y, a)", id="three are believed"),
-        pytest.param(MoveCause.REJECTED, ["a", "a"], 0, "3 times (a)", id="one, when no other may ever serve it"),
-        pytest.param(MoveCause.REJECTED, ["a", "a"], 1, "", id="one is not, however often, while another may"),
-        pytest.param(MoveCause.LOST, ["x", "y"], 0, "", id="no other cause speaks of the sample"),
+        pytest.param(MoveCause.REJECTED, ["x"], 0, 0, "", id="two engines may be wrong"),
+        pytest.param(MoveCause.REJECTED, ["x", "y"], 0, 1, "3 times (x, y, a)", id="three are believed"),
+        pytest.param(MoveCause.REJECTED, ["a", "a"], 299, 0, "", id="one is not, however often, before the deadline"),
+        pytest.param(MoveCause.REJECTED, ["a", "a"], 300, 0, "3 times (a)", id="at last, where no other may serve it"),
+        pytest.param(MoveCause.REJECTED, ["a", "a"], 300, 1, "", id="never, while another may"),
+        pytest.param(MoveCause.LOST, ["x", "y"], 300, 0, "", id="no other cause speaks of the sample"),
     ],
 )
-def test_who_is_believed_about_a_sample(cause: MoveCause, before: list[str], others: int, why: str) -> None:
+def test_who_is_believed_about_a_sample(
+    cause: MoveCause, before: list[str], since_s: float, others: int, why: str
+) -> None:
     stage, transition = one_running()
     for number in range(others):
         stage.engine(f"other-{number}")
     sample = transition.state.samples["0.0"]
     sample.rejections, sample.rejected_by = len(before), sorted(set(before))
+    sample.refused_at = transition.now - since_s
     move(transition, 1, cause, detail="too long")
     reasons = [event.detail for event in transition.effects.events if isinstance(event, GroupDiscarded)]
     assert reasons == ([f"engines refused it {why}: too long"] if why else [])
