@@ -1,13 +1,14 @@
 """What the failed starts of a role mean, as a table: tried again, and when, or given up, and why.
 
     how it ended before it served                  in a row                       then
-    a reason of its own (an exit code of its own)  fewer than FAILED_STARTS_LIMIT  again, after the back-off
+    a reason of its own (an exit code, 0 too)      fewer than FAILED_STARTS_LIMIT  again, after the back-off
                                                    that many                       given up with that reason
     killed, out of memory, not ready in time       for less than RETRIES_S         again, after the back-off
                                                    for longer                      given up
 
-Whoever kills engines while they start, or a machine too busy to start them in time, is no wrong setting. SGLang ends
-by a signal whatever went wrong, hence the deadline.
+One that ends with 0 ended by itself: whom the fleet asks to leave is no failed start. Whoever kills engines while they
+start, or a machine too busy to start them in time, is no wrong setting. SGLang ends by a signal whatever went wrong,
+hence the deadline.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class FailedStart:
 
     @property
     def from_outside(self) -> bool:
-        """True when its end says nothing about its settings. 0: somebody else asked it to leave."""
-        return self.exit_code == 0 or was_killed(self.exit_code)
+        """True when its end says nothing about its settings."""
+        return was_killed(self.exit_code)
 
     def __str__(self) -> str:
         return f"{self.name} {how_it_ended(self.exit_code)}"

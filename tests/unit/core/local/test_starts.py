@@ -15,7 +15,7 @@ from polyrl.local.starts import (
 )
 from polyrl.worker import TEMPORARY_EXIT, Role, Worker, Workers
 
-OWN, KILLED, ENGINE_LOST, LEFT = 1, -9, TEMPORARY_EXIT, 0
+OWN, KILLED, ENGINE_LOST, ENDED = 1, -9, TEMPORARY_EXIT, 0
 
 
 def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
@@ -32,7 +32,8 @@ def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
         (starts(OWN, KILLED, OWN, KILLED), 8 * FIRST_RESTART_BACKOFF_S),
         (starts(OWN, KILLED, OWN, KILLED, OWN), None),
         (starts(KILLED, KILLED, KILLED), 4 * FIRST_RESTART_BACKOFF_S),
-        (starts(137, 143, ENGINE_LOST, LEFT), 8 * FIRST_RESTART_BACKOFF_S),
+        (starts(137, 143, ENGINE_LOST, ENDED), 8 * FIRST_RESTART_BACKOFF_S),
+        (starts(*[ENDED] * 3), None),
         (starts(*[KILLED] * 100), LONGEST_RESTART_BACKOFF_S),
         (starts(KILLED, KILLED, apart=RETRIES_S - 1), 2 * FIRST_RESTART_BACKOFF_S),
         (starts(KILLED, KILLED, apart=RETRIES_S), None),
@@ -46,6 +47,7 @@ def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
         "and three",
         "three killed say nothing",
         "nor do other ends from outside",
+        "a command that does nothing and ends well, three times",
         "the pause has a bound",
         "just before the deadline",
         "at the deadline",
