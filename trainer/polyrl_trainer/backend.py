@@ -44,6 +44,8 @@ class LossInputs:
     """float32[P]; 0 where the samples carry none."""
     reference_log_probs: torch.Tensor
     """float32[P]; 0 where the samples carry none."""
+    old_log_probs: torch.Tensor
+    """float32[P]; 0 where the samples carry none."""
     sequence: torch.Tensor
     """int64[P], which sample of the micro-batch a position belongs to, 0-based."""
     num_sequences: int
@@ -66,6 +68,8 @@ class StepResult:
     grad_norm: float
     """Global norm after division by the normalizer, before clipping."""
     learning_rate: float
+    not_finite: str = ""
+    """The first tensor whose gradient was not finite: then no weight has changed."""
 
 
 class TrainingBackend(Protocol):

@@ -34,6 +34,8 @@ class Sample:
     """float32[T], of the reference model, when a KL penalty is asked for."""
     drawers: npt.NDArray[np.int64] | None = None
     """int64[T], number of the engine that drew each token, see `losses.by_engine`."""
+    old_log_probs: npt.NDArray[np.float32] | None = None
+    """float32[T], of the learner before the step's first update, where the algorithm asks for them."""
     versions: tuple[int, ...] = ()
     """Distinct weight versions that generated it, in order."""
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -187,6 +187,7 @@ def result_of_run(state: TrainerState, outcome: str) -> dict[str, Any]:
         "evaluations": results.evaluations,
         "steps": results.steps,
         "optimizerSteps": results.optimizer_steps,
+        "skippedOptimizerSteps": results.skipped_steps,
         "weightVersions": state.version + 1,
         "generateSeconds": round(results.generate_seconds, 3),
         "trainSeconds": round(results.train_seconds, 3),

@@ -28,6 +28,8 @@ class Results(msgspec.Struct):
     steps: dict[str, int] = {}
     """Whole steps by stage."""
     optimizer_steps: int = 0
+    skipped_steps: int = 0
+    """Optimizer steps that were not taken because a gradient was not finite."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     rl_train_seconds: float = 0.0
@@ -44,6 +46,11 @@ class Results(msgspec.Struct):
     user_code_failures: dict[str, int] = {}
     first_failures: dict[str, str] = {}
     """The first message of each reason."""
+
+    def count_optimizer_step(self, *, taken: bool) -> None:
+        """One more, or one that was skipped."""
+        self.optimizer_steps += taken
+        self.skipped_steps += not taken
 
     def count_dropped(self, dropped: Mapping[str, int]) -> None:
         """Adds a step's dropped groups by reason."""

@@ -170,6 +170,35 @@ class GroupFilter(StrEnum):
     """`filterFunction` decides."""
 
 
+class OldLogProbs(StrEnum):
+    """What the clipped ratio compares the policy with."""
+
+    BYPASS = "bypass"
+    """What the engine reported when it drew the token. No further forward pass; the ratio holds the difference between
+    engine and learner too."""
+    REUSE = "reuse"
+    """The policy itself: the ratio is 1, and `correction` accounts for the engine. One optimizer step per RL step."""
+    RECOMPUTE = "recompute"
+    """The learner's own before the step's first update, by one more forward pass; `correction` accounts for the engine
+    (decoupled PPO, Hilton et al. 2021, arXiv 2110.00641)."""
+
+
+class Correction(StrEnum):
+    """How a token's loss is weighed by w, its probability under the old policy over that under the engine's."""
+
+    NONE = "none"
+    """Not at all."""
+    TOKEN_TRUNCATE = "tokenTruncate"
+    """By min(w, correctionHigh) of the token (truncated importance sampling)."""
+    TOKEN_MASK = "tokenMask"
+    """By w of the token within [correctionLow, correctionHigh], by 0 outside."""
+    SEQUENCE_TRUNCATE = "sequenceTruncate"
+    """By min(w, correctionHigh), w multiplied over the sample's tokens."""
+    SEQUENCE_MASK = "sequenceMask"
+    """By w, multiplied over the sample's tokens, within [correctionLow, correctionHigh], by 0 outside (masked
+    importance sampling)."""
+
+
 class AlgorithmSpec(ManifestModel):
     """The RL stage."""
 
@@ -187,6 +216,19 @@ class AlgorithmSpec(ManifestModel):
     """Lower end of the ratio clip [1 - clipLow, 1 + clipHigh] (PPO)."""
     clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
     """Upper end of the ratio clip; above clipLow it leaves rare tokens room to grow (DAPO's clip-higher)."""
+    dual_clip: Annotated[float, Field(gt=1, le=1_000_000)] = 3.0
+    """Largest ratio that counts where the advantage is negative (dual clip, Ye et al. 2019, arXiv 1912.09729): without
+    it one token that has become likely outweighs all others."""
+    old_log_probs: Annotated[OldLogProbs, BY_VALUE] = OldLogProbs.BYPASS
+    """What the clipped ratio compares with. `bypass` suits one optimizer step per RL step or few, `recompute` several;
+    with `recompute` mini-batches are drawn by seed once the step is generated, not in order of completion."""
+    correction: Annotated[Correction, BY_VALUE] | None = None
+    """How the difference between engine and learner is corrected. Default: `tokenTruncate` with `reuse` and
+    `recompute`, `none` with `bypass`, whose ratio contains it; there the masks leave tokens out and weigh none."""
+    correction_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Lower bound of the masks."""
+    correction_high: Annotated[float, Field(gt=1, le=1_000_000)] = 2.0
+    """Upper bound of the weight."""
     kl_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Weight of the KL penalty to the reference model (the policy before RL); 0 keeps no reference."""
     normalize_advantage: bool = True

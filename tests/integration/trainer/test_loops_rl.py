@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -60,14 +61,22 @@ class CountingBackend:
         self.steps: list[int] = []
         self.trained: list[tuple[str, ...]] = []
         self.pending = 0
+        self.mini_batches = 1
 
     def forward_backward(self, batch, loss, temperature=1.0):
         self.micro_batches.append([one.id for one in batch])
         self.pending += len(batch)
         tokens = float(sum(one.loss_mask.sum() for one in batch))
         assert all(one.advantages is not None and one.rollout_log_probs is not None for one in batch)
+        old = [one.old_log_probs for one in batch if one.old_log_probs is not None]
+        assert not old or {array[0] for array in old} == {len(self.steps) // self.mini_batches * self.mini_batches}
         sums = {"pg_loss": 0.0, "entropy": 0.0, "loss": 0.0, "tokens": tokens}
         return done({**sums, "positions": tokens, "padded_positions": 0.0, "padding_fraction": 0.0})
+
+    def log_probs(self, batch, temperature=1.0):
+        """The number of optimizer steps before, in place of a score."""
+        assert self.pending == 0
+        return done([np.full(one.length, len(self.steps), dtype=np.float32) for one in batch])
 
     def optim_step(self, normalizer):
         assert self.pending == normalizer, "an optimizer step over another number of samples than it divides by"
@@ -215,20 +224,24 @@ class Run:
     minimum=st.integers(1, 40),
     over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
     loss_rate=st.sampled_from([0.0, 0.2]),
+    old=st.sampled_from(["bypass", "recompute"]),
 )
 def test_mini_batches_are_exact_whatever_arrives_when(
-    tmp_path_factory, seed, mini_batches, groups_per_mini_batch, minimum, over_sampling, loss_rate
+    tmp_path_factory, seed, mini_batches, groups_per_mini_batch, minimum, over_sampling, loss_rate, old
 ):
-    """I1, I2, I3: every optimizer step has its exact samples, every group ends once, no step is short."""
+    """I1, I2, I3: every optimizer step has its exact samples, every group ends once, no step is short; old logprobs are
+    those of the step's start."""
     spec = recipe(
         prompts_per_step=mini_batches * groups_per_mini_batch, mini_batch_prompts=groups_per_mini_batch,
         min_micro_batch_samples=minimum, over_sampling_factor=over_sampling, max_replaced_groups_per_step=1000,
+        old_log_probs=old,
     )  # fmt: skip
     dice = random.Random(seed)
     rollouts = FakeRollouts(
         echo, seed=seed, lose=lambda group: DiscardReason.ENGINE_REJECTED if dice.random() < loss_rate else None
     )
     run = Run.make(tmp_path_factory.mktemp("run"), rollouts, spec)
+    run.backend.mini_batches = mini_batches
     assert asyncio.run(run.train(spec))
     assert run.backend.steps == [groups_per_mini_batch * 3] * (mini_batches * 3)
     trained = [sample for micro_batch in run.backend.micro_batches for sample in micro_batch]

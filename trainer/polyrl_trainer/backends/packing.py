@@ -112,7 +112,7 @@ def _group_rows(rows: Sequence[_Row], policy: PackingPolicy) -> Iterator[list[_R
         yield group
 
 
-OPTIONAL_FIELDS = ("rollout_log_probs", "advantages", "reference_log_probs")
+OPTIONAL_FIELDS = ("rollout_log_probs", "advantages", "reference_log_probs", "old_log_probs")
 
 PADDING_ID = 0
 """Any id inside the vocabulary would do: nothing learned attends to padding."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
@@ -26,6 +27,12 @@ from polyrl_trainer.backends.policy import Background, Policy, create_policy
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
+
+log = structlog.get_logger()
+
+MAX_SKIPPED_IN_A_ROW = 5
+"""Optimizer steps without a finite gradient, one after the other, that end the run. Gut feeling: a single batch may
+overflow, weights that are broken always do."""
 
 
 def create_torch_backend(
@@ -47,6 +54,7 @@ class TorchBackend(TrainingBackend):
         self._checkpoint = checkpoint
         self._optimizer = create_optimizer(policy.model, optimizer)
         self._steps_taken = 0
+        self._skipped = 0
         self._has_gradient = False
         self._broken: str | None = None
         self._background = Background("learner", engine.threads, engine.wait_seconds)
@@ -63,8 +71,9 @@ class TorchBackend(TrainingBackend):
         return self._background.submit(self._policy.log_probs, batch, temperature)
 
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
-        """The future raises RunFailed, and no weight changes, when the gradient is not finite or
-        not whole; ValueError when there is no gradient or the normalizer is not positive."""
+        """No weight changes when the gradient is not finite: the result names the tensor, and MAX_SKIPPED_IN_A_ROW such
+        steps raise RunFailed. So does a gradient that is not whole; ValueError when there is none or the normalizer is
+        not positive."""
         return self._background.submit(self._optim_step, normalizer)
 
     def discard_gradients(self) -> TrainFuture[None]:
@@ -118,24 +127,39 @@ class TorchBackend(TrainingBackend):
             raise ValueError("optim_step needs a forward_backward before it and a positive normalizer")
         grad_norm = self._scale_and_clip(normalizer)
         rate = learning_rate_at(self._optimizer_config, self._steps_taken)
+        if not math.isfinite(grad_norm):
+            return self._skip(grad_norm, rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._drop_gradients()
         self._steps_taken += 1
+        self._skipped = 0
         return StepResult(grad_norm=grad_norm, learning_rate=rate)
 
+    def _skip(self, grad_norm: float, rate: float) -> StepResult:
+        """One batch that overflows costs its step; several in a row are no accident any more."""
+        self._skipped += 1
+        name = self._first_not_finite()
+        log.warning("optimizer step skipped", gradient_norm=grad_norm, first_seen_in=name, in_a_row=self._skipped)
+        if self._skipped >= MAX_SKIPPED_IN_A_ROW:
+            self._broken = f"the norm of its gradient is {grad_norm}, first seen in {name}"
+            raise RunFailed(
+                f"{self._skipped} optimizer steps in a row were not taken: {self._broken}; a lower learning rate"
+                " or recipe.model.dtype float32 may help"
+            )
+        self._drop_gradients()
+        return StepResult(grad_norm=grad_norm, learning_rate=rate, not_finite=name)
+
     def _scale_and_clip(self, normalizer: float) -> float:
-        """The global norm after division, before clipping. Raises RunFailed when it is not finite."""
+        """The global norm after division, before clipping; not finite: nothing is clipped."""
         parameters = [one for one in self._policy.model.parameters() if one.grad is not None]
         gradients = [one.grad for one in parameters if one.grad is not None]
         for gradient in gradients:
             gradient.div_(normalizer)
         norm = torch.nn.utils.get_total_norm(gradients)
-        if not math.isfinite(norm):
-            self._broken = f"the norm of its gradient is {float(norm)}, first seen in {self._first_not_finite()}"
-            raise RunFailed(f"optimizer step {self._steps_taken} was not taken: {self._broken}")
-        torch.nn.utils.clip_grads_with_norm_(parameters, self._optimizer_config.max_grad_norm, norm)
+        if math.isfinite(norm):
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._optimizer_config.max_grad_norm, norm)
         return float(norm)
 
     def _first_not_finite(self) -> str:

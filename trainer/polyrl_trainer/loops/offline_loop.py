@@ -12,12 +12,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.recipe import OldLogProbs, RecipeSpec
 from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
-from polyrl_trainer.loops.step_metrics import learning_metrics
+from polyrl_trainer.loops.mini_batches import with_old_log_probs
+from polyrl_trainer.loops.step_metrics import learning_metrics, separate_movement
 from polyrl_trainer.losses import averages, merge, policy_loss
 from polyrl_trainer.losses.grpo import with_group_advantages
 from polyrl_trainer.sample import Sample
@@ -39,14 +40,16 @@ async def run_offline_training(
         started = time.monotonic()
         drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]
         mini_batches = await _prepare(backend, drawn, recipe, reference)
-        sums, steps = await _train(backend, mini_batches, recipe)
+        sums, first, steps = await _train(backend, mini_batches, recipe)
         seconds = time.monotonic() - started
-        results.optimizer_steps += len(steps)
+        for taken in steps:
+            results.count_optimizer_step(taken=not taken.not_finite)
         results.train_seconds += seconds
         results.rl_train_seconds += seconds
         results.rl_step_seconds += seconds
         state.finish_step(groups.state(), sums)
-        values = learning_metrics(list(itertools.chain(*mini_batches)), averages(sums), steps)
+        learned = separate_movement(averages(sums), first)
+        values = learning_metrics(list(itertools.chain(*mini_batches)), learned, steps)
         throughput = sums["tokens"] / max(seconds, 1e-9)
         timing = {"timing_s/step": seconds, "perf/throughput": throughput, "data/epochs": groups.epochs}
         await session.report(state.step, {**values, **timing})
@@ -64,10 +67,12 @@ async def _prepare(
     for first in range(0, len(drawn), size):
         # A group may be drawn twice in one step when the file is small: its draws are baselines of their own.
         numbered = [
-            replace(one, group=place) for place, group in enumerate(drawn[first : first + size]) for one in group
+            replace(one, group=place) for place, group in enumerate(drawn[first : first + size], first) for one in group
         ]
         samples = with_group_advantages(numbered, normalize=recipe.algorithm.normalize_advantage)
         samples = await _with_rollout_log_probs(backend, samples, temperature)
+        if recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE:
+            samples = await with_old_log_probs(backend, samples, temperature)
         mini_batches.append(await with_reference(samples, reference, temperature))
     return mini_batches
 
@@ -86,12 +91,15 @@ async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample
 
 async def _train(
     backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: RecipeSpec
-) -> tuple[dict[str, float], list[StepResult]]:
+) -> tuple[dict[str, float], dict[str, float], list[StepResult]]:
+    """Sums of all, averages of the first mini-batch, and what each optimizer step did."""
     loss = policy_loss(recipe.algorithm)
+    first: dict[str, float] = {}
     sums: dict[str, float] = {}
     results = []
     for samples in mini_batches:
         learned = await asyncio.wrap_future(backend.forward_backward(samples, loss, recipe.sampling.temperature))
+        first = first or averages(learned)
         sums = merge(sums, learned)
         results.append(await asyncio.wrap_future(backend.optim_step(normalizer=len(samples))))
-    return sums, results
+    return sums, first, results

@@ -4,6 +4,7 @@
         engines generate, user code scores                              (all the while)
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
+        (oldLogProbs recompute: pull and score until the step is whole, then mini-batches that a seed draws)
     surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
 
 Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order; a batch that
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.errors import DeadlineExceeded, ProtocolError
-from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.recipe import OldLogProbs, RecipeSpec
 from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped, engine_shares
@@ -32,7 +33,8 @@ from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.evaluation import Evaluator
-from polyrl_trainer.loops.step_metrics import StepClock, step_metrics
+from polyrl_trainer.loops.mini_batches import draw_mini_batches, with_old_log_probs
+from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
 from polyrl_trainer.losses import averages, merge, policy_loss
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.grpo import with_group_advantages
@@ -113,22 +115,22 @@ class RlStep:
         self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
         self._loss = with_engine_sums(policy_loss(algorithm))
         self._drawers = Drawers()
+        self._sums: dict[str, float] = {}
+        self._learned_first: dict[str, float] = {}
+        """Averages of the first mini-batch, whose learner is the one that the engines have."""
 
     async def run(self) -> bool:
         """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
         parts = self._parts
         self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
         groups = await self._submit()
-        sums: dict[str, float] = {}
-        for number in range(self._mini_batches):
-            learned = await self._train_mini_batch(groups, stoppable=number == 0)
-            if learned is None:
-                await parts.supply.close(groups)
-                return False
-            sums = merge(sums, learned)
+        whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
+        if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
+            await parts.supply.close(groups)
+            return False
         self._clock.generated(parts.runner.last_turn_at(groups.used))
         parts.prompts.put(await parts.supply.close(groups))
-        await self._finish(groups, sums)
+        await self._finish(groups)
         return True
 
     async def _submit(self) -> StepGroups:
@@ -155,26 +157,65 @@ class RlStep:
         enough = len(self._groups.live) + len(self._groups.used) >= self._recipe.algorithm.prompts_per_step
         return None if enough else self._parts.prompts.get(1)[0]
 
-    async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> dict[str, float] | None:
-        """Micro-batches to the exact boundary, then one optimizer step; None when asked to stop before."""
+    async def _train_streamed(self, groups: StepGroups) -> bool:
+        """Mini-batches in order of completion: training overlaps with generation, and the first hold shorter answers.
+        False when asked to stop before the first optimizer step."""
+        for number in range(self._mini_batches):
+            if not await self._train_mini_batch(groups, stoppable=number == 0):
+                return False
+        return True
+
+    async def _train_whole(self, groups: StepGroups) -> bool:
+        """All samples of the step, scored by the weights of its start, then its mini-batches; False when asked to stop
+        meanwhile."""
+        missing, batches, samples = self._mini_batches * self._mini_batch_samples, list[int](), list[Sample]()
+        temperature = self._recipe.sampling.temperature
+        while missing:
+            batch = await self._next(groups, missing, stoppable=True)
+            if batch is None:
+                return False
+            with self._clock.training():
+                prepared = await self._prepare(groups, batch)
+                samples += await with_old_log_probs(self._parts.backend, prepared, temperature)
+            missing -= len(batch.samples)
+            batches.append(batch.number)
+            if self._session.stop.is_set():
+                return False
+        for mini_batch in draw_mini_batches(samples, self._groups_per_mini_batch, (self._recipe.seed, self._step)):
+            with self._clock.training():
+                learning = self._parts.backend.forward_backward(mini_batch, self._loss, temperature)
+                sums = await asyncio.wrap_future(learning)
+            await self._update(sums)
+        for number in batches:
+            await self._parts.rollouts.acknowledge(number)
+        return True
+
+    async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> bool:
+        """Micro-batches to the exact boundary, then one optimizer step; False when asked to stop before."""
         missing, sums, batches = self._mini_batch_samples, dict[str, float](), list[int]()
         while missing:
             batch = await self._next(groups, missing, stoppable=stoppable)
             if batch is None:
-                return None
+                return False
             sums = merge(sums, await self._train(groups, batch))
             missing -= len(batch.samples)
             batches.append(batch.number)
             if stoppable and self._session.stop.is_set():
-                return None
+                return False
         assert missing == 0, "a batch crossed the mini-batch boundary"
-        with self._clock.training():
-            result = await asyncio.wrap_future(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
+        await self._update(sums)
         for number in batches:
             await self._parts.rollouts.acknowledge(number)
-        self._session.state.results.optimizer_steps += 1
+        return True
+
+    async def _update(self, sums: dict[str, float]) -> None:
+        """One optimizer step over a mini-batch."""
+        with self._clock.training():
+            result = await asyncio.wrap_future(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
+        self._session.state.results.count_optimizer_step(taken=not result.not_finite)
         self._clock.optimizer_steps.append(result)
-        return sums
+        self._learned_first = self._learned_first or averages(sums)
+        self._sums = merge(self._sums, sums)
 
     async def _next(self, groups: StepGroups, missing: int, *, stoppable: bool) -> Batch | None:
         """A batch with at least one group; None when asked to stop first."""
@@ -200,18 +241,22 @@ class RlStep:
                 )
 
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
+        with self._clock.training():
+            samples = await self._prepare(groups, batch)
+            learning = self._parts.backend.forward_backward(samples, self._loss, self._recipe.sampling.temperature)
+            return await asyncio.wrap_future(learning)
+
+    async def _prepare(self, groups: StepGroups, batch: Batch) -> list[Sample]:
+        """The batch's samples with all that does not depend on the learner."""
         samples = self._receive(groups, batch)
         if not self._trained:
             # The manager gives the first batch when the learner is to have the devices of the reserved engines.
             self._clock.reserved_closes()
-        temperature = self._recipe.sampling.temperature
-        with self._clock.training():
-            samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
-            samples = await with_reference(samples, self._parts.reference, temperature)
-            sums = await asyncio.wrap_future(self._parts.backend.forward_backward(samples, self._loss, temperature))
+        samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
+        samples = await with_reference(samples, self._parts.reference, self._recipe.sampling.temperature)
         self._trained += samples
         self._scored += batch.samples
-        return sums
+        return samples
 
     def _receive(self, groups: StepGroups, batch: Batch) -> list[Sample]:
         """Checks that the batch is complete groups of this step, each for the first time. Raises ProtocolError."""
@@ -234,15 +279,16 @@ class RlStep:
         groups.use(list(indices))
         return samples
 
-    async def _finish(self, groups: StepGroups, sums: dict[str, float]) -> None:
+    async def _finish(self, groups: StepGroups) -> None:
         state, clock = self._session.state, self._clock
-        state.finish_step(self._parts.prompts.state(), sums)
+        state.finish_step(self._parts.prompts.state(), self._sums)
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         reward_metrics = [scored.metrics for scored in self._scored]
-        values = step_metrics(self._trained, reward_metrics, groups, averages(sums), clock)
+        learned = separate_movement(averages(self._sums), self._learned_first)
+        values = step_metrics(self._trained, reward_metrics, groups, learned, clock)
         values["data/epochs"] = self._parts.prompts.epochs
-        engines = self._drawers.measures(sums)
+        engines = self._drawers.measures(self._sums)
         values["rollout/engine_share_max"] = share = max(engine_shares(engines).values(), default=0.0)
         state.results.reward = values["reward/mean"]
         status_values = {

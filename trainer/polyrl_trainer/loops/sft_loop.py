@@ -31,7 +31,7 @@ async def run_sft_training(
         batch = [draw.item for draw in data.get(sft.batch_size)]
         sums = await asyncio.wrap_future(backend.forward_backward(batch, sft_loss))
         result = await asyncio.wrap_future(backend.optim_step(normalizer=sums["tokens"]))
-        state.results.optimizer_steps += 1
+        state.results.count_optimizer_step(taken=not result.not_finite)
         state.results.train_seconds += time.monotonic() - started
         state.finish_step(data.state(), sums)
         await session.report(state.step, _metrics(sums, result, data.epochs, time.monotonic() - started))
@@ -46,6 +46,7 @@ def _metrics(sums: dict[str, float], result: StepResult, epochs: float, seconds:
         "actor/entropy": sums["entropy"] / sums["tokens"],
         "actor/grad_norm": result.grad_norm,
         "actor/lr": result.learning_rate,
+        "actor/skipped_steps": float(bool(result.not_finite)),
         "data/epochs": epochs,
         "perf/padding_fraction": sums["padding_fraction"],
         "perf/throughput": sums["tokens"] / max(seconds, 1e-9),

@@ -161,11 +161,29 @@ def _lengths(samples: Sequence[Sample]) -> dict[str, float]:
     return {"response_length/mean": float(np.mean(lengths)), "response_length/max": float(max(lengths))}
 
 
+def separate_movement(learned: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
+    """The averages of a step, with the mismatch between engine and learner apart from how far the policy moved.
+
+    Recomputed old logprobs tell the two apart by token. Without, the learner of the step's first mini-batch (`first`)
+    is the one that the engines have, so what is seen there is mismatch, and what is more on the whole step is movement:
+    k1 is linear in the logprobs. With maxStaleness above 0 the mismatch holds the versions between as well.
+    """
+    if "moved_k1" in learned or "mismatch_k1" not in first:
+        return dict(learned)
+    mismatch = {name: first[name] for name in ("mismatch_k1", "mismatch_k3")}
+    return {**learned, **mismatch, "moved_k1": learned["mismatch_k1"] - first["mismatch_k1"]}
+
+
 _ACTOR_NAMES = {
     "pg_loss": "actor/pg_loss",
     "clip_fraction": "actor/pg_clipfrac",
+    "dual_clip_fraction": "actor/pg_clipfrac_lower",
     "entropy": "actor/entropy",
-    "kl_rollout_k1": "actor/ppo_kl",
+    "moved_k1": "actor/ppo_kl",
+    "mismatch_k1": "rollout_corr/kl",
+    "mismatch_k3": "rollout_corr/k3_kl",
+    "correction_weight": "rollout_corr/weight",
+    "correction_fraction": "rollout_corr/bounded_fraction",
     "kl_reference": "actor/kl_loss",
     "rollout_drift": "actor/rollout_drift",
     "rollout_drift_max": "actor/rollout_drift_max",
@@ -176,11 +194,13 @@ _ACTOR_NAMES = {
 
 def _actor(learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]) -> dict[str, float]:
     named = {_ACTOR_NAMES[name]: value for name, value in learned.items() if name in _ACTOR_NAMES}
+    norms = [result.grad_norm for result in optimizer_steps if not result.not_finite]
     return {
         **named,
-        "actor/grad_norm": float(np.mean([result.grad_norm for result in optimizer_steps])),
+        **({"actor/grad_norm": float(np.mean(norms))} if norms else {}),
+        "actor/skipped_steps": float(len(optimizer_steps) - len(norms)),
         "actor/lr": optimizer_steps[-1].learning_rate,
-        "actor/optimizer_steps": float(len(optimizer_steps)),
+        "actor/optimizer_steps": float(len(norms)),
     }
 
 

@@ -1,6 +1,6 @@
 """GRPO: policy gradient on group-relative advantages with a clipped ratio (Shao et al. 2024, arXiv 2402.03300, eq. 3).
 
-The ratio is taken to what the engine itself reported; the drift between engine and learner is measured, not corrected.
+What the ratio compares with, `oldLogProbs` of the manifest says; how far engine and learner are apart is measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import AlgorithmSpec
+from polyrl.manifest.recipe import AlgorithmSpec, OldLogProbs
 from polyrl_trainer.backend import LossInputs
+from polyrl_trainer.losses.correction import MAX_LOG_RATIO, correction_weights, ratio_of
 from polyrl_trainer.losses.sft import as_floats
 from polyrl_trainer.sample import Sample
 
@@ -60,8 +61,9 @@ def _relative(rewards: npt.NDArray[np.float64], normalize: bool) -> npt.NDArray[
     return centred / scale
 
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped here before exp: e^20 is beyond any clip range, and e^89 is float32's end."""
+MAX_K3 = 10.0
+"""Largest value of k3, as in verl; beyond it a token has no gradient. One token that the policy has made
+impossible would otherwise be e^94 and end the run."""
 
 
 def k1(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
@@ -70,34 +72,60 @@ def k1(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
 
 
 def k3(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
-    """(r - 1) - log r: unbiased, of low variance, never negative. Elementwise, any shape."""
-    log_ratio = log_p - log_q
-    return torch.expm1(log_ratio) - log_ratio
+    """(r - 1) - log r, at most MAX_K3: unbiased below it, of low variance, never negative. Elementwise, any shape."""
+    log_ratio = (log_p - log_q).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (torch.expm1(log_ratio) - log_ratio).clamp(max=MAX_K3)
 
 
 def grpo(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tensor, dict[str, float]]:
-    """L = sum_i 1/|o_i| sum_t ( -min(r A, clip(r, 1 - low, 1 + high) A) + beta * k3(pi, pi_ref) ), a scalar.
+    """L = sum_i 1/|o_i| sum_t ( -w max(min(r A, clip(r, 1 - low, 1 + high) A), c A if A < 0) + beta * k3(pi, pi_ref) ),
+    a scalar.
 
-    i runs over sequences, t over the learned tokens of o_i, r = pi(o_t) / pi_rollout(o_t); low and high are
-    `clip_low` and `clip_high` (DAPO's clip-higher when larger, Yu et al. 2025, arXiv 2503.14476), beta is
-    `kl_coefficient`. A sum over sequences: the optimizer step's normalizer is the number of samples of the mini-batch.
+    i runs over sequences, t over the learned tokens of o_i, r = pi(o_t) / pi_old(o_t); low and high are `clip_low` and
+    `clip_high` (DAPO's clip-higher when larger, Yu et al. 2025, arXiv 2503.14476), c is `dual_clip` (Ye et al. 2019,
+    arXiv 1912.09729, eq. 5), w the weight of `correction` (see there), beta `kl_coefficient`. A sum over sequences: the
+    optimizer step's normalizer is the number of samples of the mini-batch.
 
-    Sums over learned tokens: `pg_loss`, `clip_fraction` (tokens whose gradient the clip removed), `ratio`, `entropy`,
-    `kl_rollout_k1` and `kl_rollout_k3` (rollout policy to this one), `rollout_drift` (absolute difference of their
-    logprobs), with `kl_coefficient` also `kl_reference`; and `ratio_max`, `rollout_drift_max`.
+    Sums over learned tokens: `pg_loss`, `clip_fraction` and `dual_clip_fraction` (tokens whose gradient the one or the
+    other removed), `correction_weight`, `correction_fraction` (bounded or left out), `ratio`, `entropy`, `mismatch_k1`
+    and `mismatch_k3` (rollout policy to the old one, where that is recomputed, else to this one), `rollout_drift`
+    (absolute difference of their logprobs); with recomputed ones `moved_k1` (old policy to this one), with
+    `kl_coefficient` `kl_reference`; and `ratio_max`, `rollout_drift_max`.
     Raises InvalidData when samples lack what the formula needs.
     """
     _refuse_absent(inputs, algorithm)
-    drift = inputs.log_probs - inputs.rollout_log_probs
-    ratio = drift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    old = old_log_probs(inputs, algorithm)
+    ratio = ratio_of(inputs.log_probs - old)
     clipped = ratio.clamp(1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high)
-    per_token = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
-    sums = _policy_sums(inputs, per_token, ratio, clipped)
+    surrogate = torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+    floor = algorithm.dual_clip * inputs.advantages
+    bounded = torch.where(inputs.advantages < 0, torch.maximum(surrogate, floor), surrogate)
+    weights, outside = correction_weights(inputs, old, algorithm)
+    per_token = -weights * bounded
+    sums = {
+        **_policy_sums(inputs, per_token, ratio),
+        **_mismatch_sums(inputs, old, recomputed=algorithm.old_log_probs is OldLogProbs.RECOMPUTE),
+        "clip_fraction": _sum(inputs, ratio * inputs.advantages > clipped * inputs.advantages),
+        "dual_clip_fraction": _sum(inputs, (inputs.advantages < 0) & (surrogate < floor)),
+        "correction_weight": _sum(inputs, weights),
+        "correction_fraction": _sum(inputs, outside),
+    }
     if algorithm.kl_coefficient > 0:
         kl = k3(inputs.log_probs, inputs.reference_log_probs)
         per_token = per_token + algorithm.kl_coefficient * kl
-        sums["kl_reference"] = (kl * inputs.mask).sum()
+        sums["kl_reference"] = _sum(inputs, kl)
     return sequence_means(per_token, inputs).sum(), as_floats(sums)
+
+
+def old_log_probs(inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
+    """float32[P], without gradient: what the clipped ratio compares with."""
+    match algorithm.old_log_probs:
+        case OldLogProbs.BYPASS:
+            return inputs.rollout_log_probs
+        case OldLogProbs.REUSE:
+            return inputs.log_probs.detach()
+        case OldLogProbs.RECOMPUTE:
+            return inputs.old_log_probs
 
 
 def sequence_means(per_token: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
@@ -109,29 +137,39 @@ def sequence_means(per_token: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
 
 
 def _refuse_absent(inputs: LossInputs, algorithm: AlgorithmSpec) -> None:
-    needed = {"rollout_log_probs", "advantages"} | ({"reference_log_probs"} if algorithm.kl_coefficient > 0 else set())
+    needed = {"rollout_log_probs", "advantages"}
+    if algorithm.kl_coefficient > 0:
+        needed.add("reference_log_probs")
+    if algorithm.old_log_probs is OldLogProbs.RECOMPUTE:
+        needed.add("old_log_probs")
     missing = sorted(needed & inputs.absent)
     if missing:
         raise InvalidData(f"GRPO needs {' and '.join(missing)} on every sample, and a sample has none")
 
 
+def _sum(inputs: LossInputs, per_token: torch.Tensor) -> torch.Tensor:
+    return (per_token.detach().float() * inputs.mask).sum()
+
+
 @torch.no_grad()
-def _policy_sums(
-    inputs: LossInputs, per_token: torch.Tensor, ratio: torch.Tensor, clipped: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    drift = (inputs.log_probs - inputs.rollout_log_probs).abs()
-    removed = (ratio * inputs.advantages > clipped * inputs.advantages).float()
-    zero = drift.new_zeros(1)
-    sums = {
-        "pg_loss": per_token,
-        "clip_fraction": removed,
-        "ratio": ratio,
-        "entropy": inputs.entropy,
-        "kl_rollout_k1": k1(inputs.rollout_log_probs, inputs.log_probs),
-        "kl_rollout_k3": k3(inputs.rollout_log_probs, inputs.log_probs),
-        "rollout_drift": drift,
+def _policy_sums(inputs: LossInputs, per_token: torch.Tensor, ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "pg_loss": _sum(inputs, per_token),
+        "ratio": _sum(inputs, ratio),
+        "entropy": _sum(inputs, inputs.entropy),
+        "ratio_max": torch.cat([ratio, ratio.new_zeros(1)]).max(),
     }
-    totals = {name: (value * inputs.mask).sum() for name, value in sums.items()}
-    totals["ratio_max"] = torch.cat([ratio, zero]).max()
-    totals["rollout_drift_max"] = torch.cat([drift, zero]).max()
-    return totals
+
+
+@torch.no_grad()
+def _mismatch_sums(inputs: LossInputs, old: torch.Tensor, *, recomputed: bool) -> dict[str, torch.Tensor]:
+    rollout, now = inputs.rollout_log_probs, inputs.log_probs
+    drift = (now - rollout).abs()
+    base = old if recomputed else now
+    sums = {
+        "mismatch_k1": _sum(inputs, k1(rollout, base)),
+        "mismatch_k3": _sum(inputs, k3(rollout, base)),
+        "rollout_drift": _sum(inputs, drift),
+        "rollout_drift_max": torch.cat([drift, drift.new_zeros(1)]).max(),
+    }
+    return {**sums, "moved_k1": _sum(inputs, k1(old, now))} if recomputed else sums

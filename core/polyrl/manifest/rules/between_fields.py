@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from polyrl.manifest.recipe import GroupFilter, Mode
+from polyrl.manifest.recipe import Correction, GroupFilter, Mode, OldLogProbs
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
 from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
@@ -156,6 +156,29 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         ),
         cel="!has(self.recipe.algorithm.miniBatchPrompts)"
         " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
+    ),
+    Rule(
+        "reused-once",
+        "recipe.algorithm.oldLogProbs",
+        message="reuse takes one optimizer step per RL step; leave miniBatchPrompts out, or take recompute",
+        holds=lambda s: (
+            s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE
+            or s.recipe.algorithm.mini_batch_prompts in (None, s.recipe.algorithm.prompts_per_step)
+        ),
+        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || !has(self.recipe.algorithm.miniBatchPrompts)"
+        " || self.recipe.algorithm.miniBatchPrompts == self.recipe.algorithm.promptsPerStep",
+    ),
+    Rule(
+        "corrected-once",
+        "recipe.algorithm.correction",
+        message="{recipe.algorithm.correction} corrects a second time what the ratio of oldLogProbs bypass contains;"
+        " take tokenMask, sequenceMask or none, or another oldLogProbs",
+        holds=lambda s: (
+            s.recipe.algorithm.old_log_probs is not OldLogProbs.BYPASS
+            or s.recipe.algorithm.correction not in (Correction.TOKEN_TRUNCATE, Correction.SEQUENCE_TRUNCATE)
+        ),
+        cel="self.recipe.algorithm.oldLogProbs != 'bypass' || !has(self.recipe.algorithm.correction)"
+        " || !(self.recipe.algorithm.correction in ['tokenTruncate', 'sequenceTruncate'])",
     ),
     Rule(
         "group-has-spread",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from polyrl_trainer.loops.step_metrics import duplicates_in_group
+from polyrl_trainer.backend import StepResult
+from polyrl_trainer.loops.step_metrics import duplicates_in_group, learning_metrics, separate_movement
 from polyrl_trainer.sample import Sample
 
 
@@ -16,3 +19,19 @@ def sample(group: int, *ids: int) -> Sample:
 def test_duplicates_are_counted_within_groups_only() -> None:
     assert duplicates_in_group([sample(1, 5, 6), sample(1, 5), sample(2, 5, 6), sample(2, 5)]) == 0
     assert duplicates_in_group([sample(1, 5), sample(1, 5), sample(1, 5), sample(1, 6)]) == 0.5
+
+
+def test_movement_is_what_the_step_shows_more_than_its_first_mini_batch() -> None:
+    learned = {"mismatch_k1": 0.5, "mismatch_k3": 0.4, "entropy": 1.0}
+    separated = separate_movement(learned, {"mismatch_k1": 0.2, "mismatch_k3": 0.1})
+    assert separated == {"mismatch_k1": 0.2, "mismatch_k3": 0.1, "moved_k1": 0.3, "entropy": 1.0}
+    recomputed = {**learned, "moved_k1": 0.7}
+    assert separate_movement(recomputed, {"mismatch_k1": 0.2, "mismatch_k3": 0.1}) == recomputed
+
+
+def test_a_step_that_was_skipped_gives_no_gradient_norm() -> None:
+    steps = [StepResult(2.0, 0.1), StepResult(math.nan, 0.1, not_finite="w"), StepResult(4.0, 0.1)]
+    values = learning_metrics([sample(1, 5)], {"padding_fraction": 0.0}, steps)
+    assert values["actor/grad_norm"] == 3.0
+    assert (values["actor/optimizer_steps"], values["actor/skipped_steps"]) == (2.0, 1.0)
+    assert "actor/grad_norm" not in learning_metrics([sample(1, 5)], {"padding_fraction": 0.0}, steps[1:2])

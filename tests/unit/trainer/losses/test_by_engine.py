@@ -27,6 +27,7 @@ def inputs(drawers: np.ndarray, log_probs: list[float], rollout: list[float], ma
         rollout_log_probs=torch.tensor(rollout),
         advantages=zeros,
         reference_log_probs=zeros,
+        old_log_probs=zeros,
         sequence=torch.zeros(len(log_probs), dtype=torch.int64),
         num_sequences=1,
         drawers=torch.from_numpy(drawers),

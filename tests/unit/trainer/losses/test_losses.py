@@ -32,6 +32,7 @@ def inputs(sequence: list[int], **columns: Any) -> LossInputs:
         rollout_log_probs=column("rollout_log_probs"),
         advantages=column("advantages"),
         reference_log_probs=column("reference_log_probs"),
+        old_log_probs=column("old_log_probs"),
         sequence=torch.tensor(sequence, dtype=torch.int64),
         num_sequences=max(sequence) + 1,
         absent=columns.get("absent", frozenset()),
@@ -70,8 +71,8 @@ def test_grpo_by_hand() -> None:
     assert sums["ratio"] == pytest.approx(4.5)
     assert sums["ratio_max"] == pytest.approx(2.0)
     assert sums["entropy"] == pytest.approx(1.5)
-    assert sums["kl_rollout_k1"] == pytest.approx(0.0, abs=1e-6)
-    assert sums["kl_rollout_k3"] == pytest.approx((2 - 1 - LN2) + (0.5 - 1 + LN2))
+    assert sums["mismatch_k1"] == pytest.approx(0.0, abs=1e-6)
+    assert sums["mismatch_k3"] == pytest.approx((2 - 1 - LN2) + (0.5 - 1 + LN2))
     assert sums["rollout_drift"] == pytest.approx(2 * LN2)
     assert sums["rollout_drift_max"] == pytest.approx(LN2)
     # Where the clip bites there is no gradient; elsewhere -ratio * A / |o|.
@@ -120,6 +121,7 @@ def test_grpo_of_no_positions_is_zero() -> None:
             "rollout_log_probs",
             "advantages",
             "reference_log_probs",
+            "old_log_probs",
             "sequence",
         )
     }
@@ -145,10 +147,90 @@ def test_every_algorithm_that_a_manifest_may_name_has_its_loss() -> None:
     assert set(POLICY_LOSSES) == set(get_args(AlgorithmSpec.model_fields["name"].annotation))
 
 
-def test_an_impossible_ratio_stays_finite() -> None:
-    loss, sums = grpo(inputs([0], rollout_log_probs=[-500.0], advantages=[-1.0]), AlgorithmSpec())
-    assert math.isfinite(loss.item())
+# Two sequences, the second with a negative advantage; every number of the table below is worked by hand from these.
+WORKED: dict[str, Any] = {
+    "sequence": [0, 0, 1, 1, 1],
+    "log_probs": [-1.0, -2.0, -0.7, -1.5, -0.2],
+    "old_log_probs": [-1.2, -1.0, -1.2, -1.0, -2.2],
+    "rollout_log_probs": [-1.1, -1.4, -1.2, -2.2, -2.0],
+    "advantages": [1.0, 1.0, -0.5, -0.5, -0.5],
+}
+FREE = 1_000_000.0
+"""No dual clip."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mean_of_sequences"),
+    [
+        # r of old: A 1.221403, .367879; B 1.648721, .606531, 7.389056; the last one weighs 1.5 at most with c = 3.
+        ({"old_log_probs": "recompute", "correction": "none", "dual_clip": FREE}, 0.427845),
+        ({"old_log_probs": "recompute", "correction": "none", "dual_clip": FREE, "clip_high": 0.28}, 0.422494),
+        ({"old_log_probs": "recompute", "correction": "none"}, 0.062090),
+        # w of old to rollout: A .904837, 1.491825; B 1, 3.320117, .818731; products 1.349859 and 2.718282.
+        ({"old_log_probs": "recompute", "dual_clip": FREE}, 0.366210),
+        ({"old_log_probs": "recompute", "correction": "sequenceTruncate", "dual_clip": FREE}, 1.110526),
+        (
+            {"old_log_probs": "recompute", "correction": "tokenMask", "correction_low": 0.5, "dual_clip": FREE},
+            # A: -1.2 * .904837, -.367879 * 1.491825; B: .824361, 0 (3.32 is outside), 3.694528 * .818731; over 3 still.
+            ((-1.085804 - 0.548812) / 2 + (0.824361 + 3.024824) / 3) / 2,
+        ),
+        (
+            {"old_log_probs": "recompute", "correction": "sequenceMask", "correction_low": 0.5, "dual_clip": FREE},
+            -0.529104,
+        ),
+        # The ratio to the engine: A 1.105171, .548812; B 1.648721, 2.013753, 6.049647.
+        ({"dual_clip": FREE}, 0.395848),
+        # A mask leaves out what is beyond 2 and weighs nothing: B keeps its first token only.
+        ({"dual_clip": FREE, "correction": "tokenMask"}, ((-1.105171 - 0.548812) / 2 + 0.824361 / 3) / 2),
+        # r is 1, all of it is in the weight min(w, 2) of the policy to the engine.
+        ({"old_log_probs": "reuse"}, (-(1.105171 + 0.548812) / 2 + 0.5 * (1.648721 + 2 + 2) / 3) / 2),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_each_mode_by_hand(algorithm: dict[str, Any], mean_of_sequences: float) -> None:
+    loss, _ = grpo(inputs(**WORKED), AlgorithmSpec(**algorithm))
+    assert loss.item() / 2 == pytest.approx(mean_of_sequences, abs=2e-6)
+
+
+def test_shares_and_both_divergences_by_hand() -> None:
+    _, sums = grpo(inputs(**WORKED), AlgorithmSpec(old_log_probs="recompute"))
+    assert sums["clip_fraction"] == 2
+    assert sums["dual_clip_fraction"] == 1
+    assert sums["correction_fraction"] == 1
+    assert sums["correction_weight"] == pytest.approx(0.904837 + 1.491825 + 1 + 2 + 0.818731, abs=1e-5)
+    assert sums["mismatch_k1"] / 5 == pytest.approx(-0.26)
+    assert sums["mismatch_k3"] / 5 == pytest.approx(0.247102, abs=1e-6)
+    assert sums["moved_k1"] / 5 == pytest.approx(-0.24)
+
+
+def test_one_token_that_became_likely_does_not_outweigh_all_others() -> None:
+    # 12 nats up with A < 0: e^12 = 162,755 without a bound, 3 with; and beyond the bound it has no gradient.
+    given_inputs = inputs([0, 1], log_probs=[0.0, 0.0], rollout_log_probs=[-12.0, 0.0], advantages=[-1.0, -1.0])
+    loss, sums = grpo(given_inputs, AlgorithmSpec())
+    assert loss.item() == pytest.approx(3.0 + 1.0)
+    assert sums["dual_clip_fraction"] == 1
+    assert gradient(loss, given_inputs) == [0.0, 1.0]
+
+
+def test_a_reused_policy_has_the_plain_gradient_times_the_weight() -> None:
+    given_inputs = inputs(**WORKED)
+    loss, sums = grpo(given_inputs, AlgorithmSpec(old_log_probs="reuse"))
+    assert sums["ratio"] == 5
+    expected = [-1.105171 / 2, -0.548812 / 2, 0.5 * 1.648721 / 3, 0.5 * 2 / 3, 0.5 * 2 / 3]
+    assert gradient(loss, given_inputs) == pytest.approx(expected, abs=1e-6)
+
+
+def test_recomputed_logprobs_are_needed_where_they_are_asked_for() -> None:
+    with pytest.raises(InvalidData, match="old_log_probs"):
+        grpo(inputs([0], absent=frozenset({"old_log_probs"})), AlgorithmSpec(old_log_probs="recompute"))
+
+
+def test_impossible_ratios_stay_finite() -> None:
+    given_inputs = inputs([0], rollout_log_probs=[-500.0], advantages=[-1.0], reference_log_probs=[400.0])
+    loss, sums = grpo(given_inputs, AlgorithmSpec(dual_clip=FREE, kl_coefficient=1.0))
+    assert loss.item() == pytest.approx(FREE + 10.0)
     assert sums["rollout_drift_max"] == 500.0
+    assert k3(torch.tensor([-95.0]), torch.tensor([-1.0])).item() == 10.0
 
 
 logprob = st.floats(min_value=-8.0, max_value=0.0, width=32)

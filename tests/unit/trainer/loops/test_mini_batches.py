@@ -1,0 +1,36 @@
+"""Mini-batches that a seed draws."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from polyrl.sample import sample_id
+from polyrl_trainer.loops.mini_batches import draw_mini_batches
+from polyrl_trainer.sample import Sample
+
+SAMPLES = [
+    Sample(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.float32), 0, id=sample_id(group, index), group=group)
+    for group in range(6, 18)
+    for index in range(12)
+]
+
+
+def ids(mini_batches: list[list[Sample]]) -> list[list[str]]:
+    return [[sample.id for sample in one] for one in mini_batches]
+
+
+def test_they_hold_whole_groups_and_do_not_depend_on_the_order_of_completion() -> None:
+    drawn = draw_mini_batches(SAMPLES, 4, (0, 3))
+    assert [len(one) for one in drawn] == [48, 48, 48]
+    assert all(len({sample.group for sample in one}) == 4 for one in drawn)
+    assert sorted(one for mini_batch in ids(drawn) for one in mini_batch) == sorted(sample.id for sample in SAMPLES)
+    shuffled = random.Random(1).sample(SAMPLES, len(SAMPLES))
+    assert ids(draw_mini_batches(shuffled, 4, (0, 3))) == ids(drawn)
+
+
+def test_steps_and_seeds_draw_others() -> None:
+    first = ids(draw_mini_batches(SAMPLES, 4, (0, 3)))
+    assert first != ids(draw_mini_batches(SAMPLES, 4, (0, 4))) != ids(draw_mini_batches(SAMPLES, 4, (1, 4)))
+    assert {sample.group for sample in draw_mini_batches(SAMPLES, 4, (0, 3))[0]} != {6, 7, 8, 9}

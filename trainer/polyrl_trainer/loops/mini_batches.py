@@ -1,0 +1,33 @@
+"""What a step that waits for all its samples does with them: old logprobs, and mini-batches that are drawn by seed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from polyrl.sample import split_sample_id
+from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.sample import Sample
+
+
+def draw_mini_batches(samples: Sequence[Sample], groups: int, seed: Sequence[int]) -> list[list[Sample]]:
+    """Mini-batches of so many whole groups; a function of the set of samples and the seed, not of their order: what is
+    complete first is short."""
+    by_group: dict[int, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda one: split_sample_id(one.id)):
+        by_group.setdefault(sample.group, []).append(sample)
+    numbers = list(by_group)
+    np.random.default_rng(seed).shuffle(numbers)
+    return [
+        [sample for number in numbers[first : first + groups] for sample in by_group[number]]
+        for first in range(0, len(numbers), groups)
+    ]
+
+
+async def with_old_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:
+    """The same samples with the logprobs of the learner as it is now: before the step's first update."""
+    scores = await asyncio.wrap_future(backend.log_probs(samples, temperature))
+    return [replace(sample, old_log_probs=score) for sample, score in zip(samples, scores, strict=True)]
