@@ -14,7 +14,7 @@ from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
-from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
+from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
 from polyrl_trainer.data.hub import model_folder
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
@@ -67,7 +67,12 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         return read_rows(manifest_dir / path)
 
     def prompts(dataset: DatasetSpec, answer: int = recipe.sampling.max_new_tokens) -> list[examples.Prompt]:
-        return examples.prepare_prompts(prompt_rows(rows(dataset.path), dataset), tokenizer, context - answer)
+        return examples.prepare_prompts(
+            prompt_rows(rows(dataset.path), dataset),
+            tokenizer,
+            context - answer,
+            max_skipped=recipe.data.max_long_prompts,
+        )
 
     def answered(dataset: DatasetSpec) -> list[DataRow]:
         return answered_rows(rows(dataset.path), dataset)
@@ -75,7 +80,8 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     def buffer(datasets: Sequence[DatasetSpec], make: Callable[[DatasetSpec], list[Item]]) -> DataBuffer[Item]:
         sources = [make(dataset) for dataset in datasets]
         weights = [dataset.weight for dataset in datasets]
-        return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle)
+        contents = [rows_digest(rows(dataset.path), dataset) for dataset in datasets]
+        return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle, contents=contents)
 
     # Of the stage that has the last word; its first row speaks for all.
     newest = (recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl)[0]

@@ -41,6 +41,9 @@ class DataSpec(ManifestModel):
     """Prompts for `rl`; finished samples for `offline-rl`."""
     eval: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts for evaluation, scored by the same reward function."""
+    max_long_prompts: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of a file's rows that may be skipped, and are counted in the log, because their prompt leaves no room for a
+    response in `rollout.engine.maxContext`; a file with more of them is refused."""
     shuffle: bool = True
     """Draw rows in an order that `recipe.seed` decides; false takes them as they stand."""
 

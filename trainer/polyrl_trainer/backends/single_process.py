@@ -265,6 +265,11 @@ def create_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.A
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All but the frozen ones, of which the optimizer knows nothing."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """`KEY/PARAMETER` to tensor; empty before the first step."""
     return {
@@ -280,7 +285,7 @@ def expected_state(model: nn.Module, stepped: bool) -> dict[str, torch.Tensor]:
         return {}
     scalar = torch.empty((), dtype=torch.float32, device="meta")
     expected: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained_parameters(model):
         expected |= {f"{moment}/{name}": torch.empty_like(parameter, device="meta") for moment in MOMENTS}
         expected[f"{STEP}/{name}"] = scalar
     return expected
@@ -291,5 +296,5 @@ def restore_state(model: nn.Module, optimizer: torch.optim.Optimizer, named: Map
     optimizer.state.clear()
     if not named:
         return
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained_parameters(model):
         optimizer.state[parameter] = {key: named[f"{key}/{name}"].to(parameter.device) for key in (STEP, *MOMENTS)}

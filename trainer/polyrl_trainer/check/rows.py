@@ -70,7 +70,9 @@ def _stages(
     length = spec.recipe.sampling.max_new_tokens
 
     def prompts(rows: list[DataRow], dataset: DatasetSpec, answer: int = length) -> Any:
-        return examples.prepare_prompts(prompt_rows(rows, dataset), tokenizer, context - answer)
+        return examples.prepare_prompts(
+            prompt_rows(rows, dataset), tokenizer, context - answer, max_skipped=data.max_long_prompts
+        )
 
     def conversations(rows: list[DataRow], dataset: DatasetSpec) -> Any:
         return examples.prepare_conversations(answered_rows(rows, dataset), tokenizer, context)

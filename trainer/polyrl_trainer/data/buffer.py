@@ -32,15 +32,23 @@ class DataBuffer(Generic[Item]):
     """Draws items for ever."""
 
     def __init__(
-        self, sources: Sequence[Sequence[Item]], weights: Sequence[float], *, seed: int, shuffle: bool = True
+        self,
+        sources: Sequence[Sequence[Item]],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        shuffle: bool = True,
+        contents: Sequence[str] = (),
     ) -> None:
-        """Raises InvalidData when no source has rows and weight."""
+        """`contents`: what tells each source's rows from others, such as a hash. Raises InvalidData when no source has
+        rows and weight."""
         self._sources = [list(source) for source in sources]
         usable = [weight if source else 0.0 for source, weight in zip(self._sources, weights, strict=True)]
         if sum(usable) <= 0:
             raise InvalidData("no data file with a weight above 0 has rows")
         self._shares = [weight / sum(usable) for weight in usable]
         self._seed = seed
+        self._contents = list(contents)
         self._shuffle = shuffle
         self._drawn = [0] * len(self._sources)
         self._returned: deque[tuple[int, int]] = deque()
@@ -77,6 +85,7 @@ class DataBuffer(Generic[Item]):
 
     def _identity(self) -> dict[str, Any]:
         return {
+            "contents": self._contents,
             "rows": [len(source) for source in self._sources],
             "shares": self._shares,
             "seed": self._seed,

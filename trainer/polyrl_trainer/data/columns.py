@@ -6,7 +6,10 @@ own column.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+
+import msgspec
 
 from polyrl.manifest.data import DatasetSpec
 from polyrl_trainer.data.rows import DataRow, messages_field, text_field
@@ -22,6 +25,15 @@ def prompt_rows(rows: Iterable[DataRow], dataset: DatasetSpec) -> list[DataRow]:
 def answered_rows(rows: Iterable[DataRow], dataset: DatasetSpec) -> list[DataRow]:
     """Rows with their answers: `prompt` and `response`, or `messages`. Raises InvalidData."""
     return [_mapped(row, dataset, answered=True) for row in rows]
+
+
+def rows_digest(rows: Iterable[DataRow], dataset: DatasetSpec) -> str:
+    """Hex, 32 characters: the same for the same rows, read the same way; where the file lies does not count."""
+    summed = hashlib.blake2b(dataset.model_dump_json(exclude={"path", "weight"}).encode(), digest_size=16)
+    for row in rows:
+        # Parquet has types of its own, such as decimals.
+        summed.update(msgspec.json.encode(row.fields, enc_hook=repr))
+    return summed.hexdigest()
 
 
 def is_chat(row: DataRow, dataset: DatasetSpec) -> bool:

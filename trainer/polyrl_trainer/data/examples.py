@@ -1,4 +1,5 @@
-"""Rows to what each stage learns from; a row that does not fit is refused, never cut or skipped.
+"""Rows to what each stage learns from; a row that does not fit is refused, never cut. Of prompts that are too long a
+small share, which the manifest states, is skipped and counted.
 
 - prompts (RL, evaluation): `prompt` (taken as it is), or `messages` (through the chat template, ending where the
   assistant begins); all further fields reach the reward function as `sample.metadata`.
@@ -10,16 +11,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from polyrl_trainer.data.rows import DataRow, messages_field, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,28 @@ class Prompt:
     metadata: dict[str, Any]
 
 
-def prepare_prompts(rows: Iterable[DataRow], tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
-    """Raises InvalidData naming the row whose prompt is missing, malformed, unknown to the tokenizer or too long."""
-    return [_prompt(row, tokenizer, max_prompt_tokens) for row in rows]
+def prepare_prompts(
+    rows: Sequence[DataRow], tokenizer: Tokenizer, max_prompt_tokens: int, *, max_skipped: float = 0.0
+) -> list[Prompt]:
+    """Those that leave room for a response; the others may be `max_skipped` of all rows.
+
+    Raises InvalidData naming the row whose prompt is missing, malformed or unknown to the tokenizer, or the first that
+    is too long, when too many are.
+    """
+    prompts = [_prompt(row, tokenizer) for row in rows]
+    long = [place for place, prompt in enumerate(prompts) if len(prompt.ids) > max_prompt_tokens]
+    if len(long) > max_skipped * len(rows):
+        others = f"; so have {len(long) - 1} others of {len(rows)} rows" if max_skipped and len(long) > 1 else ""
+        raise rows[long[0]].refuse(
+            f"the prompt has {len(prompts[long[0]].ids)} tokens; at most {max_prompt_tokens} leave room for "
+            f"recipe.sampling.maxNewTokens in rollout.engine.maxContext{others}"
+        )
+    if long:
+        log.warning("prompts are skipped, too long", skipped=len(long), rows=len(rows), first=rows[long[0]].place)
+    return [prompt for prompt in prompts if len(prompt.ids) <= max_prompt_tokens]
 
 
-def _prompt(row: DataRow, tokenizer: Tokenizer, max_prompt_tokens: int) -> Prompt:
+def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
     if "messages" in row.fields:
         messages = messages_field(row)
         if messages[-1]["role"] == "assistant":
@@ -49,11 +69,6 @@ def _prompt(row: DataRow, tokenizer: Tokenizer, max_prompt_tokens: int) -> Promp
         text = text_field(row, "prompt")
         with row.named_in("field `prompt`: "):
             ids = tokenizer.encode_prompt(text)
-    if len(ids) > max_prompt_tokens:
-        raise row.refuse(
-            f"the prompt has {len(ids)} tokens; at most {max_prompt_tokens} leave room for "
-            "recipe.sampling.maxNewTokens in rollout.engine.maxContext"
-        )
     metadata = {name: value for name, value in row.fields.items() if name not in ("prompt", "messages")}
     return Prompt(row.place, text, ids=tuple(ids), metadata=metadata)
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from polyrl.manifest.recipe import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
-from polyrl_trainer.backends.single_process import learning_rate_at
+from polyrl_trainer.backends.single_process import (
+    create_optimizer,
+    expected_state,
+    learning_rate_at,
+    named_state,
+    restore_state,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +48,21 @@ def test_the_manifest_fills_every_field() -> None:
     assert config == OptimizerConfig(
         learning_rate=3e-4, total_steps=60, schedule="cosine", warmup_steps=5, weight_decay=0.1, max_grad_norm=0.5
     )
+
+
+def test_a_frozen_parameter_has_no_state_and_none_is_expected() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].weight.requires_grad = False
+    config = OptimizerConfig(learning_rate=1.0, total_steps=1)
+    optimizer = create_optimizer(model, config)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = named_state(model, optimizer)
+    expected = expected_state(model, stepped=True)
+    assert {name: tensor.shape for name, tensor in saved.items()} == {name: one.shape for name, one in expected.items()}
+    assert not any(name.endswith("0.weight") for name in saved)
+    other = create_optimizer(model, config)
+    restore_state(model, other, saved)
+    again = named_state(model, other)
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in saved.items())

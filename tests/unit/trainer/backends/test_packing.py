@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
-from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, plan_passes
+from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, pack_pass, plan_passes
+from polyrl_trainer.sample import Sample
 
 BUDGET = 4096
 
@@ -83,3 +85,21 @@ def test_no_sequences_no_passes() -> None:
 def test_an_empty_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         plan_passes([3, 0], PackingPolicy.dense(BUDGET))
+
+
+def sample_of(length: int) -> Sample:
+    mask = np.array([0] + [1] * (length - 1), np.float32)
+    return Sample(np.arange(length), mask, prompt_length=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions"),
+    [
+        pytest.param(((0,), (1,)), [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]], id="one-sequence-a-row: nothing restarts"),
+        pytest.param(((0,), (2, 3)), [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0]], id="two-in-a-row: all restart"),
+    ],
+)
+def test_positions_restart_only_where_a_mask_is_needed(rows: tuple[tuple[int, ...], ...], positions: object) -> None:
+    samples = [sample_of(length) for length in (5, 4, 2, 2)]
+    packed = pack_pass(samples, Pass(rows, width=5), torch.device("cpu"))
+    assert packed.position_ids.tolist() == positions

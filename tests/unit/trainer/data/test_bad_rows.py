@@ -8,10 +8,11 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
+from structlog.testing import capture_logs
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.examples import prepare_conversations, prepare_finished_groups, prepare_prompts
-from polyrl_trainer.data.rows import read_rows
+from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 
 TOKENIZER = CharacterTokenizer("0123456789=")
@@ -129,3 +130,24 @@ def test_a_mark_before_the_first_line_is_no_part_of_it_and_a_whole_pair_is_a_cha
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"prompt": "1="}\r\n{"prompt": "\\ud83d\\ude00"}\r\n')
     assert [row.fields["prompt"] for row in read_rows(file)] == ["1=", "\U0001f600"]
+
+
+@pytest.mark.parametrize(
+    ("long", "share", "refused"),
+    [
+        pytest.param(1, 0.05, "", id="one-of-twenty"),
+        pytest.param(2, 0.05, "f:1: .* has 13 tokens; at most 12 .*; so have 1 others of 20 rows", id="two-of-twenty"),
+        pytest.param(1, 0.0, "f:1: .* has 13 tokens; at most 12 leave room", id="none-may-be"),
+        pytest.param(20, 1.0, "", id="all-may-be"),
+    ],
+)
+def test_a_small_share_of_prompts_that_are_too_long_is_skipped_and_counted(long, share, refused):
+    rows = [DataRow(f"f:{line}", {"prompt": "1" * (12 if line <= long else 5)}) for line in range(1, 21)]
+    with capture_logs() as logged:
+        if refused:
+            with pytest.raises(InvalidData, match=refused):
+                prepare_prompts(rows, TOKENIZER, 12, max_skipped=share)
+            return
+        kept = prepare_prompts(rows, TOKENIZER, 12, max_skipped=share)
+    assert [one.place for one in kept] == [f"f:{line}" for line in range(long + 1, 21)]
+    assert [(one["skipped"], one["rows"], one["first"]) for one in logged] == [(long, 20, "f:1")]

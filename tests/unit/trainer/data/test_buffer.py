@@ -82,6 +82,13 @@ def test_a_cursor_of_other_data_is_refused(rows, weights, seed, fault):
         DataBuffer(rows, weights, seed=seed).restore(state)
 
 
+def test_a_cursor_of_rows_with_another_content_is_refused():
+    made = DataBuffer([list("abc")], [1.0], seed=0, contents=["as it was"])
+    made.restore(made.state())
+    with pytest.raises(InvalidData, match=r"data cursor has contents \['as it was'\], .* \['edited'\]"):
+        DataBuffer([list("abx")], [1.0], seed=0, contents=["edited"]).restore(made.state())
+
+
 def test_no_rows_at_all_are_refused():
     with pytest.raises(InvalidData, match="no data file"):
         DataBuffer([[]], [1.0], seed=0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
+
 import pytest
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec
-from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows
+from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
 from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
@@ -100,3 +103,20 @@ def test_finished_samples_may_be_conversations() -> None:
 def test_a_fault_names_the_users_own_column(fields: dict[str, object], row: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidData, match=sentence):
         answered_rows([DataRow("f:7", row)], dataset(**fields))
+
+
+ROWS = [DataRow("a.jsonl:1", {"prompt": "1=", "when": date(2026, 1, 1), "much": Decimal("1.5")})]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "same"),
+    [
+        pytest.param([DataRow("b.jsonl:9", ROWS[0].fields)], {"path": "b.jsonl", "weight": 2}, True, id="elsewhere"),
+        pytest.param([DataRow("a.jsonl:1", {**ROWS[0].fields, "prompt": "2="})], {}, False, id="another-prompt"),
+        pytest.param([DataRow("a.jsonl:1", {**ROWS[0].fields, "much": Decimal(2)})], {}, False, id="another-answer"),
+        pytest.param([*ROWS, *ROWS], {}, False, id="more-rows"),
+        pytest.param(ROWS, {"systemPrompt": "be brief"}, False, id="read-otherwise"),
+    ],
+)
+def test_what_tells_rows_from_others(rows, fields, same):
+    assert (rows_digest(rows, dataset(**fields)) == rows_digest(ROWS, dataset())) is same
