@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from safetensors.torch import load_file
 
 from polyrl.keys import AgentKeys, TrainerKeys, format_keys
 from polyrl.weights import VersionManifest, WeightsRef, cut_chunks, encode_manifest, manifest_hash, tensor_entry
-from polyrl.wire import ChunkReply, GetChunk, GetManifest, ManifestReply, decode_from_puller, encode
+from polyrl.wire import ChunkReply, GetChunk, GetManifest, ManifestReply, decode_from_puller, decode_to_puller, encode
 from polyrl_rollout.weights.puller import Puller, PullFailed
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
@@ -70,13 +73,19 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 def publishers(keys: Keys) -> Iterator[Callable[..., WeightPublisher]]:
     made: list[WeightPublisher] = []
 
-    def make(bind: str = "tcp://127.0.0.1:*") -> WeightPublisher:
-        made.append(WeightPublisher(keys.trainer_file, bind, chunk_bytes=CHUNK))
+    def make(bind: str = "tcp://127.0.0.1:*", chunk_bytes: int = CHUNK, **limits: int) -> WeightPublisher:
+        made.append(WeightPublisher(keys.trainer_file, bind, chunk_bytes=chunk_bytes, **limits))
         return made[-1]
 
     yield make
     for publisher in made:
         publisher.close()
+
+
+def held(publisher: WeightPublisher) -> dict[bytes, bytes]:
+    """Chunks by their hashes."""
+    replies = {hash_: decode_to_puller(reply) for hash_, reply in publisher._chunks.items()}
+    return {hash_: reply.data for hash_, reply in replies.items() if isinstance(reply, ChunkReply)}
 
 
 async def test_what_is_pulled_is_what_was_published_to_the_bit(
@@ -125,7 +134,7 @@ async def test_a_publisher_that_comes_back_is_asked_only_for_what_is_missing(
     tensors = weights(2)
     whole = publishers()
     published = whole.publish(0, tensors.items(), FILES)
-    body, chunks = whole._manifests[0], dict(whole._chunks)
+    body, chunks = whole._manifests[0], held(whole)
     some = dict(list(chunks.items())[:2])
     with Liar(keys.trainer, body, some.get) as dies, pytest.raises(PullFailed, match="gave nothing"):
         await Puller(keys.agent, staging, chunk_s=0.1, progress_s=3.0).pull(dies.announce(0), None)
@@ -139,7 +148,7 @@ async def test_lost_answers_are_asked_for_again(
 ) -> None:
     whole = publishers()
     whole.publish(0, weights(3).items(), FILES)
-    chunks, seen = dict(whole._chunks), set()
+    chunks, seen = held(whole), set()
 
     def second_time(hash_: bytes) -> bytes | None:
         known = hash_ in seen
@@ -156,7 +165,7 @@ async def test_false_chunks_are_never_served(
 ) -> None:
     whole = publishers()
     whole.publish(0, weights(4).items(), FILES)
-    false = {hash_: bytes([data[0] ^ 1]) + data[1:] for hash_, data in whole._chunks.items()}
+    false = {hash_: bytes([data[0] ^ 1]) + data[1:] for hash_, data in held(whole).items()}
     with Liar(keys.trainer, whole._manifests[0], false.get) as liar, pytest.raises(PullFailed, match="not have their"):
         await Puller(keys.agent, staging, chunk_s=0.2).pull(liar.announce(0), None)
     assert not list(staging.root.glob("v*"))
@@ -243,6 +252,87 @@ async def test_a_puller_that_stalls_and_dies_costs_the_trainer_and_other_pullers
     assert (await Puller(keys.agent, staging).pull(third, pulled.staged)).staged.version == 2
     # Publishing is a copy and a hash of 310 kB: had it waited for the puller, it had waited for its minute of sleep.
     assert took < STALL_S / 2
+
+
+READERS_OF_NOTHING = """
+import sys, zmq
+from pathlib import Path
+from polyrl.keys import AgentKeys, read_keys
+from polyrl.wire import GetChunk, encode
+keys, context, sockets = read_keys(AgentKeys, Path(sys.argv[1])), zmq.Context(), []
+for _ in range(int(sys.argv[3])):
+    socket = context.socket(zmq.DEALER)
+    socket.curve_publickey, socket.curve_secretkey = keys.public_key.encode(), keys.secret_key.encode()
+    socket.curve_serverkey, socket.rcvhwm, socket.linger = keys.trainer_public_key.encode(), 1, 0
+    socket.connect(sys.argv[2])
+    for chunk in sys.argv[4:]:
+        socket.send(encode(GetChunk(0, bytes.fromhex(chunk))))
+    sockets.append(socket)
+sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def readers_of_nothing(
+    keys: Keys, endpoint: str, number: int, chunks: Iterable[bytes] = ()
+) -> AsyncIterator[None]:
+    """Connections with the agents' key, of another process, that ask for these chunks; what comes stays where it is."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(format_keys(keys.agent))
+        file.flush()
+        argv = (file.name, endpoint, str(number), *(chunk.hex() for chunk in chunks))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", READERS_OF_NOTHING, *argv, stdin=subprocess.PIPE
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_readers_of_nothing_hold_a_frame_each_and_keep_nobody_out(
+    keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher]
+) -> None:
+    frame, common, number = 4 << 20, 16 << 20, 20
+    publisher = publishers(chunk_bytes=frame, max_bytes=common)
+    big = {"a": torch.arange(8 * frame // 4, dtype=torch.float32)}
+    published = publisher.publish(0, big.items(), FILES)
+    before = resident_bytes()
+    async with readers_of_nothing(keys, published.endpoint, number, publisher._chunks):
+        # Together they ask for 640 MiB. What they leave lies in the system's buffers, and of each one frame in ours.
+        await until(lambda: len(publisher._sending._sent) == number)
+        grown = resident_bytes() - before
+        pulled = await Puller(keys.agent, staging).pull(published, None)
+        assert publisher._sending.num_bytes <= common + number * frame
+    assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["a"], big["a"])
+    assert grown < common + number * frame
+    await until(lambda: not publisher._open)
+    assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
+
+
+async def test_connections_are_counted_and_those_beyond_are_not_let_in(
+    keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher]
+) -> None:
+    publisher = publishers(max_connections=3)
+    published = publisher.publish(0, weights(0).items(), FILES)
+    async with readers_of_nothing(keys, published.endpoint, 3):
+        await until(lambda: len(publisher._open) == 3)
+        with pytest.raises(PullFailed, match="gave nothing"):
+            await Puller(keys.agent, staging, chunk_s=0.1, progress_s=0.5).pull(published, None)
+    await until(lambda: not publisher._open)
+    assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
+
+
+def resident_bytes() -> int:
+    """Of this process, in which the publisher is."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def test_malformed_requests_are_counted_and_dropped(

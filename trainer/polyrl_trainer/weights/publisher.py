@@ -1,19 +1,23 @@
 """Serves weight versions to agents, from memory, on a thread of its own: a slow puller costs the learner no time.
 
-    socket   ROUTER, CURVE server with the trainer's pair; only the agents' key gets in (ZAP, RFC 27)
-    send     SEND_HWM frames per peer, then dropped: the puller asks again at its own deadline
+    socket   ROUTER, CURVE server with the trainer's pair; only the agents' key gets in (ZAP, RFC 27), and as many
+             connections as may be open at once
+    send     bounded in all and shared out in turns (`sending`); SEND_HWM frames per peer, then dropped: the puller asks
+             again at its own deadline
     receive  RECEIVE_HWM frames per peer, then libzmq stops reading that peer
 
-The newest `keep` versions stay in memory, as content-hashed chunks, and share those that they have in common.
+The newest `keep` versions stay in memory, as content-hashed chunks, and share those that they have in common. A chunk
+is kept as the frame that it is sent in, so what waits for ten pullers is one copy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,17 +27,19 @@ import structlog
 import torch
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import parse_monitor_message
 
 from polyrl import weights
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.weights import CHUNK_BYTES, VersionManifest, WeightsRef
-from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, ToPuller, decode_from_puller, encode
+from polyrl.wire import ChunkReply, FromPuller, GetManifest, ManifestReply, decode_from_puller, encode
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.dropped_messages import DroppedMessages
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
+from polyrl_trainer.weights.sending import MAX_BYTES, Sending
 
 SEND_HWM: Final = 8
 """Frames that wait for one puller, 32 MiB of chunks; twice what a puller has outstanding."""
@@ -41,6 +47,11 @@ RECEIVE_HWM: Final = 64
 """Requests of one puller that wait here."""
 HANDSHAKE_MS: Final = 5_000
 """A connection that has not proved its key by then is closed."""
+MAX_CONNECTIONS: Final = 1280
+"""Open at once: 1,024 rollouts, as many as a manifest allows, and those that are being replaced; but half of the files
+that this process may open are the trainer's own. One that reads nothing costs a frame."""
+ROOM_MS: Final = 3
+"""Between looks for room while somebody waits for it: a chunk takes as long on a link of 10 Gbit/s."""
 MAX_REQUEST_BYTES: Final = 4096
 """Requests are tens of bytes; anything longer ends its connection."""
 HEARTBEAT_MS: Final = 5_000
@@ -68,8 +79,11 @@ class WeightPublisher:
         keep: int = 2,
         chunk_bytes: int = CHUNK_BYTES,
         advertise: str = "",
+        max_connections: int = MAX_CONNECTIONS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
+        `max_bytes` may be on their way to all together.
 
         Raises InvalidData for a bad key file, zmq.ZMQError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
@@ -77,11 +91,16 @@ class WeightPublisher:
         self._manifests: dict[int, bytes] = {}
         self._versions: dict[int, VersionManifest] = {}
         self._chunks: dict[bytes, bytes] = {}
+        """Encoded replies."""
+        self._sending = Sending(max_bytes)
+        self._open: set[int] = set()
+        """File descriptors of connections, shaken hands with or not."""
         self.dropped_frames = DroppedMessages("requests of weight receivers that could not be read")
         self.dropped_replies = DroppedMessages("weights for receivers that take none, or are gone")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._admission = _admit(self._context, keys.agent_public_key)
-        self._socket = _bind(self._context, keys, bind)
+        most = min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._admission = _admit(self._context, keys.agent_public_key, is_room=lambda: len(self._open) <= most)
+        self._socket, self._monitor = _bind(self._context, keys, bind)
         self.endpoint = _endpoint(self._socket, advertise)
         self._stop = self._context.socket(zmq.PAIR)
         self._stop.bind("inproc://publisher-stop")
@@ -95,7 +114,10 @@ class WeightPublisher:
         """
         begun = time.monotonic()
         cutting = _Cutting(tensors)
-        cut = list(weights.cut_chunks(cutting.stream(), self._chunk_bytes))
+        cut = [
+            (chunk, encode(ChunkReply(chunk.hash, data)))
+            for chunk, data in weights.cut_chunks(cutting.stream(), self._chunk_bytes)
+        ]
         extras = tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
         chunks = tuple(chunk for chunk, _ in cut)
         manifest = VersionManifest(
@@ -143,29 +165,49 @@ class WeightPublisher:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(stop, zmq.POLLIN)
-        while stop not in dict(poller.poll()):
-            self._answer_one()
-        stop.close(linger=0)
-        self._socket.close(linger=0)
+        poller.register(self._monitor, zmq.POLLIN)
+        while stop not in (ready := dict(poller.poll(ROOM_MS if self._sending.waits else None))):
+            if self._monitor in ready:
+                self._count_connection()
+            if self._socket in ready:
+                self._take_request()
+            while (turn := self._sending.next()) is not None:
+                self._answer(*turn)
+        # First: libzmq waits for whoever should read of a connection's end, and nobody does any more.
+        self._socket.disable_monitor()
+        for socket in (stop, self._monitor, self._socket):
+            socket.close(linger=0)
 
-    def _answer_one(self) -> None:
+    def _count_connection(self) -> None:
+        event = parse_monitor_message(self._monitor.recv_multipart())
+        (self._open.add if event["event"] == zmq.EVENT_ACCEPTED else self._open.discard)(event["value"])
+
+    def _take_request(self) -> None:
         identity, *frames = self._socket.recv_multipart()
         try:
-            reply = encode(self._reply(decode_from_puller(frames[0] if len(frames) == 1 else b"")))
+            request = decode_from_puller(frames[0] if len(frames) == 1 else b"")
         except ProtocolError as error:
             self.dropped_frames.add(error)
             return
+        if not self._sending.ask(identity, request):
+            self.dropped_replies.add(ProtocolError("a receiver asks for more than it takes"))
+
+    def _answer(self, identity: bytes, request: FromPuller) -> None:
+        reply = self._reply(request)
         try:
-            self._socket.send_multipart((identity, reply), zmq.DONTWAIT, copy=False)
+            tracker = self._socket.send_multipart((identity, reply), zmq.DONTWAIT, copy=False, track=True)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             self.dropped_replies.add(error)
+        else:
+            assert tracker is not None
+            self._sending.sent(identity, tracker, len(reply))
 
-    def _reply(self, request: FromPuller) -> ToPuller:
+    def _reply(self, request: FromPuller) -> bytes:
         if isinstance(request, GetManifest):
-            return ManifestReply(request.version, self._manifests.get(request.version, b""))
-        return ChunkReply(request.hash, self._chunks.get(request.hash, b""))
+            return encode(ManifestReply(request.version, self._manifests.get(request.version, b"")))
+        return self._chunks.get(request.hash) or encode(ChunkReply(request.hash, b""))
 
 
 class _Cutting:
@@ -188,16 +230,21 @@ class _Cutting:
             yield data
 
 
-def _admit(context: zmq.Context[zmq.Socket[bytes]], public_key: str) -> ThreadAuthenticator:
-    """Lets in whoever has the agents' key; pyzmq calls `callback` with the domain and the key, Z85."""
+def _admit(
+    context: zmq.Context[zmq.Socket[bytes]], public_key: str, is_room: Callable[[], bool]
+) -> ThreadAuthenticator:
+    """Lets in whoever has the agents' key, while there is room; pyzmq calls `callback` with domain and key, Z85."""
     admission = ThreadAuthenticator(context)
     admission.start()
-    admits = SimpleNamespace(callback=lambda _domain, key: key == public_key.encode())
+    admits = SimpleNamespace(callback=lambda _domain, key: key == public_key.encode() and is_room())
     admission.configure_curve_callback(_ZAP_DOMAIN, admits)
     return admission
 
 
-def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str) -> zmq.Socket[bytes]:
+def _bind(
+    context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """The socket, and the one that tells of its connections."""
     socket = context.socket(zmq.ROUTER)
     socket.curve_server = True
     socket.curve_publickey = keys.public_key.encode()
@@ -215,8 +262,9 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str)
     ):
         socket.setsockopt(option, value)
     socket.ipv6 = may_be_ipv6(bind)
+    monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
     socket.bind(bind)
-    return socket
+    return socket, monitor
 
 
 def _vocabulary(files: dict[str, bytes]) -> int:
