@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role, Worker
+from polyrl_cli.app import app
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run import resume_command, run_command
@@ -109,3 +111,19 @@ def test_keys_are_drawn_anew_at_each_start(tmp_path: Path) -> None:
     after = {file.name: file.read_text() for file in run.keys.iterdir()}
     assert before.keys() - after.keys() == {"of-the-sender"}
     assert all(before[name] != text for name, text in after.items())
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 5000])
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":[', "]}")], ids=["lists", "maps"])
+def test_a_manifest_that_is_nested_too_deeply_is_as_good_as_none(
+    tmp_path: Path, depth: int, begin: str, end: str
+) -> None:
+    """`report` ended in a traceback at 900 levels: what writes YAML takes a few frames for each."""
+    run = tmp_path / "run"
+    run.mkdir()
+    nested = begin * depth + end * depth
+    (run / "job.json").write_text(f'{{"metadata":{{"name":"received"}},"spec":{{"recipe":{nested}}}}}')
+    for command in (["report", run], ["compare", run, run], ["ls", tmp_path]):
+        result = CliRunner().invoke(app, [str(word) for word in command])
+        assert result.exit_code == 0, result.output
+        assert not isinstance(result.exception, RecursionError)

@@ -32,6 +32,8 @@ class LocalRunState(StrEnum):
     """Its runner is gone and left no summary; it can be resumed if it has a checkpoint."""
 
 
+MAX_LEVELS: Final = 64
+"""Of a file of a run, which may be anybody's; a manifest has 14."""
 TRAINER_OUTCOMES: Final = {"done": LocalRunState.SUCCEEDED, "stopped": LocalRunState.INTERRUPTED}
 
 
@@ -116,4 +118,13 @@ def _json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and _is_shallow(value) else {}
+
+
+def _is_shallow(value: object) -> bool:
+    """Whether whoever goes through it level by level comes to an end before Python's stack does."""
+    level = [value]
+    for _ in range(MAX_LEVELS):
+        below = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for inner in below for one in inner]
+    return not level

@@ -243,7 +243,9 @@ class Client:
         if response.status < 400:
             self.clock.synchronize(response.headers.get("Date"), sent_at)
             try:
-                return _reader(method, url)(data)
+                # In a thread where it may be a page of the largest jobs, which would keep all others waiting.
+                read = _reader(method, url)
+                return await asyncio.to_thread(read, data) if read is screened_jobs else read(data)
             except UNDECODABLE as fault:
                 raise ApiError(
                     response.status, "Undecodable", f"{method} {url} is answered with what cannot be read: {fault}"

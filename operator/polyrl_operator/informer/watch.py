@@ -16,6 +16,7 @@ Four gaps of kopf are closed in this file, and nowhere else:
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -141,7 +142,8 @@ class _ScreenedList:
         return getattr(self._content, name)
 
     async def read(self) -> bytes:
-        return screened_list(await self._content.read())
+        # In a thread, or eight jobs of the largest kind would keep all others waiting.
+        return await asyncio.to_thread(screened_list, await self._content.read())
 
 
 class _NoDiffs(kopf.MultiDiffBaseStorage):
