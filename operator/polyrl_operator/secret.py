@@ -1,6 +1,6 @@
 """What is made once per run: each role's keys (three CURVE pairs, one HTTP token; `polyrl.keys` says who gets what), as
-files or in the job's Secret, there with the manager's certificate. Pods mount the Secret by item; nothing of it is kept
-here after the request that stores it.
+files, or in a Secret that no pod names, with the manager's certificate. Each role's pods mount a Secret of their own,
+copied from what is stored; nothing of it is kept here after the request that stores it.
 
 The certificate is signed by an authority of the run's own that signs nothing else, and whose key is thrown away. The
 operator pins that authority, so no other certificate speaks for the manager, whatever the cluster's DNS says.
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from polyrl.cluster import names
 from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.owner import Owner
 from polyrl.errors import InvalidData
@@ -96,18 +97,32 @@ class ManagerCredentials:
 
 
 def keys_secret(owner: Owner, action: MakeKeys) -> Object:
-    """The Secret with fresh keys."""
+    """The Secret that a run's keys come from, with fresh ones."""
     files = {FILE_NAMES[type(keys)]: format_keys(keys).encode() for keys in make_run_keys()}
     made = make_certificate(action.hosts)
     files |= {AUTHORITY: made.authority, CERTIFICATE: made.certificate, PRIVATE_KEY: made.key}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": owner.metadata(action.name),
-        "type": "Opaque",
-        "immutable": True,
-        "data": {name: base64.b64encode(content).decode() for name, content in files.items()},
-    }
+    return _secret(owner.metadata(action.name), {name: base64.b64encode(files[name]).decode() for name in files})
+
+
+def role_secrets(owner: Owner, root: Object) -> list[Object]:
+    """A Secret for each role, copied from `root` as stored, whose uid stands in place of a hash of their content: so
+    none of another generation is ever taken for one of this."""
+    made = []
+    for role, files in names.KEY_FILES.items():
+        metadata = owner.metadata(names.role_secret_name(owner.name, role), role)
+        metadata["annotations"] = {names.ANNOTATION_CONTENT: root["metadata"]["uid"]}
+        made.append(_secret(metadata, {name: root["data"][name] for name in files}))
+    return made
+
+
+def generation_of(secret: Object) -> str:
+    """uid of the Secret that this one was copied from; empty: none."""
+    return str((secret["metadata"].get("annotations") or {}).get(names.ANNOTATION_CONTENT, ""))
+
+
+def _secret(metadata: Object, data: dict[str, str]) -> Object:
+    kind = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+    return {**kind, "type": "Opaque", "immutable": True, "data": data}
 
 
 def manager_credentials(secret: Object) -> ManagerCredentials:

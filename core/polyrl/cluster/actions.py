@@ -16,14 +16,15 @@ Object: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class MakeKeys:
-    """Make the job's Secret: CURVE pairs, token, the manager's certificate. Drawn by the operator, once."""
+    """Make the job's keys: the Secret of them all (CURVE pairs, token, the manager's certificate), drawn once, and from
+    what is stored a copy of each role's files in a Secret of its own."""
 
     name: str
     hosts: tuple[str, ...]
     """DNS names that the manager's certificate is for."""
 
     def __str__(self) -> str:
-        return f"make Secret {self.name}"
+        return f"make Secret {self.name}, and of it one for each role"
 
 
 @dataclass(frozen=True)

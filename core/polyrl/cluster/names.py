@@ -7,6 +7,7 @@ each of these stays within a DNS label's 63.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from polyrl.worker import Role
@@ -68,8 +69,23 @@ def trainer_name(job: str) -> str:
     return f"{job}-trainer"
 
 
+KEY_FILES: Final[Mapping[Role, tuple[str, ...]]] = {
+    Role.MANAGER: ("manager.key", "tls.crt", "tls.key"),
+    Role.TRAINER: ("trainer.key",),
+    Role.ROLLOUT: ("agent.key",),
+}
+"""Files of each role's Secret. A kubelet may read the whole of every Secret that a pod of its node names, so what a pod
+of spot capacity must not see is in no Secret that it names."""
+
+
 def keys_secret_name(job: str) -> str:
+    """The Secret that the keys of a run come from: all of them. The operator reads it; no pod names it."""
     return f"{job}-keys"
+
+
+def role_secret_name(job: str, role: Role) -> str:
+    """The Secret with a copy of this role's files, which its pods mount."""
+    return f"{job}-keys-{role.value}"
 
 
 def config_map_name(job: str, content_hash: str) -> str:

@@ -6,6 +6,7 @@ newer counts; status and state are kept together, once all was done; a status is
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,7 +147,10 @@ class FakeOperator:
                 self.cluster.create(action.object)
                 return state.without_refusal() if action.object["kind"] == "Pod" else state
             case MakeKeys():
-                self.cluster.create({"kind": "Secret", "metadata": {"name": action.name}})
+                job = self.cluster.job["metadata"]["name"]
+                for name in (action.name, *(names.role_secret_name(job, role) for role in names.KEY_FILES)):
+                    with contextlib.suppress(Conflict):
+                        self.cluster.create({"kind": "Secret", "metadata": {"name": name}})
             case Apply():
                 self.cluster.apply(action.object)
             case Delete():

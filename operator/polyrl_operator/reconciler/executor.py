@@ -19,11 +19,11 @@ from polyrl.cluster import actions
 from polyrl.cluster.actions import Action, Object
 from polyrl.cluster.resources.owner import Owner
 from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.kinds import JOB, KINDS, POD, TRAINER
+from polyrl_operator.api.kinds import JOB, KINDS, POD, SECRET, TRAINER, ResourceKind
 from polyrl_operator.informer.cache import WATCHED, Cache, JobKey
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.reconciler.events import Events
-from polyrl_operator.secret import keys_secret
+from polyrl_operator.secret import generation_of, keys_secret, role_secrets
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +38,11 @@ REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 
 NO_ACCOUNT: Final = 'serviceaccount "default" not found'
 """In the API server's words, when a namespace has no default account."""
+
+OTHER_GENERATION: Final = (
+    "Secret {name}: its keys are not of Secret {root}, which was deleted and made anew; suspend the job, delete"
+    " {name}, and let the job go on, so that all workers start with the new keys"
+)
 
 
 class NameTaken(ApiError):
@@ -91,7 +96,7 @@ class Executor:
                 case actions.Create():
                     await self._create(owner, action.object, result)
                 case actions.MakeKeys():
-                    await self._create(owner, keys_secret(owner, action), result)
+                    await self._make_keys(owner, action, result)
                 case actions.Apply():
                     self._cache.observe(KINDS[action.object["kind"]], await self._client.apply(action.object))
                 case actions.Delete():
@@ -105,7 +110,29 @@ class Executor:
                 case actions.DryRun():
                     result.dry_run = await self._dry_run(owner, action)
 
-    async def _create(self, owner: Owner, item: Object, result: ExecutionResult) -> None:
+    async def _make_keys(self, owner: Owner, action: actions.MakeKeys, result: ExecutionResult) -> None:
+        """All keys first, then what is missing of their copies, from those that are stored: after a crash in between,
+        and beside another operator, too. Nothing is copied while a copy of others is there: half of two generations
+        would look like a run, and none of its workers would reach another."""
+        root = await self._create(owner, keys_secret(owner, action), result)
+        if root is None:
+            return
+        absent = []
+        for copy in role_secrets(owner, root):
+            name = copy["metadata"]["name"]
+            stored = await self._client.get(SECRET, owner.namespace, name)
+            if stored is None:
+                absent.append(copy)
+            elif generation_of(_checked(owner, SECRET, name, stored)) == root["metadata"]["uid"]:
+                self._cache.observe(SECRET, stored)
+            else:
+                result.refusal = OTHER_GENERATION.format(name=name, root=action.name)
+                return
+        for copy in absent:
+            await self._create(owner, copy, result)
+
+    async def _create(self, owner: Owner, item: Object, result: ExecutionResult) -> Object | None:
+        """The object as stored; None: it was refused."""
         kind = KINDS[item["kind"]]
         try:
             stored = await self._client.create(item)
@@ -113,19 +140,12 @@ class Executor:
         except ApiError as error:
             if error.status in REFUSED:
                 result.refusal = f"{kind.name} {item['metadata']['name']}: {error}"
-                return
+                return None
             if error.status != 409:
                 raise
-            stored = await self._existing(owner, item)
+            name = item["metadata"]["name"]
+            stored = _checked(owner, kind, name, await self._client.get(kind, owner.namespace, name))
         self._cache.observe(kind, stored)
-
-    async def _existing(self, owner: Owner, item: Object) -> Object:
-        """The object that has the name already, when it is this job's."""
-        kind, name = KINDS[item["kind"]], item["metadata"]["name"]
-        stored = await self._client.get(kind, owner.namespace, name)
-        owners = [] if stored is None else stored["metadata"].get("ownerReferences") or []
-        if stored is None or owner.uid not in {one["uid"] for one in owners}:
-            raise NameTaken(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob")
         return stored
 
     async def _delete(self, owner: Owner, action: actions.Delete) -> None:
@@ -161,6 +181,14 @@ class Executor:
                 if error.status != 409:
                     raise
         return ""
+
+
+def _checked(owner: Owner, kind: ResourceKind, name: str, stored: Object | None) -> Object:
+    """The object that has the name already, when it is this job's."""
+    owners = [] if stored is None else stored["metadata"].get("ownerReferences") or []
+    if stored is None or owner.uid not in {one["uid"] for one in owners}:
+        raise NameTaken(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob")
+    return stored
 
 
 def _with_default_account(owner: Owner, item: Object) -> Object:

@@ -15,7 +15,8 @@ async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, 
     async with start_operator() as operator:
         job = await place.submit()
         await place.rollouts(2)
-        assert ("Secret", "job-keys") in await place.children()
+        secrets = {name for kind, name in await place.children() if kind == "Secret"}
+        assert secrets == {"job-keys", "job-keys-manager", "job-keys-trainer", "job-keys-rollout"}
         await place.state("Running", "Degraded", "Pending")
         await nodes.finish_trainer(place.namespace, "job")
         stored = await place.state("Complete")

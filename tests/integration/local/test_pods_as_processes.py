@@ -34,7 +34,7 @@ from polyrl.worker import HANDED_OVER_EXIT
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_cli.report.timeline import read_metrics
-from polyrl_operator.secret import keys_secret, manager_credentials
+from polyrl_operator.secret import keys_secret, manager_credentials, role_secrets
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
@@ -66,7 +66,9 @@ class Kubelet:
         self.root, self.owner, self.ports = root, owner, ports
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.config = config_map(owner)
-        self.secret = keys_secret(owner, MakeKeys(names.keys_secret_name(owner.name), manager_hosts(owner)))
+        self.root_secret = keys_secret(owner, MakeKeys(names.keys_secret_name(owner.name), manager_hosts(owner)))
+        self.root_secret["metadata"]["uid"] = "root"
+        self.secrets = {one["metadata"]["name"]: one["data"] for one in role_secrets(owner, self.root_secret)}
         for folder in (names.RUN_DIR, names.JOURNAL_DIR, "/tmp"):
             self.path(folder).mkdir(parents=True)
         moved = {key: self._moved(text).encode() for key, text in self.config["data"].items()}
@@ -81,10 +83,11 @@ class Kubelet:
         name = container["name"]
         keys = f"{names.KEYS_DIR}-{name}"
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        items = [item["key"] for mount in container["volumeMounts"] if "secret" in (volume := volumes[mount["name"]])
-                 for item in volume["secret"]["items"]]  # fmt: skip
+        mounted = [volumes[mount["name"]].get("secret") for mount in container["volumeMounts"]]
+        files = {item["key"]: base64.b64decode(self.secrets[secret["secretName"]][item["key"]])
+                 for secret in mounted if secret for item in secret["items"]}  # fmt: skip
         if not self.path(keys).exists():
-            self._mount(keys, {key: base64.b64decode(self.secret["data"][key]) for key in items}, mode=0o400)
+            self._mount(keys, files, mode=0o400)
         env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
         env |= {"POLYRL_ADVERTISE_HOST": HOST, "POLYRL_POD_NAME": "trainer-pod-x7k2p"}
         argv = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], part) for part in container["command"]]
@@ -115,7 +118,7 @@ class Kubelet:
 
     async def status(self) -> ManagerStatus:
         """As the operator asks for it: by the Service's name, with the token, and the authority pinned."""
-        known = manager_credentials(self.secret)
+        known = manager_credentials(self.root_secret)
         trust = ssl.create_default_context(cadata=known.authority)
         url = f"https://{HOST}:{self.ports[self.owner.job.spec.manager.port]}/v1/status"
         headers = {"Authorization": f"Bearer {known.token}"}

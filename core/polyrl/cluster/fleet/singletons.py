@@ -39,11 +39,12 @@ OPTIONAL: Final = ("PodDisruptionBudget", "NetworkPolicy")
 
 
 def children(ctx: ReconcileContext) -> Iterator[Action]:
-    """What is needed to make the fixed children, and the Secret, be as the job wants them."""
+    """What is needed to make the fixed children, and the Secrets, be as the job wants them."""
     present = {(child.kind, child.name): child for child in ctx.facts.children}
-    secret = names.keys_secret_name(ctx.facts.name)
-    if ctx.wants_manager and ("Secret", secret) not in present:
-        yield MakeKeys(secret, manager_hosts(ctx.owner))
+    root = names.keys_secret_name(ctx.facts.name)
+    secrets = {root, *(names.role_secret_name(ctx.facts.name, role) for role in names.KEY_FILES)}
+    if ctx.wants_manager and any(("Secret", name) not in present for name in secrets):
+        yield MakeKeys(root, manager_hosts(ctx.owner))
     wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
         yield from _mended(ctx, present)

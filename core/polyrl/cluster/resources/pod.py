@@ -1,7 +1,7 @@
 """What every pod of ours has in common: who it runs as, what is mounted where, the environment, and the merge.
 
 /polyrl/job       ConfigMap: job.json, manager.json
-/polyrl/keys      Secret: the role's own files only, readable by the pod's group
+/polyrl/keys      Secret of the role, its own files only, readable by the pod's group
 /tmp              emptyDir; HOME and all caches point there, since the root cannot be written to
 /dev/shm          emptyDir in memory, for weights and tensors (trainer and rollouts)
 """
@@ -143,10 +143,10 @@ def job_volume(owner: Owner) -> Mounted:
     return Mounted("polyrl-job", names.JOB_DIR, source={"configMap": {"name": name}}, read_only=True)
 
 
-def keys_volume(owner: Owner, *files: str, name: str = "polyrl-keys") -> Mounted:
-    """These files of the run's Secret, and no other."""
-    items = [{"key": file, "path": file} for file in files]
-    secret = {"secretName": names.keys_secret_name(owner.name), "defaultMode": KEY_MODE, "items": items}
+def keys_volume(owner: Owner, role: Role, name: str = "polyrl-keys") -> Mounted:
+    """The files of this role's Secret."""
+    items = [{"key": file, "path": file} for file in names.KEY_FILES[role]]
+    secret = {"secretName": names.role_secret_name(owner.name, role), "defaultMode": KEY_MODE, "items": items}
     return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
 
 

@@ -46,7 +46,7 @@ def manager_pod(owner: Owner, ordinal: int) -> Object:
     storage = spec.manager.storage
     volumes = (
         pod.job_volume(owner),
-        pod.keys_volume(owner, "manager.key", "tls.crt", "tls.key"),
+        pod.keys_volume(owner, Role.MANAGER),
         pod.kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
         pod.TMP_VOLUME,
     )
@@ -96,7 +96,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
     made_from = pod.pod_workers(owner, pool=pool).rollout
     if made_from is None:
         raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
-    volumes = (pod.job_volume(owner), pod.keys_volume(owner, "agent.key"), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
+    volumes = (pod.job_volume(owner), pod.keys_volume(owner, Role.ROLLOUT), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
     ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
     ours["resources"] = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
     parts = pod.PodParts(
@@ -149,7 +149,7 @@ def _trainer_template(owner: Owner) -> Fields:
     workers = pod.pod_workers(owner, pod.whole_cpus(merged_resources(their_resources, TRAINER_RESOURCES)))
     run = pod.kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
     shared = (pod.job_volume(owner), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
-    keys = () if workers.manager is None else (pod.keys_volume(owner, "trainer.key"),)
+    keys = () if workers.manager is None else (pod.keys_volume(owner, Role.TRAINER),)
     code = pod.code_volume(spec.recipe.code)
     volumes = (*shared, *keys, run, *(() if code is None else (code,)))
     ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
@@ -181,7 +181,7 @@ def _reserved(
     the agents' key file and not the trainer's."""
     if template is None:
         return (), ()
-    keys = pod.keys_volume(owner, "agent.key", name="polyrl-agent-keys")
+    keys = pod.keys_volume(owner, Role.ROLLOUT, name="polyrl-agent-keys")
     worker = template.named(f"$({pod.POD_NAME_ENV})")
     ours = pod.container(worker, owner.settings.rollout_image, owner.settings, (*shared, keys))
     ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))

@@ -216,12 +216,43 @@ async def test_a_pod_that_was_gone_already_is_gone() -> None:
     assert cache.pods(KEY, "job-uid") == []
 
 
-async def test_keys_are_made_once() -> None:
-    stored = pod("j-keys") | {"kind": "Secret"}
-    act, cache, transport, _ = actor(TAKEN, Answer(200, stored))
-    await act.execute(OWNER, [MakeKeys("j-keys", ("j-manager",))])
-    assert [path.partition("?")[0] for _, path in transport.asked] == [SECRET.path("ns"), SECRET.path("ns", "j-keys")]
-    assert [child.kind for child in cache.children(KEY, "job-uid")] == ["Secret"]
+MAKE_KEYS = MakeKeys("j-keys", ("j-manager",))
+COPIES = ("j-keys-manager", "j-keys-trainer", "j-keys-rollout")
+FILES = {name: "eA==" for name in ("manager.key", "trainer.key", "agent.key", "tls.crt", "tls.key")}
+
+
+def secret(name: str, copied_from: str = "", owner: str = "job-uid") -> dict[str, Any]:
+    stored = pod(name, owner) | {"kind": "Secret", "data": FILES}
+    stored["metadata"]["annotations"] = {"polyrl.dev/content-hash": copied_from}
+    return stored
+
+
+@pytest.mark.parametrize("there", [0, 1, 3], ids=["root only", "died after one copy", "all there"])
+async def test_keys_are_drawn_once_and_what_is_missing_of_their_copies_is_made_from_what_is_stored(there: int) -> None:
+    found = [Answer(200, secret(name, "uid-j-keys")) for name in COPIES[:there]]
+    absent = [Answer(404, {"message": "not found"}) for _ in COPIES[there:]]
+    made = [Answer(201, secret(name, "uid-j-keys")) for name in COPIES[there:]]
+    act, cache, transport, _ = actor(TAKEN, Answer(200, secret("j-keys")), *found, *absent, *made)
+    await act.execute(OWNER, [MAKE_KEYS])
+    asked = [(method, path.partition("?")[0]) for method, path in transport.asked]
+    root = [("POST", SECRET.path("ns")), ("GET", SECRET.path("ns", "j-keys"))]
+    assert asked == [*root, *(("GET", SECRET.path("ns", name)) for name in COPIES), *[root[0]] * (3 - there)]
+    assert {child.name for child in cache.children(KEY, "job-uid")} == {"j-keys", *COPIES}
+
+
+async def test_no_key_is_copied_beside_a_copy_of_other_keys() -> None:
+    """Somebody deleted the root and a copy, and an operator that starts draws a root anew."""
+    absent, other = Answer(404, {"message": "not found"}), Answer(200, secret("j-keys-rollout", "uid-before"))
+    act, _, transport, _ = actor(Answer(201, secret("j-keys")), absent, absent, other)
+    result = await act.execute(OWNER, [MAKE_KEYS])
+    assert result.refusal.startswith("Secret j-keys-rollout: its keys are not of Secret j-keys, which was deleted")
+    assert [method for method, _ in transport.asked] == ["POST", "GET", "GET", "GET"]
+
+
+async def test_a_namesakes_copies_are_waited_out() -> None:
+    act, _, _, _ = actor(Answer(201, secret("j-keys")), Answer(200, secret("j-keys-manager", "x", owner="old-uid")))
+    with pytest.raises(NameTaken):
+        await act.execute(OWNER, [MAKE_KEYS])
 
 
 @pytest.mark.parametrize(

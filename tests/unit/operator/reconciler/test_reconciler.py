@@ -66,6 +66,8 @@ class Server:
             self.asked.append("status")
             self.job |= {"status": self.job.get("status", {}) | body["status"], "metadata": self._stamped(self.job)}
             return Answer(200, self.job)
+        if method == "GET":
+            return Answer(404, {"message": "no copy of a key is there yet"})
         assert method == "POST"
         if "dryRun" in parse_qs(urlsplit(url).query):
             self.asked.append("dry run")

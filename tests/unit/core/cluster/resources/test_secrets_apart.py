@@ -1,5 +1,5 @@
-"""No pod of a job reaches another job's Secret, whatever the two are called: a pod takes files by name from its own
-job's Secret only, and no two jobs of a namespace share a name of anything."""
+"""No pod of a job reaches another role's or another job's keys, whatever the jobs are called: each role has a Secret of
+its own, and no two jobs of a namespace share a name of anything."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from polyrl.cluster import names
+from polyrl.cluster.actions import MakeKeys
 from polyrl.cluster.resources.fixed import fixed_children
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
@@ -18,6 +19,7 @@ from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
+from polyrl_operator.secret import keys_secret, role_secrets
 
 OF_ROLE = {
     Role.TRAINER: {"trainer.key", "agent.key"},
@@ -58,12 +60,16 @@ def secrets_of(pod: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("role", list(OF_ROLE))
-def test_a_pod_takes_files_by_name_from_its_own_jobs_secret(role: Role) -> None:
-    pod = pods_of(owner_of("job"))[role]
-    assert set(secrets_of(pod)) == {"job-keys"}
-    volumes = [volume for volume in pod["volumes"] if "secret" in volume]
-    files = {item["path"] for volume in volumes for item in volume["secret"]["items"]}
-    assert files <= OF_ROLE[role]
+def test_a_taken_node_reads_no_other_roles_keys_from_the_secrets_that_its_pods_name(role: Role) -> None:
+    """A kubelet may read every Secret that its pods name, and all of it, whatever items they mount."""
+    owner = owner_of("job")
+    pod = pods_of(owner)[role]
+    root = keys_secret(owner, MakeKeys(names.keys_secret_name("job"), ("job-manager",)))
+    root["metadata"]["uid"] = "root-uid"
+    stored = {one["metadata"]["name"]: one["data"] for one in (root, *role_secrets(owner, root))}
+    granted = {file for name in secrets_of(pod) for file in stored[name]}
+    mounted = {item["path"] for volume in pod["volumes"] if "secret" in volume for item in volume["secret"]["items"]}
+    assert mounted == granted == OF_ROLE[role]
     assert not pod.get("imagePullSecrets")
 
 
@@ -83,7 +89,8 @@ def named(job: str) -> set[tuple[str, str]]:
     pods = {names.pod_name(job, role, number) for role in (Role.MANAGER, Role.ROLLOUT) for number in range(1, 12)}
     objects = (*fixed_children(owner), trainer_job(owner))
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    return made | {("Secret", names.keys_secret_name(job))} | {("Pod", pod) for pod in pods}
+    secrets = {names.keys_secret_name(job), *(names.role_secret_name(job, role) for role in names.KEY_FILES)}
+    return made | {("Secret", secret) for secret in secrets} | {("Pod", pod) for pod in pods}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
