@@ -108,56 +108,57 @@ class Fleet:
 
     def roomy(self) -> Iterator[LeasedEngine]:
         """A slot is free, the fastest first."""
-        self._refresh()
+        self.refresh()
         return (self._state.engines[name] for _, _, name in self._roomy)
 
     @property
     def has_room(self) -> bool:
         """Whether any engine has a free slot."""
-        self._refresh()
+        self.refresh()
         return bool(self._roomy)
 
     def busy(self) -> Iterator[LeasedEngine]:
         """Something runs there, the slowest first."""
-        self._refresh()
+        self.refresh()
         return (self._state.engines[name] for _, _, name in reversed(self._busy))
 
     def idle(self) -> Iterator[LeasedEngine]:
         """Nothing runs there, the longest idle first."""
-        self._refresh()
+        self.refresh()
         return (self._state.engines[name] for name in self._idle)
 
     def leaving(self) -> list[LeasedEngine]:
         """Those that drain."""
-        self._refresh()
+        self.refresh()
         return [self._state.engines[name] for name in self._draining]
 
     def silent(self) -> list[LeasedEngine]:
         """Those that gave no sign of life for a lease."""
-        self._refresh()
+        self.refresh()
         return [self._state.engines[name] for name in self._silent]
 
     def reserved(self) -> list[LeasedEngine]:
         """The trainer's own."""
-        self._refresh()
+        self.refresh()
         return [self._state.engines[name] for name in self._reserved]
 
     def kinds(self) -> Iterable[tuple[int, int]]:
         """(version, context) of the engines that do not drain, each once."""
-        self._refresh()
+        self.refresh()
         return self._kinds.keys()
 
     def mean_step(self) -> float:
         """`Pace.step_s` of an engine without measurements: the mean of the others."""
-        self._refresh()
+        self.refresh()
         return self._steps / self._measured if self._measured else speed.DEFAULT_STEP_S
 
     def fastest(self) -> speed.Pace | None:
         """That of the engine on which one sample takes least; None when none was measured."""
-        self._refresh()
+        self.refresh()
         return speed.pace_of(self._state.engines[self._alone[0][1]], 0.0) if self._alone else None
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Puts what changed in order. After each input: two thousand engines' measurements are not left to one tick."""
         if not self._changed:
             return
         mean = self._steps / self._measured if self._measured else speed.DEFAULT_STEP_S

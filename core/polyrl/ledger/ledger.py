@@ -88,4 +88,5 @@ def _settled(transition: Transition) -> Effects:
         follow_trainer(transition)
         if FollowUp.PLACE in transition.follow_ups:
             rebalance(transition, place(transition))
+    transition.fleet.refresh()
     return transition.effects

@@ -9,13 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.ledger import LedgerConfig, ledger, speed
+from polyrl.ledger import LedgerConfig, fleet, ledger, speed
 from polyrl.ledger.journal import encode_state
 from polyrl.ledger.messages import agents
 from polyrl.ledger.scheduling import placement, rebalance
+from polyrl.ledger.state import LeasedEngine
 from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.wire import Heartbeat, HeldAssignment, Hello, pack_ids
 from polyrl_rollout.testing.flow import Flow, Speed
+from polyrl_rollout.testing.stage import Stage
 
 Patch = pytest.MonkeyPatch
 FAST = Speed(0.02)
@@ -508,3 +510,30 @@ def test_the_states_bytes_have_no_place_for_what_has_ended() -> None:
     flow.ask(48, 48)
     flow.acknowledge(0)
     assert len(msgspec.msgpack.encode(flow.ledger.state)) < empty + 4096
+
+
+def test_what_engines_measure_is_put_in_order_as_it_comes_and_not_all_in_one_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+    for number in range(20):
+        stage.engine(f"e{number}", max_running=1)
+    stage.submit(20)
+    monkeypatch.setattr(stage, "_current", lambda: stage.ledger)
+    stage.pass_time(0.0)
+    looked_at: list[str] = []
+    entry = fleet._entry
+
+    def counted(engine: LeasedEngine, mean: float) -> fleet._Entry:
+        looked_at.append(engine.name)
+        return entry(engine, mean)
+
+    monkeypatch.setattr(fleet, "_entry", counted)
+    for _ in range(3):
+        stage.now += 1.1
+        for number, assignment in stage.ledger.state.assignments.items():
+            stage.tokens(assignment.engine, number, [5])
+    assert len(looked_at) >= 20, "a window that is over may change an engine's place"
+    looked_at.clear()
+    stage.pass_time(0.1)
+    assert looked_at == []
