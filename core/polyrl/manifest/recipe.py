@@ -240,8 +240,11 @@ class AlgorithmSpec(ManifestModel):
     filter_function: FunctionName | None = None
     """`module:function(samples) -> bool`, for groupFilter custom."""
     max_replaced_groups_per_step: Count | None = None
-    """Prompts that may be replaced in one step because their groups were discarded; above it the run fails, loudly.
-    Default: promptsPerStep."""
+    """Prompts that may be replaced in one step because their groups were lost or could not be scored; above it the run
+    fails, loudly. Default: promptsPerStep."""
+    max_filtered_groups_per_step: Count | None = None
+    """Prompts that may be replaced in one step because their groups did not pass the filter: data that is too easy or
+    too hard is no failure, but has an end. Default: 10 times promptsPerStep, as DAPO's."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Weight versions that a sample may be behind the learner; 0 is synchronous."""
     optimizer: OptimizerSpec = OptimizerSpec()

@@ -486,7 +486,7 @@ async def test_a_custom_filter_decides_over_whole_groups(tmp_path):
         seen.append(len(samples))
         return samples[0].metadata["number"] % 2 == 1
 
-    spec = recipe(max_replaced_groups_per_step=20)
+    spec = recipe(max_replaced_groups_per_step=0)
     run = Run.make(tmp_path, FakeRollouts(echo), spec, group_filter=odd_only)
     assert await run.train(spec)
     prompts = dict(run.prompts())
@@ -494,6 +494,35 @@ async def test_a_custom_filter_decides_over_whole_groups(tmp_path):
     assert {int(prompts[group][:-1]) % 2 for group in trained} == {1}
     assert set(seen) == {3}
     assert set(run.rollouts.discarded.values()) == {DiscardReason.FILTERED}
+
+
+@pytest.mark.parametrize(("bound", "fails"), [(None, False), (4, True)])
+async def test_filtered_groups_are_no_failures_but_have_an_end(tmp_path, bound, fails):
+    """Three of four groups are filtered: far more than promptsPerStep, the bound of failures."""
+
+    def reward(sample):
+        return float(int(sample.id.partition(".")[2]) if sample.metadata["number"] % 4 == 0 else 1)
+
+    spec = recipe(max_filtered_groups_per_step=bound, steps=2)
+    run = Run.make(
+        tmp_path,
+        FakeRollouts(echo),
+        spec,
+        reward,
+        group_filter=lambda samples: len({one.reward for one in samples}) > 1,
+    )
+    if fails:
+        with pytest.raises(RunFailed, match=r"more than 4 prompts .* did not pass recipe\.algorithm\.groupFilter"):
+            await run.train(spec)
+        return
+    assert await run.train(spec)
+    assert run.backend.steps == [12, 12]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["rollout/filtered_groups"] for line in lines) > 8
+    assert {line["rollout/replaced_groups"] for line in lines} == {0}
+    for line in lines:
+        filtered = line["rollout/filtered_groups"]
+        assert line["rollout/zero_std"] == pytest.approx(filtered / (filtered + 4)), "counted before the filter"
 
 
 async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):

@@ -111,7 +111,7 @@ async def test_sft_learns_and_says_so(tmp_path):
 async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, kl_coefficient):
     rows = [
         DataRow(f"f:{line}", {"prompt": "1=", "response": digit, "reward": float(digit == "7"), "group": line // 4})
-        for line, digit in enumerate("1237456778977723")
+        for line, digit in enumerate("1234456778977723")
     ]
     groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
     learner = Learner(tmp_path, TrainingStage.OFFLINE_RL)
@@ -128,4 +128,7 @@ async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, 
     learner.close()
     assert sum(float(row.sum()) for row in after) > sum(float(row.sum()) for row in before) + 1
     assert learner.session.state.results.optimizer_steps == 2 * STEPS
-    assert {"reward/mean", "actor/pg_loss", "rollout/zero_std"} <= set(learner.lines()[0])
+    assert {"reward/mean", "actor/pg_loss"} <= set(learner.lines()[0])
+    assert {line["rollout/zero_std"] for line in learner.lines()} == {0.25}, (
+        "one group of four, whatever its mini-batch"
+    )

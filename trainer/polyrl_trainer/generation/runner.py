@@ -11,7 +11,7 @@ import time
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-from polyrl.sample import DiscardReason, Finish, Purpose
+from polyrl.sample import DiscardReason, Finish, Purpose, split_sample_id
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
@@ -31,6 +31,8 @@ class GroupRecord:
     """(index, turn) pairs that are being answered or were."""
     last_turn_at: float = 0.0
     """Monotonic time of the newest finished turn; 0 before the first."""
+    rewards: dict[int, float] = field(default_factory=dict)
+    """By index, before any filter."""
 
 
 @dataclass(eq=False)
@@ -69,6 +71,10 @@ class UserCodeRunner:
         """Monotonic time of the newest finished turn of these groups; 0 when none has one."""
         return max((self._groups[group].last_turn_at for group in groups if group in self._groups), default=0.0)
 
+    def rewards_of(self, group: int) -> list[float]:
+        """What was scored of it by this trainer."""
+        return list(self._groups[group].rewards.values()) if group in self._groups else []
+
     async def run(self) -> None:
         """Ends when the stream of turns ends; raises what ends the run."""
         async with asyncio.TaskGroup() as self._tasks:
@@ -106,6 +112,9 @@ class UserCodeRunner:
 
     async def _pass_on(self, scored: ScoredTurn, purpose: Purpose) -> None:
         """The score, or with a custom group filter the whole group's scores once they are there."""
+        record = self._groups.get(scored.sample.group)
+        if record is not None:
+            record.rewards[split_sample_id(scored.sample.id)[1]] = scored.reward.value
         group_filter = self.group_filter if purpose is Purpose.TRAIN else None
         passed = [scored] if group_filter is None else await group_filter.admit(scored)
         if isinstance(passed, Unscored):

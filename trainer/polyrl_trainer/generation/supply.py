@@ -4,7 +4,8 @@
                                        ^───GroupDropped──────┘   (a replacement, a count, or the end of the run)
 
 A step is never silently short: each dropped group that the step needs is replaced by another prompt, and when too
-many are, the run fails with the counts by reason and the first message of each. What was dropped because the manager
+many are, the run fails with the counts by reason and the first message of each. Groups that a filter refused are no
+failures and have a bound of their own. What was dropped because the manager
 lost its journal, or because an environment did not repeat itself after a restart, is submitted again with the same
 prompt; that is no fault of the prompt and counts as no replacement. A restart does it once to a group at most.
 """
@@ -44,6 +45,9 @@ class GroupPlan:
     min_version: int
     max_version: int
     max_replaced: int
+    """Most replacements of what was lost or could not be scored."""
+    max_filtered: int = 0
+    """Most replacements of what did not pass the filter."""
 
 
 @dataclass(eq=False)
@@ -58,6 +62,9 @@ class StepGroups:
     dropped: Counter[str] = field(default_factory=Counter)
     first_detail: dict[str, str] = field(default_factory=dict)
     replaced: int = 0
+    filtered: int = 0
+    filtered_flat: list[bool] = field(default_factory=list)
+    """Of each filtered group whose rewards are known: whether they were all equal."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:
@@ -96,18 +103,28 @@ class StepGroups:
             return
         self.dropped[dropped.reason.value] += 1
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
+        if dropped.reason is DiscardReason.FILTERED:
+            rewards = self.supply.runner.rewards_of(dropped.group)
+            self.filtered_flat += [len(set(rewards)) == 1] * (len(rewards) == self.plan.samples_per_group)
         self.supply.runner.release([dropped.group])
         if dropped.reason in _RESUBMITTED:
             await self.submit([draw])
             return
         replacement = self.replace(dropped, draw)
         if replacement is not None:
-            self._count_replacement()
+            self._count_replacement(filtered=dropped.reason is DiscardReason.FILTERED)
             await self.submit([replacement])
         self._changed.set()
 
-    def _count_replacement(self) -> None:
-        self.replaced += 1
+    def _count_replacement(self, *, filtered: bool) -> None:
+        self.filtered += filtered
+        self.replaced += not filtered
+        if self.filtered > self.plan.max_filtered:
+            raise RunFailed(
+                f"step {self.plan.step}: more than {self.plan.max_filtered} prompts had to be replaced because their"
+                " groups did not pass recipe.algorithm.groupFilter: the data is too easy or too hard for this policy"
+                f" (maxFilteredGroupsPerStep): {self.reasons()}"
+            )
         if self.replaced > self.plan.max_replaced:
             raise RunFailed(
                 f"step {self.plan.step}: more than {self.plan.max_replaced} prompts had to be replaced because their "

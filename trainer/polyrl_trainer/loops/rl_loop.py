@@ -70,6 +70,8 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
 NEXT_DEADLINE_S: Final = 600.0
 """Longest wait for the next complete groups; beyond it the run fails, naming who was awaited. Long enough for the
 longest responses on a fleet that has just lost everything but its reserved engine."""
+FILTERED_BATCHES: Final = 10
+"""Times promptsPerStep that may be filtered in one step; DAPO's max_num_gen_batches."""
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped group once the manager has nothing more to deliver."""
 
@@ -135,7 +137,7 @@ class RlStep:
 
     async def _submit(self) -> StepGroups:
         algorithm, version = self._recipe.algorithm, self._session.state.version
-        max_replaced = algorithm.max_replaced_groups_per_step
+        max_replaced, max_filtered = algorithm.max_replaced_groups_per_step, algorithm.max_filtered_groups_per_step
         plan = GroupPlan(
             step=self._step,
             purpose=Purpose.TRAIN,
@@ -144,6 +146,7 @@ class RlStep:
             min_version=max(0, version - algorithm.max_staleness),
             max_version=version,
             max_replaced=algorithm.prompts_per_step if max_replaced is None else max_replaced,
+            max_filtered=FILTERED_BATCHES * algorithm.prompts_per_step if max_filtered is None else max_filtered,
         )
         groups = self._parts.supply.open(plan, self._replacement)
         self._groups = groups

@@ -108,6 +108,8 @@ def step_metrics(
         "rollout/samples": float(len(samples)),
         "rollout/dropped_groups": float(sum(groups.dropped.values())),
         "rollout/replaced_groups": float(groups.replaced),
+        "rollout/filtered_groups": float(groups.filtered),
+        "rollout/zero_std": share_of_flat_groups(samples, groups.filtered_flat),
         "rollout/staleness": _staleness(samples, groups.plan.max_version),
         "perf/throughput": tokens / max(clock.step_s, 1e-9),
         "weights/version": float(groups.plan.max_version),
@@ -130,17 +132,22 @@ def learning_metrics(
 
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
     rewards = np.array([sample.reward for sample in samples])
-    by_group: dict[int, list[float]] = {}
-    for sample in samples:
-        by_group.setdefault(sample.group, []).append(sample.reward)
-    flat = [max(values) == min(values) for values in by_group.values()]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
-        "rollout/zero_std": float(np.mean(flat)),
+        "rollout/zero_std": share_of_flat_groups(samples),
     }
+
+
+def share_of_flat_groups(samples: Sequence[Sample], filtered: Sequence[bool] = ()) -> float:
+    """Share of groups whose rewards are all equal, so that they teach nothing: of those that train, and of those that
+    the filter took away before."""
+    by_group: dict[int, set[float]] = {}
+    for sample in samples:
+        by_group.setdefault(sample.group, set()).add(sample.reward)
+    return float(np.mean([*(len(values) == 1 for values in by_group.values()), *filtered]))
 
 
 def duplicates_in_group(samples: Sequence[Sample]) -> float:
