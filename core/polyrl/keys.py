@@ -117,10 +117,15 @@ def parse_keys(kind: type[K], text: str | bytes, source: str) -> K:
     return keys
 
 
+def leave_no_core_dump() -> None:
+    """This process, and all that it starts from here on, leaves none: keys would stand in it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def read_keys(kind: type[K], path: Path) -> K:
     """The keys in the file at `path`. Raises InvalidData when it is absent, readable by others, or malformed. From here
     on this process, and all that it starts, leaves no core dump, in which they would stand."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    leave_no_core_dump()
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

@@ -16,6 +16,7 @@ import structlog
 import typer
 
 from polyrl.errors import UserError
+from polyrl.keys import leave_no_core_dump
 from polyrl_operator.app import Options, run_operator
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ def main(**flags: Any) -> None:
     if options.all_namespaces == bool(options.namespace):
         raise typer.BadParameter("give either --namespace, once or more, or --all-namespaces")
     configure_logs(options.log_level)
+    leave_no_core_dump()
     # Spares the collector. What was loaded stays for good, and need not be looked through again with every few thousand
     # objects that events and answers are read into; these hold no cycles, and go without it.
     gc.collect()

@@ -127,13 +127,21 @@ class Checkpoints:
         """Takes over stage-final checkpoints that lie beside `source`, when a resumed run writes to another folder."""
         for path in complete_checkpoints(source.parent):
             if _read_seal(path).stage_final and not (self.folder / path.name).exists():
-                shutil.copytree(path, self.folder / f"{UNFINISHED_PREFIX}{path.name}")
+                _refuse_links(path)
+                shutil.copytree(path, self.folder / f"{UNFINISHED_PREFIX}{path.name}", symlinks=True)
                 self._move_into_place(self.folder / f"{UNFINISHED_PREFIX}{path.name}", self.folder / path.name)
 
     def stage_final(self, stage: TrainingStage) -> Path | None:
         """The last checkpoint of a stage that ran to its end."""
         found = [path for path in complete_checkpoints(self.folder) if path.name.startswith(f"{stage.value}-step-")]
         return next((path for path in reversed(found) if _read_seal(path).stage_final), None)
+
+
+def _refuse_links(folder: Path) -> None:
+    """A folder that came from others must not fill ours with what its links point to. Raises InvalidData."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            raise InvalidData(f"{path}: is a link; a checkpoint holds files alone, so put there what it points to")
 
 
 def checkpoint_name(stage: TrainingStage, step: int) -> str:

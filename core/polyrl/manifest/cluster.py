@@ -65,14 +65,16 @@ class JournalStorage(StorageSpec):
     """Where the manager's journal lies."""
 
     size: Quantity = "1Gi"
-    """Size of the claim that is made; a journal holds live samples only, some ten bytes per token."""
+    """Size of the claim that is made, and bound of what is ephemeral; a journal holds live samples only,
+    some ten bytes per token."""
 
 
 class TrainerStorage(StorageSpec):
     """Where checkpoints and metrics lie."""
 
     size: Quantity = "10Gi"
-    """Size of the claim that is made; holds `checkpoint.keep` + 1 checkpoints, each about eight times the weights."""
+    """Size of the claim that is made, and bound of what is ephemeral; holds `checkpoint.keep` + 1
+    checkpoints, each about eight times the weights."""
 
 
 class SecretKeyRef(ManifestModel):

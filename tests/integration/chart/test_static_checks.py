@@ -100,6 +100,12 @@ def containers_are_sized(obj: Object) -> Iterator[str]:
             yield f"{one['name']} requests no CPU or no memory"
 
 
+def scratch_is_bounded(obj: Object) -> Iterator[str]:
+    for volume in (pod_of(obj) or {}).get("volumes", []):
+        if "emptyDir" in volume and not volume["emptyDir"].get("sizeLimit"):
+            yield f"volume {volume['name']} may fill its node"
+
+
 def images_are_named(obj: Object) -> Iterator[str]:
     for one in containers_of(pod_of(obj) or {"containers": []}):
         last = one["image"].rpartition("/")[2]
@@ -176,6 +182,7 @@ CHECKS: tuple[Check, ...] = (
     containers_are_restricted,
     hosts_are_left_alone,
     containers_are_sized,
+    scratch_is_bounded,
     images_are_named,
     tokens_are_wanted,
     no_secret_in_the_open,
@@ -222,6 +229,7 @@ BROKEN: list[tuple[str, Callable[[Object], None]]] = [
     ("hostNetwork", lambda pod: pod["spec"].update(hostNetwork=True)),
     ("refuses", lambda pod: pod["spec"]["volumes"].append({"name": "x", "hostPath": {"path": "/"}})),
     ("escalate", lambda pod: pod["spec"]["containers"][0].update(securityContext={"capabilities": {"drop": ["ALL"]}})),
+    ("fill its node", lambda pod: pod["spec"]["volumes"].append({"name": "x", "emptyDir": {"medium": "Memory"}})),
     ("requests no", lambda pod: pod["spec"]["containers"][0].pop("resources")),
     ("another tomorrow", lambda pod: pod["spec"]["containers"][0].update(image="a/b:latest")),
     ("token", lambda pod: pod["spec"].pop("automountServiceAccountToken")),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from polyrl_operator.api.kinds import POD
@@ -50,7 +52,12 @@ async def test_it_shows_health_metrics_and_events(place: Any, nodes: Any, start_
         assert "polyrl_reconcile_seconds_bucket" in text
         assert 'polyrl_api_requests_total{code="2xx",resource="pods",verb="create"}' in text
         assert "job-r-1" not in text, "no pod is a label"
+        assert core_dump_bytes(operator.process.pid) == 0, "it knows every manager's token"
         await place.until("events are recorded", lambda: events_recorded(place, {"Accepted", "RolloutCreated"}))
+
+
+def core_dump_bytes(pid: int) -> int:
+    return int(re.findall(r"^Max core file size +(\d+) ", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)[0])
 
 
 async def shown(operator: Any, line: str) -> str:

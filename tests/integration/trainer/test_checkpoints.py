@@ -163,6 +163,21 @@ def test_foreign_folders_are_refused(tmp_path):
         latest(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["model", "model/weights.safetensors", ""], ids=["folder", "file", "checkpoint"])
+def test_a_final_that_holds_a_link_is_not_taken_along(checkpoints, tmp_path, place):
+    final = checkpoints.save(state(3, done=True), Weights())
+    source = checkpoints.save(state(1, TrainingStage.RL), Weights())
+    linked, outside = final / place, tmp_path / "outside"
+    linked.exists() or linked.touch()
+    linked.rename(outside)
+    linked.symlink_to(outside)
+    other = Checkpoints(tmp_path / "other", keep=2)
+    other.start()
+    with pytest.raises(InvalidData, match="is a link; a checkpoint holds files alone"):
+        other.adopt_finals(source)
+    assert list(other.folder.iterdir()) == []
+
+
 def test_a_resumed_run_in_another_folder_takes_the_stages_finals_along(checkpoints, tmp_path):
     checkpoints.save(state(3, done=True), Weights())
     source = checkpoints.save(state(1, TrainingStage.RL), Weights())

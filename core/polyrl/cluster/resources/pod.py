@@ -4,6 +4,9 @@
 /polyrl/keys      Secret of the role, its own files only, readable by the pod's group
 /tmp              emptyDir; HOME and all caches point there, since the root cannot be written to
 /dev/shm          emptyDir in memory, for weights and tensors (trainer and rollouts)
+
+Each container of ours has these two for itself, and each is bounded: what runs over costs its own pod, not the node. A
+template that mounts a volume of its own at the path takes their place.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from polyrl.cluster.resources.fixed import config_map
 from polyrl.cluster.resources.owner import Owner, Settings, template_hash, with_content_hash
 from polyrl.cluster.resources.placement import Placement
 from polyrl.cluster.resources.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields
-from polyrl.manifest.cluster import PodTemplate, StorageSpec
+from polyrl.manifest.cluster import JournalStorage, PodTemplate, TrainerStorage
 from polyrl.manifest.recipe import CodeSpec
 from polyrl.sample import Pool
 from polyrl.worker import Pods, Role, RunLocation, Worker, Workers, workers_of
@@ -73,8 +76,26 @@ class Mounted:
         return mount | ({"subPath": self.sub_path} if self.sub_path else {})
 
 
-TMP_VOLUME: Final = Mounted("polyrl-tmp", TMP, source={"emptyDir": {}})
-MEMORY_VOLUME: Final = Mounted("polyrl-shm", "/dev/shm", source={"emptyDir": {"medium": "Memory"}})
+MANAGER_TMP: Final = "256Mi"
+"""A manager's files are on its journal's volume; a few temporary ones remain."""
+ENGINE_TMP: Final = "16Gi"
+"""Compiled kernels and an engine's logs; models lie in memory."""
+TRAINER_TMP: Final = "64Gi"
+"""A Hub's model of 30 billion parameters in bfloat16, and compiled kernels."""
+DEFAULT_MEMORY: Final = "32Gi"
+"""Two versions of a model of 8 billion parameters in bfloat16, which an engine has while it switches; where the
+container's memory is named, that is the bound, since what lies there counts as its memory."""
+
+
+def tmp_volume(size: str, name: str = "polyrl-tmp") -> Mounted:
+    return Mounted(name, TMP, source={"emptyDir": {"sizeLimit": size}})
+
+
+def memory_volume(resources: Fields, name: str = "polyrl-shm") -> Mounted:
+    """In memory; `resources` are the user's of the container that has it."""
+    named = (resources.get(part, {}).get("memory") for part in ("limits", "requests"))
+    size = next((str(amount) for amount in named if amount is not None), DEFAULT_MEMORY)
+    return Mounted(name, "/dev/shm", source={"emptyDir": {"medium": "Memory", "sizeLimit": size}})
 
 
 @dataclass(frozen=True)
@@ -150,11 +171,11 @@ def keys_volume(owner: Owner, role: Role, name: str = "polyrl-keys") -> Mounted:
     return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
 
 
-def kept_volume(name: str, path: str, storage: StorageSpec, owner: Owner, claim: str) -> Mounted:
+def kept_volume(name: str, path: str, storage: TrainerStorage | JournalStorage, owner: Owner, claim: str) -> Mounted:
     """What outlives its pod, or as the manifest says, does not; `claim` is the one that the operator makes. In a claim
     of the user's each job has a folder of its own, so that none goes on where another one ended."""
     if storage.ephemeral:
-        return Mounted(name, path, source={"emptyDir": {}})
+        return Mounted(name, path, source={"emptyDir": {"sizeLimit": storage.size}})
     source = {"persistentVolumeClaim": {"claimName": storage.claim_name or claim}}
     return Mounted(name, path, source=source, sub_path="" if storage.claim_name is None else owner.uid)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from polyrl.cluster.resources.placement import Placement, Requirement
 from polyrl.manifest.cluster import PodTemplate
+from polyrl.worker import Role
 
 Fields: TypeAlias = dict[str, Any]
 """Part of a Kubernetes object."""
@@ -30,6 +31,17 @@ def template_fields(template: PodTemplate | None) -> tuple[Fields, Fields]:
         return {}, {}
     plain = template.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return plain.get("metadata", {}), plain["spec"]
+
+
+def container_resources(template: PodTemplate | None, sidecar: Role | None = None) -> Fields:
+    """What a user's template names for our container, the first one, or for our sidecar of that role."""
+    _, spec = template_fields(template)
+    if sidecar is None:
+        ours = spec.get("containers", [])[:1]
+    else:
+        ours = [one for one in spec.get("initContainers", []) if one["name"] == sidecar.value]
+    resources: Fields = ours[0].get("resources", {}) if ours else {}
+    return resources
 
 
 def merged_metadata(theirs: Fields, labels: Fields, annotations: Fields) -> Fields:

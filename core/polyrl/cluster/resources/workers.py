@@ -20,7 +20,7 @@ from polyrl.cluster.actions import Object
 from polyrl.cluster.resources import pod
 from polyrl.cluster.resources.owner import Owner, with_content_hash
 from polyrl.cluster.resources.placement import manager_placement, rollout_placement, trainer_placement
-from polyrl.cluster.resources.template import Fields, merged_resources, template_fields
+from polyrl.cluster.resources.template import Fields, container_resources, merged_resources
 from polyrl.control import HEALTH_PATH
 from polyrl.manifest.cluster import FailurePolicy
 from polyrl.sample import Pool
@@ -48,7 +48,7 @@ def manager_pod(owner: Owner, ordinal: int) -> Object:
         pod.job_volume(owner),
         pod.keys_volume(owner, Role.MANAGER),
         pod.kept_volume("polyrl-journal", names.JOURNAL_DIR, storage, owner, names.manager_service(owner.name)),
-        pod.TMP_VOLUME,
+        pod.tmp_volume(pod.MANAGER_TMP),
     )
     ours = pod.container(worker, settings.manager_image, settings, volumes)
     named = {"http": spec.manager.port, "agents": names.AGENTS_PORT, "trainer": names.TRAINER_PORT}
@@ -96,7 +96,8 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
     made_from = pod.pod_workers(owner, pool=pool).rollout
     if made_from is None:
         raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
-    volumes = (pod.job_volume(owner), pod.keys_volume(owner, Role.ROLLOUT), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
+    scratch = pod.tmp_volume(pod.ENGINE_TMP), pod.memory_volume(container_resources(spec.rollout.template))
+    volumes = (pod.job_volume(owner), pod.keys_volume(owner, Role.ROLLOUT), *scratch)
     ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
     ours["resources"] = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
     parts = pod.PodParts(
@@ -144,21 +145,20 @@ def trainer_job(owner: Owner) -> Object:
 
 def _trainer_template(owner: Owner) -> Fields:
     spec, settings = owner.job.spec, owner.settings
-    _, theirs = template_fields(spec.trainer.template)
-    their_resources = theirs["containers"][0].get("resources", {}) if theirs else {}
+    their_resources = container_resources(spec.trainer.template)
     workers = pod.pod_workers(owner, pod.whole_cpus(merged_resources(their_resources, TRAINER_RESOURCES)))
     run = pod.kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
-    shared = (pod.job_volume(owner), pod.TMP_VOLUME, pod.MEMORY_VOLUME)
+    scratch = pod.tmp_volume(pod.TRAINER_TMP), pod.memory_volume(their_resources)
     keys = () if workers.manager is None else (pod.keys_volume(owner, Role.TRAINER),)
     code = pod.code_volume(spec.recipe.code)
-    volumes = (*shared, *keys, run, *(() if code is None else (code,)))
+    volumes = (pod.job_volume(owner), *scratch, *keys, run, *(() if code is None else (code,)))
     ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
     ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
     if (secret := spec.recipe.env_secret) is not None:
         ours["envFrom"] = [{"secretRef": {"name": secret}}]
     ours["ports"] = [{"name": "weights", "containerPort": names.PUBLISHER_PORT}]
     ours["resources"] = TRAINER_RESOURCES
-    sidecars, sidecar_volumes = _reserved(owner, workers.reserved, shared)
+    sidecars, sidecar_volumes = _reserved(owner, workers.reserved)
     parts = pod.PodParts(
         role=Role.TRAINER,
         container=ours,
@@ -174,18 +174,20 @@ def _trainer_template(owner: Owner) -> Fields:
     return pod.pod_template(owner, parts, spec.trainer.template)
 
 
-def _reserved(
-    owner: Owner, template: Worker | None, shared: tuple[pod.Mounted, ...]
-) -> tuple[tuple[Fields, ...], tuple[pod.Mounted, ...]]:
+def _reserved(owner: Owner, template: Worker | None) -> tuple[tuple[Fields, ...], tuple[pod.Mounted, ...]]:
     """The engine on the trainer's devices: a sidecar, because the Job must be complete when the trainer ends. It sees
-    the agents' key file and not the trainer's."""
+    the agents' key file and not the trainer's, and none of its caches: neither must run what the other compiled."""
     if template is None:
         return (), ()
-    keys = pod.keys_volume(owner, Role.ROLLOUT, name="polyrl-agent-keys")
+    own = (
+        pod.keys_volume(owner, Role.ROLLOUT, name="polyrl-agent-keys"),
+        pod.tmp_volume(pod.ENGINE_TMP, name="polyrl-reserved-tmp"),
+        pod.memory_volume(container_resources(owner.job.spec.trainer.template, Role.RESERVED), "polyrl-reserved-shm"),
+    )
     worker = template.named(f"$({pod.POD_NAME_ENV})")
-    ours = pod.container(worker, owner.settings.rollout_image, owner.settings, (*shared, keys))
+    ours = pod.container(worker, owner.settings.rollout_image, owner.settings, (pod.job_volume(owner), *own))
     ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
-    return (ours | {"restartPolicy": "Always", "resources": RESERVED_RESOURCES},), (keys,)
+    return (ours | {"restartPolicy": "Always", "resources": RESERVED_RESOURCES},), own
 
 
 def failure_rules(policy: FailurePolicy) -> list[Fields]:

@@ -264,6 +264,38 @@ def test_where_the_users_files_are(code: dict[str, str], path: str | None, sourc
     assert volumes["polyrl-code"] == {"name": "polyrl-code", **(source or {})}
 
 
+def scratch(pod: dict[str, Any], container: dict[str, Any]) -> dict[str, Any]:
+    """Name and bound of each emptyDir of a container, by where it is mounted."""
+    volumes = {one["name"]: one["emptyDir"] for one in pod["spec"]["volumes"] if "emptyDir" in one}
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"] if one["name"] in volumes}
+    return {path: (name, volumes[name].get("sizeLimit")) for path, name in mounts.items()}
+
+
+def test_what_a_pod_writes_is_bounded_and_the_engine_beside_the_trainer_shares_none_of_it() -> None:
+    sized = {"resources": {"requests": {"memory": "200Gi"}}}
+    reserved = {"name": "reserved", "resources": {"limits": {"memory": "90Gi"}, "requests": {"memory": "1Gi"}}}
+    one = owner(trainer={"template": template(sized, initContainers=[reserved])})
+    made = pods(one)
+    trainer, beside = made["trainer"]["spec"]["containers"][0], made["trainer"]["spec"]["initContainers"][0]
+    assert scratch(made["trainer"], trainer) == {"/tmp": ("polyrl-tmp", "64Gi"), "/dev/shm": ("polyrl-shm", "200Gi")}
+    assert scratch(made["trainer"], beside) == {
+        "/tmp": ("polyrl-reserved-tmp", "16Gi"),
+        "/dev/shm": ("polyrl-reserved-shm", "90Gi"),
+    }
+    assert scratch(made["spot"], made["spot"]["spec"]["containers"][0]) == {
+        "/tmp": ("polyrl-tmp", "16Gi"),
+        "/dev/shm": ("polyrl-shm", "32Gi"),
+    }
+    assert scratch(made["manager"], made["manager"]["spec"]["containers"][0]) == {"/tmp": ("polyrl-tmp", "256Mi")}
+
+
+def test_a_template_that_mounts_its_own_volume_has_that_one() -> None:
+    mount = {"volumeMounts": [{"name": "large", "mountPath": "/dev/shm"}]}
+    large = {"name": "large", "emptyDir": {"medium": "Memory", "sizeLimit": "500Gi"}}
+    pod = pods(owner(rollout={"template": template(mount, volumes=[large])}))["spot"]
+    assert scratch(pod, pod["spec"]["containers"][0])["/dev/shm"] == ("large", "500Gi")
+
+
 @pytest.mark.parametrize("role", ["trainer", "manager"])
 @pytest.mark.parametrize(
     ("storage", "volume", "made"),
@@ -272,7 +304,7 @@ def test_where_the_users_files_are(code: dict[str, str], path: str | None, sourc
         pytest.param(
             {"claimName": "disk"}, {"persistentVolumeClaim": {"claimName": "disk"}}, False, id="the user's own claim"
         ),
-        pytest.param({"ephemeral": True}, {"emptyDir": {}}, False, id="nothing"),
+        pytest.param({"ephemeral": True, "size": "3Gi"}, {"emptyDir": {"sizeLimit": "3Gi"}}, False, id="nothing"),
     ],
 )
 def test_what_outlives_its_pod(role: str, storage: dict[str, Any], volume: dict[str, Any], made: bool) -> None:
