@@ -63,6 +63,8 @@ class Fleet:
         """What may run something, by its newest token, the oldest first."""
         self._turns: dict[str, int] = {}
         """Where `some_running` goes on, per engine."""
+        self._asked = 0
+        """Where `asked` goes on."""
         self.whole_pass_at = -inf
         """When the queue was looked through last, see `placement`."""
         self.last_offer: object = None
@@ -111,11 +113,21 @@ class Fleet:
         self.refresh()
         return (self._state.engines[name] for _, _, name in self._roomy)
 
+    def asked(self, most: int) -> Iterator[LeasedEngine]:
+        """At most so many with a free slot: the fastest, and of the others as many more in turns. An engine far down
+        may be the only one that serves a version, or has KV room."""
+        fastest, others = list(islice(self.roomy(), most // 2)), len(self._roomy) - most // 2
+        yield from fastest
+        start = self._asked if others > most // 2 else 0
+        for turn in range(min(others, most // 2)):
+            self._asked = (start + turn + 1) % others
+            yield self._state.engines[self._roomy[most // 2 + (start + turn) % others][-1]]
+
     @property
-    def has_room(self) -> bool:
-        """Whether any engine has a free slot."""
+    def roomy_engines(self) -> int:
+        """How many have a free slot."""
         self.refresh()
-        return bool(self._roomy)
+        return len(self._roomy)
 
     def busy(self) -> Iterator[LeasedEngine]:
         """Something runs there, the slowest first."""

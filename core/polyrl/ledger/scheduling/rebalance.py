@@ -98,7 +98,7 @@ class _Movable(NamedTuple):
 def rebalance(transition: Transition, room: Room) -> None:
     """Lets engines with room take from those where samples would finish last."""
     state, fleet, now = transition.state, transition.fleet, transition.now
-    if len(state.engines) < 2 or not state.assignments or not fleet.has_room:
+    if len(state.engines) < 2 or not state.assignments or not fleet.roomy_engines:
         return
     if 0 <= now - state.balanced_at < SCAN_PAUSE_S and not transition.effects.forces_moves:
         return

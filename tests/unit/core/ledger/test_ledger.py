@@ -521,11 +521,11 @@ def test_what_engines_measure_is_put_in_order_as_it_comes_and_not_all_in_one_tic
     stage.submit(20)
     monkeypatch.setattr(stage, "_current", lambda: stage.ledger)
     stage.pass_time(0.0)
-    looked_at: list[str] = []
+    counted_engines: list[str] = []
     entry = fleet._entry
 
     def counted(engine: LeasedEngine, mean: float) -> fleet._Entry:
-        looked_at.append(engine.name)
+        counted_engines.append(engine.name)
         return entry(engine, mean)
 
     monkeypatch.setattr(fleet, "_entry", counted)
@@ -533,7 +533,7 @@ def test_what_engines_measure_is_put_in_order_as_it_comes_and_not_all_in_one_tic
         stage.now += 1.1
         for number, assignment in stage.ledger.state.assignments.items():
             stage.tokens(assignment.engine, number, [5])
-    assert len(looked_at) >= 20, "a window that is over may change an engine's place"
-    looked_at.clear()
+    assert len(counted_engines) >= 20, "a window that is over may change an engine's place"
+    counted_engines.clear()
     stage.pass_time(0.1)
-    assert looked_at == []
+    assert counted_engines == []

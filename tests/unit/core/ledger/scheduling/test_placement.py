@@ -394,3 +394,64 @@ def test_a_long_queue_that_fits_nowhere_is_tried_at_its_head_and_now_and_then_fu
     counts = [tries() for _ in range(90)]
     assert set(counts) == {placement.HEAD_GROUPS, placement.TRIED_GROUPS}
     assert counts.count(placement.TRIED_GROUPS) in (3, 4), "within 0.9 s, once per 0.25 s"
+
+
+def fast_and_full(stage: Stage, count: int, **fields: int) -> None:
+    """So many engines, faster than any other, of which each has free slots and no KV room left for 2,000 tokens."""
+    for number in range(count):
+        stage.engine(f"fast-{number}", max_running=4, kv_tokens=1_000, max_context=100_000, **fields)
+        stage.ledger.state.engines[f"fast-{number}"].step_scale = 0.01
+
+
+def wait(stage: Stage, times: int) -> None:
+    """So often what waits is tried again, each time when it is due."""
+    for _ in range(times):
+        stage.now += placement.ASK_AGAIN_S
+        stage.ledger.tick(stage.now)
+
+
+@pytest.mark.parametrize("count", [10, 2 * placement.ASKED], ids=["among a few", "among many"])
+def test_the_one_engine_that_has_kv_room_is_found_however_slow_it_is(count: int) -> None:
+    stage = Stage()
+    fast_and_full(stage, count)
+    stage.submit(count)
+    stage.engine("roomy", max_running=4, kv_tokens=100_000, max_context=100_000)
+    stage.ledger.state.engines["roomy"].step_scale = 1.0
+    stage.submit(2)  # it is not found for being idle
+    stage.submit(1, prompt_ids=pack_ids([9] * 2_000))
+    wait(stage, 2 * count // placement.ASKED + 1)
+    assert f"{count + 2}.0" in stage.placed()["roomy"]
+
+
+def test_the_one_engine_that_serves_a_version_is_found_however_slow_it_is() -> None:
+    stage = Stage()
+    stage.publish(1)
+    fast_and_full(stage, 2 * placement.ASKED)
+    stage.engine("newest", version=1, max_running=4)
+    stage.ledger.state.engines["newest"].step_scale = 1.0
+    stage.submit(1, min_version=1, max_version=1)
+    wait(stage, 5)
+    assert stage.placed()["newest"] == ["0.0"]
+
+
+def test_a_silent_engine_makes_no_look_at_the_queue_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    honest = placement._Group.place
+    monkeypatch.setattr(placement._Group, "place", lambda group: (tried.append(1), honest(group)))
+    stage = Stage()
+    stage.engine("silent", max_running=1)
+    stage.submit(1, prompt_ids=pack_ids([9] * 2_000))
+    stage.pass_time(2.0)
+    stage.engine("a", kv_tokens=1_000, max_context=1_000_000, max_running=64)
+    stage.submit(1)
+    stage.submit(placement.TRIED_GROUPS + 50, prompt_ids=pack_ids([9] * 2_000))
+    stage.pass_time(1.5)
+    assert stage.ledger.state.engines["silent"].silent
+    counts = []
+    for _ in range(5):
+        tried.clear()
+        stage.now += 0.01
+        stage.ledger.tick(stage.now)
+        counts.append(len(tried))
+    assert stage.placed()["silent"] == ["0.0"]
+    assert min(counts) == placement.HEAD_GROUPS
