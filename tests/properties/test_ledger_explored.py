@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from ledger_mutants.disk import tokens_not_journaled
+from ledger_mutants.mutant import Patch
+from ledger_mutants.samples import sample_lost_when_moved
+from ledger_mutants.tokens import tokens_lost_when_moved
 
-from polyrl.ledger import apply, events as f
-from polyrl.ledger.apply import samples
 from polyrl_rollout.testing.simulation import Violation
 from polyrl_rollout.testing.simulation.explore import Bounds, explore
 
 ONE_FAULT = Bounds(groups=1, n=1, faults=1)
-Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
@@ -29,30 +29,6 @@ def test_every_invariant_holds_in_every_scene(bounds: Bounds) -> None:
     print(bounds, seen)
     assert seen.ends > 1
     assert seen.steps > seen.scenes > 500
-
-
-def tokens_not_journaled(patch: Patch) -> None:
-    patch.setattr(f.TokensTaken, "durable", False)
-
-
-def tokens_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, event: f.Moved) -> None:
-        sample = state.samples[state.assignments[event.assignment].sample]
-        honest(state, event)
-        del sample.ids[-4:]
-
-    honest = apply._APPLY[f.Moved]
-    patch.setitem(apply._APPLY, f.Moved, moved)
-
-
-def sample_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, event: f.Moved) -> None:
-        sample = state.samples[state.assignments[event.assignment].sample]
-        honest(state, event)
-        samples._unqueue_sample(state, sample)
-
-    honest = apply._APPLY[f.Moved]
-    patch.setitem(apply._APPLY, f.Moved, moved)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from polyrl.ledger import apply
+from polyrl.ledger import apply, events as f
 
 Patch = pytest.MonkeyPatch
 
@@ -30,3 +30,15 @@ def after(patch: Patch, event: type, change: Callable[[Any, Any], None]) -> None
         change(state, event)
 
     patch.setitem(apply._APPLY, event, applied)
+
+
+def after_move(patch: Patch, change: Callable[[Any, Any], None]) -> None:
+    """Whenever a sample has left its engine, `change(state, sample)` follows."""
+    honest = apply._APPLY[f.Moved]
+
+    def moved(state: Any, event: f.Moved) -> None:
+        sample = state.samples[state.assignments[event.assignment].sample]
+        honest(state, event)
+        change(state, sample)
+
+    patch.setitem(apply._APPLY, f.Moved, moved)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import Any, Final
 
-from ledger_mutants.mutant import Mutant, Patch, after
+from ledger_mutants.mutant import Mutant, Patch, after, after_move
 
-from polyrl.ledger import apply, batching, events as f
+from polyrl.ledger import batching, events as f
 from polyrl.ledger.apply import samples
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.messages import agents, trainer
@@ -18,13 +18,7 @@ from polyrl.wire import EndStep
 
 
 def sample_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, event: f.Moved) -> None:
-        sample = state.samples[state.assignments[event.assignment].sample]
-        honest(state, event)
-        samples._unqueue_sample(state, sample)
-
-    honest = apply._APPLY[f.Moved]
-    patch.setitem(apply._APPLY, f.Moved, moved)
+    after_move(patch, samples._unqueue_sample)
 
 
 def finished_groups_discarded(patch: Patch) -> None:

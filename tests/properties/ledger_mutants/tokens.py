@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from ledger_mutants.mutant import Mutant, Patch, after
+from ledger_mutants.mutant import Mutant, Patch, after, after_move
 
 from polyrl.ledger import apply, events as f
 from polyrl.ledger.apply import engines
@@ -59,23 +59,17 @@ def foreign_version_taken(patch: Patch) -> None:
 
 
 def tokens_lost_when_moved(patch: Patch) -> None:
-    def moved(state: Any, event: f.Moved) -> None:
-        sample = state.samples[state.assignments[event.assignment].sample]
-        honest(state, event)
+    def moved(state: Any, sample: Any) -> None:
         del sample.ids[-4:]
 
-    honest = apply._APPLY[f.Moved]
-    patch.setitem(apply._APPLY, f.Moved, moved)
+    after_move(patch, moved)
 
 
 def budget_forgotten_when_moved(patch: Patch) -> None:
-    def moved(state: Any, event: f.Moved) -> None:
-        sample = state.samples[state.assignments[event.assignment].sample]
-        honest(state, event)
+    def moved(state: Any, sample: Any) -> None:
         sample.generated = 0
 
-    honest = apply._APPLY[f.Moved]
-    patch.setitem(apply._APPLY, f.Moved, moved)
+    after_move(patch, moved)
 
 
 def stop_token_fed_back(patch: Patch) -> None:
