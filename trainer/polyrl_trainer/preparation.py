@@ -120,6 +120,11 @@ def tokenizer_of(recipe: RecipeSpec, manifest_dir: Path) -> Tokenizer:
     return load_tokenizer(recipe.model.tokenizer, model_folder(recipe.model, manifest_dir), manifest_dir)
 
 
+def stop_token_ids(recipe: RecipeSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What ends a turn: the manifest's, and all that the model may have learned to end with."""
+    return tuple(sorted({*tokenizer.end_ids, *recipe.sampling.stop_token_ids}))
+
+
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:
     """Raises InvalidData when the tokenizer can produce ids that the model has no embedding for."""
     if tokenizer.vocabulary > model_vocabulary:

@@ -26,6 +26,12 @@ class Sample:
     prompt: str = ""
     response: str = ""
     reward: float = 0.0
+    """What the reward function gave."""
+    penalty: float = 0.0
+    """Added to the reward for the advantage, 0 or below: for length, where the algorithm asks for it."""
+    finish_reason: str = ""
+    """`stop`: it ended with an end token, or its environment ended it; `length`: it was cut at its token budget or at
+    the engines' context. Empty for rows of a file."""
     rollout_log_probs: npt.NDArray[np.float32] | None = None
     """float32[T], what the engine reported when it drew each token; 0 where loss_mask is 0."""
     advantages: npt.NDArray[np.float32] | None = None

@@ -155,6 +155,9 @@ class SamplingSpec(ManifestModel):
     """Draw from the likeliest tokens that together reach this probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = -1
     """Draw from this many likeliest tokens; -1 keeps all."""
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(default=[], max_length=256)
+    """Token ids that end a turn, beside those that the tokenizer, its chat template and the model's generation config
+    name. The token is kept."""
 
 
 class GroupFilter(StrEnum):
@@ -245,6 +248,12 @@ class AlgorithmSpec(ManifestModel):
     max_filtered_groups_per_step: Count | None = None
     """Prompts that may be replaced in one step because their groups did not pass the filter: data that is too easy or
     too hard is no failure, but has an end. Default: 10 times promptsPerStep, as DAPO's."""
+    overlong_filter: bool = False
+    """Do not learn from samples that were cut at `sampling.maxNewTokens` or at the engines' context; they count in
+    their group's mean."""
+    overlong_buffer: Count = 0
+    """Tokens before `sampling.maxNewTokens` from which on length costs reward, in proportion, to 1 at the limit (DAPO's
+    soft overlong punishment, never more than 1); 0 punishes none. Filters and metrics see the reward without it."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Weight versions that a sample may be behind the learner; 0 is synchronous."""
     optimizer: OptimizerSpec = OptimizerSpec()

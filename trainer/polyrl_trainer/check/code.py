@@ -14,6 +14,7 @@ import numpy as np
 from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec, RewardSpec
+from polyrl.sample import Finish
 from polyrl.wire.checks import (
     RESPONSE_FLAG,
     CheckBegan,
@@ -136,6 +137,7 @@ def sample_of(prompt: Prompt, tokenizer: Tokenizer, response: str | None) -> Sam
         group=0,
         prompt=prompt.text,
         response=text,
+        finish_reason=Finish.STOP.value,
         rollout_log_probs=np.zeros(len(mask), dtype=np.float32),
         versions=(0,),
         metadata=prompt.metadata,

@@ -7,6 +7,7 @@ templates that rewrite earlier turns, because then no loss mask could tell who w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,9 @@ from polyrl.manifest.recipe import TokenizerSpec
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Special tokens of the character tokenizer, before the alphabet."""
 
+_WRITTEN = "written by the assistant"
+_GENERATION = "generation_config.json"
+
 Message = dict[str, str]
 
 
@@ -25,6 +29,9 @@ class Tokenizer(Protocol):
 
     eos_id: int
     """Ends a response."""
+    end_ids: tuple[int, ...]
+    """All that may end one: what tokenizer, chat template and the model's generation config name. Each knows its own: a
+    base model's names the end of a document, and after SFT on chats the policy ends with the template's."""
     pad_id: int | None
     bos_id: int | None
     vocabulary: int
@@ -55,7 +62,7 @@ def load_tokenizer(spec: TokenizerSpec, model_folder: Path | None, root: Path) -
         return CharacterTokenizer(spec.alphabet)
     if spec.path is None and model_folder is None:
         raise InvalidData("recipe.model.tokenizer.path: needed when the model is made from a config")
-    return HuggingFaceTokenizer(root / spec.path if spec.path is not None else model_folder or root)
+    return HuggingFaceTokenizer(root / spec.path if spec.path is not None else model_folder or root, model_folder)
 
 
 class CharacterTokenizer:
@@ -70,6 +77,7 @@ class CharacterTokenizer:
         self.pad_id: int | None = PAD_ID
         self.bos_id: int | None = BOS_ID
         self.eos_id = EOS_ID
+        self.end_ids: tuple[int, ...] = (EOS_ID,)
         self.vocabulary = EOS_ID + 1 + len(alphabet)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -107,7 +115,8 @@ class CharacterTokenizer:
 class HuggingFaceTokenizer:
     """A folder with tokenizer.json and, for chats, a chat template."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model_folder: Path | None = None) -> None:
+        """`model_folder`: the one whose generation config counts; default: the same."""
         self._tokenizer = _load_folder(folder)
         if self._tokenizer.eos_token_id is None:
             raise InvalidData(f"{folder}: the tokenizer has no end-of-sequence token")
@@ -115,6 +124,8 @@ class HuggingFaceTokenizer:
         self.bos_id: int | None = self._tokenizer.bos_token_id
         self.eos_id = int(self._tokenizer.eos_token_id)
         self.vocabulary = len(self._tokenizer)
+        named = _generation_ends(model_folder or folder)
+        self.end_ids: tuple[int, ...] = tuple(sorted({self.eos_id, *self._template_ends(), *named}))
 
     def encode_prompt(self, text: str) -> list[int]:
         return self._encode(text, special=True)
@@ -145,6 +156,18 @@ class HuggingFaceTokenizer:
             raise InvalidData("the text holds characters that the tokenizer does not know")
         return ids
 
+    def _template_ends(self) -> list[int]:
+        """The special token that the chat template puts after what the assistant wrote."""
+        if not self._tokenizer.chat_template:
+            return []
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _WRITTEN}]
+        try:
+            _, written, after = self._render(messages, generation_prompt=False).rpartition(_WRITTEN)
+        except InvalidData:
+            return []
+        ids = self._tokenizer(after.strip(), add_special_tokens=False)["input_ids"] if written else []
+        return [ids[0]] if ids and ids[0] in self._tokenizer.added_tokens_decoder else []
+
     def _assistant_characters(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
         """Character ranges of `text` that the assistant wrote, found by rendering each prefix of the conversation."""
         ranges = []
@@ -172,6 +195,18 @@ class HuggingFaceTokenizer:
         except jinja2.TemplateError as error:
             raise InvalidData(f"the chat template refuses the conversation: {error}") from error
         return str(rendered)
+
+
+def _generation_ends(folder: Path) -> list[int]:
+    """Raises InvalidData for a file that is no JSON object."""
+    path = folder / _GENERATION
+    try:
+        named = json.loads(path.read_bytes()).get("eos_token_id")
+    except FileNotFoundError:
+        return []
+    except (ValueError, AttributeError) as error:
+        raise InvalidData(f"{path}: not a generation config: {error}") from error
+    return [named] if isinstance(named, int) else list(named or [])
 
 
 def _load_folder(folder: Path) -> Any:

@@ -40,6 +40,7 @@ def to_sample(
         prompt=prompt.text,
         response=tokenizer.decode(ids.tolist()),
         reward=reward,
+        finish_reason=response.finish.value,
         rollout_log_probs=_after_prompt(prompt_length, log_probs * mask),
         versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
         metadata=prompt.metadata,

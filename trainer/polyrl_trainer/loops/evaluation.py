@@ -18,7 +18,7 @@ import structlog
 from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.manifest.data import EvaluationSampling
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Purpose, SamplingParams, Scored
+from polyrl.sample import Finish, Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import GroupDropped
 from polyrl_trainer.backend import TrainingBackend
@@ -29,7 +29,7 @@ from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
 from polyrl_trainer.loops.step_metrics import mean_metrics
-from polyrl_trainer.preparation import EvaluationPrompts
+from polyrl_trainer.preparation import EvaluationPrompts, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
 from polyrl_trainer.weights.publisher import PolicyVersions
@@ -158,6 +158,7 @@ class Evaluator:
             **mean_metrics([one.metrics for one in scored], prefix=prefix),
             f"{prefix}reward": float(np.mean([one.reward for one in scored])),
             **{f"{prefix}{rate}": value for rate, value in rates.items()},
+            f"{prefix}clip_ratio": float(np.mean([one.response.finish is Finish.LENGTH for one in scored])),
             f"{prefix}scored": float(len(scored)),
             f"{prefix}unscored": float(submitted - len(scored)),
         }
@@ -184,5 +185,5 @@ def evaluation_sampling(sampling: EvaluationSampling, recipe: RecipeSpec, tokeni
         temperature=default if sampling.temperature is None else sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        stop_token_ids=(tokenizer.eos_id,),
+        stop_token_ids=stop_token_ids(recipe, tokenizer),
     )

@@ -37,7 +37,8 @@ from polyrl_trainer.loops.mini_batches import draw_mini_batches, with_old_log_pr
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
 from polyrl_trainer.losses import averages, merge, policy_loss
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
-from polyrl_trainer.losses.grpo import with_group_advantages
+from polyrl_trainer.losses.overlong import shaped_advantages
+from polyrl_trainer.preparation import stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
@@ -255,7 +256,7 @@ class RlStep:
         if not self._trained:
             # The manager gives the first batch when the learner is to have the devices of the reserved engines.
             self._clock.reserved_closes()
-        samples = with_group_advantages(samples, normalize=self._recipe.algorithm.normalize_advantage)
+        samples = shaped_advantages(samples, self._recipe)
         samples = await with_reference(samples, self._parts.reference, self._recipe.sampling.temperature)
         self._trained += samples
         self._scored += batch.samples
@@ -305,12 +306,12 @@ class RlStep:
 
 
 def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
-    """The manifest's sampling, ending at the tokenizer's end-of-sequence."""
+    """The manifest's sampling."""
     sampling = recipe.sampling
     return SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        stop_token_ids=(tokenizer.eos_id,),
+        stop_token_ids=stop_token_ids(recipe, tokenizer),
     )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from polyrl.sample import Finish
 from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.generation.supply import StepGroups
@@ -137,6 +138,7 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
         "reward/std": float(rewards.std()),
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
+        "reward/overlong_penalty": float(np.mean([sample.penalty for sample in samples])),
         "rollout/zero_std": share_of_flat_groups(samples),
     }
 
@@ -165,7 +167,12 @@ def mean_metrics(rows: Sequence[Mapping[str, float]], prefix: str) -> dict[str, 
 
 def _lengths(samples: Sequence[Sample]) -> dict[str, float]:
     lengths = [sample.response_length for sample in samples]
-    return {"response_length/mean": float(np.mean(lengths)), "response_length/max": float(max(lengths))}
+    cut = [sample.finish_reason == Finish.LENGTH for sample in samples if sample.finish_reason]
+    return {
+        "response_length/mean": float(np.mean(lengths)),
+        "response_length/max": float(max(lengths)),
+        **({"response_length/clip_ratio": float(np.mean(cut))} if cut else {}),
+    }
 
 
 def separate_movement(learned: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:

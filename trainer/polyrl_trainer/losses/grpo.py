@@ -45,8 +45,10 @@ def group_advantages(
 
 
 def with_group_advantages(samples: Sequence[Sample], *, normalize: bool = True) -> list[Sample]:
-    """The same samples with their group-relative advantage on every learned position."""
-    advantages = group_advantages([one.reward for one in samples], [one.group for one in samples], normalize=normalize)
+    """The same samples with their group-relative advantage, of reward and penalty, on every learned position."""
+    advantages = group_advantages(
+        [one.reward + one.penalty for one in samples], [one.group for one in samples], normalize=normalize
+    )
     return [
         replace(sample, advantages=(sample.loss_mask * float(advantage)).astype(np.float32))
         for sample, advantage in zip(samples, advantages, strict=True)

@@ -158,6 +158,14 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
     ),
     Rule(
+        "overlong-buffer-fits",
+        "recipe.algorithm.overlongBuffer",
+        message="{recipe.algorithm.overlongBuffer} tokens before the limit are more than sampling.maxNewTokens"
+        " ({recipe.sampling.maxNewTokens})",
+        holds=lambda s: s.recipe.algorithm.overlong_buffer <= s.recipe.sampling.max_new_tokens,
+        cel="self.recipe.algorithm.overlongBuffer <= self.recipe.sampling.maxNewTokens",
+    ),
+    Rule(
         "reused-once",
         "recipe.algorithm.oldLogProbs",
         message="reuse takes one optimizer step per RL step; leave miniBatchPrompts out, or take recompute",

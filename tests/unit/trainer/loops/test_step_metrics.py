@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,14 @@ def sample(group: int, *ids: int) -> Sample:
 def test_duplicates_are_counted_within_groups_only() -> None:
     assert duplicates_in_group([sample(1, 5, 6), sample(1, 5), sample(2, 5, 6), sample(2, 5)]) == 0
     assert duplicates_in_group([sample(1, 5), sample(1, 5), sample(1, 5), sample(1, 6)]) == 0.5
+
+
+def test_the_share_of_cut_samples_is_of_those_that_engines_ended() -> None:
+    samples = [replace(sample(1, 5), finish_reason=reason) for reason in ("stop", "length", "stop", "stop")]
+    steps = [StepResult(1.0, 0.1)]
+    assert learning_metrics(samples, {"padding_fraction": 0.0}, steps)["response_length/clip_ratio"] == 0.25
+    of_a_file = learning_metrics([sample(1, 5)], {"padding_fraction": 0.0}, steps)
+    assert "response_length/clip_ratio" not in of_a_file
 
 
 def test_movement_is_what_the_step_shows_more_than_its_first_mini_batch() -> None:

@@ -1,0 +1,59 @@
+"""Which tokens end a turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
+from polyrl_trainer.preparation import stop_token_ids
+
+WORDS = ["<unk>", "<document_end>", "<turn_end>", "<pad>", "user", "assistant"]
+TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} <turn_end>\n{% endfor %}"
+
+
+def folder_of(folder: Path, template: str | None, generation: str | None) -> Path:
+    """A base model's tokenizer: its end of sequence is the document's, not the template's."""
+    bare = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    bare.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"unk_token": "<unk>", "eos_token": "<document_end>", "additional_special_tokens": ["<turn_end>"]}
+    PreTrainedTokenizerFast(tokenizer_object=bare, chat_template=template, **special).save_pretrained(folder)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(generation)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "generation", "ends"),
+    [
+        (None, None, (1,)),
+        (TEMPLATE, None, (1, 2)),
+        (TEMPLATE.replace("<turn_end>", "assistant"), None, (1,)),
+        ("{{ raise_exception('no') }}", None, (1,)),
+        (None, json.dumps({"eos_token_id": 3}), (1, 3)),
+        (TEMPLATE, json.dumps({"eos_token_id": [1, 3]}), (1, 2, 3)),
+        (None, json.dumps({}), (1,)),
+    ],
+)
+def test_tokenizer_template_and_generation_config_each_name_their_end(
+    tmp_path: Path, template: str | None, generation: str | None, ends: tuple[int, ...]
+) -> None:
+    assert HuggingFaceTokenizer(folder_of(tmp_path, template, generation)).end_ids == ends
+
+
+def test_a_generation_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"generation_config\.json: not a generation config"):
+        HuggingFaceTokenizer(folder_of(tmp_path, None, "[1]"))
+
+
+def test_the_manifest_adds_its_own() -> None:
+    recipe = RecipeSpec.model_validate(
+        {"model": {"config": {"model_type": "qwen2"}}, "sampling": {"stop_token_ids": [7, EOS_ID]}}
+    )
+    assert stop_token_ids(recipe, CharacterTokenizer("ab")) == (EOS_ID, 7)
