@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import aiohttp
 import structlog
@@ -31,13 +31,18 @@ from polyrl_operator.leader import DEFAULT_TERMS, Leader, Terms, service_account
 from polyrl_operator.managers.client import ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.metrics import Metrics, RequestCounter
+from polyrl_operator.metrics_readers import MetricsReaders
 from polyrl_operator.reconciler.events import SENDERS, Events
 from polyrl_operator.reconciler.executor import Executor
 from polyrl_operator.reconciler.reconciler import WORKERS, Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
-from polyrl_operator.secret import ManagerCredentials, manager_credentials
+from polyrl_operator.secret import ManagerCredentials, make_certificate, manager_credentials, server_tls
 
 log = structlog.get_logger(__name__)
+
+
+METRICS_HOST: Final = "polyrl-operator"
+"""In the certificate of its metrics, which is drawn at each start; Prometheus does not verify it, and shows a token."""
 
 
 def _identity() -> str:
@@ -68,6 +73,7 @@ class Options:
     manager_metrics_port: Annotated[int, Option(help="Managers' plain port for Prometheus; 0: none.")] = 0
     host: Annotated[str, Option(help="Address of both ports.")] = "0.0.0.0"
     metrics_port: int = 8080
+    metrics_secure: Annotated[bool, Option(help="Metrics over TLS, for tokens that may read them.")] = True
     health_port: int = 8081
     """0: one that is free."""
     kubeconfig: Annotated[Path | None, Option(envvar="KUBECONFIG", help="Outside a cluster; default: the user's.")] = (
@@ -102,6 +108,8 @@ class Operator:
     ) -> None:
         self.options, self.requests = options, requests
         self.clock = ClusterClock()
+        self.reviews = Client(api, clock=self.clock)
+        """Of a standby as well."""
         self.leader = Leader(
             Client(api, clock=self.clock),
             options.lease_namespace,
@@ -215,11 +223,13 @@ async def run_operator(options: Options) -> None:
             traces = [one.requests.trace()]
             return stream_session(configuration, one.streams.middleware, trace_configs=traces), configuration.host
 
-        for app, port in (
-            (health.metrics_app(one.metrics.registry), options.metrics_port),
-            (health.health_app(one.checks(watched), one.ready), options.health_port),
+        readers = MetricsReaders(one.reviews) if options.metrics_secure else None
+        tls = server_tls(make_certificate([METRICS_HOST])) if options.metrics_secure else None
+        for app, port, secured in (
+            (health.metrics_app(one.metrics.registry, readers), options.metrics_port, tls),
+            (health.health_app(one.checks(watched), one.ready), options.health_port, None),
         ):
-            runner, bound = await health.serve(app, options.host, port)
+            runner, bound = await health.serve(app, options.host, port, secured)
             stack.push_async_callback(runner.cleanup)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
         watches = run_watches(one.cache, connect, options.namespaces, watched, options.watch_silence)

@@ -2,7 +2,7 @@
 
     /healthz   503 when a restart may help: a watch is silent, a worker is stuck, the queue does not move
     /readyz    503 until everything was read; a standby is ready as well
-    /metrics   on its own port
+    /metrics   on its own port, over TLS and for whom the API server allows it (`metrics_readers`)
 
 That an event loop answers says little (kopf's own liveness endpoint answers 200 to that); each check looks at what
 was promised instead.
@@ -10,12 +10,15 @@ was promised instead.
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import prometheus_client
 from aiohttp import web
+
+from polyrl_operator.metrics_readers import METRICS_PATH, OK, UNAUTHORIZED, MetricsReaders
 
 SILENCES: Final = 3
 """A watch is opened again after one silence; one that stays silent through three is beyond repair from within."""
@@ -69,22 +72,27 @@ def health_app(checks: Sequence[Check], ready: Callable[[], bool]) -> web.Applic
     return app
 
 
-def metrics_app(registry: prometheus_client.CollectorRegistry) -> web.Application:
-    """/metrics."""
+def metrics_app(registry: prometheus_client.CollectorRegistry, readers: MetricsReaders | None) -> web.Application:
+    """/metrics; without `readers` for everybody."""
 
     async def metrics(request: web.Request) -> web.Response:
+        status = OK if readers is None else await readers.status(request.headers.get("Authorization", ""))
+        if status != OK:
+            return web.Response(status=status, headers={"WWW-Authenticate": "Bearer"} if status == UNAUTHORIZED else {})
         text = prometheus_client.generate_latest(registry)
         return web.Response(body=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.router.add_get("/metrics", metrics)
+    app.router.add_get(METRICS_PATH, metrics)
     return app
 
 
-async def serve(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
+async def serve(
+    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
+) -> tuple[web.AppRunner, int]:
     """Starts it; the port that it listens on (0: one that is free). Clean the runner up at the end."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port, ssl_context=tls)
     await site.start()
     return runner, int(runner.addresses[0][1])

@@ -11,6 +11,8 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import ssl
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -167,6 +169,18 @@ def make_certificate(hosts: Iterable[str]) -> Certificate:
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return Certificate(authority.public_bytes(pem), leaf.public_bytes(pem), key=private)
+
+
+def server_tls(made: Certificate) -> ssl.SSLContext:
+    """For a server of this process."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Python's ssl reads files only; this one is readable by this account alone, and gone at once.
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(made.certificate + made.key)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

@@ -42,6 +42,13 @@ CLAIM: Final = ResourceKind("NodeClaim", "karpenter.sh", version="v1", plural="n
 SECRET: Final = ResourceKind("Secret", "", version="v1", plural="secrets")
 EVENT: Final = ResourceKind("Event", "events.k8s.io", version="v1", plural="events")
 LEASE: Final = ResourceKind("Lease", "coordination.k8s.io", version="v1", plural="leases")
+TOKEN_REVIEW: Final = ResourceKind(
+    "TokenReview", "authentication.k8s.io", version="v1", plural="tokenreviews", namespaced=False
+)
+ACCESS_REVIEW: Final = ResourceKind(
+    "SubjectAccessReview", "authorization.k8s.io", version="v1", plural="subjectaccessreviews", namespaced=False
+)
+"""Questions to the API server, of which nothing is stored."""
 
 FIXED: Final = (
     ResourceKind("ServiceAccount", "", version="v1", plural="serviceaccounts"),
@@ -54,7 +61,8 @@ FIXED: Final = (
 """Children that are made once and rarely change: not watched, listed (metadata only) at start and at every resync."""
 
 KINDS: Final[Mapping[str, ResourceKind]] = {
-    kind.name: kind for kind in (JOB, POD, TRAINER, NODE, CLAIM, SECRET, EVENT, LEASE, *FIXED)
+    kind.name: kind
+    for kind in (JOB, POD, TRAINER, NODE, CLAIM, SECRET, EVENT, LEASE, TOKEN_REVIEW, ACCESS_REVIEW, *FIXED)
 }
 
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

@@ -119,7 +119,7 @@ def test_the_pod_that_reads_an_ended_jobs_volume_is_taken(
     assert status == 201, answer
 
 
-@pytest.mark.parametrize("values", [[], ["replicas=2", "metrics.podMonitor.enabled=true", "log.level=debug"]], ids=str)
+@pytest.mark.parametrize("values", [[], ["replicas=2", "metrics.monitors.enabled=true", "log.level=debug"]], ids=str)
 def test_the_operators_own_pods_are_taken(
     api_server: Any, namespace: str, helm_program: str, values: list[str]
 ) -> None:

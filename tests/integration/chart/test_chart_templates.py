@@ -32,8 +32,8 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ({"replicas": 3}, "at '/replicas'"),
     ({"replicas": "1"}, "at '/replicas'"),
     ({"metrics": {"port": 80}}, "at '/metrics/port'"),
-    ({"metrics": {"podMonitor": {"interval": "often"}}}, "at '/metrics/podMonitor/interval'"),
-    ({"metrics": {"podMonitor": {"enable": True}}}, "at '/metrics/podMonitor'"),
+    ({"metrics": {"monitors": {"interval": "often"}}}, "at '/metrics/monitors/interval'"),
+    ({"metrics": {"monitors": {"enable": True}}}, "at '/metrics/monitors'"),
     ({"metrics": {"jobs": {"port": 5001}}}, "at '/metrics/jobs/port'"),
     ({"crds": {"install": "no"}}, "at '/crds/install'"),
     ({"log": {"level": "loud"}}, "at '/log/level'"),
@@ -120,6 +120,23 @@ def test_without_images_it_refuses_in_one_sentence_that_says_how_to_make_them(he
     assert helm("template", "polyrl", CHART, "--kube-version", "1.36.3", *each).returncode == 0
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_metrics_are_for_those_who_may_read_them_and_all_parts_know_it(render: Any, secure: bool) -> None:
+    prometheus = {"name": "prometheus", "namespace": "monitoring"}
+    rendered = render({"metrics": {"secure": secure, "readers": [prometheus], "monitors": {"enabled": True}}})
+    objects = {one["kind"]: one for one in rendered}
+    arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--no-metrics-secure" in arguments) is not secure
+    (endpoint,) = objects["ServiceMonitor"]["spec"]["endpoints"]
+    assert (endpoint.get("scheme") == "https") is ("bearerTokenFile" in endpoint) is secure
+    assert ("401" in objects["Pod"]["spec"]["containers"][0]["args"]) is secure
+    granted = [rule for one in rendered if one["kind"] == "ClusterRole" for rule in one["rules"]]
+    assert any(rule.get("nonResourceURLs") == ["/metrics"] for rule in granted) is secure
+    assert any("tokenreviews" in rule.get("resources", ()) for rule in granted) is secure
+    bound = [one["subjects"] for one in rendered if one["kind"] == "ClusterRoleBinding"]
+    assert ([{"kind": "ServiceAccount", **prometheus}] in bound) is secure
+
+
 def test_pull_secrets_reach_the_operator_and_by_it_the_jobs(render: Any) -> None:
     (deployment,) = (one for one in render(VALUES["all-on"]) if one["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -157,9 +174,9 @@ def test_alerts_and_dashboard_read_metrics_that_there_are() -> None:
 def test_options_of_monitoring_render(render: Any) -> None:
     rendered = render(VALUES["all-on"])
     objects = {one["kind"]: one for one in rendered}
-    monitors = [one["spec"] for one in rendered if one["kind"] == "PodMonitor"]
-    assert {one["podMetricsEndpoints"][0]["port"] for one in monitors} == {"metrics"}
-    assert [one["selector"]["matchLabels"].get("polyrl.dev/role") for one in monitors] == [None, "manager"]
+    assert objects["ServiceMonitor"]["spec"]["endpoints"][0]["port"] == "metrics"
+    assert objects["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    assert objects["PodMonitor"]["spec"]["selector"]["matchLabels"] == {"polyrl.dev/role": "manager"}
     arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "--manager-metrics-port=9090" in arguments
     assert {alert["alert"] for group in objects["PrometheusRule"]["spec"]["groups"] for alert in group["rules"]}

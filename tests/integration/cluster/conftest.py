@@ -200,6 +200,7 @@ async def operator_process(
 ) -> AsyncIterator[Process]:
     command = [sys.executable, "-m", "polyrl_operator", f"--namespace={place.namespace}", "--no-nodes"]
     command += [f"--lease-namespace={place.namespace}", "--host=127.0.0.1", "--metrics-port=0", "--health-port=0"]
+    command += ["--no-metrics-secure"]
     command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r", *flags]
     environment = os.environ | {"KUBECONFIG": str(kubeconfig or place.server.kubeconfig()), "POD_NAME": name}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
