@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from polyrl.manifest.recipe import OptimizerSpec, RecipeSpec, SftSpec
+from polyrl.manifest.recipe import AlgorithmName, OptimizerSpec, RecipeSpec, SftSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
@@ -107,8 +107,15 @@ async def test_sft_learns_and_says_so(tmp_path):
     assert all(0 <= line["perf/padding_fraction"] < 0.1 for line in lines)
 
 
-@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
-async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, kl_coefficient):
+@pytest.mark.parametrize(
+    ("name", "kl_coefficient", "kl_place"),
+    [
+        (AlgorithmName.GRPO, 0.1, "loss"),
+        (AlgorithmName.GRPO, 0.1, "reward"),
+        *((name, 0.0, "loss") for name in AlgorithmName),
+    ],
+)
+async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, name, kl_coefficient, kl_place):
     rows = [
         DataRow(f"f:{line}", {"prompt": "1=", "response": digit, "reward": float(digit == "7"), "group": line // 4})
         for line, digit in enumerate("1234456778977723")
@@ -118,7 +125,10 @@ async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, 
     rewarded = [sample for draw in groups.get(4) for sample in draw.item if sample.reward]
     groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
     before = learner.backend.log_probs(rewarded).result()
-    algorithm = {"steps": STEPS, "prompts_per_step": 4, "mini_batch_prompts": 2, "kl_coefficient": kl_coefficient}
+    algorithm = {
+        "name": name, "steps": STEPS, "prompts_per_step": 4, "mini_batch_prompts": 2, "kl_coefficient": kl_coefficient,
+        "kl_place": kl_place, "old_log_probs": "recompute" if name is AlgorithmName.REINFORCE_PLUS_PLUS else "bypass",
+    }  # fmt: skip
     recipe = RecipeSpec(
         mode="offline-rl", model={"config": MODEL}, algorithm=algorithm, data={"rl": [{"path": "f.jsonl"}]}
     )

@@ -17,8 +17,7 @@ from polyrl_trainer.backend import LossInputs, StepResult
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import MAX_SKIPPED_IN_A_ROW, TorchBackend, create_torch_backend
-from polyrl_trainer.losses import policy_loss, sft_loss
-from polyrl_trainer.losses.grpo import with_group_advantages
+from polyrl_trainer.losses import policy_loss, sft_loss, with_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.backend_conformance import (
     MODEL,
@@ -127,7 +126,7 @@ def test_grpo_makes_what_was_rewarded_likelier() -> None:
     drawn = [replace(one, group=index // 4, reward=float(index % 2)) for index, one in enumerate(draw_samples(6, 8))]
     before = backend.log_probs(drawn).result(WAIT_SECONDS)
     on_policy = [replace(one, rollout_log_probs=values) for one, values in zip(drawn, before, strict=True)]
-    report = backend.forward_backward(with_group_advantages(on_policy), policy_loss(AlgorithmSpec())).result(
+    report = backend.forward_backward(with_advantages(on_policy, AlgorithmSpec()), policy_loss(AlgorithmSpec())).result(
         WAIT_SECONDS
     )
     assert report["ratio"] == pytest.approx(report["tokens"], rel=1e-4)

@@ -19,8 +19,7 @@ from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
 from polyrl_trainer.loops.mini_batches import with_old_log_probs
 from polyrl_trainer.loops.step_metrics import learning_metrics, separate_movement
-from polyrl_trainer.losses import averages, merge, policy_loss
-from polyrl_trainer.losses.grpo import with_group_advantages
+from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, whitened, with_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
@@ -69,12 +68,13 @@ async def _prepare(
         numbered = [
             replace(one, group=place) for place, group in enumerate(drawn[first : first + size], first) for one in group
         ]
-        samples = with_group_advantages(numbered, normalize=recipe.algorithm.normalize_advantage)
-        samples = await _with_rollout_log_probs(backend, samples, temperature)
+        samples = await _with_rollout_log_probs(backend, numbered, temperature)
         if recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE:
             samples = await with_old_log_probs(backend, samples, temperature)
-        mini_batches.append(await with_reference(samples, reference, temperature))
-    return mini_batches
+        samples = await with_reference(samples, reference, temperature)
+        mini_batches.append(with_advantages(samples, recipe.algorithm))
+    every = iter(whitened(list(itertools.chain(*mini_batches)), recipe.algorithm))
+    return [[next(every) for _ in mini_batch] for mini_batch in mini_batches]
 
 
 async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:
@@ -101,5 +101,7 @@ async def _train(
         learned = await asyncio.wrap_future(backend.forward_backward(samples, loss, recipe.sampling.temperature))
         first = first or averages(learned)
         sums = merge(sums, learned)
-        results.append(await asyncio.wrap_future(backend.optim_step(normalizer=len(samples))))
+        limit = recipe.sampling.max_new_tokens
+        divisor = normalizer(recipe.algorithm, len(samples), learned["tokens"], limit)
+        results.append(await asyncio.wrap_future(backend.optim_step(divisor)))
     return sums, first, results

@@ -35,9 +35,9 @@ from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
-from polyrl_trainer.losses import averages, merge, policy_loss
+from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, whitened
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
-from polyrl_trainer.losses.overlong import shaped_advantages
+from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
 from polyrl_trainer.preparation import stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
@@ -185,6 +185,7 @@ class RlStep:
             batches.append(batch.number)
             if self._session.stop.is_set():
                 return False
+        samples = without_truncated(whitened(samples, self._recipe.algorithm), self._recipe.algorithm)
         for mini_batch in draw_mini_batches(samples, self._groups_per_mini_batch, (self._recipe.seed, self._step)):
             with self._clock.training():
                 learning = self._parts.backend.forward_backward(mini_batch, self._loss, temperature)
@@ -215,7 +216,10 @@ class RlStep:
     async def _update(self, sums: dict[str, float]) -> None:
         """One optimizer step over a mini-batch."""
         with self._clock.training():
-            result = await asyncio.wrap_future(self._parts.backend.optim_step(normalizer=self._mini_batch_samples))
+            divisor = normalizer(
+                self._recipe.algorithm, self._mini_batch_samples, sums["tokens"], self._recipe.sampling.max_new_tokens
+            )
+            result = await asyncio.wrap_future(self._parts.backend.optim_step(divisor))
         self._session.state.results.count_optimizer_step(taken=not result.not_finite)
         self._clock.optimizer_steps.append(result)
         self._learned_first = self._learned_first or averages(sums)
@@ -256,8 +260,8 @@ class RlStep:
         if not self._trained:
             # The manager gives the first batch when the learner is to have the devices of the reserved engines.
             self._clock.reserved_closes()
-        samples = shaped_advantages(samples, self._recipe)
         samples = await with_reference(samples, self._parts.reference, self._recipe.sampling.temperature)
+        samples = shaped_advantages(samples, self._recipe)
         self._trained += samples
         self._scored += batch.samples
         return samples

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import Mode, OptimizerSpec, RecipeSpec
+from polyrl.manifest.recipe import KlEstimator, Mode, OptimizerSpec, RecipeSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
@@ -25,9 +27,12 @@ from polyrl_trainer.loops.evaluation import PREFIX
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
+from polyrl_trainer.losses.policy_gradient import penalizes_loss
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
+
+log = structlog.get_logger()
 
 ModelPlace = Path | Mapping[str, Any]
 
@@ -150,6 +155,13 @@ class Stages:
         if self.recipe.algorithm.kl_coefficient == 0:
             yield None
             return
+        algorithm = self.recipe.algorithm
+        if penalizes_loss(algorithm) and algorithm.kl_estimator in (KlEstimator.K1, KlEstimator.K3):
+            log.warning(
+                "this KL penalty does not pull towards the reference as it should",
+                estimator=algorithm.kl_estimator.value,
+                better="k2 or k3Ratio, see recipe.algorithm.klEstimator",
+            )
         with closing(ReferencePolicy(self._model(source), self.engine)) as reference:
             yield reference
 

@@ -1,23 +1,27 @@
-"""Losses as pure functions of `LossInputs`: summed loss and named sums out, no model, no state.
+"""Losses and advantages as pure functions: no model, no state.
 
-Each formula stands in its function's docstring with its source; import from here, read `sft`, then `grpo`.
-A new one is a file here, a name in `AlgorithmSpec` and a row in `POLICY_LOSSES`.
+    presets          what an algorithm's name stands for
+    advantages       rewards to advantages, per group or per step
+    policy_gradient  the loss of every policy gradient; `correction` weighs its tokens for what engines drew otherwise
+    sft              the supervised loss, and how named sums add up
+    by_engine        the same sums by the engine that drew the tokens
+
+Each formula stands in its function's docstring with its source. A new algorithm is a name in `AlgorithmSpec` and a row
+of `presets.PRESETS`; a new term is a member of its enum and a branch in `policy_gradient`.
 """
 
 from functools import partial
-from typing import Final
 
 from polyrl.manifest.recipe import AlgorithmSpec
 from polyrl_trainer.backend import Loss
-from polyrl_trainer.losses.grpo import grpo
+from polyrl_trainer.losses.advantages import whitened, with_advantages
+from polyrl_trainer.losses.policy_gradient import policy_gradient
+from polyrl_trainer.losses.presets import normalizer
 from polyrl_trainer.losses.sft import averages, merge, sft_loss
 
-__all__ = ["averages", "merge", "policy_loss", "sft_loss"]
-
-POLICY_LOSSES: Final = {"grpo": grpo}
-"""By `AlgorithmSpec.name`."""
+__all__ = ["averages", "merge", "normalizer", "policy_loss", "sft_loss", "whitened", "with_advantages"]
 
 
 def policy_loss(algorithm: AlgorithmSpec) -> Loss:
     """The loss that the manifest's algorithm names, with its numbers filled in."""
-    return partial(POLICY_LOSSES[algorithm.name], algorithm=algorithm)
+    return partial(policy_gradient, algorithm=algorithm)

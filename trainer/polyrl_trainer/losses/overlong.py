@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.recipe import AdvantageEstimator, AlgorithmSpec, RecipeSpec
 from polyrl.sample import Finish
-from polyrl_trainer.losses.grpo import with_group_advantages
+from polyrl_trainer.losses.advantages import with_advantages
+from polyrl_trainer.losses.presets import advantage_of
 from polyrl_trainer.sample import Sample
 
 
@@ -29,10 +30,17 @@ def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec) -> list[Sam
             replace(one, penalty=overlong_penalty(int(one.loss_mask.sum()), limit, algorithm.overlong_buffer))
             for one in samples
         ]
-    shaped = with_group_advantages(samples, normalize=algorithm.normalize_advantage)
-    if not algorithm.overlong_filter:
-        return shaped
+    shaped = with_advantages(samples, algorithm)
+    # What REINFORCE++ has by now are returns, which the whole step is compared with.
+    whole_step = advantage_of(algorithm) is AdvantageEstimator.REINFORCE_PLUS_PLUS
+    return shaped if whole_step else without_truncated(shaped, algorithm)
+
+
+def without_truncated(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
+    """With `overlong_filter` the samples that were cut have advantage 0; without, all are as they were."""
     return [
-        replace(one, advantages=np.zeros_like(one.loss_mask)) if one.finish_reason == Finish.LENGTH else one
-        for one in shaped
+        replace(one, advantages=np.zeros_like(one.loss_mask))
+        if algorithm.overlong_filter and one.finish_reason == Finish.LENGTH
+        else one
+        for one in samples
     ]

@@ -166,6 +166,17 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         cel="self.recipe.algorithm.overlongBuffer <= self.recipe.sampling.maxNewTokens",
     ),
     Rule(
+        "whole-step-advantage",
+        "recipe.algorithm.oldLogProbs",
+        message="reinforce++ compares a sample with all of its step, so training has to wait for them: take recompute",
+        holds=lambda s: (
+            (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value != "reinforce++"
+            or s.recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
+        ),
+        cel="(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
+        " != 'reinforce++' || self.recipe.algorithm.oldLogProbs == 'recompute'",
+    ),
+    Rule(
         "reused-once",
         "recipe.algorithm.oldLogProbs",
         message="reuse takes one optimizer step per RL step; leave miniBatchPrompts out, or take recompute",

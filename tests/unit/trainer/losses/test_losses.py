@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import AlgorithmSpec
+from polyrl.manifest.recipe import AlgorithmName, AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
-from polyrl_trainer.losses import POLICY_LOSSES, averages, merge, policy_loss, sft_loss
-from polyrl_trainer.losses.grpo import grpo, k1, k3
+from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, sft_loss
+from polyrl_trainer.losses.policy_gradient import k1, k2, k3, policy_gradient as grpo
+from polyrl_trainer.losses.presets import PRESETS
 
 LN2 = math.log(2.0)
 
@@ -91,7 +94,7 @@ def test_the_clip_leaves_the_way_back_open() -> None:
 def test_grpo_adds_the_weighted_penalty_to_the_reference() -> None:
     # Reference twice and half as likely: k3 = 2 - 1 - ln 2 and 1/2 - 1 + ln 2; their gradients are 1 - 2 and 1 - 1/2.
     given_inputs = inputs([0, 0], reference_log_probs=[LN2, -LN2])
-    loss, sums = grpo(given_inputs, AlgorithmSpec(kl_coefficient=0.1))
+    loss, sums = grpo(given_inputs, AlgorithmSpec(kl_coefficient=0.1, kl_estimator="k3"))
     penalty = (1 - LN2) + (LN2 - 0.5)
     assert loss.item() == pytest.approx(0.1 * penalty / 2)
     assert sums["kl_reference"] == pytest.approx(penalty)
@@ -143,8 +146,8 @@ def test_the_reference_is_needed_only_with_a_penalty() -> None:
         grpo(without, AlgorithmSpec(kl_coefficient=0.1))
 
 
-def test_every_algorithm_that_a_manifest_may_name_has_its_loss() -> None:
-    assert set(POLICY_LOSSES) == set(get_args(AlgorithmSpec.model_fields["name"].annotation))
+def test_every_algorithm_that_a_manifest_may_name_stands_for_something() -> None:
+    assert set(PRESETS) == set(AlgorithmName)
 
 
 # Two sequences, the second with a negative advantage; every number of the table below is worked by hand from these.
@@ -192,6 +195,79 @@ def test_each_mode_by_hand(algorithm: dict[str, Any], mean_of_sequences: float) 
     assert loss.item() / 2 == pytest.approx(mean_of_sequences, abs=2e-6)
 
 
+RECOMPUTED: dict[str, Any] = {"old_log_probs": "recompute", "correction": "none", "dual_clip": FREE}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss_per_unit"),
+    [
+        # The four sums of the same per-token losses: -1.2, -.367879 and .824361, .4, 3.694528.
+        pytest.param({"aggregation": "tokenMean"}, 0.670202, id="token-mean"),
+        pytest.param({"aggregation": "sequenceMean"}, 0.427845, id="sequence-mean"),
+        pytest.param({"aggregation": "sequenceSum"}, 1.675505, id="sequence-sum"),
+        pytest.param({"aggregation": "constant"}, 0.418876, id="constant, 4 tokens at most"),
+        pytest.param({"name": "dapo"}, 0.665921, id="dapo"),
+        pytest.param({"name": "rloo"}, 1.675505, id="rloo"),
+        pytest.param({"name": "dr-grpo"}, 0.418876, id="dr-grpo"),
+        pytest.param({"name": "reinforce++"}, 0.670202, id="reinforce++"),
+        # Geometric means of the ratios: .670320 and 1.947734; neither is bounded, as A > 0 below and A < 0 above.
+        pytest.param({"policy_loss": "gspo"}, 0.151773, id="gspo's ratio with the wide clip"),
+        pytest.param({"name": "gspo"}, (-0.670320 + 0.5 * 1.947734) / 2, id="gspo"),
+        # Weights within [.8, 1.2], or at most 5 with no lower bound.
+        pytest.param({"name": "cispo", "clip_low": 0.2, "clip_high": 0.2}, 0.332, id="cispo, cut at the actor's range"),
+        pytest.param({"name": "cispo"}, 0.085042, id="cispo"),
+    ],
+)
+def test_each_algorithm_by_hand(algorithm: dict[str, Any], loss_per_unit: float) -> None:
+    spec = AlgorithmSpec(**{**RECOMPUTED, **algorithm})
+    loss, _ = grpo(inputs(**WORKED), spec)
+    divisor = normalizer(spec, samples=2, tokens=5, max_new_tokens=4)
+    assert loss.item() / divisor == pytest.approx(loss_per_unit, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        pytest.param({"aggregation": "tokenMean"}, [0, -0.073576, 0.164872, 0, 0.738906], id="clip"),
+        pytest.param({"policy_loss": "gspo"}, [-0.167580] * 2 + [0.162311] * 3, id="gspo: a sequence's tokens alike"),
+        pytest.param(
+            {"name": "cispo", "clip_low": 0.2, "clip_high": 0.2}, [-0.24, -0.16, 0.12, 0.08, 0.12], id="cispo: all pull"
+        ),
+    ],
+)
+def test_gradients_by_hand(algorithm: dict[str, Any], expected: list[float]) -> None:
+    spec, given_inputs = AlgorithmSpec(**{**RECOMPUTED, **algorithm}), inputs(**WORKED)
+    loss, _ = grpo(given_inputs, spec)
+    divisor = normalizer(spec, samples=2, tokens=5, max_new_tokens=4)
+    assert gradient(loss / divisor, given_inputs) == pytest.approx(expected, abs=2e-6)
+
+
+PI, REFERENCE = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
+EXACT = [0.320702, -0.082466, -0.238236]
+"""Gradient of KL(pi || reference) = .274887 in the logits of PI."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        pytest.param("k1", [0.0, 0.0, 0.0], id="k1 pulls nowhere"),
+        pytest.param("k2", EXACT, id="k2 is exact"),
+        pytest.param("k3", [0.3, 0.0, -0.3], id="k3 is the other divergence's"),
+        pytest.param("k3Ratio", EXACT, id="k3 with the ratio is exact"),
+    ],
+)
+def test_where_each_penalty_pulls_on_average(estimator: str, expected: list[float]) -> None:
+    logits = torch.tensor(PI).log().requires_grad_()
+    drawn = inputs([0, 1, 2], rollout_log_probs=np.log(PI).tolist(), reference_log_probs=np.log(REFERENCE).tolist())
+    drawn = replace(drawn, log_probs=torch.log_softmax(logits, dim=0))
+    spec = AlgorithmSpec(kl_coefficient=1.0, kl_estimator=estimator)
+    # The average over draws: each token's loss by its probability, which has no gradient of its own.
+    average = sum(grpo(replace(drawn, mask=torch.eye(3)[token]), spec)[0] * PI[token] for token in range(3))
+    (found,) = torch.autograd.grad(average, logits)  # type: ignore[arg-type]
+    assert found.tolist() == pytest.approx(expected, abs=2e-6)
+    assert k2(torch.tensor([-1.0]), torch.tensor([-1.5])).item() == pytest.approx(0.125)
+
+
 def test_shares_and_both_divergences_by_hand() -> None:
     _, sums = grpo(inputs(**WORKED), AlgorithmSpec(old_log_probs="recompute"))
     assert sums["clip_fraction"] == 2
@@ -227,7 +303,7 @@ def test_recomputed_logprobs_are_needed_where_they_are_asked_for() -> None:
 
 def test_impossible_ratios_stay_finite() -> None:
     given_inputs = inputs([0], rollout_log_probs=[-500.0], advantages=[-1.0], reference_log_probs=[400.0])
-    loss, sums = grpo(given_inputs, AlgorithmSpec(dual_clip=FREE, kl_coefficient=1.0))
+    loss, sums = grpo(given_inputs, AlgorithmSpec(dual_clip=FREE, kl_coefficient=1.0, kl_estimator="k3"))
     assert loss.item() == pytest.approx(FREE + 10.0)
     assert sums["rollout_drift_max"] == 500.0
     assert k3(torch.tensor([-95.0]), torch.tensor([-1.0])).item() == 10.0

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl_trainer.losses.overlong import overlong_penalty, shaped_advantages
+from polyrl_trainer.losses.advantages import whitened
+from polyrl_trainer.losses.overlong import overlong_penalty, shaped_advantages, without_truncated
 from polyrl_trainer.sample import Sample
 
 
@@ -24,7 +25,7 @@ def sample(length: int, reward: float, finish: str = "stop") -> Sample:
 
 
 def recipe(**algorithm: object) -> RecipeSpec:
-    spec = {"normalize_advantage": False, **algorithm}
+    spec = {"advantage": "groupMean", **algorithm}
     return RecipeSpec.model_validate(
         {"model": {"config": {"model_type": "qwen2"}}, "algorithm": spec, "sampling": {"max_new_tokens": 10}}
     )
@@ -46,3 +47,12 @@ def test_a_cut_sample_stays_in_the_mean_and_teaches_nothing() -> None:
     samples = [sample(3, 1.0), sample(10, 0.0, "length")]
     assert advantages(shaped_advantages(samples, recipe())) == [0.5, -0.5]
     assert advantages(shaped_advantages(samples, recipe(overlong_filter=True))) == [0.5, 0]
+
+
+def test_a_cut_sample_is_in_the_steps_spread_too_and_teaches_nothing() -> None:
+    spec = recipe(name="reinforce++", advantage=None, old_log_probs="recompute", overlong_filter=True)
+    samples = shaped_advantages([sample(3, 1.0), sample(10, 0.0, "length")], spec)
+    assert advantages(samples) == [1, 0]
+    whole = whitened(samples, spec.algorithm)
+    assert advantages(whole)[1] < 0, "it is below the step's mean"
+    assert advantages(without_truncated(whole, spec.algorithm)) == [advantages(whole)[0], 0]
