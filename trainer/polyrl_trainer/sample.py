@@ -45,7 +45,7 @@ class Sample:
     versions: tuple[int, ...] = ()
     """Distinct weight versions that generated it, in order."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The data row's further fields, for the reward function."""
+    """The data row's further fields, for the reward function; a copy, so that no sibling sees what one call writes."""
 
     @property
     def length(self) -> int:

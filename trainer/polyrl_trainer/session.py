@@ -52,6 +52,8 @@ class Session:
     """How long capacity may be away; loops wait for samples at least so long."""
     status_values: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
+    sequence_tokens_per_s: float | None = None
+    """Speed of one sequence in the newest step, at least; None before the first."""
     weights_content: bytes = b""
     """Hash of the weights that rollouts generate with, whatever their version's number."""
     _recorded: Sequence[SampleRecord] = ()

@@ -467,7 +467,7 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
 
 
 async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr("polyrl_trainer.loops.rl_loop.NEXT_DEADLINE_S", 0.2)
+    monkeypatch.setattr("polyrl_trainer.loops.rl_loop.longest_wait_s", lambda recipe, speed: 0.2)
     run = Run.make(tmp_path, FakeRollouts(echo), spec := recipe())
 
     async def silent():

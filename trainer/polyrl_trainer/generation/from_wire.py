@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Final
 
@@ -43,7 +44,7 @@ def to_sample(
         finish_reason=response.finish.value,
         rollout_log_probs=_after_prompt(prompt_length, log_probs * mask),
         versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
-        metadata=prompt.metadata,
+        metadata=copy.deepcopy(prompt.metadata),
     )
 
 

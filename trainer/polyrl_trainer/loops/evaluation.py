@@ -28,6 +28,7 @@ from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
+from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.step_metrics import mean_metrics
 from polyrl_trainer.preparation import EvaluationPrompts, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
@@ -40,8 +41,6 @@ PREFIX: Final = "eval/"
 """Of the metrics' names."""
 EXACT_MATCH: Final = f"{PREFIX}{pass_rates.MATCH}"
 """The metric; a share. There if the reward function gives it."""
-EVALUATION_DEADLINE_S: Final = 600.0
-"""Longest wait for the next evaluated samples; as for training."""
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped sample once the manager has nothing more to deliver."""
 MAX_TOKENS_PER_ANSWER: Final = 1 << 20
@@ -125,6 +124,7 @@ class Evaluator:
     async def _collect(self, asked: EvaluationGroups) -> Answered:
         answered: Answered = []
         groups = asked.groups
+        awaited_s = longest_wait_s(self.recipe, self.session.sequence_tokens_per_s)
         while groups.live:
             batch = await self.rollouts.next(
                 groups.plan.step,
@@ -132,7 +132,7 @@ class Evaluator:
                 min_samples=asked.missing,
                 max_samples=asked.missing,
                 max_tokens=MAX_TOKENS_PER_ANSWER,
-                deadline_s=max(EVALUATION_DEADLINE_S, self.session.max_manager_outage_s),
+                deadline_s=max(awaited_s, self.session.max_manager_outage_s),
             )
             answered += [(one, groups.prompt_of(one.group)) for one in batch.samples]
             groups.use(list(dict.fromkeys(one.group for one in batch.samples)))

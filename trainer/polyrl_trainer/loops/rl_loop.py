@@ -32,6 +32,7 @@ from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
@@ -68,11 +69,10 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     return state.step >= algorithm.steps
 
 
-NEXT_DEADLINE_S: Final = 600.0
-"""Longest wait for the next complete groups; beyond it the run fails, naming who was awaited. Long enough for the
-longest responses on a fleet that has just lost everything but its reserved engine."""
 FILTERED_BATCHES: Final = 10
 """Times promptsPerStep that may be filtered in one step; DAPO's max_num_gen_batches."""
+LEAST_GENERATE_S: Final = 1e-3
+"""Of a step whose groups were generated before it began."""
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped group once the manager has nothing more to deliver."""
 
@@ -227,6 +227,7 @@ class RlStep:
 
     async def _next(self, groups: StepGroups, missing: int, *, stoppable: bool) -> Batch | None:
         """A batch with at least one group; None when asked to stop first."""
+        awaited_s = longest_wait_s(self._recipe, self._session.sequence_tokens_per_s)
         while True:
             with self._clock.waiting():
                 pull = self._parts.rollouts.next(
@@ -235,7 +236,7 @@ class RlStep:
                     min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
                     max_samples=missing,
                     max_tokens=self._recipe.max_tokens_per_micro_batch,
-                    deadline_s=max(NEXT_DEADLINE_S, self._session.max_manager_outage_s),
+                    deadline_s=max(awaited_s, self._session.max_manager_outage_s),
                 )
                 batch = await (self._session.unless_stopped(pull) if stoppable else pull)
             if batch is None or batch.samples:
@@ -292,6 +293,8 @@ class RlStep:
         state.finish_step(self._parts.prompts.state(), self._sums)
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
+        longest = max(one.response_length for one in self._trained)
+        self._session.sequence_tokens_per_s = longest / max(clock.generate_s, LEAST_GENERATE_S)
         reward_metrics = [scored.metrics for scored in self._scored]
         learned = separate_movement(averages(self._sums), self._learned_first)
         values = step_metrics(self._trained, reward_metrics, groups, learned, clock)
