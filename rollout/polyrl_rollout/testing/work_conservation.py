@@ -1,6 +1,7 @@
 """Work conservation: no engine that could do something idles beside what waits, or runs far more slowly elsewhere (I5).
 
-It counts only what no policy could mind: the engine is sound, heard of, not the trainer's, and the whole budget fits.
+It counts only what no policy could mind: the engine is sound, heard of, not the trainer's, the whole budget fits, and
+what was last measured of it is not many times slower than others.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class WorkConservation:
             (engine.name, number): room.get((engine.name, number), now)
             for *_, number in state.queue[:1]
             for engine in able
-            if self._takes(state, engine, number, _waiting(state, number))
+            if not _is_far_slower(engine, able) and self._takes(state, engine, number, _waiting(state, number))
         }
         self._slow_since = {
             (number, engine.name): slow.get((number, engine.name), now)
@@ -92,6 +93,11 @@ class WorkConservation:
 def _is_sound(engine: LeasedEngine) -> bool:
     failed = isfinite(engine.quarantined_until) or engine.failures
     return not (failed or engine.draining or engine.pool is Pool.RESERVED)
+
+
+def _is_far_slower(engine: LeasedEngine, others: Iterable[LeasedEngine]) -> bool:
+    """As measured last, however long ago: a short wait for another one costs less."""
+    return any(0 < one.step_scale * SLOW_TIMES <= engine.step_scale for one in others)
 
 
 def _waiting(state: LedgerState, number: int) -> list[str]:
