@@ -78,6 +78,10 @@ class Pace(NamedTuple):
         """Seconds per token and sample with `running` samples, also on the average."""
         return self.step_s * (1 + running / self.half_batch)
 
+    def slower(self, times: float) -> Pace:
+        """One whose steps take so many times longer."""
+        return self._replace(step_s=self.step_s * times)
+
     def read(self, tokens: int) -> float:
         """Seconds to read `tokens` before the first new one."""
         return self.prefill_s * tokens

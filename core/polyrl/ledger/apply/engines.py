@@ -9,6 +9,7 @@ from polyrl.ledger import events, speed
 from polyrl.ledger.apply.samples import count_work, end_recall, increment, wake
 from polyrl.ledger.causes import GoneCause
 from polyrl.ledger.measures.departures import MEMORY, Departed
+from polyrl.ledger.measures.losses import Losses
 from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
 from polyrl.sample import Pool, Purpose
 
@@ -88,6 +89,7 @@ def apply_run_finished(state: LedgerState, event: events.RunFinished) -> None:
 def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> None:
     engine = state.engines.get(event.engine)
     before = engine is not None and _is_present(state, engine)
+    was_seen = engine is not None and _may_be_lost(engine)
     if engine is None:
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
@@ -96,6 +98,17 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
         _verify(engine, version)
     _serve(engine, event.version)
     state.usage.change_present(_is_present(state, engine) - before, event.at)
+    if _may_be_lost(engine) and not was_seen:
+        _losses(state, engine).change(1, event.at)
+
+
+def _may_be_lost(engine: LeasedEngine) -> bool:
+    """It may vanish without a word, and has not."""
+    return engine.pool is not Pool.RESERVED and not (engine.silent or engine.draining)
+
+
+def _losses(state: LedgerState, engine: LeasedEngine) -> Losses:
+    return state.usage.losses.setdefault(engine.pool, Losses())
 
 
 def _is_present(state: LedgerState, engine: LeasedEngine) -> bool:
@@ -137,6 +150,8 @@ def apply_engine_heard(state: LedgerState, event: events.EngineHeard) -> None:
 
 def apply_engine_silent(state: LedgerState, event: events.EngineSilent) -> None:
     engine = state.engines[event.engine]
+    if _may_be_lost(engine):
+        _losses(state, engine).lose(state.config.lease_s, event.at)
     engine.silent = True
     for number in engine.running:
         end_recall(state, number)  # nobody answers; other engines' room is not held for it
@@ -148,9 +163,16 @@ def apply_engine_silent(state: LedgerState, event: events.EngineSilent) -> None:
 
 def apply_engine_returned(state: LedgerState, event: events.EngineReturned) -> None:
     engine = state.engines[event.engine]
-    engine.silent, engine.heard_at = False, event.at
+    _come_back(state, engine, event.at)
+    engine.heard_at = event.at
     speed.begin_window(engine, event.at)
     wake(state, event.at + state.config.lease_s)
+
+
+def _come_back(state: LedgerState, engine: LeasedEngine, at: float) -> None:
+    was_silent, engine.silent = engine.silent, False
+    if was_silent and _may_be_lost(engine):
+        _losses(state, engine).regain(at)
 
 
 def apply_engine_load(state: LedgerState, event: events.EngineLoad) -> None:
@@ -190,6 +212,8 @@ def apply_engine_departed(state: LedgerState, event: events.EngineDeparted) -> N
 def apply_engine_draining(state: LedgerState, event: events.EngineDraining) -> None:
     engine = state.engines[event.engine]
     before = _is_present(state, engine)
+    if _may_be_lost(engine):
+        _losses(state, engine).change(-1, event.at)
     engine.draining, engine.drain_at = engine.draining or event.reason, event.drain_at
     state.usage.change_present(_is_present(state, engine) - before, event.at)
     wake(state, event.drain_at)
@@ -200,7 +224,10 @@ def apply_drain_expired(state: LedgerState, event: events.DrainExpired) -> None:
 
 
 def apply_engine_gone(state: LedgerState, event: events.EngineGone) -> None:
-    state.usage.change_present(-_is_present(state, state.engines.pop(event.engine)), event.at)
+    engine = state.engines.pop(event.engine)
+    if _may_be_lost(engine):
+        _losses(state, engine).change(-1, event.at)
+    state.usage.change_present(-_is_present(state, engine), event.at)
     if event.cause == GoneCause.DEREGISTERED:
         state.vanished.pop(event.engine, None)
         return
@@ -213,7 +240,8 @@ def apply_gap_seen(state: LedgerState, event: events.GapSeen) -> None:
 
 def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
     for engine in state.engines.values():
-        engine.heard_at, engine.silent = max(engine.heard_at, event.at), False
+        _come_back(state, engine, event.at)
+        engine.heard_at = max(engine.heard_at, event.at)
         engine.counts_from = event.at
     for assignment in state.assignments.values():
         assignment.progress_at = max(assignment.progress_at, event.at)

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from polyrl.ledger.measures.departures import Departed
+from polyrl.ledger.measures.losses import Losses
 from polyrl.status import FinishedStep, StepValue
 
 EVALUATION: Final = "evaluation"
@@ -82,6 +83,13 @@ class Usage(msgspec.Struct):
     """See `keep_step`."""
     departed: dict[str, Departed] = msgspec.field(default_factory=dict)
     """Engines whose tokens were others than the fleet's, the newest last."""
+    losses: dict[str, Losses] = msgspec.field(default_factory=dict)
+    """By pool; reserved engines are not lost."""
+
+    def slowdown(self, pool: str, now: float, loss_s: float) -> float:
+        """How many times longer a sample takes on such engines, if each loss of one costs it `loss_s`."""
+        losses = self.losses.get(pool)
+        return 1.0 if losses is None else 1.0 + losses.rate(now) * loss_s
 
     def present_until(self, at: float) -> float:
         """Seconds of engines that could generate."""

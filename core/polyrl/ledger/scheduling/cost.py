@@ -1,11 +1,14 @@
 """What it costs to generate a sample on an engine, in seconds until it is done: the one formula behind every decision.
 
-    cost(sample, engine) = opens + queue + expected * step(running + 1) + read(unread there + 2 * unread of the sample)
+    cost(sample, engine) = opens + queue + expected * step(running + 1) * slowdown
+                                 + read(unread there + 2 * unread of the sample)
 
     opens      until the engine may generate at all: while the trainer learns on its devices (see `window`), else 0
     queue      what the engine has accepted and does not run yet, one after the other
     expected   tokens still to come, by the life table of the run's turns (see `lengths`)
     step(b)    seconds per token when it runs b samples, measured (see `speed`)
+    slowdown   1 + losses per engine-second of its pool (see `measures.losses`) * what one costs, two leases.
+               A fleet that dies faster than samples end gets the short ones; the reserved engines are never lost
     read(n)    seconds to read n tokens, measured. What is new to an engine counts twice: the sample waits for it, and
                so does everybody else who generates there
 
@@ -29,7 +32,7 @@ from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
 from polyrl.ledger.scheduling.notice import reserve_of
-from polyrl.ledger.scheduling.window import opens_in
+from polyrl.ledger.scheduling.window import loss_seconds, opens_in
 from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState, context_used
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, sample_id
@@ -181,6 +184,8 @@ class Costs:
         self._state, self._now = transition.state, transition.now
         self._mean, self._fastest = transition.fleet.mean_step(), transition.fleet.fastest()
         self._paces: dict[str, speed.Pace] = {}
+        loss_s, usage = loss_seconds(self._state), self._state.usage
+        self._slowdowns = {pool: usage.slowdown(pool, self._now, loss_s) for pool in Pool}
 
     def on(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool) -> float:
         """For a sample that comes to `engine`, after all that is on its way there."""
@@ -205,7 +210,7 @@ class Costs:
 
     def step(self, engine: LeasedEngine, more: int = 0) -> float:
         """Seconds per token, with `more` samples on top of what it will run anyway."""
-        return self.pace(engine).step(engine.expected_running + more)
+        return self.pace(engine).step(engine.expected_running + more) * self._slowdowns[engine.pool]
 
     def pace(self, engine: LeasedEngine) -> speed.Pace:
         """That of an engine, measured or assumed."""
@@ -224,5 +229,5 @@ class Costs:
         if request.context + request.expected > engine.capacity.max_context:
             unread += request.context  # it will outgrow this engine, and be read again on a longer one
         queue = pace.wait(engine.load[1], running, request.expected)
-        generating = request.expected * pace.step(running)
+        generating = request.expected * pace.step(running) * self._slowdowns[engine.pool]
         return opens_in(self._state, engine, self._now) + queue + generating + pace.read(unread)

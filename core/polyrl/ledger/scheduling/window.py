@@ -97,6 +97,11 @@ def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
     return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * tokens - now)
 
 
+def loss_seconds(state: LedgerState) -> float:
+    """What the loss of its engine costs a sample: silence shows after a lease, and is expected to last another."""
+    return 2 * state.config.lease_s
+
+
 def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
     """Whether a batch that could answer `wanted` waits, because the reserved engines go on generating."""
     state, now = transition.state, transition.now
@@ -118,8 +123,8 @@ def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bo
     able = [engine for engine in state.engines.values() if engine.version >= 0 and not engine.draining]
     able = [engine for engine in able if engine.quarantined_until <= now and not engine.silent]
     others = [engine for engine in able if engine.pool is not Pool.RESERVED and engine.step_scale]
-    alone = _finish_s(state, others, left)
-    together = _finish_s(state, able, left)
+    alone = _finish_s(state, others, left, now)
+    together = _finish_s(state, able, left, now)
     if not isfinite(alone):
         return True
     learning = left.to_learn * state.learner.token_s
@@ -148,13 +153,17 @@ def _turns(state: LedgerState, entry: GroupState) -> Iterable[tuple[int, int, in
             yield sample.length - sample.turn_start, budget, speed.expected_tokens(state, sample)
 
 
-def _finish_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left) -> float:
-    """Seconds until these engines have generated all that is left."""
+def _finish_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left, now: float) -> float:
+    """Seconds until these engines have generated all that is left, losses among them counted."""
     slots = sum(engine.capacity.max_running for engine in engines)
     if not left.turns or not slots:
         return inf if left.turns else 0.0
     mean, share = speed.mean_step(engines), min(1.0, len(left.turns) * left.stride / slots)
-    paces = [(speed.pace_of(engine, mean), max(1.0, share * engine.capacity.max_running)) for engine in engines]
+    slowdowns = {pool: state.usage.slowdown(pool, now, loss_seconds(state)) for pool in Pool}
+    paces = [
+        (speed.pace_of(engine, mean).slower(slowdowns[engine.pool]), max(1.0, share * engine.capacity.max_running))
+        for engine in engines
+    ]
     bulk = left.expected / sum(running / pace.step(running) for pace, running in paces)
     table = state.lengths
     longest = table.outlook.longest(left.turns) if table.is_known else max(budget for _, budget in left.turns)

@@ -178,6 +178,7 @@ def _without_signs_of_life(state: LedgerState) -> LedgerState:
     copy = decode_state(encode_state(state))
     copy.due = copy.stall_due = copy.ask_due = copy.trainer_at = copy.learner.held_until = inf
     copy.counters.ignored.clear()
+    copy.usage.losses.clear()
     for engine in copy.engines.values():
         engine.heard_at, engine.weights_at, engine.silent = inf, inf, False
         engine.counts_from = inf
