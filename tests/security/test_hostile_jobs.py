@@ -125,6 +125,15 @@ async def test_its_status_is_kept_and_so_is_who_it_is() -> None:
     assert found["status"] == {"rollout": {"created": 3}}
 
 
+async def test_a_status_that_is_none_keeps_no_other_from_being_written() -> None:
+    for junk in (5, "x", [[]], None):
+        (found,) = await listed(page([json.dumps(GOOD | {"status": junk})]))
+        assert found == GOOD
+        deep = json.loads(job_with('"HERE"')) | {"status": junk}
+        (found,) = await listed(page([json.dumps(deep).replace('"HERE"', NESTED[0](DEEP))]))
+        assert "status" not in found
+
+
 async def test_an_answer_to_one_request_is_screened_as_a_list_is() -> None:
     for text in (job_with(NESTED[0](DEEP)), job_with(f'"{"x" * LONG}"')):
         found = await ApiServer(text).client().get(JOB, "ns", "bad")

@@ -121,14 +121,19 @@ def _read(shallow: bytes, size: int) -> Object:
     elif _REMOVED in shallow:
         fault = f"the object is nested too deeply; at most {MAX_DEPTH} levels are read"
     else:
-        whole: Object = msgspec.json.decode(shallow)
-        return whole
+        return _with_status_or_none(msgspec.json.decode(shallow))
     parts = msgspec.json.decode(shallow, type=_Parts)
     metadata = {key: parts.metadata[key] for key in IDENTITY_FIELDS if key in parts.metadata}
     kept: Object = {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata, UNREADABLE: fault}
     if len(parts.status) <= MAX_JOB_BYTES and _REMOVED not in bytes(parts.status):
         kept["status"] = msgspec.json.decode(parts.status)
-    return kept
+    return _with_status_or_none(kept)
+
+
+def _with_status_or_none(job: Object) -> Object:
+    if not isinstance(job.get("status", {}), dict):
+        del job["status"]  # no field of ours could be written into it
+    return job
 
 
 def _containers(data: bytes) -> int:
