@@ -43,7 +43,7 @@ from tests.security.hostile_jobs import hostile_job  # noqa: E402
 
 NAMESPACE: Final = "tenants"
 HONEST_S: Final = 1.0
-QUIET_JOBS: Final = 10
+QUIET_JOBS: Final = 5
 """Honest jobs before the first hostile one."""
 IN_FLIGHT: Final = 32
 """Hostile jobs that have no status yet, at most."""
@@ -117,9 +117,10 @@ class Flood:
         finally:
             slots.release()
 
-    async def run(self, bodies: int) -> None:
+    async def run(self, bodies: int, seconds: float) -> None:
+        began = self.now()
         slots, tasks = asyncio.Semaphore(IN_FLIGHT), set[asyncio.Task[None]]()
-        while self.load.sent < bodies:
+        while self.load.sent < bodies and self.now() - began < seconds:
             rest = self.body()
             key = blake2b(rest.encode(), digest_size=12).digest()
             if key in self.load.distinct:
@@ -175,7 +176,7 @@ async def progress(flood: Flood, bodies: int) -> None:
         print(f"{flood.now():7.0f} s  {load.sent:7d} of {bodies}  {load.rss[-1][1]:.0f} MiB", file=sys.stderr)
 
 
-async def measure(bodies: int, seed: int, folder: Path) -> tuple[dict[str, Any], Load]:
+async def measure(bodies: int, seed: int, seconds: float, folder: Path) -> tuple[dict[str, Any], Load]:
     flood = Flood(seed)
     process = await start_operator(await flood.server.start(), folder)
     seen = psutil.Process(process.pid)
@@ -190,14 +191,14 @@ async def measure(bodies: int, seed: int, folder: Path) -> tuple[dict[str, Any],
         beside = [
             asyncio.create_task(one) for one in (watch_rss(flood, seen), honest_jobs(flood), progress(flood, bodies))
         ]
-        await flood.run(bodies)
+        await flood.run(bodies, seconds)
         for task in beside:
             task.cancel()
         wall, spent = flood.now() - began, sum(seen.cpu_times()[:2]) - cpu
         figures = figures_of(flood.load, quiet) | {"wallSeconds": round(wall, 1)}
         figures["rssMiB"] = {"before": before >> 20, "highest": round(max(m for _, m in flood.load.rss)),
                              "end": seen.memory_info().rss >> 20}  # fmt: skip
-        figures |= {"cpuMsPerBody": round(1000 * spent / bodies, 2), "alive": process.returncode is None}
+        figures |= {"cpuMsPerBody": round(1000 * spent / flood.load.sent, 2), "alive": process.returncode is None}
         return figures, flood.load
     finally:
         if process.returncode is None:
@@ -236,10 +237,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bodies", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no more is sent then")
     parser.add_argument("--out", type=Path, help="the picture, by its ending .svg or .png")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures, load = asyncio.run(measure(given.bodies, given.seed, Path(folder)))
+        figures, load = asyncio.run(measure(given.bodies, given.seed, 60 * given.minutes, Path(folder)))
     if given.out is not None:
         plot(load, given.out)
     print(json.dumps(figures))

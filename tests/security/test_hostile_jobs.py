@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import time
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,6 +36,10 @@ PAGES = 400
 GOOD = raw_job() | {
     "metadata": {"name": "good", "namespace": "ns", "uid": "uid-good", "resourceVersion": "7", "generation": 1}
 }
+ROOT = Path(__file__).parents[2]
+FLOOD = 150
+"""Hostile jobs for the operator's process: two seconds on an idle core, beside its start."""
+MOST_RSS_MIB = 320
 LONGEST_PAUSE_S = 1.0
 """Of the operator's loop; half of it is parsed by a thread that gives way every few milliseconds."""
 SETTINGS = Settings(manager_image="m", trainer_image="t", rollout_image="r")
@@ -258,3 +265,14 @@ async def test_thousands_of_hostile_jobs_become_conditions_of_theirs(seed: int) 
             status = decided(raw)
             assert status.condition("Accepted") is not None
             json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def test_a_flood_of_jobs_leaves_honest_ones_looked_after(tmp_path: Path) -> None:
+    """A slice of benchmarks/security, with the operator's own process."""
+    script = ROOT / "benchmarks/security/hostile_jobs.py"
+    command = [sys.executable, str(script), "--bodies", str(FLOOD), "--out", str(tmp_path / "flood.svg")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["bodies"], found["distinct"], found["statuses"], found["alive"]) == (FLOOD, FLOOD, FLOOD, True)
+    assert found["rssMiB"]["highest"] < MOST_RSS_MIB
+    assert (tmp_path / "flood.svg").stat().st_size

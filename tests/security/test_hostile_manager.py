@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import random
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import ProtocolError
+from polyrl.sample import Pool
+from polyrl.status import EngineState, EngineStatus, ManagerStatus
 from polyrl_operator.api.connect import stream_session
-from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, manager_session
+from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import ManagerCredentials
 
 CREDENTIALS = ManagerCredentials("t" * 32, "")
@@ -115,3 +120,57 @@ def configuration(port: int) -> Configuration:
 
     given = {"ssl_ca_cert": None, "ca_cert_data": None, "cert_file": None, "verify_ssl": True}
     return cast(Configuration, SimpleNamespace(host=f"http://127.0.0.1:{port}", get_api_key_with_prefix=token, **given))
+
+
+VALID = msgspec.json.encode(
+    ManagerStatus(
+        seq=3,
+        run_epoch=1,
+        phase="rl",
+        values={"reward": 0.5},
+        engines=(
+            EngineStatus(
+                name="e",
+                pool=Pool.SPOT,
+                state=EngineState.SERVING,
+                weight_version=1,
+                running=1,
+                max_running=2,
+                tokens=9,
+            ),
+        ),
+    )
+)
+DRAWN = 300 * int(os.environ.get("POLYRL_FUZZ", "1"))
+ODD = (b"[" * 5000, b"9" * 400, b'"\\ud800"', b"\xff\xfe", b"null", b"1e999", b'{"a":' * 3000, b"-", b"")
+
+
+def drawn_answer(dice: random.Random) -> web.Response:
+    """A status with bytes changed, cut, or put in; or whatever else HTTP allows."""
+    body = bytearray(VALID)
+    for _ in range(dice.randint(0, 3)):
+        at = dice.randrange(len(body) + 1)
+        body[at : at + dice.randrange(6)] = dice.choice((dice.choice(ODD), dice.randbytes(dice.randrange(6))))
+    headers = dice.choice(
+        ({}, {"Content-Encoding": "gzip"}, {"Content-Type": "text/html; charset=x"}, {"Location": "http://x/"})
+    )
+    return web.Response(body=bytes(body), status=dice.choice((200, 200, 200, 204, 302, 401, 418, 500)), headers=headers)
+
+
+async def test_whatever_is_answered_is_a_status_or_a_typed_error(seed: int) -> None:
+    dice, taken, longest = random.Random(seed), 0, 0
+
+    async def answer(request: web.Request) -> web.Response:
+        return drawn_answer(dice)
+
+    async with serving(answer) as port, manager_session() as session:
+        client = ManagerClient(session)
+        for _ in range(DRAWN):
+            try:
+                taken += isinstance(
+                    await client.status(Address("127.0.0.1", port), CREDENTIALS, -1, 1.0), ManagerStatus
+                )
+            except (ProtocolError, ManagerUnreachable) as error:
+                longest = max(longest, len(str(error)))
+    assert longest < 1000
+    assert taken, "nothing was valid: the rest shows nothing"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import resource
 import subprocess
 import sys
@@ -27,6 +29,9 @@ from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 CHUNK = 64 << 10
+FUZZED_REQUESTS = 4_000 * int(os.environ.get("POLYRL_FUZZ", "1"))
+PULLED_S = 20.0
+"""300 kB beside a flood, on crowded cores."""
 STALL_S = 60.0
 """A puller that asks for much and reads none of it sleeps so long."""
 FILES = {"config.json": b'{"model_type": "tiny"}'}
@@ -115,6 +120,39 @@ async def test_only_chunks_that_changed_are_pulled(
     assert torch.equal(load_file(second.staged.folder / "model.safetensors")["norm"], tensors["norm"])
     staging.keep_only(1)
     assert [folder.name for folder in staging.root.glob("v*")] == ["v000001"]
+
+
+async def test_receivers_that_ask_for_anything_keep_no_other_waiting(
+    keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher], seed: int
+) -> None:
+    """Eight identities with the key: requests with bytes changed, cut or added, hashes and versions that are none."""
+    dice, publisher, tensors = random.Random(seed), publishers(), weights(0)
+    published = publisher.publish(0, tensors.items(), FILES)
+    requests = [GetManifest(0), GetManifest(-(2**40)), *(GetChunk(0, hash_) for hash_ in (b"x" * 32, b"", b"y" * 4000))]
+    with zmq.Context() as context:
+        peers = [stranger(context, keys, publisher.endpoint) for _ in range(8)]
+        for _ in range(FUZZED_REQUESTS):
+            frame = bytearray(encode(dice.choice(requests)))
+            for _ in range(dice.randrange(4)):
+                frame[dice.randrange(len(frame))] = dice.randrange(256)
+            parts = [bytes(frame[: dice.choice((None, 3))]) for _ in range(dice.choice((1, 1, 1, 2)))]
+            dice.choice(peers).send_multipart(parts)
+        async with asyncio.timeout(PULLED_S):
+            pulled = await Puller(keys.agent, staging).pull(published, None)
+        for peer in peers:
+            peer.close(linger=0)
+    assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["norm"], tensors["norm"])
+    assert publisher.dropped_frames.count
+
+
+def stranger(context: zmq.Context[zmq.Socket[bytes]], keys: Keys, endpoint: str) -> zmq.Socket[bytes]:
+    """With the agents' key; it reads nothing."""
+    socket = context.socket(zmq.DEALER)
+    socket.curve_publickey, socket.curve_secretkey = keys.agent.public_key.encode(), keys.agent.secret_key.encode()
+    socket.curve_serverkey = keys.trainer.public_key.encode()
+    socket.setsockopt(zmq.SNDTIMEO, 20_000)
+    socket.connect(endpoint)
+    return socket
 
 
 async def test_a_version_that_is_no_longer_kept_fails_the_pull(
