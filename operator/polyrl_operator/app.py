@@ -229,8 +229,8 @@ async def run_operator(options: Options) -> None:
             (health.metrics_app(one.metrics.registry, readers), options.metrics_port, tls),
             (health.health_app(one.checks(watched), one.ready), options.health_port, None),
         ):
-            runner, bound = await health.serve(app, options.host, port, secured)
-            stack.push_async_callback(runner.cleanup)
+            close, bound = await health.serve(app, options.host, port, secured)
+            stack.push_async_callback(close)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
         watches = run_watches(one.cache, connect, options.namespaces, watched, options.watch_silence)
         await _until_first_ends([watches, *one.tasks()])

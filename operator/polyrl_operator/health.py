@@ -10,10 +10,11 @@ was promised instead.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, cast
 
 import prometheus_client
 from aiohttp import web
@@ -28,6 +29,12 @@ RECONCILE_S: Final = 180.0
 
 QUEUE_S: Final = 120.0
 """Longest wait of a job to be reconciled, while this replica leads."""
+
+CONNECTION_S: Final = 10.0
+"""Of one connection, from its accept to its answer; ours take milliseconds."""
+
+MAX_CONNECTIONS: Final = 64
+"""A kubelet, a few scrapers and people with curl."""
 
 Check = Callable[[], list[str]]
 """What is wrong, a sentence each."""
@@ -89,10 +96,39 @@ def metrics_app(registry: prometheus_client.CollectorRegistry, readers: MetricsR
 
 async def serve(
     app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
-) -> tuple[web.AppRunner, int]:
-    """Starts it; the port that it listens on (0: one that is free). Clean the runner up at the end."""
+) -> tuple[Callable[[], Awaitable[None]], int]:
+    """Starts it; what ends it, and the port that it listens on (0: one that is free).
+
+    A connection is for one request and ends at its deadline, whatever it does; beyond the most there may be, the oldest
+    makes room. aiohttp alone waits for the rest of a request for ever, and takes any number."""
+    app.on_response_prepare.append(_end_connection)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, ssl_context=tls)
-    await site.start()
-    return runner, int(runner.addresses[0][1])
+    server, loop = cast(web.Server, runner.server), asyncio.get_running_loop()
+
+    def accept() -> asyncio.Protocol:
+        for oldest in server.connections[: len(server.connections) + 1 - MAX_CONNECTIONS]:
+            _drop(oldest)
+        handler = server()
+        loop.call_later(CONNECTION_S, _drop, handler)
+        return handler
+
+    handshake = None if tls is None else CONNECTION_S / 2
+    listener = await loop.create_server(accept, host, port, ssl=tls, ssl_handshake_timeout=handshake)
+
+    async def close() -> None:
+        listener.close()
+        await runner.cleanup()
+
+    return close, int(listener.sockets[0].getsockname()[1])
+
+
+async def _end_connection(request: web.Request, response: web.StreamResponse) -> None:
+    response.force_close()
+    response.headers["Connection"] = "close"
+
+
+def _drop(handler: web.RequestHandler) -> None:
+    """No-op when it is closed, or still shakes hands, which has a deadline of its own."""
+    if handler.transport is not None:
+        handler.transport.abort()
