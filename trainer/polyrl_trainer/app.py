@@ -247,7 +247,13 @@ async def _rollout_side(
             group_filter = CustomGroupFilter(prepared.group_filter, calls, timeout_s=timeout_s, samples_per_group=size)
         adopted = AdoptedGroups(known.held, whole_groups=group_filter is not None)
         runner = UserCodeRunner(
-            client, prepared.tokenizer, reward=reward, episodes=episodes, group_filter=group_filter, adopted=adopted
+            client,
+            prepared.tokenizer,
+            reward=reward,
+            episodes=episodes,
+            group_filter=group_filter,
+            adopted=adopted,
+            stop=recipe.sampling.stop,
         )
         supply = GroupSupply(client, runner, session=session, adopted=adopted)
         publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)

@@ -122,7 +122,8 @@ def tokenizer_of(recipe: RecipeSpec, manifest_dir: Path) -> Tokenizer:
 
 def stop_token_ids(recipe: RecipeSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
     """What ends a turn: the manifest's, and all that the model may have learned to end with."""
-    return tuple(sorted({*tokenizer.end_ids, *recipe.sampling.stop_token_ids}))
+    holding = [token for text in recipe.sampling.stop for token in tokenizer.ids_holding(text)]
+    return tuple(sorted({*tokenizer.end_ids, *recipe.sampling.stop_token_ids, *holding}))
 
 
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:

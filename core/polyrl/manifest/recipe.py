@@ -155,6 +155,10 @@ class SamplingSpec(ManifestModel):
     """Draw from the likeliest tokens that together reach this probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = -1
     """Draw from this many likeliest tokens; -1 keeps all."""
+    stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default=[], max_length=16)
+    """Strings that end a response of one turn, with the token that completes one. Engines stop at a token that holds
+    such a string; where several tokens make it up they go on to an end token or to maxNewTokens, and what comes after
+    the string is left out."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(default=[], max_length=256)
     """Token ids that end a turn, beside those that the tokenizer, its chat template and the model's generation config
     name. The token is kept."""

@@ -525,6 +525,26 @@ async def test_filtered_groups_are_no_failures_but_have_an_end(tmp_path, bound, 
         assert line["rollout/zero_std"] == pytest.approx(filtered / (filtered + 4)), "counted before the filter"
 
 
+async def test_a_stop_string_ends_what_is_scored_and_learned(tmp_path):
+    """The fake engines write the prompt's digits and its `=`, and go on to an end token; the response ends with `=`."""
+    seen = []
+
+    def reward(sample):
+        seen.append((sample.response, sample.finish_reason, sample.response_length))
+        return 1.0
+
+    spec = recipe()
+    spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"stop": ["="]})})
+    run = Run.make(tmp_path, FakeRollouts(echo), spec, reward)
+    run.host.stop = spec.sampling.stop
+    assert await run.train(spec)
+    stopped = [(length, len(text)) for text, finish, length in seen if text.endswith("=") and finish == "stop"]
+    assert stopped
+    assert all(length == characters for length, characters in stopped), "no end token behind it"
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["response_length/max"] for line in lines) <= max(length for *_, length in seen)
+
+
 async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
     def reward(sample):
         if sample.metadata["number"] == 3:

@@ -52,6 +52,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
 
+    def ids_holding(self, text: str) -> list[int]:
+        """Tokens whose text, by itself, holds `text`."""
+
     def save(self, folder: Path) -> None:
         """Writes the files from which transformers' AutoTokenizer makes the same tokenizer."""
 
@@ -104,6 +107,9 @@ class CharacterTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters.get(int(token), "") for token in ids)
 
+    def ids_holding(self, text: str) -> list[int]:
+        return [self._ids[text]] if text in self._ids else []
+
     def save(self, folder: Path) -> None:
         # A check reads rows where transformers, which brings the package tokenizers, is not installed.
         from polyrl_trainer.data.character_files import tokenizer_files
@@ -124,6 +130,7 @@ class HuggingFaceTokenizer:
         self.bos_id: int | None = self._tokenizer.bos_token_id
         self.eos_id = int(self._tokenizer.eos_token_id)
         self.vocabulary = len(self._tokenizer)
+        self._holding: dict[str, list[int]] = {}
         named = _generation_ends(model_folder or folder)
         self.end_ids: tuple[int, ...] = tuple(sorted({self.eos_id, *self._template_ends(), *named}))
 
@@ -145,6 +152,12 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def ids_holding(self, text: str) -> list[int]:
+        if text not in self._holding:
+            words = self._tokenizer.batch_decode([[token] for token in range(self.vocabulary)])
+            self._holding[text] = [token for token, word in enumerate(words) if text in word]
+        return self._holding[text]
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)

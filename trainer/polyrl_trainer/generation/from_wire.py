@@ -18,7 +18,7 @@ from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import PastTurn
 
-_WORD: Final = 4
+WORD: Final = 4
 """Bytes of a token id, and of its logprob."""
 
 
@@ -67,8 +67,8 @@ def past_turns(group: int, index: int, response: Response, prompt: Prompt, token
 def _until(response: Response, span: Span, turn: int) -> Response:
     return msgspec.structs.replace(
         response,
-        ids=response.ids[: span.start * _WORD],
-        logprobs=response.logprobs[: span.start * _WORD],
+        ids=response.ids[: span.start * WORD],
+        logprobs=response.logprobs[: span.start * WORD],
         loss_mask=response.loss_mask[: span.start],
         spans=tuple(one for one in response.spans if one.end <= span.start),
         turn=turn,

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from polyrl.sample import DiscardReason, Finish, Purpose, split_sample_id
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import past_turns, to_sample
+from polyrl_trainer.generation.stops import cut_at_stop
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
@@ -44,6 +47,8 @@ class UserCodeRunner:
     reward: RewardFunction
     episodes: Episodes | None = None
     group_filter: CustomGroupFilter | None = None
+    stop: Sequence[str] = ()
+    """Strings that end a response."""
     adopted: Container[int] = ()
     """Groups of an earlier trainer, whose turns may come before they are registered."""
     _early: dict[int, list[TurnDone]] = field(default_factory=dict)
@@ -94,6 +99,7 @@ class UserCodeRunner:
             self._tasks.create_task(self._answer(turn, record.prompt))
 
     async def _answer(self, turn: TurnDone, prompt: Prompt) -> None:
+        turn = msgspec.structs.replace(turn, response=cut_at_stop(turn.response, self.stop, self.tokenizer))
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self.tokenizer)
         try:
             text = await self._environment_text(sample, turn, prompt)

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import structlog
+from msgspec.structs import replace
 
 from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.manifest.data import EvaluationSampling
@@ -26,6 +27,7 @@ from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
+from polyrl_trainer.generation.stops import cut_at_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
 from polyrl_trainer.loops.deadline import longest_wait_s
@@ -134,12 +136,15 @@ class Evaluator:
                 max_tokens=MAX_TOKENS_PER_ANSWER,
                 deadline_s=max(awaited_s, self.session.max_manager_outage_s),
             )
-            answered += [(one, groups.prompt_of(one.group)) for one in batch.samples]
+            answered += [(self._stopped(one), groups.prompt_of(one.group)) for one in batch.samples]
             groups.use(list(dict.fromkeys(one.group for one in batch.samples)))
             await self.rollouts.acknowledge(batch.number)
             if not batch.samples and groups.live and not await groups.change(SUPPLY_DEADLINE_S):
                 raise DeadlineExceeded(f"{asked.missing} evaluated samples", "the manager", SUPPLY_DEADLINE_S)
         return answered
+
+    def _stopped(self, one: Scored) -> Scored:
+        return replace(one, response=cut_at_stop(one.response, self.recipe.sampling.stop, self.tokenizer))
 
     def _measure(self, asked: EvaluationGroups, scored: Sequence[Scored]) -> dict[str, float]:
         submitted = len(asked.rows.prompts) * asked.groups.plan.samples_per_group

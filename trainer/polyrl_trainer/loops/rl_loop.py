@@ -19,6 +19,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.recipe import OldLogProbs, RecipeSpec
 from polyrl.sample import Purpose, SamplingParams, Scored
@@ -31,6 +33,7 @@ from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.generation.stops import cut_at_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
@@ -239,8 +242,10 @@ class RlStep:
                     deadline_s=max(awaited_s, self._session.max_manager_outage_s),
                 )
                 batch = await (self._session.unless_stopped(pull) if stoppable else pull)
-            if batch is None or batch.samples:
-                return batch
+            if batch is None:
+                return None
+            if batch.samples:
+                return self._stopped(batch)
             # All that was submitted is packed or dropped: replacements are on their way, or nothing will ever come.
             if not await groups.change(SUPPLY_DEADLINE_S):
                 raise DeadlineExceeded(
@@ -248,6 +253,11 @@ class RlStep:
                     "the manager, which has nothing more to give",
                     SUPPLY_DEADLINE_S,
                 )
+
+    def _stopped(self, batch: Batch) -> Batch:
+        stop, tokenizer = self._recipe.sampling.stop, self._parts.tokenizer
+        cut = (replace(one, response=cut_at_stop(one.response, stop, tokenizer)) for one in batch.samples)
+        return replace(batch, samples=tuple(cut))
 
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
         with self._clock.training():

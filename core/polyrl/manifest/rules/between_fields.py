@@ -158,6 +158,13 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
     ),
     Rule(
+        "stop-of-one-turn",
+        "recipe.sampling.stop",
+        message="ends responses of one turn; with an environment name tokens, in sampling.stopTokenIds",
+        holds=lambda s: not s.recipe.sampling.stop or s.recipe.environment is None,
+        cel="size(self.recipe.sampling.stop) == 0 || !has(self.recipe.environment)",
+    ),
+    Rule(
         "overlong-buffer-fits",
         "recipe.algorithm.overlongBuffer",
         message="{recipe.algorithm.overlongBuffer} tokens before the limit are more than sampling.maxNewTokens"

@@ -57,3 +57,9 @@ def test_the_manifest_adds_its_own() -> None:
         {"model": {"config": {"model_type": "qwen2"}}, "sampling": {"stop_token_ids": [7, EOS_ID]}}
     )
     assert stop_token_ids(recipe, CharacterTokenizer("ab")) == (EOS_ID, 7)
+
+
+def test_tokens_that_hold_a_text_are_found(tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(folder_of(tmp_path, None, None))
+    assert tokenizer.ids_holding("_end") == [1, 2]
+    assert tokenizer.ids_holding("nothing") == []

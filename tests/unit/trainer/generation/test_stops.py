@@ -1,0 +1,56 @@
+"""Stop strings end a response with the token that completes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.sample import Finish, Response, Span
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
+from polyrl_trainer.generation.stops import cut_at_stop
+from polyrl_trainer.preparation import stop_token_ids
+
+TOKENIZER = CharacterTokenizer("abc.")
+
+
+def response(text: str) -> Response:
+    """Two engines drew it, the second from position 2 on."""
+    ids = [*TOKENIZER.encode_text(text), EOS_ID]
+    spans = (Span(0, 2, version=1, engine="x", attempt=1), Span(2, len(ids), version=2, engine="y", attempt=2))
+    return Response(
+        "1.0",
+        np.array(ids, dtype="<u4").tobytes(),
+        logprobs=np.arange(len(ids), dtype="<f4").tobytes(),
+        loss_mask=b"\1" * len(ids),
+        spans=spans,
+        turn=0,
+        finish=Finish.LENGTH,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [([".."], "abc.."), (["ab"], "ab"), ([".c", "c."], "abc."), (["abc..ca"], "abc..ca")],
+)
+def test_it_ends_with_the_token_that_completes_the_first(stop: list[str], kept: str) -> None:
+    cut = cut_at_stop(response("abc..ca"), stop, TOKENIZER)
+    assert TOKENIZER.decode(np.frombuffer(cut.ids, "<u4").tolist()) == kept
+    assert np.frombuffer(cut.logprobs, "<f4").tolist() == list(range(len(kept)))
+    assert cut.loss_mask == b"\1" * len(kept)
+    assert cut.spans[-1].end == len(kept)
+    assert len(cut.spans) == (1 if len(kept) == 2 else 2)
+    assert cut.finish is Finish.STOP
+
+
+def test_one_that_holds_none_is_left_as_it_is() -> None:
+    whole = response("abca")
+    assert cut_at_stop(whole, ["aa", "."], TOKENIZER) is whole
+    assert cut_at_stop(whole, [], TOKENIZER) is whole
+
+
+def test_engines_stop_at_tokens_that_hold_a_string_by_themselves() -> None:
+    recipe = RecipeSpec.model_validate(
+        {"model": {"config": {"model_type": "qwen2"}}, "sampling": {"stop": [".", "ab"]}}
+    )
+    assert stop_token_ids(recipe, TOKENIZER) == (EOS_ID, EOS_ID + 4)
