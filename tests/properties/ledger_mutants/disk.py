@@ -10,6 +10,7 @@ from ledger_mutants.mutant import Mutant, Patch
 from polyrl.ledger import apply, events as f, journal, ledger
 from polyrl.ledger.journal import PageBook, durability
 from polyrl.wire import TokensKept
+from polyrl_rollout.testing.simulation import manager
 
 
 def state_changed_beside_the_fold(patch: Patch) -> None:
@@ -106,6 +107,20 @@ def pages_read_backwards(patch: Patch) -> None:
     patch.setattr(PageBook, "restore", lambda book, state, rows: honest(book, state, list(rows)[::-1]))
 
 
+def frames_swapped_on_the_disk(patch: Patch) -> None:
+    """Of what is committed together the newest frame of tokens comes first."""
+    honest = journal.encode_events
+
+    def encode(events: Any) -> bytes:
+        at = [index for index, event in enumerate(events) if isinstance(event, f.TokensTaken)]
+        swapped = list(events)
+        for old, new in zip(at, reversed(at), strict=True):
+            swapped[old] = events[new]
+        return honest(swapped)
+
+    patch.setattr(manager, "encode_events", encode)
+
+
 def last_row_twice(patch: Patch) -> None:
     """Replay applies the newest row again."""
     honest = journal._fold_all
@@ -134,5 +149,6 @@ MUTANTS: Final = (
     Mutant(snapshot_forgets_generated, "I10", 36),
     Mutant(snapshot_forgets_rewards, "I10", 2),
     Mutant(pages_read_backwards, "I10", 2),
+    Mutant(frames_swapped_on_the_disk, "I10", 267),
     Mutant(last_row_twice, "I10", 26),
 )

@@ -15,11 +15,22 @@ from polyrl.ledger.messages import agents, trainer
 from polyrl.ledger.scheduling import cost, leases, placement, rebalance, recalls
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
-from polyrl.wire import Cancel, StartDrain
+from polyrl.wire import Announce, Cancel, StartDrain
 
 
 def placed_on_any_version(patch: Patch) -> None:
     patch.setattr(placement, "may_generate", lambda transition, engine, low, high: True)
+
+
+def short_contexts_overfilled(patch: Patch) -> None:
+    """An engine may generate as much as the budget leaves, whatever its context holds."""
+    honest = samples.tokens_left
+    patch.setattr(samples, "tokens_left", lambda state, sample, context: honest(state, sample, 2**40))
+
+
+def drains_kept_to_itself(patch: Patch) -> None:
+    """An engine is never asked to drain."""
+    patch.setattr(leases, "StartDrain", lambda deadline_s, reason: Announce(-1, "", public_key="", manifest_hash=b""))
 
 
 def silence_unnoticed(patch: Patch) -> None:
@@ -200,6 +211,8 @@ def held_assignments_restarted(patch: Patch) -> None:
 
 
 MUTANTS: Final = (
+    Mutant(short_contexts_overfilled, "I4", 5),
+    Mutant(drains_kept_to_itself, "I8", 0),
     Mutant(placed_on_any_version, "I6", 31),
     Mutant(silence_unnoticed, "I8", 24),
     Mutant(dead_idle_engine_kept, "I8", 24),

@@ -8,7 +8,7 @@ besides it here is what no journal can show, since only the peers know it:
     I4   every response is the model's, token for token: none doubled, missing, foreign, past a stop or over the budget
     I5   a run gets on: nothing waits for ever (looked at by `world`), nor long while a sound engine has room for it
     I6   every token's version was really loaded by the engine that made it
-    I8   no engine that says nothing keeps its lease
+    I8   no engine that says nothing keeps its lease, and one that is to drain is asked to
     I10  events give the live state, at any cut, also after a journey through bytes; a restart loses nothing that was
          committed, a power cut nothing that was synced, and so nothing that anybody was promised
     I11  every token that arrives is counted, as kept, in vain or repeated
@@ -49,6 +49,7 @@ from polyrl.wire import (
     Hello,
     Reject,
     Score,
+    StartDrain,
     Submit,
     TurnDone,
     WeightsLoaded,
@@ -270,6 +271,7 @@ class Watcher:
     def after(self, outcome: Effects, now: float, tokens: int) -> None:
         """The ledger has decided something, on a message that brought so many tokens."""
         history: list[HistoryEntry] = []
+        asked_to_drain = {name for name, message in outcome.to_agents if isinstance(message, StartDrain)}
         for event in outcome.events:
             if _is_progress(event):
                 self.progress_at = now
@@ -277,6 +279,8 @@ class Watcher:
                 raise Violation(now, "I1", f"batch {event.batch} is acknowledged, but the trainer never took it")
             if isinstance(event, f.GroupDiscarded) and not self._is_discard_due(event, now):
                 raise Violation(now, "I1", f"group {event.group} is discarded as {event.reason} without cause")
+            if isinstance(event, f.EngineDraining) and event.engine not in asked_to_drain:
+                raise Violation(now, "I8", f"engine {event.engine} is to drain, and was not asked to")
             if isinstance(event, f.Reclaimed):
                 self._kept[event.sample] = min(event.length, self._kept.get(event.sample, 0))
             if isinstance(event, f.TokensTaken):
