@@ -32,6 +32,7 @@ from stand import EPOCH, JOB, Stand, standing
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids, unpack_ids
+from polyrl_operator.secret import write_engine_keys
 from polyrl_rollout.engines.sglang.engine import PYTHON
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
@@ -84,7 +85,8 @@ async def _agent(stand: Stand) -> AsyncIterator[psutil.Process]:
     launcher.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
     launcher.chmod(0o700)
     command = [sys.executable, "-m", "polyrl_rollout.agent", "--job", str(stand.folder / "job.json")]
-    command += ["--keys", str(stand.folder / "keys/agent.key"), "--epoch", str(EPOCH), "--engine-name", "agent"]
+    keys = write_engine_keys(stand.folder / "keys", "agent")
+    command += ["--keys", str(keys), "--epoch", str(EPOCH), "--engine-name", "agent"]
     command += ["--pool", "spot", "--manager-endpoints", str(stand.folder / "manager.json")]
     environment = {**os.environ, PARENT_PID: str(os.getpid()), PYTHON: str(launcher)}
     with (stand.folder / "agent.log").open("wb") as log:

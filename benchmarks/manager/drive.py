@@ -18,9 +18,9 @@ import zmq.asyncio
 from loads import Load
 from stand import EPOCH, POLL_S, Stand
 
-from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.wire import Hello, pack_ids
+from polyrl.wire.engine_identity import engine_keys
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
 from polyrl_trainer.client import RolloutClient
 
@@ -34,10 +34,11 @@ class Drive:
     """One load on its way."""
 
     def __init__(self, load: Load, stand: Stand, client: RolloutClient, context: zmq.asyncio.Context) -> None:
-        keys = read_keys(AgentKeys, stand.folder / "keys/agent.key")
+        keys = stand.folder / "keys"
         hellos = [_hello(load, number) for number in range(load.engines)]
         self.agents = [
-            FakeAgent(context, stand.endpoints.agents, keys, hello, load.chunk, load.pace) for hello in hellos
+            FakeAgent(context, stand.endpoints.agents, engine_keys(keys, hello.engine), hello, load.chunk, load.pace)
+            for hello in hellos
         ]
         self._load = load
         self.stand = stand

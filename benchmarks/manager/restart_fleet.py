@@ -18,9 +18,9 @@ from typing import Final
 from stand import EPOCH
 
 from polyrl import parent_death_signal
-from polyrl.keys import AgentKeys, read_keys
 from polyrl.sample import Finish, Pool
 from polyrl.wire import EngineCapacity
+from polyrl.wire.engine_identity import engine_keys
 from polyrl_rollout.agent.__main__ import read_endpoint
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
@@ -75,14 +75,13 @@ class PacedEngine:
 
 async def run(folder: Path, engines: int, streams: int, pace: float, head: int) -> None:
     """Until cancelled, or until every agent has ended."""
-    keys = read_keys(AgentKeys, folder / "keys/agent.key")
     file, info = folder / "manager.json", EngineCapacity(streams, streams * CONTEXT, max_context=CONTEXT)
     async with asyncio.TaskGroup() as agents:
         for number in range(engines):
             name = f"paced-{number}"
             settings = AgentSettings(
                 lambda: read_endpoint(file, EPOCH),
-                keys,
+                engine_keys(folder / "keys", name),
                 run_epoch=EPOCH,
                 engine=name,
                 pool=Pool.SPOT,

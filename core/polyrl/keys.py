@@ -1,9 +1,11 @@
 """The keys of one run: what each role's key file holds, and nothing a role does not need.
 
-    manager.key    own pair, the agents' and the trainer's public keys (its allow-lists), the operator's HTTP token
+    manager.key    own pair, the agents' and the trainer's public keys (its allow-lists), the operator's HTTP token, and
+                   the identity key, by which it knows engines that were named (see `wire.engine_identity`)
     trainer.key    own pair, the manager's public key (it dials), the agents' public key (its publisher's allow-list)
-    agent.key      own pair, the manager's and the trainer's public keys (it dials both); shared by a run's agents
-    operator.key   the HTTP token, and nothing of CURVE
+    agent.key      own pair, the manager's and the trainer's public keys (it dials both), which a run's agents share; in
+                   each agent's own file, which has the engine's name, the proof that the engine was named, too
+    operator.key   the HTTP token and the identity key, and nothing of CURVE
 
 A key is a CURVE25519 key as 40 characters of Z85 (ZeroMQ RFC 32), or a random HTTP token. Files are JSON, mode 0600, in
 a folder of mode 0700; in pods they are root's, and our group may read them. A refused file raises InvalidData with one
@@ -57,6 +59,8 @@ class ManagerKeys(_Keys, frozen=True):
     trainer_public_key: str
     """The only key its trainer's socket lets in."""
     http_token: str
+    identity_key: str
+    """What proofs of engines' names are made and checked with."""
 
 
 class TrainerKeys(_Keys, frozen=True):
@@ -70,19 +74,24 @@ class TrainerKeys(_Keys, frozen=True):
 
 
 class AgentKeys(_Keys, frozen=True):
-    """What every agent of a run holds."""
+    """What every agent of a run holds, and with a name what one engine's agent does."""
 
     public_key: str
     secret_key: str
     manager_public_key: str
     trainer_public_key: str
     """The publisher's CURVE server key."""
+    engine: str = ""
+    """Whom it may speak for; empty in the run's own file, from which agents' are made."""
+    proof: str = ""
+    """That it may (see `wire.engine_identity`)."""
 
 
 class OperatorKeys(_Keys, frozen=True):
     """What the operator, or the local runner, holds."""
 
     http_token: str
+    identity_key: str
 
 
 RoleKeys: TypeAlias = ManagerKeys | TrainerKeys | AgentKeys | OperatorKeys
@@ -146,8 +155,8 @@ def is_exposed(status: os.stat_result, user: int, groups: set[int]) -> bool:
 
 
 def _check_field(name: str, value: str, source: str) -> None:
-    if name == "httpToken":
+    if name in ("httpToken", "identityKey"):
         if _TOKEN.fullmatch(value) is None:
-            raise InvalidData(f"{source}: httpToken is not {MIN_TOKEN_LENGTH} or more URL-safe characters")
-    elif not is_z85_key(value):
+            raise InvalidData(f"{source}: {name} is not {MIN_TOKEN_LENGTH} or more URL-safe characters")
+    elif name not in ("engine", "proof") and not is_z85_key(value):
         raise InvalidData(f"{source}: {name} is not a CURVE key of {Z85_KEY_LENGTH} Z85 characters")

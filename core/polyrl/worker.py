@@ -244,7 +244,8 @@ def user_inherits(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _agent(spec: JobSpec, place: RunLocation, role: Role, pool: Pool) -> Worker:
-    argv = _module(place, "polyrl_rollout.agent", "agent", endpoints_flag="--manager-endpoints")
+    own = NAME_SLOT if place.pods is None else "agent"
+    argv = _module(place, "polyrl_rollout.agent", own, endpoints_flag="--manager-endpoints")
     argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
     return Worker(
         role.value,

@@ -1,6 +1,6 @@
-"""What is made once per run: each role's keys (three CURVE pairs, one HTTP token; `polyrl.keys` says who gets what), as
-files, or in a Secret that no pod names, with the manager's certificate. Each role's pods mount a Secret of their own,
-copied from what is stored; nothing of it is kept here after the request that stores it.
+"""What is made once per run: each role's keys (three CURVE pairs, HTTP token, identity key; `polyrl.keys` says who gets
+what), as files, or in a Secret that no pod names, with the manager's certificate. Each role's pods, and each rollout,
+mount a Secret of their own, made from what is stored; nothing of it is kept here after these requests.
 
 The certificate is signed by an authority of the run's own that signs nothing else, and whose key is thrown away. The
 operator pins that authority, so no other certificate speaks for the manager, whatever the cluster's DNS says.
@@ -29,10 +29,12 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.owner import Owner
 from polyrl.errors import InvalidData
-from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, format_keys, parse_keys
+from polyrl.keys import FILE_NAMES, AgentKeys, K, ManagerKeys, OperatorKeys, TrainerKeys, format_keys, parse_keys
+from polyrl.wire.engine_identity import agent_keys_of, engine_keys
+from polyrl.worker import Role
 
-HTTP_TOKEN_BYTES: Final = 32
-"""Randomness of the HTTP token; 256 bits, as many as the CURVE keys have."""
+TOKEN_BYTES: Final = 32
+"""Randomness of the HTTP token, and of the identity key; 256 bits, as many as the CURVE keys have."""
 
 AUTHORITY: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
@@ -63,15 +65,30 @@ def write_run_keys(folder: Path) -> None:
         _write_private(folder / name, content.decode())
 
 
+def write_engine_keys(folder: Path, engine: str) -> Path:
+    """Writes the key file of one engine's agent (mode 0600) beside those of its run, and gives its path. Raises
+    InvalidData."""
+    path = folder / f"{engine}.key"
+    _write_private(path, format_keys(engine_keys(folder, engine)))
+    return path
+
+
 def make_run_keys() -> tuple[ManagerKeys, TrainerKeys, AgentKeys, OperatorKeys]:
     """Fresh keys for every role of one run."""
     (manager, manager_secret), (trainer, trainer_secret), (agent, agent_secret) = (_pair() for _ in range(3))
-    token = secrets.token_urlsafe(HTTP_TOKEN_BYTES)
+    token, identity_key = (secrets.token_urlsafe(TOKEN_BYTES) for _ in range(2))
     return (
-        ManagerKeys(manager, manager_secret, agent_public_key=agent, trainer_public_key=trainer, http_token=token),
+        ManagerKeys(
+            manager,
+            manager_secret,
+            agent_public_key=agent,
+            trainer_public_key=trainer,
+            http_token=token,
+            identity_key=identity_key,
+        ),
         TrainerKeys(trainer, trainer_secret, manager_public_key=manager, agent_public_key=agent),
         AgentKeys(agent, agent_secret, manager_public_key=manager, trainer_public_key=trainer),
-        OperatorKeys(http_token=token),
+        OperatorKeys(token, identity_key),
     )
 
 
@@ -110,11 +127,31 @@ def role_secrets(owner: Owner, root: Object) -> list[Object]:
     """A Secret for each role, copied from `root` as stored, whose uid stands in place of a hash of their content: so
     none of another generation is ever taken for one of this."""
     made = []
+    data = root["data"] | _agent_file(root, names.reserved_engines(owner.name))
     for role, files in names.KEY_FILES.items():
         metadata = owner.metadata(names.role_secret_name(owner.name, role), role)
         metadata["annotations"] = {names.ANNOTATION_CONTENT: root["metadata"]["uid"]}
-        made.append(_secret(metadata, {name: root["data"][name] for name in files}))
+        made.append(_secret(metadata, {name: data[name] for name in files}))
     return made
+
+
+def engine_secret(owner: Owner, root: Object, pod: str, uid: str) -> Object:
+    """The Secret of one rollout, owned by its pod, by which its agent speaks for that pod's engine alone."""
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+    metadata = owner.metadata(pod, Role.ROLLOUT) | {"ownerReferences": [reference]}
+    return _secret(metadata, _agent_file(root, pod))
+
+
+def _agent_file(root: Object, engine: str) -> dict[str, str]:
+    """agent.key of an engine, or of engines with this beginning of their names, as a Secret's data."""
+    text = format_keys(agent_keys_of(_part(root, AgentKeys), _part(root, OperatorKeys).identity_key, engine))
+    return {FILE_NAMES[AgentKeys]: base64.b64encode(text.encode()).decode()}
+
+
+def _part(secret: Object, kind: type[K]) -> K:
+    """Keys of one role from the Secret of them all. Raises InvalidData or KeyError when it is not one of ours."""
+    name = FILE_NAMES[kind]
+    return parse_keys(kind, base64.b64decode(secret["data"][name]), f"Secret {secret['metadata']['name']}")
 
 
 def generation_of(secret: Object) -> str:
@@ -129,10 +166,8 @@ def _secret(metadata: Object, data: dict[str, str]) -> Object:
 
 def manager_credentials(secret: Object) -> ManagerCredentials:
     """The operator's part of a Secret as stored. Raises InvalidData or KeyError when it is not one of ours."""
-    data = {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
-    source = f"Secret {secret['metadata']['name']}"
-    keys = parse_keys(OperatorKeys, data[FILE_NAMES[OperatorKeys]], source)
-    return ManagerCredentials(keys.http_token, data[AUTHORITY].decode())
+    authority = base64.b64decode(secret["data"][AUTHORITY]).decode()
+    return ManagerCredentials(_part(secret, OperatorKeys).http_token, authority)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ PUBLIC = {
     "polyrl.status": {"EngineState", "EngineStatus", "ManagerStatus", "SampleCounts", "TokenCounts"},
     "polyrl.weights": {"WeightsRef"},
     "polyrl.wire": {"Batch", "GroupDropped", "HeldGroup", "TrainerWelcome", "TurnDone", "pack_ids", "unpack_ids"},
-    "polyrl_operator.secret": {"write_run_keys"},
+    "polyrl_operator.secret": {"write_run_keys", "write_engine_keys"},
     "polyrl_trainer.client": {"RequestRefused", "RolloutClient"},
     "polyrl_trainer.environments": {"CalculatorEnvironment", "Environment", "Generate"},
     "polyrl_trainer.sample": {"Sample"},

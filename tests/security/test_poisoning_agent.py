@@ -13,12 +13,13 @@ import numpy as np
 import torch
 import zmq.asyncio
 
-from polyrl.keys import AgentKeys, ManagerKeys, read_keys
+from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Pool
 from polyrl.weights import WeightsRef
 from polyrl.wire import FINISH_CODES, Assign, Deltas, Hello, pack_ids, pack_rows, unpack_ids
+from polyrl.wire.engine_identity import engine_keys
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_agent import FakeAgent
@@ -168,14 +169,15 @@ async def test_poisoning_engines_are_named_and_pause_and_honest_ones_are_not(tmp
     write_run_keys(tmp_path)
     context, policy = zmq.asyncio.Context(), Policy()
     ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=30.0, lost_s=30.0))
-    own, theirs = read_keys(ManagerKeys, tmp_path / "manager.key"), read_keys(AgentKeys, tmp_path / "agent.key")
+    own = read_keys(ManagerKeys, tmp_path / "manager.key")
     async with asyncio.timeout(60), Manager(ledger, own, EPOCH, Listen()) as manager:
         tasks = [asyncio.create_task(manager.run())]
         for name, draw in FLEET.items():
             hello = Hello(
                 EPOCH, name, pool=Pool.SPOT, max_running=4, kv_tokens=10_000, max_context=100, weight_version=-1
             )
-            agent = DrawingAgent(policy, draw, context, manager.endpoints.agents, theirs, hello)
+            keys = engine_keys(tmp_path, name)
+            agent = DrawingAgent(policy, draw, context, manager.endpoints.agents, keys, hello)
             tasks.append(asyncio.create_task(agent.run()))
         async with RolloutClient.connect(manager.endpoints.trainer, tmp_path / "trainer.key", EPOCH) as client:
             await train(tmp_path / "run", client, policy)

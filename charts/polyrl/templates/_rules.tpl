@@ -28,7 +28,7 @@
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims]
   verbs: [get, list, create]
-# Each job's keys: made once, read by name to speak with the job's manager and to copy each role its own. Never listed.
+# Each job's keys: made once, read by name to speak with the job's manager and to make each role's and rollout's of. Never listed.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]

@@ -167,7 +167,7 @@ async def _run(
     view = ProgressView(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
-    run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline)
+    run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline, folder.keys)
     prints = PrintsTail(folder.prints) if show_prints else None
     showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics), prints))
     try:

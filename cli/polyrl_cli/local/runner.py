@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Final
 
 from polyrl.errors import UserError
@@ -20,12 +21,13 @@ from polyrl.local import planner
 from polyrl.local.planner import ObservedWorker, PlannedAction, RunEnd, RunObservation, StartWorker, StopWorker
 from polyrl.local.starts import how_it_ended, was_killed
 from polyrl.status import EngineState, ManagerStatus
-from polyrl.worker import Workers
+from polyrl.worker import Role, Workers
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim
 from polyrl_cli.local.chaos import DueFault, FaultInjector, FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.report.timeline import Timeline
+from polyrl_operator.secret import write_engine_keys
 
 LONGEST_SLEEP_S: Final = 30.0
 """Between two turns of the loop when nothing happens at all; every change wakes it anyway."""
@@ -33,18 +35,22 @@ LONGEST_SLEEP_S: Final = 30.0
 LAST_GRACE_S: Final = 5.0
 """What workers get once the trainer has ended; by then none holds anything that matters."""
 
+ENGINES: Final = (Role.ROLLOUT, Role.RESERVED)
+
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LocalRun:
     """One run: its wanted workers, its fleet, and what is known of it at this moment."""
 
-    def __init__(self, wanted: Workers, fleet: ProcessFleet, client: LocalManager, timeline: Timeline) -> None:
+    def __init__(
+        self, wanted: Workers, fleet: ProcessFleet, client: LocalManager, timeline: Timeline, keys: Path
+    ) -> None:
         self.status = ManagerStatus(seq=-1, run_epoch=0)
         self.observed: list[ObservedWorker] = []
         self.conditions: list[str] = []
         self.stopped_by: signal.Signals | None = None
-        self._wanted, self._fleet, self._client, self._timeline = wanted, fleet, client, timeline
+        self._wanted, self._fleet, self._client, self._timeline, self._keys = wanted, fleet, client, timeline, keys
         self._injector = FaultInjector(fleet)
         self._manager_ready = False
         self._served: set[str] = set()
@@ -142,6 +148,8 @@ class LocalRun:
     async def _act(self, action: PlannedAction) -> None:
         if isinstance(action, StartWorker):
             self._timeline.note("started", action.worker.name, str(action))
+            if action.worker.role in ENGINES:
+                write_engine_keys(self._keys, action.worker.name)
             await self._fleet.start(action.worker)
         elif isinstance(action, StopWorker):
             phases = {seen.name: seen.phase for seen in self.observed}

@@ -28,6 +28,20 @@ class MakeKeys:
 
 
 @dataclass(frozen=True)
+class MakeEngineKeys:
+    """Make the Secret of each of these pods, by which its agent speaks for the engine of that name and for no other. It
+    goes with its pod."""
+
+    root: str
+    """Secret that they come from."""
+    pods: tuple[tuple[str, str], ...]
+    """Name and uid."""
+
+    def __str__(self) -> str:
+        return f"make keys of {', '.join(name for name, _ in self.pods)}"
+
+
+@dataclass(frozen=True)
 class _Write:
     object: Object
     why: str
@@ -123,7 +137,9 @@ class RecordEvent:
         return f"say {self.reason}: {self.message}"
 
 
-Action: TypeAlias = MakeKeys | Create | Apply | Delete | DrainEngine | Annotate | SuspendTrainer | DryRun | RecordEvent
+Action: TypeAlias = (
+    MakeKeys | MakeEngineKeys | Create | Apply | Delete | DrainEngine | Annotate | SuspendTrainer | DryRun | RecordEvent
+)
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,16 @@ def trainer_name(job: str) -> str:
     return f"{job}-trainer"
 
 
+AGENT_FILES: Final = ("agent.key",)
+
 KEY_FILES: Final[Mapping[Role, tuple[str, ...]]] = {
     Role.MANAGER: ("manager.key", "tls.crt", "tls.key"),
     Role.TRAINER: ("trainer.key",),
-    Role.ROLLOUT: ("agent.key",),
+    Role.RESERVED: AGENT_FILES,
 }
-"""Files of each role's Secret. A kubelet may read the whole of every Secret that a pod of its node names, so what a pod
-of spot capacity must not see is in no Secret that it names."""
+"""Files of the Secrets of what a job has one of; each rollout has a Secret of its own, with AGENT_FILES. A kubelet may
+read the whole of every Secret that a pod of its node names, so what a pod of spot capacity must not see is in no Secret
+that it names."""
 
 
 def keys_secret_name(job: str) -> str:
@@ -84,8 +87,13 @@ def keys_secret_name(job: str) -> str:
 
 
 def role_secret_name(job: str, role: Role) -> str:
-    """The Secret with a copy of this role's files, which its pods mount."""
+    """The Secret with a copy of this role's files, which its containers mount."""
     return f"{job}-keys-{role.value}"
+
+
+def reserved_engines(job: str) -> str:
+    """Beginning of the names of the trainer's pods, which its engine has too; the Job adds the rest."""
+    return f"{trainer_name(job)}-*"
 
 
 def config_map_name(job: str, content_hash: str) -> str:

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
-from polyrl.cluster.actions import Action, Annotate, Create, Delete, ReconcileResult
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult
 from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
-from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, vanished
+from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, rollout_keys, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
 from polyrl.cluster.fleet.singletons import (
@@ -143,6 +143,7 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         *trainer(ctx, assessment.lifecycle),
         *trainer_numbers(ctx, assessment.trainers_vanished),
         *plan.actions,
+        *rollout_keys(ctx),
     ]
     if accepted.makes_pods:
         actions = [*children(ctx), *actions]
@@ -185,6 +186,8 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         silent_since={one.pod.uid: one.silent_since for one in assessment.fleet if one.silent_since is not None},
         registered=(state.registered & uids) | listed,
         drains_confirmed=state.drains_confirmed & uids,
+        keys_made=(state.keys_made & uids)
+        | {uid for action in actions if isinstance(action, MakeEngineKeys) for _, uid in action.pods},
     )
 
 

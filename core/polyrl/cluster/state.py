@@ -66,6 +66,8 @@ class ReconcileState:
     """UIDs of pods whose engine the manager has listed."""
     drains_confirmed: frozenset[str] = frozenset()
     """UIDs of pods whose drain the manager has confirmed."""
+    keys_made: frozenset[str] = frozenset()
+    """UIDs of rollout pods whose own Secret was made, or was there."""
     hashes: DesiredHashes | None = None
     accepted: str = ""
     """Hash of the pods that the API server agreed to in a dry run."""
@@ -81,7 +83,8 @@ class ReconcileState:
     def with_refusal(self, message: str, now: float) -> ReconcileState:
         """This state after the API server refused a creation, for a reason other than that the name is taken."""
         times = 1 if self.refusal is None else self.refusal.times + (now > self.refusal.at)
-        return replace(self, refusal=Refusal(message, now, times=times))
+        # It may have been one of those Secrets; to make one again is harmless.
+        return replace(self, refusal=Refusal(message, now, times=times), keys_made=frozenset())
 
     def without_refusal(self) -> ReconcileState:
         """This state after the API server accepted a creation."""

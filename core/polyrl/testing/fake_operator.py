@@ -20,6 +20,7 @@ from polyrl.cluster.actions import (
     Delete,
     DrainEngine,
     DryRun,
+    MakeEngineKeys,
     MakeKeys,
     Object,
     ReconcileResult,
@@ -146,11 +147,8 @@ class FakeOperator:
             case Create():
                 self.cluster.create(action.object)
                 return state.without_refusal() if action.object["kind"] == "Pod" else state
-            case MakeKeys():
-                job = self.cluster.job["metadata"]["name"]
-                for name in (action.name, *(names.role_secret_name(job, role) for role in names.KEY_FILES)):
-                    with contextlib.suppress(Conflict):
-                        self.cluster.create({"kind": "Secret", "metadata": {"name": name}})
+            case MakeKeys() | MakeEngineKeys():
+                self._make_secrets(action)
             case Apply():
                 self.cluster.apply(action.object)
             case Delete():
@@ -168,6 +166,13 @@ class FakeOperator:
             case RecordEvent():
                 self.message.append(action)
         return state
+
+    def _make_secrets(self, action: MakeKeys | MakeEngineKeys) -> None:
+        job = self.cluster.job["metadata"]["name"]
+        wanted = [names.keys_secret_name(job), *(names.role_secret_name(job, role) for role in names.KEY_FILES)]
+        for name in wanted if isinstance(action, MakeKeys) else (pod for pod, _ in action.pods):
+            with contextlib.suppress(Conflict):
+                self.cluster.create({"kind": "Secret", "metadata": {"name": name}})
 
     def _store(self, decision: ReconcileResult) -> None:
         """Shows the status to the next turn, and writes it unless somebody changed the job meanwhile."""

@@ -23,7 +23,7 @@ from polyrl_operator.api.kinds import JOB, KINDS, POD, SECRET, TRAINER, Resource
 from polyrl_operator.informer.cache import WATCHED, Cache, JobKey
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.reconciler.events import Events
-from polyrl_operator.secret import generation_of, keys_secret, role_secrets
+from polyrl_operator.secret import engine_secret, generation_of, keys_secret, role_secrets
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +91,9 @@ class Executor:
                 key = JobKey(owner.namespace, owner.name)
                 self._managers.drain(key, action, self._cache.changed_at(key, action.pod))
                 return
+            case actions.MakeEngineKeys():
+                await self._make_engine_keys(owner, action, result, own_slots)
+                return
         async with own_slots, self._slots:
             match action:
                 case actions.Create():
@@ -123,7 +126,7 @@ class Executor:
             stored = await self._client.get(SECRET, owner.namespace, name)
             if stored is None:
                 absent.append(copy)
-            elif generation_of(_checked(owner, SECRET, name, stored)) == root["metadata"]["uid"]:
+            elif generation_of(_checked(owner.uid, SECRET, name, stored)) == root["metadata"]["uid"]:
                 self._cache.observe(SECRET, stored)
             else:
                 result.refusal = OTHER_GENERATION.format(name=name, root=action.name)
@@ -131,21 +134,39 @@ class Executor:
         for copy in absent:
             await self._create(owner, copy, result)
 
+    async def _make_engine_keys(
+        self, owner: Owner, action: actions.MakeEngineKeys, result: ExecutionResult, own_slots: asyncio.Semaphore
+    ) -> None:
+        root = await self._client.get(SECRET, owner.namespace, action.root)
+        if root is None:
+            raise ApiError(404, "NotFound", f"Secret {action.root} is not there, so no engine's keys can be made")
+
+        async def make(pod: str, uid: str) -> None:
+            async with own_slots, self._slots:
+                await self._stored(owner, uid, engine_secret(owner, root, pod, uid), result)
+
+        await asyncio.gather(*(make(pod, uid) for pod, uid in action.pods))
+
     async def _create(self, owner: Owner, item: Object, result: ExecutionResult) -> Object | None:
         """The object as stored; None: it was refused."""
-        kind = KINDS[item["kind"]]
+        stored = await self._stored(owner, owner.uid, item, result)
+        if stored is not None:
+            self._cache.observe(KINDS[item["kind"]], stored)
+        return stored
+
+    async def _stored(self, owner: Owner, uid: str, item: Object, result: ExecutionResult) -> Object | None:
+        """Made, or there already and owned by `uid`; None: it was refused."""
+        kind, name = KINDS[item["kind"]], item["metadata"]["name"]
         try:
             stored = await self._client.create(item)
-            result.created += 1
         except ApiError as error:
             if error.status in REFUSED:
-                result.refusal = f"{kind.name} {item['metadata']['name']}: {error}"
+                result.refusal = f"{kind.name} {name}: {error}"
                 return None
             if error.status != 409:
                 raise
-            name = item["metadata"]["name"]
-            stored = _checked(owner, kind, name, await self._client.get(kind, owner.namespace, name))
-        self._cache.observe(kind, stored)
+            return _checked(uid, kind, name, await self._client.get(kind, owner.namespace, name))
+        result.created += 1
         return stored
 
     async def _delete(self, owner: Owner, action: actions.Delete) -> None:
@@ -183,10 +204,10 @@ class Executor:
         return ""
 
 
-def _checked(owner: Owner, kind: ResourceKind, name: str, stored: Object | None) -> Object:
-    """The object that has the name already, when it is this job's."""
+def _checked(uid: str, kind: ResourceKind, name: str, stored: Object | None) -> Object:
+    """The object that has the name already, when the job, or the pod, of this uid owns it."""
     owners = [] if stored is None else stored["metadata"].get("ownerReferences") or []
-    if stored is None or owner.uid not in {one["uid"] for one in owners}:
+    if stored is None or uid not in {one["uid"] for one in owners}:
         raise NameTaken(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob")
     return stored
 

@@ -156,7 +156,7 @@ class FakeNodes:
             async for items, _ in self._client.pages(kind, namespace, f"{names.LABEL_JOB}={job['metadata']['name']}"):
                 for item in items:
                     owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()}
-                    if uid in owners or kind is POD:
+                    if uid in owners or kind in (POD, SECRET):
                         name = item["metadata"]["name"]
                         await self._client.delete(kind, namespace, name, item["metadata"]["uid"], 0)
 

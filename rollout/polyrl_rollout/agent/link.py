@@ -1,8 +1,8 @@
 """One connection to the manager: open, greeted by the caller, used, lost. A lost one is never mended but replaced.
 
-Pattern: DEALER; we dial, the manager binds. CURVE client; the identity is the engine's name. A new connection is a new
-socket, so nothing that waited in an old one can arrive after a new greeting. Unreadable frames are dropped and counted;
-the first, the second, the fourth, the eighth... is logged.
+Pattern: DEALER; we dial, the manager binds. CURVE client; the identity proves the engine's name. A new connection is a
+new socket, so nothing that waited in an old one can arrive after a new greeting. Unreadable frames are dropped and
+counted; the first, the second, the fourth, the eighth... is logged.
 
 It is lost at once when nobody listens, our key is refused, the manager ends, or SEND_HWM frames wait; after HANDSHAKE_S
 without a handshake; after HEARTBEAT_LOST_MS without an answer to heartbeats.
@@ -25,6 +25,7 @@ from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.wire import MAX_FRAME_BYTES, FromAgent, ToAgent, decode_to_agent, encode
+from polyrl.wire.engine_identity import identity_of
 
 log = structlog.get_logger(__name__)
 
@@ -204,7 +205,7 @@ class AgentLink:
 
 
 def _configure(socket: zmq.Socket[bytes], keys: AgentKeys, engine: str) -> None:
-    socket.setsockopt(zmq.IDENTITY, engine.encode())
+    socket.setsockopt(zmq.IDENTITY, identity_of(engine, keys))
     socket.curve_publickey = keys.public_key.encode()
     socket.curve_secretkey = keys.secret_key.encode()
     socket.curve_serverkey = keys.manager_public_key.encode()

@@ -11,9 +11,10 @@ reads until nothing is left, and every send is followed by one more read.
 
 A frame that cannot be decoded is counted and dropped, and so is a message that the ledger finds impossible.
 
-Agents: an agent's ZeroMQ identity is its engine's name; a Hello under another name is dropped. A peer whose queue is
-full has not read for longer than any lease: it is treated as gone, so the ledger moves its samples, and it is fenced
-should it send again.
+Agents: an agent's ZeroMQ identity proves its engine's name (`polyrl.wire.engine_identity`), so nobody without that proof
+takes the engine's place here, nor reads what is sent to it; who proves no name is fenced, and what it sends is not
+read. A Hello under another name is dropped. A peer whose queue is full has not read for longer than any lease: it is
+treated as gone, so the ledger moves its samples, and it is fenced should it send again.
 
 Trainer: there is one, the one that greeted last. A peer that has not greeted is answered by Fenced. When another
 trainer greets, the one before is fenced for good: two trainers must not share a ledger.
@@ -22,7 +23,6 @@ trainer greets, the one before is fenced for good: two trainers must not share a
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ from polyrl import wire
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import ManagerKeys
+from polyrl.wire.engine_identity import UNPROVEN, proven_engine
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
@@ -48,8 +49,6 @@ BACKLOG: Final = 1_024
 """TCP connections that wait for accept: a whole fleet that reconnects at once."""
 FRAMES_PER_WAKEUP: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
-ENGINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-"""Names that an engine may have; a pod UID fits, and the name fits a log line."""
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""
 
@@ -208,24 +207,29 @@ class Authenticator(AsyncioAuthenticator):
 class AgentSessions:
     """Between the agents' ROUTER and the ledger."""
 
-    def __init__(self, router: Router, on_message: Callable[[str, wire.FromAgent], None]) -> None:
-        self._router, self._on_message = router, on_message
+    def __init__(self, router: Router, on_message: Callable[[str, wire.FromAgent], None], identity_key: str) -> None:
+        """`identity_key`: proofs of names are made with it."""
+        self._router, self._on_message, self._identity_key = router, on_message, identity_key
+        self._engines: dict[bytes, str] = {}
+        """By ZeroMQ identity: engines of peers that have proved their names."""
+        self._identities: dict[str, bytes] = {}
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
         """Takes one frame of one peer."""
         dropped = self._router.traffic.dropped
+        engine = self._engines.get(identity) or self._proven(identity)
+        if engine is None:
+            dropped["identity"] += 1
+            self._router.send(identity, wire.encode(wire.Fenced(UNPROVEN)))
+            return
         try:
             message = wire.decode_from_agent(frame)
-            engine = identity.decode("ascii")
         except ProtocolError:
             dropped["undecodable"] += 1
             return
-        except UnicodeDecodeError:
-            dropped["identity"] += 1
-            return
-        if isinstance(message, wire.Hello) and not (message.engine == engine and ENGINE_NAME.fullmatch(engine)):
+        if isinstance(message, wire.Hello) and message.engine != engine:
             dropped["identity"] += 1
             return
         if isinstance(message, wire.Deltas):
@@ -242,10 +246,20 @@ class AgentSessions:
 
     def send(self, engine: str, message: wire.ToAgent) -> None:
         """Queues a message for an agent. One that is not connected is left to its lease."""
-        sent = self._router.send(engine.encode(), wire.encode(message))
+        identity = self._identities.get(engine)
+        if identity is None:
+            return
+        sent = self._router.send(identity, wire.encode(message))
         if sent is Sent.FULL and not isinstance(message, wire.Fenced):
             log.warning("agent does not read; given up", engine=engine)
             self._deliver(engine, wire.Deregister("its queue at the manager is full"))
+
+    def _proven(self, identity: bytes) -> str | None:
+        engine = proven_engine(identity, self._identity_key)
+        if engine is not None:
+            self._engines[identity] = engine
+            self._identities[engine] = identity
+        return engine
 
     def _deliver(self, engine: str, message: wire.FromAgent) -> None:
         try:

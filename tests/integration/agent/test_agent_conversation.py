@@ -77,6 +77,7 @@ class PlayedManager:
         self._socket.linger = 0
         self._socket.bind(endpoint)
         self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
+        self.identity = b""
         self.received: list[FromAgent] = []
         self.tokens: dict[int, list[int]] = {}
         self.versions: dict[int, list[int]] = {}
@@ -89,7 +90,7 @@ class PlayedManager:
         self._task = asyncio.create_task(self._read())
 
     async def send(self, message: ToAgent) -> None:
-        await self._socket.send_multipart([ENGINE.encode(), encode(message)])
+        await self._socket.send_multipart([self.identity, encode(message)])
 
     async def receive(self, kind: type[M], count: int = 1) -> M:
         """The `count`-th message of its kind, waited for."""
@@ -114,7 +115,7 @@ class PlayedManager:
 
     async def _read(self) -> None:
         while True:
-            _, frame = await self._socket.recv_multipart()
+            self.identity, frame = await self._socket.recv_multipart()
             message = decode_from_agent(frame)
             if isinstance(message, Hello) and self.welcomes:
                 await self._welcome(message)
@@ -552,7 +553,7 @@ async def test_cut_off_for_a_moment_everything_comes_late_and_in_order(rig: Rig)
     await rig.manager.until(lambda: len(rig.manager.tokens.get(1, [])) > 10, "tokens")
     greetings = len(rig.manager.all_of(Hello))
     rig.agent.manager.partition()
-    left = rig.agent.book._seq
+    left = rig.agent.book.seq
     await rig.assign(2)
     await rig.manager.until(lambda: rig.manager.all_of(Deltas)[-1].seq >= left, "tokens that had left before")
     received = len(rig.manager.received)

@@ -23,7 +23,7 @@ from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Group, Purpose, SamplingParams, Scored
 from polyrl.wire import pack_ids, unpack_ids
-from polyrl_operator.secret import write_run_keys
+from polyrl_operator.secret import write_engine_keys, write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.metadata import CLOUDS, MetadataWatcher, TerminationNotice
 from polyrl_rollout.testing.fake_engine import continuation
@@ -52,7 +52,8 @@ class Site:
 
     async def start_agent(self, name: str, *more: str) -> None:
         script = Path(__file__).with_name("agent_on_fake_engine.py")
-        argv = (str(script), str(self.keys / "agent.key"), self.manager.endpoints.agents, str(EPOCH), name, str(SPEED))
+        keys = await asyncio.to_thread(write_engine_keys, self.keys, name)
+        argv = (str(script), str(keys), self.manager.endpoints.agents, str(EPOCH), name, str(SPEED))
         argv += more
         env = {**os.environ, parent_death_signal.PARENT_PID: str(os.getpid())}
         self.agents[name] = await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)

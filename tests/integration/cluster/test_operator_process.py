@@ -21,8 +21,8 @@ async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, 
     async with start_operator() as operator:
         job = await place.submit()
         await place.rollouts(2)
-        secrets = {name for kind, name in await place.children() if kind == "Secret"}
-        assert secrets == {"job-keys", "job-keys-manager", "job-keys-trainer", "job-keys-rollout"}
+        of_roles = {f"job-keys-{role}" for role in ("manager", "trainer", "reserved")}
+        await place.until("every Secret", lambda: holds_secrets(place, {"job-keys", *of_roles, "job-r-1", "job-r-2"}))
         await place.state("Running", "Degraded", "Pending")
         await nodes.finish_trainer(place.namespace, "job")
         stored = await place.state("Complete")
@@ -38,6 +38,10 @@ async def test_a_job_lives_and_ends_and_nothing_is_left(place: Any, nodes: Any, 
         assert not [line for line in operator.lines if line.get("level") in ("error", "critical")]
     owners = {manager["manager"] for manager in stored["metadata"]["managedFields"]}
     assert owners == {"test", "polyrl-operator"}
+
+
+async def holds_secrets(place: Any, names: set[str]) -> bool:
+    return {name for kind, name in await place.children() if kind == "Secret"} == names
 
 
 async def gone(place: Any, role: str) -> bool:

@@ -30,11 +30,11 @@ from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_j
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Pool
 from polyrl.status import ManagerStatus
-from polyrl.worker import HANDED_OVER_EXIT
+from polyrl.worker import HANDED_OVER_EXIT, Role
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_cli.report.timeline import read_metrics
-from polyrl_operator.secret import keys_secret, manager_credentials, role_secrets
+from polyrl_operator.secret import engine_secret, keys_secret, manager_credentials, role_secrets
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
@@ -69,6 +69,8 @@ class Kubelet:
         self.root_secret = keys_secret(owner, MakeKeys(names.keys_secret_name(owner.name), manager_hosts(owner)))
         self.root_secret["metadata"]["uid"] = "root"
         self.secrets = {one["metadata"]["name"]: one["data"] for one in role_secrets(owner, self.root_secret)}
+        rollout = names.pod_name(owner.name, Role.ROLLOUT, 1)
+        self.secrets[rollout] = engine_secret(owner, self.root_secret, rollout, "uid")["data"]
         for folder in (names.RUN_DIR, names.JOURNAL_DIR, "/tmp"):
             self.path(folder).mkdir(parents=True)
         moved = {key: self._moved(text).encode() for key, text in self.config["data"].items()}
@@ -89,7 +91,7 @@ class Kubelet:
         if not self.path(keys).exists():
             self._mount(keys, files, mode=0o400)
         env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
-        env |= {"POLYRL_ADVERTISE_HOST": HOST, "POLYRL_POD_NAME": "trainer-pod-x7k2p"}
+        env |= {"POLYRL_ADVERTISE_HOST": HOST, "POLYRL_POD_NAME": f"{names.trainer_name(self.owner.name)}-0-x7k2p"}
         argv = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], part) for part in container["command"]]
         argv = [sys.executable, *(self._moved(part.replace(names.KEYS_DIR, keys)) for part in argv[1:])]
         own = {"PATH": os.environ["PATH"], PARENT_PID: str(os.getpid())}

@@ -24,6 +24,7 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, pack_ids, unpack_ids
+from polyrl.wire.engine_identity import engine_keys, identity_of
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
@@ -66,15 +67,19 @@ class Site:
         return Hello(**{**own, "max_context": 10_000, "weight_version": -1, **fields})
 
     def agent(self, name: str) -> FakeAgent:
-        keys = read_keys(AgentKeys, self.keys / "agent.key")
+        keys = engine_keys(self.keys, name)
         return FakeAgent(self.context, self.manager.endpoints.agents, keys, self.hello(name))
 
     def client(self, **options: Any) -> AbstractAsyncContextManager[RolloutClient]:
         options = {"run_epoch": EPOCH, "connect_timeout_s": 5.0, **options}
         return RolloutClient.connect(self.manager.endpoints.trainer, self.keys / "trainer.key", **options)
 
-    def agent_socket(self, identity: bytes) -> zmq.asyncio.Socket:
-        """A DEALER with the agents' key, for those who do not behave as agents do."""
+    def agent_socket(self, engine: str) -> zmq.asyncio.Socket:
+        """A DEALER of a named engine's agent, for those who do not behave as agents do."""
+        return self.agents_dealer(identity_of(engine, engine_keys(self.keys, engine)))
+
+    def agents_dealer(self, identity: bytes) -> zmq.asyncio.Socket:
+        """A DEALER with the agents' key."""
         keys = read_keys(AgentKeys, self.keys / "agent.key")
         return self.dealer(self.manager.endpoints.agents, keys.public_key, keys.secret_key, identity)
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from polyrl.control import bracketed, may_be_ipv6
-from polyrl.keys import AgentKeys, ManagerKeys, read_keys
+from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import pack_ids
+from polyrl.wire.engine_identity import engine_keys
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
@@ -75,7 +76,7 @@ async def test_everybody_meets_on_ipv6(tmp_path: Path) -> None:
 
 
 async def generate(endpoint: str, keys: Path, folder: Path) -> int:
-    own, engine = read_keys(AgentKeys, keys / "agent.key"), FakeEngine()
+    own, engine = engine_keys(keys, "engine"), FakeEngine()
     settings = AgentSettings(
         lambda: endpoint, own, run_epoch=EPOCH, engine="engine", pool=Pool.SPOT, drain_s=1.0, seed=0
     )

@@ -22,12 +22,12 @@ import zmq.asyncio
 
 from polyrl.control import parse_endpoints
 from polyrl.errors import RunFailed
-from polyrl.keys import AgentKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
+from polyrl.wire.engine_identity import engine_keys
 from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.journal import Journal
@@ -264,7 +264,7 @@ async def test_a_wall_clock_that_is_set_while_the_manager_is_away_changes_nothin
 async def _train(site: Site, client: RolloutClient, samples: int) -> int:
     """An agent comes, and everything is scored, taken and acknowledged."""
     context = zmq.asyncio.Context()
-    keys = read_keys(AgentKeys, site.root / "keys/agent.key")
+    keys = engine_keys(site.root / "keys", "engine")
     address = parse_endpoints(site.endpoints.read_bytes(), "").agents
     agent = FakeAgent(
         context,

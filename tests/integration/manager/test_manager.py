@@ -78,17 +78,15 @@ async def test_a_peer_without_the_right_key_gets_nothing(site: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "frame", "kind"),
+    ("frame", "kind"),
     [
-        (b"engine-1", b"\x01garbage", "undecodable"),
-        (b"engine-1", b"", "undecodable"),
-        (b"engine-1", encode(hello("engine-2")), "identity"),
-        (b"bad name", encode(hello("bad name")), "identity"),
-        (b"\xff\xfe", encode(Heartbeat(0, 0, kv_free_tokens=0)), "identity"),
+        (b"\x01garbage", "undecodable"),
+        (b"", "undecodable"),
+        (encode(hello("engine-2")), "identity"),
     ],
 )
-async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, frame: bytes, kind: str) -> None:
-    socket = site.agent_socket(identity)
+async def test_an_odd_frame_is_counted_and_dropped(site: Any, frame: bytes, kind: str) -> None:
+    socket = site.agent_socket("engine-1")
     await socket.send(frame)
     dropped = site.manager.traffic["agents"].dropped
     await site.eventually(dropped.total)
@@ -98,7 +96,7 @@ async def test_an_odd_frame_is_counted_and_dropped(site: Any, identity: bytes, f
 
 
 async def test_who_has_not_greeted_is_fenced(site: Any) -> None:
-    socket = site.agent_socket(b"engine-1")
+    socket = site.agent_socket("engine-1")
     await socket.send(encode(Heartbeat(0, 0, kv_free_tokens=0)))
     await socket.send(encode(hello("engine-1", run_epoch=EPOCH + 1)))
     await socket.send(encode(hello("engine-1")))
@@ -109,7 +107,7 @@ async def test_who_has_not_greeted_is_fenced(site: Any) -> None:
 
 async def test_an_engine_that_dials_again_takes_its_old_place(site: Any) -> None:
     for _ in range(3):
-        socket = site.agent_socket(b"engine-1")
+        socket = site.agent_socket("engine-1")
         await socket.send(encode(hello("engine-1")))
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(decode_to_agent(await socket.recv()), Welcome)
@@ -117,7 +115,7 @@ async def test_an_engine_that_dials_again_takes_its_old_place(site: Any) -> None
 
 
 async def test_a_silent_engine_is_gone_after_its_lease(site: Any) -> None:
-    socket = site.agent_socket(b"engine-1")
+    socket = site.agent_socket("engine-1")
     await socket.send(encode(hello("engine-1")))
     await socket.recv()
     assert len(site.manager.status().engines) == 1

@@ -24,6 +24,7 @@ from polyrl.control import Endpoints
 from polyrl.keys import AgentKeys, OperatorKeys, TrainerKeys, read_keys
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.weights import WeightsRef
+from polyrl.wire.engine_identity import engine_keys, identity_of
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
 from polyrl_trainer.client import RolloutClient
 
@@ -90,7 +91,7 @@ def flood(endpoint: str, own: AgentKeys | TrainerKeys, count: int, seed: int, re
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.curve_publickey, peer.curve_secretkey = own.public_key.encode(), own.secret_key.encode()
         peer.curve_serverkey = own.manager_public_key.encode()
-        peer.setsockopt(zmq.IDENTITY, b"fuzzer")
+        peer.setsockopt(zmq.IDENTITY, identity_of("fuzzer", own) if isinstance(own, AgentKeys) else b"fuzzer")
         peer.setsockopt(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
         peer.setsockopt(zmq.LINGER, 0)
         peer.connect(endpoint)
@@ -194,7 +195,7 @@ async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_wo
 ) -> None:
     folder, ends = running
     agent, trainer = (
-        read_keys(AgentKeys, folder / "keys/agent.key"),
+        engine_keys(folder / "keys", "fuzzer"),
         read_keys(TrainerKeys, folder / "keys/trainer.key"),
     )
     context = zmq.asyncio.Context()
@@ -204,7 +205,9 @@ async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_wo
         )
         for i in range(2)
     ]
-    agents = [asyncio.create_task(FakeAgent(context, ends.agents, agent, hello).run()) for hello in greetings]
+    keys = [engine_keys(folder / "keys", hello.engine) for hello in greetings]
+    fakes = [FakeAgent(context, ends.agents, own, hello) for own, hello in zip(keys, greetings, strict=True)]
+    agents = [asyncio.create_task(fake.run()) for fake in fakes]
     memory = psutil.Process(ends.pid).memory_info
     async with RolloutClient.connect(ends.trainer, folder / "keys/trainer.key", EPOCH) as client:
         judging = asyncio.create_task(judge(client))

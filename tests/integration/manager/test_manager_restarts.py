@@ -28,6 +28,7 @@ from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
 from polyrl.wire import EngineCapacity, GroupDropped, pack_ids, unpack_ids
+from polyrl.wire.engine_identity import engine_keys
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.local.manager import LocalManager
 from polyrl_operator.secret import write_run_keys
@@ -147,11 +148,10 @@ class World:
                 await asyncio.sleep(POLL_S)
 
     async def run_agent(self, number: int) -> int:
-        keys = read_keys(AgentKeys, self.root / "keys/agent.key")
         name, engine = f"engine-{number}", self.engines[number]
         settings = AgentSettings(
             lambda: read_endpoint(self.file, EPOCH),
-            keys,
+            engine_keys(self.root / "keys", name),
             run_epoch=EPOCH,
             engine=name,
             pool=Pool.SPOT,

@@ -32,6 +32,8 @@ def test_every_role_holds_its_pair_and_the_public_keys_of_its_peers() -> None:
     assert (trainer.manager_public_key, trainer.agent_public_key) == (manager.public_key, agent.public_key)
     assert (agent.manager_public_key, agent.trainer_public_key) == (manager.public_key, trainer.public_key)
     assert operator.http_token == manager.http_token
+    assert operator.identity_key == manager.identity_key
+    assert (agent.engine, agent.proof) == ("", ""), "it is nobody's before an engine is named"
     for keys in (manager, trainer, agent):
         assert zmq.curve_public(keys.secret_key.encode()).decode() == keys.public_key
 
@@ -64,7 +66,7 @@ def test_what_is_formatted_is_parsed(keys: ManagerKeys | TrainerKeys | AgentKeys
 
 def test_a_printed_key_holds_no_secret() -> None:
     for keys in make_run_keys():
-        for value in msgspec.structs.asdict(keys).values():
+        for value in filter(None, msgspec.structs.asdict(keys).values()):
             assert value not in repr(keys)
             assert value not in str(keys)
 
@@ -103,7 +105,7 @@ def test_a_malformed_file_is_refused_with_its_place_and_without_its_secret(text:
 
 def test_a_weak_token_is_refused() -> None:
     with pytest.raises(InvalidData, match="httpToken is not 32 or more"):
-        parse_keys(OperatorKeys, '{"httpToken": "secret"}', "operator.key")
+        parse_keys(OperatorKeys, '{"httpToken": "secret", "identityKey": "secret"}', "operator.key")
 
 
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:

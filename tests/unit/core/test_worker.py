@@ -81,7 +81,7 @@ def test_a_rollout_template_becomes_a_worker_by_its_name() -> None:
 
 def test_every_worker_has_its_own_keys_and_the_epoch_and_no_secret() -> None:
     workers = wanted()
-    for worker, keys in ((workers.manager, "manager"), (workers.trainer, "trainer"), (workers.reserved, "agent")):
+    for worker, keys in ((workers.manager, "manager"), (workers.trainer, "trainer"), (workers.reserved, "{name}")):
         assert worker is not None
         assert value_of(worker, "--keys") == f"/run/keys/{keys}.key"
         assert value_of(worker, "--epoch") == "3"

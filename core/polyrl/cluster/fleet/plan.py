@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine, MakeEngineKeys
 from polyrl.cluster.autoscaling import affordable_on_demand
 from polyrl.cluster.fleet.capacity_split import CapacitySplit, base, capacity_split
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, assign_numbers, total
+from polyrl.cluster.observation.facts import PodPhase
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
 from polyrl.cluster.resources.workers import rollout_pod
 from polyrl.cluster.state import LastSeenPod
@@ -93,6 +94,18 @@ def fleet_plan(
         released=Counter(why for _, why in leaving),
         due=earliest(dues, after=ctx.now),
     )
+
+
+def rollout_keys(ctx: ReconcileContext) -> Iterator[Action]:
+    """Keys for rollouts whose containers have not started; one that runs has read its own. Its pod comes first, for the
+    Secret goes with it, and waits for it on its node."""
+    waiting = tuple(
+        (pod.name, pod.uid)
+        for pod in ctx.facts.of_role(Role.ROLLOUT)
+        if pod.phase is PodPhase.PENDING and pod.deletion_at is None and pod.uid not in ctx.state.keys_made
+    )
+    if waiting:
+        yield MakeEngineKeys(names.keys_secret_name(ctx.facts.name), waiting)
 
 
 def limited(split: CapacitySplit) -> CapacitySplit:

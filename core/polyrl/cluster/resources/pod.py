@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -166,8 +167,17 @@ def job_volume(owner: Owner) -> Mounted:
 
 def keys_volume(owner: Owner, role: Role, name: str = "polyrl-keys") -> Mounted:
     """The files of this role's Secret."""
-    items = [{"key": file, "path": file} for file in names.KEY_FILES[role]]
-    secret = {"secretName": names.role_secret_name(owner.name, role), "defaultMode": KEY_MODE, "items": items}
+    return _keys_volume(names.role_secret_name(owner.name, role), names.KEY_FILES[role], name)
+
+
+def engine_keys_volume(rollout: str) -> Mounted:
+    """The files of the Secret of this rollout's own, which has its name."""
+    return _keys_volume(rollout, names.AGENT_FILES, "polyrl-keys")
+
+
+def _keys_volume(secret_name: str, files: Sequence[str], name: str) -> Mounted:
+    items = [{"key": file, "path": file} for file in files]
+    secret = {"secretName": secret_name, "defaultMode": KEY_MODE, "items": items}
     return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
 
 

@@ -97,7 +97,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
     if made_from is None:
         raise ValueError(f"{owner.name} does not sample, so it has no rollouts")
     scratch = pod.tmp_volume(pod.ENGINE_TMP), pod.memory_volume(container_resources(spec.rollout.template))
-    volumes = (pod.job_volume(owner), pod.keys_volume(owner, Role.ROLLOUT), *scratch)
+    volumes = (pod.job_volume(owner), pod.engine_keys_volume(name), *scratch)
     ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
     ours["resources"] = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
     parts = pod.PodParts(
@@ -180,7 +180,7 @@ def _reserved(owner: Owner, template: Worker | None) -> tuple[tuple[Fields, ...]
     if template is None:
         return (), ()
     own = (
-        pod.keys_volume(owner, Role.ROLLOUT, name="polyrl-agent-keys"),
+        pod.keys_volume(owner, Role.RESERVED, name="polyrl-agent-keys"),
         pod.tmp_volume(pod.ENGINE_TMP, name="polyrl-reserved-tmp"),
         pod.memory_volume(container_resources(owner.job.spec.trainer.template, Role.RESERVED), "polyrl-reserved-shm"),
     )

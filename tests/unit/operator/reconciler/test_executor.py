@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeKeys, RecordEvent
+from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeEngineKeys, MakeKeys, RecordEvent
 from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Owner
 from polyrl.testing.fake_operator import SETTINGS
@@ -17,6 +17,7 @@ from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
 from polyrl_operator.api.kinds import JOB, POD, SECRET
 from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.reconciler.executor import Executor, NameTaken
+from polyrl_operator.secret import keys_secret
 
 KEY = JobKey("ns", "j")
 OWNER = Owner("j", "ns", "job-uid", job=None, settings=SETTINGS)  # type: ignore[arg-type]
@@ -217,12 +218,12 @@ async def test_a_pod_that_was_gone_already_is_gone() -> None:
 
 
 MAKE_KEYS = MakeKeys("j-keys", ("j-manager",))
-COPIES = ("j-keys-manager", "j-keys-trainer", "j-keys-rollout")
-FILES = {name: "eA==" for name in ("manager.key", "trainer.key", "agent.key", "tls.crt", "tls.key")}
+COPIES = ("j-keys-manager", "j-keys-trainer", "j-keys-reserved")
+KEYS = keys_secret(OWNER, MAKE_KEYS)["data"]
 
 
 def secret(name: str, copied_from: str = "", owner: str = "job-uid") -> dict[str, Any]:
-    stored = pod(name, owner) | {"kind": "Secret", "data": FILES}
+    stored = pod(name, owner) | {"kind": "Secret", "data": KEYS}
     stored["metadata"]["annotations"] = {"polyrl.dev/content-hash": copied_from}
     return stored
 
@@ -242,11 +243,33 @@ async def test_keys_are_drawn_once_and_what_is_missing_of_their_copies_is_made_f
 
 async def test_no_key_is_copied_beside_a_copy_of_other_keys() -> None:
     """Somebody deleted the root and a copy, and an operator that starts draws a root anew."""
-    absent, other = Answer(404, {"message": "not found"}), Answer(200, secret("j-keys-rollout", "uid-before"))
+    absent, other = Answer(404, {"message": "not found"}), Answer(200, secret("j-keys-reserved", "uid-before"))
     act, _, transport, _ = actor(Answer(201, secret("j-keys")), absent, absent, other)
     result = await act.execute(OWNER, [MAKE_KEYS])
-    assert result.refusal.startswith("Secret j-keys-rollout: its keys are not of Secret j-keys, which was deleted")
+    assert result.refusal.startswith("Secret j-keys-reserved: its keys are not of Secret j-keys, which was deleted")
     assert [method for method, _ in transport.asked] == ["POST", "GET", "GET", "GET"]
+
+
+ENGINE_KEYS = MakeEngineKeys("j-keys", (("j-r-1", "uid-j-r-1"),))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the first time", "by an operator that starts"])
+async def test_a_rollout_gets_keys_of_its_own_that_go_with_its_pod(again: bool) -> None:
+    made = secret("j-r-1", owner="uid-j-r-1")
+    act, cache, transport, _ = actor(
+        Answer(200, secret("j-keys")), *((TAKEN, Answer(200, made)) if again else (Answer(201, made),))
+    )
+    await act.execute(OWNER, [ENGINE_KEYS])
+    asked = [(method, path.partition("?")[0]) for method, path in transport.asked]
+    assert asked[:2] == [("GET", SECRET.path("ns", "j-keys")), ("POST", SECRET.path("ns"))]
+    assert cache.children(KEY, "job-uid") == [], "an operator of thousands of pods keeps no second list of them"
+
+
+async def test_a_secret_that_has_a_rollouts_name_and_is_not_its_own_is_no_key() -> None:
+    theirs = secret("j-r-1", owner="somebody")
+    act, _, _, _ = actor(Answer(200, secret("j-keys")), TAKEN, Answer(200, theirs))
+    with pytest.raises(NameTaken):
+        await act.execute(OWNER, [ENGINE_KEYS])
 
 
 async def test_a_namesakes_copies_are_waited_out() -> None:

@@ -1,11 +1,31 @@
-"""What the manager's agents' sessions sends of what the ledger said."""
+"""What the manager's agents' sessions let in, and what they send of what the ledger said."""
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import cast
 
-from polyrl.wire import Cancel, Resend, ToAgent, TokensKept, decode_to_agent
+from polyrl.sample import Pool
+from polyrl.wire import (
+    Cancel,
+    Fenced,
+    FromAgent,
+    Heartbeat,
+    Hello,
+    Resend,
+    ToAgent,
+    TokensKept,
+    decode_to_agent,
+    encode,
+)
+from polyrl.wire.engine_identity import UNPROVEN, agent_keys_of, identity_of
+from polyrl_operator.secret import make_run_keys
 from polyrl_rollout.manager.sessions import AgentSessions, Router, Sent
+
+MANAGER, _, AGENT, _ = make_run_keys()
+HEARTBEAT = Heartbeat(0, 0, kv_free_tokens=0)
+AS_VICTIM = encode(Hello(1, "victim", pool=Pool.SPOT, max_running=1, kv_tokens=9, max_context=9, weight_version=0))
 
 
 class Outgoing:
@@ -13,17 +33,57 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, ToAgent]] = []
+        self.traffic = SimpleNamespace(dropped=Counter[str]())
 
     def send(self, identity: bytes, frame: bytes) -> Sent:
-        self.sent.append((identity.decode(), decode_to_agent(frame)))
+        self.sent.append((identity.decode().partition("/")[0], decode_to_agent(frame)))
         return Sent.QUEUED
+
+
+def identity(claimed: str, proof_of: str) -> bytes:
+    return identity_of(claimed, agent_keys_of(AGENT, MANAGER.identity_key, proof_of))
+
+
+def sessions(outgoing: Outgoing) -> tuple[AgentSessions, list[tuple[str, FromAgent]]]:
+    received: list[tuple[str, FromAgent]] = []
+    key = MANAGER.identity_key
+    return AgentSessions(cast(Router, outgoing), lambda name, message: received.append((name, message)), key), received
 
 
 def test_of_the_answers_to_one_engines_tokens_the_last_is_sent_and_all_else_in_order() -> None:
     outgoing = Outgoing()
-    sessions = AgentSessions(cast(Router, outgoing), lambda engine, message: None)
+    own, _ = sessions(outgoing)
     one, two = "one", "two"
-    sessions.send_all(
+    for name in (one, two):
+        own.on_frame(identity(name, proof_of=name), encode(HEARTBEAT))
+    own.send_all(
         [(one, TokensKept(1)), (two, TokensKept(9)), (one, Cancel(4)), (one, TokensKept(2)), (two, Resend(7, 0))]
     )
     assert outgoing.sent == [(two, TokensKept(9)), (one, Cancel(4)), (one, TokensKept(2)), (two, Resend(7, 0))]
+
+
+def test_who_claims_another_engines_name_is_fenced_and_nothing_that_it_sends_counts() -> None:
+    outgoing = Outgoing()
+    own, received = sessions(outgoing)
+    own.on_frame(identity("victim", proof_of="victim"), encode(HEARTBEAT))
+    for frame in (AS_VICTIM, encode(HEARTBEAT)):
+        own.on_frame(identity("victim", proof_of="thief"), frame)
+    assert received == [("victim", HEARTBEAT)]
+    assert outgoing.sent == [("victim", Fenced(UNPROVEN))] * 2
+    assert outgoing.traffic.dropped == {"identity": 2}
+
+
+def test_a_greeting_under_another_name_than_the_proven_one_is_dropped() -> None:
+    outgoing = Outgoing()
+    own, received = sessions(outgoing)
+    own.on_frame(identity("thief", proof_of="thief"), AS_VICTIM)
+    assert not received
+    assert not outgoing.sent
+    assert outgoing.traffic.dropped == {"identity": 1}
+
+
+def test_who_never_spoke_is_sent_nothing() -> None:
+    outgoing = Outgoing()
+    own, _ = sessions(outgoing)
+    own.send("silent", Cancel(1))
+    assert not outgoing.sent

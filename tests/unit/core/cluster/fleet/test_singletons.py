@@ -91,7 +91,7 @@ def test_children_are_made_mended_and_removed(build: Any) -> None:
     there = [
         ChildFacts(kind, name, uid="uid", content_hash=content) for (kind, name), content in ctx.hashes.fixed.items()
     ]
-    secrets = ("j-keys", "j-keys-manager", "j-keys-trainer", "j-keys-rollout")
+    secrets = ("j-keys", "j-keys-manager", "j-keys-trainer", "j-keys-reserved")
     there += [ChildFacts("Secret", name, uid="uid", content_hash="") for name in secrets]
     assert list(children(build.ctx(children=tuple(there)))) == []
     for secret in secrets:

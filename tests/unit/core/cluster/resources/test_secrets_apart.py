@@ -19,7 +19,7 @@ from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
-from polyrl_operator.secret import keys_secret, role_secrets
+from polyrl_operator.secret import engine_secret, keys_secret, role_secrets
 
 OF_ROLE = {
     Role.TRAINER: {"trainer.key", "agent.key"},
@@ -66,7 +66,8 @@ def test_a_taken_node_reads_no_other_roles_keys_from_the_secrets_that_its_pods_n
     pod = pods_of(owner)[role]
     root = keys_secret(owner, MakeKeys(names.keys_secret_name("job"), ("job-manager",)))
     root["metadata"]["uid"] = "root-uid"
-    stored = {one["metadata"]["name"]: one["data"] for one in (root, *role_secrets(owner, root))}
+    made = (root, *role_secrets(owner, root), engine_secret(owner, root, "job-r-1", "uid"))
+    stored = {one["metadata"]["name"]: one["data"] for one in made}
     granted = {file for name in secrets_of(pod) for file in stored[name]}
     mounted = {item["path"] for volume in pod["volumes"] if "secret" in volume for item in volume["secret"]["items"]}
     assert mounted == granted == OF_ROLE[role]
@@ -90,7 +91,7 @@ def named(job: str) -> set[tuple[str, str]]:
     objects = (*fixed_children(owner), trainer_job(owner))
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
     secrets = {names.keys_secret_name(job), *(names.role_secret_name(job, role) for role in names.KEY_FILES)}
-    return made | {("Secret", secret) for secret in secrets} | {("Pod", pod) for pod in pods}
+    return made | {("Secret", name) for name in secrets | pods} | {("Pod", pod) for pod in pods}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)

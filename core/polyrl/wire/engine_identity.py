@@ -1,0 +1,63 @@
+"""Whom an agent may speak for. All agents of a run have one CURVE key, which lets them in; each has a proof of its own
+that its engine was named by who starts the run's workers: the operator, or the runner of a laptop.
+
+A proof is an HMAC over the engine's name, with a key that the manager and who names engines hold. It travels in the
+agent's ZeroMQ identity, NAME/PROOF, inside the encrypted handshake: so a peer is refused before any of its frames
+counts, and takes the place of another connection only with the proof of that connection's name.
+
+A trainer's pods are named by their Job, so the proof of the engine beside the trainer is for the beginning of their
+names: all but the last two parts, and a star.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from polyrl.keys import FILE_NAMES, AgentKeys, OperatorKeys, read_keys
+
+ENGINE_NAME: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+"""Names that an engine may have; a pod's fits, and the name fits a log line."""
+
+JOB_POD_PARTS: Final = 2
+"""Parts that a Job adds to its own name for a pod's: index and random letters."""
+
+UNPROVEN: Final = "no such engine was named for this run: the proof in the agent's key file is of none, or of another"
+"""Reason of a Fenced that no further greeting can change."""
+
+
+def identity_of(engine: str, keys: AgentKeys) -> bytes:
+    """ZeroMQ identity of the agent of `engine`."""
+    return f"{engine}/{keys.proof}".encode()
+
+
+def proven_engine(identity: bytes, identity_key: str) -> str | None:
+    """The engine that a peer of this ZeroMQ identity speaks for; None: it proves none."""
+    name, _, proof = identity.partition(b"/")
+    if ENGINE_NAME.fullmatch(name) is None:
+        return None
+    engine = name.decode("ascii")
+    scopes = (engine, "-".join([*engine.split("-")[:-JOB_POD_PARTS], "*"]))
+    proofs = [_proof(scope, identity_key).encode() for scope in scopes]
+    return engine if any(hmac.compare_digest(proof, right) for right in proofs) else None
+
+
+def agent_keys_of(keys: AgentKeys, identity_key: str, engine: str) -> AgentKeys:
+    """The run's agents' keys as those of `engine`: a name, or a beginning of names and a star."""
+    return replace(keys, engine=engine, proof=_proof(engine, identity_key))
+
+
+def engine_keys(folder: Path, engine: str) -> AgentKeys:
+    """Keys of `engine`, from a run's folder of keys, for who starts it. Raises InvalidData."""
+    keys = read_keys(AgentKeys, folder / FILE_NAMES[AgentKeys])
+    return agent_keys_of(keys, read_keys(OperatorKeys, folder / FILE_NAMES[OperatorKeys]).identity_key, engine)
+
+
+def _proof(engine: str, identity_key: str) -> str:
+    digest = hmac.digest(identity_key.encode(), b"polyrl engine " + engine.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
