@@ -11,8 +11,8 @@ reads until nothing is left, and every send is followed by one more read.
 
 A frame that cannot be decoded is counted and dropped, and so is a message that the ledger finds impossible.
 
-Agents: an agent's ZeroMQ identity proves its engine's name (`polyrl.wire.engine_identity`), so nobody without that proof
-takes the engine's place here, nor reads what is sent to it; who proves no name is fenced, and what it sends is not
+Agents: an agent's ZeroMQ identity proves its engine's name (`polyrl.wire.engine_identity`): nobody without that
+proof takes the engine's place here, or reads what is sent to it; who proves no name is fenced, and what it sends is not
 read. A Hello under another name is dropped. A peer whose queue is full has not read for longer than any lease: it is
 treated as gone, so the ledger moves its samples, and it is fenced should it send again.
 
