@@ -43,7 +43,12 @@ class FakeNodes:
         """Until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                for kind, seen in ((POD, self._pod), (TRAINER, self._trainer), (JOB, self._job)):
+                for kind, seen in (
+                    (POD, self._pod),
+                    (SECRET, self._secret),
+                    (TRAINER, self._trainer),
+                    (JOB, self._job),
+                ):
                     group.create_task(self._follow(kind, seen))
         finally:
             for task in self._tasks:
@@ -89,8 +94,22 @@ class FakeNodes:
             await self._client.delete(POD, metadata["namespace"], metadata["name"], metadata["uid"], 0)
         elif self._node and not pod["spec"].get("nodeName"):
             await self._bind(metadata)
-        elif status.get("phase") == "Pending" and not status.get("podIP"):
+        elif status.get("phase") == "Pending" and not status.get("podIP") and await self._can_mount(pod):
             await self._status(POD, metadata["namespace"], metadata["name"], self._running(metadata))
+
+    async def _can_mount(self, pod: Object) -> bool:
+        """A kubelet starts no container before the Secrets that its pod mounts are there; a rollout's own is last."""
+        metadata = pod["metadata"]
+        if metadata["labels"].get(names.LABEL_ROLE) != Role.ROLLOUT.value:
+            return True
+        return await self._client.get(SECRET, metadata["namespace"], metadata["name"]) is not None
+
+    async def _secret(self, event: str, secret: Object) -> None:
+        metadata = secret["metadata"]
+        if event != "DELETED" and metadata["labels"].get(names.LABEL_ROLE) == Role.ROLLOUT.value:
+            pod = await self._client.get(POD, metadata["namespace"], metadata["name"])
+            if pod is not None:
+                await self._pod("MODIFIED", pod)
 
     async def end(self, pod: Object) -> None:
         """A pod that is being deleted has ended, though it was held."""

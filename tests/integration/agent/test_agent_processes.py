@@ -52,7 +52,9 @@ class Site:
 
     async def start_agent(self, name: str, *more: str) -> None:
         script = Path(__file__).with_name("agent_on_fake_engine.py")
-        keys = await asyncio.to_thread(write_engine_keys, self.keys, name)
+        keys = self.keys / f"{name}.key"
+        if name not in self.agents:
+            await asyncio.to_thread(write_engine_keys, self.keys, name)
         argv = (str(script), str(keys), self.manager.endpoints.agents, str(EPOCH), name, str(SPEED))
         argv += more
         env = {**os.environ, parent_death_signal.PARENT_PID: str(os.getpid())}
