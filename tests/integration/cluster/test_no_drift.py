@@ -15,7 +15,7 @@ from polyrl_operator.api.kinds import JOB, POD
 WRITES = {
     ("create", "pods"), ("patch", "pods"), ("delete", "pods"), ("create", "jobs"), ("create", "secrets"),
     ("create", "services"), ("create", "serviceaccounts"), ("create", "configmaps"),
-    ("create", "persistentvolumeclaims"), ("create", "poddisruptionbudgets"),
+    ("create", "persistentvolumeclaims"), ("create", "poddisruptionbudgets"), ("create", "networkpolicies"),
     ("patch", "polyrljobs/status"), ("create", "events"), ("patch", "events"),
     ("create", "leases"), ("update", "leases"),
 }  # fmt: skip
