@@ -128,8 +128,7 @@ LIES: Final[tuple[Callable[[Liar], Any], ...]] = (
 async def test_several_lying_agents_cost_honest_ones_nothing_but_moves(site: Any, seed: int) -> None:
     names = [f"liar-{number}" for number in range(LIARS)]
     liars = [
-        Liar(site.agent_socket(name.encode()), name, site.hello(name, weight_version=-1), f"{seed} {name}")
-        for name in names
+        Liar(site.agent_socket(name), name, site.hello(name, weight_version=-1), f"{seed} {name}") for name in names
     ]
     honest = [asyncio.create_task(site.agent(f"honest-{number}").run()) for number in range(2)]
     longest = 0.0
