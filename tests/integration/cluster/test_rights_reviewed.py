@@ -36,7 +36,13 @@ IN_A_NAMESPACE = {
     "events.k8s.io/events": "create patch",
 }
 """Group and resource, and the verbs on them, wherever there are jobs."""
-ANYWHERE = {"/nodes": "get list watch", "karpenter.sh/nodeclaims": "get list watch"}
+ANYWHERE = {
+    "/nodes": "get list watch",
+    "karpenter.sh/nodeclaims": "get list watch",
+    # Who may read metrics.
+    "authentication.k8s.io/tokenreviews": "create",
+    "authorization.k8s.io/subjectaccessreviews": "create",
+}
 AT_HOME = {"coordination.k8s.io/leases": "get create update"}
 
 DENIED = (
@@ -161,7 +167,7 @@ def differences(account: Account, granted: Rights, where: str) -> list[str]:
 
 def test_in_namespaced_mode_its_rights_end_at_the_namespaces(install: Any, namespaces: Any) -> None:
     home, theirs, other = namespaces(), namespaces(), namespaces()
-    account = install(home, f"watch.namespaces={{{theirs}}}", "watch.nodes=false")
+    account = install(home, f"watch.namespaces={{{theirs}}}", "watch.nodes=false", "metrics.secure=false")
     assert in_force(account, rights(IN_A_NAMESPACE), theirs) == rights(IN_A_NAMESPACE)
     assert in_force(account, rights(AT_HOME), home) == rights(AT_HOME)
     assert account.all_rights(other) == set()
