@@ -108,7 +108,7 @@ def _numbers(node: Any) -> Any:
 def test_an_old_cluster_is_refused(helm: Any) -> None:
     answer = helm("template", "polyrl", CHART, "--kube-version", "1.28.0")
     assert answer.returncode != 0
-    assert "1.29" in answer.stderr
+    assert "1.30" in answer.stderr
 
 
 def test_without_images_it_refuses_in_one_sentence_that_says_how_to_make_them(helm: Any) -> None:

@@ -1,0 +1,203 @@
+"""The chart's policy on authors, on a real API server: what one could not have himself he does not get by a job.
+
+`stranger` may do nothing but create PolyRLJobs and read what is named here; `operator` stands for a member who may
+create pods. The policy is the chart's, rendered by Helm.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.admission.test_bad_manifests import BASE, JOBS, changed
+
+CHART = Path(__file__).parents[3] / "charts/polyrl"
+AUTHOR, MEMBER = "stranger", "operator"
+POLICIES = "/apis/admissionregistration.k8s.io/v1"
+RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+DEADLINE_S = 30.0
+"""The API server compiles a policy a moment after it has taken it."""
+POLL_S = 0.05
+ROLLOUT = "spec.rollout.template"
+MAIN = {"name": "main"}
+JOB = changed(BASE, {}, ["spec.recipe.code.configMap"])
+"""With nothing of others."""
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    """Changes of a manifest: the rollout's pod."""
+    return {ROLLOUT: {"spec": {"containers": [MAIN], **fields}}}
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    return pod(containers=[{**MAIN, **fields}])
+
+
+HOST, SECURITY, VOLUMES = "the host's network", "securityContext loosens", "volumes may be"
+SECRETS, ACCOUNTS = "reads a Secret or ConfigMap", "names a ServiceAccount"
+REFUSED: list[Any] = [
+    pytest.param(pod(hostNetwork=True), HOST, id="host-network"),
+    pytest.param(pod(hostPID=True), HOST, id="host-pid"),
+    pytest.param(pod(hostIPC=True), HOST, id="host-ipc"),
+    pytest.param(pod(nodeName="control-plane"), HOST, id="node-name"),
+    pytest.param(container(ports=[{"containerPort": 80, "hostPort": 80}]), HOST, id="host-port"),
+    pytest.param(
+        {"spec.trainer.template": {"spec": {"containers": [MAIN], "hostNetwork": True}}},
+        HOST,
+        id="host-network-of-the-trainer",
+    ),
+    pytest.param(
+        {"spec.manager.template": {"spec": {"containers": [MAIN], "hostNetwork": True}}},
+        HOST,
+        id="host-network-of-the-manager",
+    ),
+    pytest.param(container(securityContext={"privileged": True}), SECURITY, id="privileged"),
+    pytest.param(
+        pod(initContainers=[{"name": "a", "image": "a", "securityContext": {"privileged": True}}]),
+        SECURITY,
+        id="privileged-init-container",
+    ),
+    pytest.param(container(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}), SECURITY, id="capability"),
+    pytest.param(container(securityContext={"allowPrivilegeEscalation": True}), SECURITY, id="escalation"),
+    pytest.param(container(securityContext={"runAsUser": 0}), SECURITY, id="root"),
+    pytest.param(pod(securityContext={"runAsUser": 0}), SECURITY, id="root-of-the-pod"),
+    pytest.param(pod(securityContext={"runAsNonRoot": False}), SECURITY, id="maybe-root"),
+    pytest.param(pod(securityContext={"seccompProfile": {"type": "Unconfined"}}), SECURITY, id="seccomp"),
+    pytest.param(pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}), SECURITY, id="sysctl"),
+    pytest.param(container(securityContext={"procMount": "Unmasked"}), SECURITY, id="proc"),
+    pytest.param(pod(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), VOLUMES, id="host-path"),
+    pytest.param(pod(volumes=[{"name": "a", "secret": {"secretName": "a"}}]), VOLUMES, id="secret-volume"),
+    pytest.param(pod(volumes=[{"name": "a", "configMap": {"name": "a"}}]), VOLUMES, id="config-map-volume"),
+    pytest.param(
+        pod(volumes=[{"name": "a", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]),
+        VOLUMES,
+        id="projected-token",
+    ),
+    pytest.param(pod(volumes=[{"name": "a", "persistentVolumeClaim": {"claimName": "a"}}]), VOLUMES, id="claim-volume"),
+    pytest.param(container(envFrom=[{"secretRef": {"name": "a"}}]), SECRETS, id="env-from"),
+    pytest.param(
+        container(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]), SECRETS, id="env"
+    ),
+    pytest.param(pod(imagePullSecrets=[{"name": "a"}]), SECRETS, id="pull-secret"),
+    pytest.param(pod(serviceAccountName="admin"), ACCOUNTS, id="service-account"),
+    pytest.param(pod(serviceAccount="admin"), ACCOUNTS, id="service-account-by-its-old-name"),
+    pytest.param(pod(automountServiceAccountToken=True), ACCOUNTS, id="token"),
+    pytest.param(pod(priorityClassName="system-node-critical"), ACCOUNTS, id="system-priority"),
+    pytest.param({"spec.recipe.envSecret": "others"}, "envSecret names a Secret", id="env-secret"),
+    pytest.param({"spec.recipe.code.configMap": "others"}, "names a ConfigMap", id="code-config-map"),
+    pytest.param({"spec.recipe.code.volumeClaim": "others"}, "a volume claim", id="code-claim"),
+    pytest.param({"spec.trainer.storage": {"claimName": "others"}}, "a volume claim", id="trainer-claim"),
+    pytest.param({"spec.manager.storage": {"claimName": "others"}}, "a volume claim", id="manager-claim"),
+]
+TAKEN: list[Any] = [
+    pytest.param({}, id="plain"),
+    pytest.param(container(image="a:1", resources={"limits": {"nvidia.com/gpu": 1}}), id="image-and-gpu"),
+    pytest.param(container(securityContext={"runAsUser": 1000, "allowPrivilegeEscalation": False}), id="restricted"),
+    pytest.param(pod(volumes=[{"name": "a", "emptyDir": {}}]), id="empty-dir"),
+    pytest.param(container(env=[{"name": "A", "value": "b"}]), id="plain-env"),
+    pytest.param(
+        container(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]), id="own-name"
+    ),
+    pytest.param(
+        pod(priorityClassName="low", nodeSelector={"a": "b"}, tolerations=[{"operator": "Exists"}]), id="place"
+    ),
+    pytest.param({"spec.recipe.envSecret": "own"}, id="a-secret-that-he-may-get"),
+    pytest.param({"spec.recipe.code.configMap": "own"}, id="a-config-map-that-he-may-get"),
+]
+
+
+def submit(server: Any, changes: dict[str, Any], user: str) -> tuple[int, Any]:
+    """As `kubectl apply --dry-run=server` asks."""
+    status, answer = server.request("POST", f"{JOBS}?dryRun=All", changed(JOB, changes), user=user)
+    return status, answer
+
+
+def grant(server: Any, user: str, rules: list[dict[str, Any]]) -> None:
+    role = {"metadata": {"name": f"{user}-here"}, "rules": rules}
+    bound = {
+        "metadata": {"name": f"{user}-here"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"{user}-here"},
+        "subjects": [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    for kind, body in (("roles", role), ("rolebindings", bound)):
+        status, answer = server.request("POST", f"{RBAC}/{kind}", body)
+        assert status in (201, 409), answer
+
+
+@pytest.fixture(scope="module")
+def guarded(server: Any, helm_program: str) -> Any:
+    """The server with both users' rights and the policy at work; neither afterwards."""
+    jobs = {"apiGroups": ["polyrl.dev"], "resources": ["polyrljobs"], "verbs": ["create", "update", "get"]}
+    own = {"apiGroups": [""], "resources": ["secrets", "configmaps"], "verbs": ["get"], "resourceNames": ["own"]}
+    grant(server, AUTHOR, [jobs, own])
+    grant(server, MEMBER, [jobs, {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}])
+    command = [
+        helm_program,
+        "template",
+        "polyrl",
+        CHART,
+        "--set=images.prefix=r.example.org/",
+    ]
+    command += ["--kube-version", "1.36.3", "--show-only", "templates/author-policy.yaml"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    made = []
+    for one in yaml.safe_load_all(text):
+        plural = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}.get(
+            one["kind"], "validatingadmissionpolicybindings"
+        )
+        status, answer = server.request("POST", f"{POLICIES}/{plural}", one)
+        assert status == 201, str(answer)
+        made.append(f"{POLICIES}/{plural}/{one['metadata']['name']}")
+    until = time.monotonic() + DEADLINE_S
+    while submit(server, pod(hostNetwork=True), AUTHOR)[0] == 201:
+        assert time.monotonic() < until, "the policy is not at work"
+        time.sleep(POLL_S)
+    yield server
+    for path in made:
+        server.request("DELETE", path)
+    for user in (AUTHOR, MEMBER):
+        for kind in ("rolebindings", "roles"):
+            server.request("DELETE", f"{RBAC}/{kind}/{user}-here")
+
+
+@pytest.mark.parametrize(("changes", "says"), REFUSED)
+def test_who_may_create_jobs_alone_gets_nothing_of_others(guarded: Any, changes: dict[str, Any], says: str) -> None:
+    status, answer = submit(guarded, changes, AUTHOR)
+    assert status in (403, 422), answer
+    assert says in answer["message"]
+
+
+@pytest.mark.parametrize("changes", TAKEN)
+def test_and_gets_what_hurts_nobody(guarded: Any, changes: dict[str, Any]) -> None:
+    status, answer = submit(guarded, changes, AUTHOR)
+    assert status == 201, str(answer)
+
+
+@pytest.mark.parametrize("changes", [one.values[0] for one in REFUSED], ids=[str(one.id) for one in REFUSED])
+def test_who_may_create_pods_writes_what_he_likes(guarded: Any, changes: dict[str, Any]) -> None:
+    status, answer = submit(guarded, changes, MEMBER)
+    assert status == 201, str(answer)
+
+
+def test_a_change_is_the_changers_and_labels_are_anybodys(guarded: Any) -> None:
+    """What a member wrote, an author without his rights may label, and not change."""
+    job = changed(JOB, {**pod(hostNetwork=True), "metadata.name": "shared"})
+    status, stored = guarded.request("POST", JOBS, job, user=MEMBER)
+    assert status == 201, stored
+    try:
+        path = f"{JOBS}/shared"
+        labelled = {**stored, "metadata": {**stored["metadata"], "labels": {"team": "a"}}}
+        status, stored = guarded.request("PUT", path, labelled, user=AUTHOR)
+        assert status == 200, stored
+        stored["spec"]["rollout"]["maxReplicas"] += 1
+        status, answer = guarded.request("PUT", path, stored, user=AUTHOR)
+        assert status in (403, 422), answer
+        status, answer = guarded.request("PUT", path, stored, user=MEMBER)
+        assert status == 200, answer
+    finally:
+        guarded.request("DELETE", f"{JOBS}/shared")
