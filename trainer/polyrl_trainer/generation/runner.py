@@ -18,7 +18,7 @@ from polyrl.wire import TurnDone
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import past_turns, to_sample
-from polyrl_trainer.generation.stops import cut_at_stop
+from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
@@ -99,7 +99,7 @@ class UserCodeRunner:
             self._tasks.create_task(self._answer(turn, record.prompt))
 
     async def _answer(self, turn: TurnDone, prompt: Prompt) -> None:
-        turn = msgspec.structs.replace(turn, response=cut_at_stop(turn.response, self.stop, self.tokenizer))
+        turn = msgspec.structs.replace(turn, response=up_to_stop(turn.response, self.stop, self.tokenizer))
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self.tokenizer)
         try:
             text = await self._environment_text(sample, turn, prompt)

@@ -18,7 +18,7 @@ from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import WORD
 
 
-def cut_at_stop(response: Response, stop: Sequence[str], tokenizer: Tokenizer) -> Response:
+def up_to_stop(response: Response, stop: Sequence[str], tokenizer: Tokenizer) -> Response:
     """The response up to its first stop string, ended by it; the same where it holds none."""
     if not stop:
         return response

@@ -27,7 +27,7 @@ from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
-from polyrl_trainer.generation.stops import cut_at_stop
+from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
 from polyrl_trainer.loops.deadline import longest_wait_s
@@ -144,7 +144,7 @@ class Evaluator:
         return answered
 
     def _stopped(self, one: Scored) -> Scored:
-        return replace(one, response=cut_at_stop(one.response, self.recipe.sampling.stop, self.tokenizer))
+        return replace(one, response=up_to_stop(one.response, self.recipe.sampling.stop, self.tokenizer))
 
     def _measure(self, asked: EvaluationGroups, scored: Sequence[Scored]) -> dict[str, float]:
         submitted = len(asked.rows.prompts) * asked.groups.plan.samples_per_group

@@ -33,7 +33,7 @@ from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import to_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
-from polyrl_trainer.generation.stops import cut_at_stop
+from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
@@ -256,7 +256,7 @@ class RlStep:
 
     def _stopped(self, batch: Batch) -> Batch:
         stop, tokenizer = self._recipe.sampling.stop, self._parts.tokenizer
-        cut = (replace(one, response=cut_at_stop(one.response, stop, tokenizer)) for one in batch.samples)
+        cut = (replace(one, response=up_to_stop(one.response, stop, tokenizer)) for one in batch.samples)
         return replace(batch, samples=tuple(cut))
 
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:

@@ -8,7 +8,7 @@ import pytest
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Finish, Response, Span
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
-from polyrl_trainer.generation.stops import cut_at_stop
+from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.preparation import stop_token_ids
 
 TOKENIZER = CharacterTokenizer("abc.")
@@ -34,7 +34,7 @@ def response(text: str) -> Response:
     [([".."], "abc.."), (["ab"], "ab"), ([".c", "c."], "abc."), (["abc..ca"], "abc..ca")],
 )
 def test_it_ends_with_the_token_that_completes_the_first(stop: list[str], kept: str) -> None:
-    cut = cut_at_stop(response("abc..ca"), stop, TOKENIZER)
+    cut = up_to_stop(response("abc..ca"), stop, TOKENIZER)
     assert TOKENIZER.decode(np.frombuffer(cut.ids, "<u4").tolist()) == kept
     assert np.frombuffer(cut.logprobs, "<f4").tolist() == list(range(len(kept)))
     assert cut.loss_mask == b"\1" * len(kept)
@@ -45,8 +45,8 @@ def test_it_ends_with_the_token_that_completes_the_first(stop: list[str], kept: 
 
 def test_one_that_holds_none_is_left_as_it_is() -> None:
     whole = response("abca")
-    assert cut_at_stop(whole, ["aa", "."], TOKENIZER) is whole
-    assert cut_at_stop(whole, [], TOKENIZER) is whole
+    assert up_to_stop(whole, ["aa", "."], TOKENIZER) is whole
+    assert up_to_stop(whole, [], TOKENIZER) is whole
 
 
 def test_engines_stop_at_tokens_that_hold_a_string_by_themselves() -> None:
