@@ -165,11 +165,11 @@ def guarded(server: Any, helm_program: str) -> Any:
             server.request("DELETE", f"{RBAC}/{kind}/{user}-here")
 
 
-@pytest.mark.parametrize(("changes", "says"), REFUSED)
-def test_who_may_create_jobs_alone_gets_nothing_of_others(guarded: Any, changes: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("changes", "reason"), REFUSED)
+def test_who_may_create_jobs_alone_gets_nothing_of_others(guarded: Any, changes: dict[str, Any], reason: str) -> None:
     status, answer = submit(guarded, changes, AUTHOR)
     assert status in (403, 422), answer
-    assert says in answer["message"]
+    assert reason in answer["message"]
 
 
 @pytest.mark.parametrize("changes", TAKEN)
