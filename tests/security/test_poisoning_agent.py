@@ -39,7 +39,7 @@ from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.backend_conformance import MODEL as TINY
-from polyrl_trainer.user_code.calls import UserCalls
+from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
 from polyrl_trainer.weights.publisher import PolicyVersions
 
@@ -143,7 +143,7 @@ async def train(folder: Path, client: RolloutClient, policy: Policy) -> None:
     state = session.state
     failures = Failures(state.results.user_code_failures, state.results.first_failures)
     reward = RewardFunction(
-        lambda sample: float(len(sample.response) % 3), UserCalls(4), timeout_s=60.0, failures=failures
+        InlineCalls(lambda sample: float(len(sample.response) % 3)), timeout_s=60.0, failures=failures
     )
     runner = UserCodeRunner(client, TOKENIZER, reward=reward, episodes=None, group_filter=None)
     supply = GroupSupply(client, runner, session=session)

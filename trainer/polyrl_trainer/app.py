@@ -14,7 +14,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -42,8 +42,8 @@ from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
 from polyrl_trainer.sinks.chosen import deliveries
 from polyrl_trainer.state import TrainerState, TrainingStage
-from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import Episodes
+from polyrl_trainer.user_code.pools import UserPools
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
 from polyrl_trainer.weights.publisher import PolicyVersions, WeightPublisher
 
@@ -93,7 +93,14 @@ async def run_trainer(arguments: Arguments) -> bool:
     if arguments.hand_over and was_done(arguments.run):
         await _report_done(arguments)
         return True
-    prepared = prepare(job.spec, arguments.manifest_dir)
+    with closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools:
+        # Its workers import the user's code while the data is read here.
+        prepared = prepare(job.spec, arguments.manifest_dir)
+        await pools.ready()
+        return await _run_prepared(arguments, job, prepared, pools)
+
+
+async def _run_prepared(arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools) -> bool:
     session, resumed_from = _open_session(
         arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat, system_prompt=prepared.system_prompt)
     )
@@ -111,7 +118,7 @@ async def run_trainer(arguments: Arguments) -> bool:
     )
     outcome = "failed"
     try:
-        done = await _run_stages(arguments, job, prepared, session, stages)
+        done = await _run_stages(arguments, job, prepared, pools, session=session, stages=stages)
         outcome = "done" if done else "stopped"
         return done
     except Superseded:
@@ -156,7 +163,7 @@ def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
 
 
 async def _run_stages(
-    arguments: Arguments, job: PolyRLJob, prepared: Prepared, session: Session, stages: Stages
+    arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools, *, session: Session, stages: Stages
 ) -> bool:
     if arguments.manager_endpoints is None:
         return await _until_left(arguments, session, stages.run(None))
@@ -165,7 +172,7 @@ async def _run_stages(
         if client is None:
             return False
         try:
-            async with _rollout_side(arguments, job, prepared, session, client) as side:
+            async with _rollout_side(arguments, job, prepared, pools, session=session, client=client) as side:
                 services = side.runner.run(), side.supply.run()
                 done = await _until_left(arguments, session, stages.run(side), *services)
         except Exception as error:
@@ -226,25 +233,30 @@ def _publisher(arguments: Arguments, keep: int) -> WeightPublisher:
 
 @asynccontextmanager
 async def _rollout_side(
-    arguments: Arguments, job: PolyRLJob, prepared: Prepared, session: Session, client: RolloutClient
+    arguments: Arguments,
+    job: PolyRLJob,
+    prepared: Prepared,
+    pools: UserPools,
+    *,
+    session: Session,
+    client: RolloutClient,
 ) -> AsyncIterator[RolloutSide]:
     recipe = job.spec.recipe
-    if prepared.reward is None or recipe.reward is None:
+    if pools.reward is None or recipe.reward is None:
         raise InvalidData("recipe.reward: needed by every mode that generates")
     async with AsyncExitStack() as stack:
         session.rollouts, known = client, client.welcome
         session.state.next_group = max(session.state.next_group, known.next_group)
-        results, calls = session.state.results, UserCalls(recipe.reward.max_concurrency)
-        stack.callback(calls.close)
+        results = session.state.results
         failures = Failures(results.user_code_failures, results.first_failures)
         timeout_s = float(recipe.reward.timeout_seconds)
-        reward = RewardFunction(prepared.reward, calls, timeout_s=timeout_s, failures=failures)
+        reward = RewardFunction(pools.reward, timeout_s=timeout_s, failures=failures)
         episodes, group_filter = None, None
         if prepared.environment is not None and recipe.environment is not None:
             episodes = Episodes(prepared.environment, recipe.environment, tokenizer=prepared.tokenizer)
-        if prepared.group_filter is not None:
+        if pools.group_filter is not None:
             size = recipe.sampling.samples_per_prompt
-            group_filter = CustomGroupFilter(prepared.group_filter, calls, timeout_s=timeout_s, samples_per_group=size)
+            group_filter = CustomGroupFilter(pools.group_filter, timeout_s=timeout_s, samples_per_group=size)
         adopted = AdoptedGroups(known.held, whole_groups=group_filter is not None)
         runner = UserCodeRunner(
             client,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec, EvaluationSampling, evaluated_rows
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
@@ -21,7 +21,6 @@ from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.environments.protocol import Environment
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import load_environment
-from polyrl_trainer.user_code.loading import load_function
 
 Item = TypeVar("Item")
 
@@ -46,8 +45,6 @@ class Prepared:
     finished: DataBuffer[examples.FinishedGroup] | None
     evaluation: Sequence[EvaluationPrompts]
     """`data.eval` first; empty where that is."""
-    reward: Callable[[Sample], Any] | None
-    group_filter: Callable[[list[Sample]], Any] | None
     environment: Environment | None
     chat: bool
     """Prompts went through the tokenizer's chat template."""
@@ -107,8 +104,6 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         prompts=to_generate,
         finished=finished,
         evaluation=evaluation,
-        reward=load_function(recipe.reward.function, code_path) if recipe.reward is not None else None,
-        group_filter=_group_filter(recipe, code_path),
         chat=is_chat(rows(newest.path)[0], newest),
         system_prompt=newest.system_prompt,
         environment=load_environment(recipe.environment, code_path) if recipe.environment is not None else None,
@@ -143,12 +138,3 @@ def model_source(recipe: RecipeSpec, manifest_dir: Path) -> Path | dict[str, Any
     if recipe.model.config is None:
         raise InvalidData("recipe.model: needs `path` or `config`")
     return recipe.model.config
-
-
-def _group_filter(recipe: RecipeSpec, code_path: Path) -> Callable[[list[Sample]], Any] | None:
-    algorithm = recipe.algorithm
-    if algorithm.group_filter is not GroupFilter.CUSTOM:
-        return None
-    if algorithm.filter_function is None:
-        raise InvalidData("recipe.algorithm.filterFunction: needed by groupFilter custom")
-    return load_function(algorithm.filter_function, code_path)

@@ -364,7 +364,11 @@ class RewardSpec(ManifestModel):
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
     """A call that outlasts it discards its sample with reason rewardTimedOut."""
     max_concurrency: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Calls that run at once; more wait."""
+    """Calls of an `async def` that run at once; more wait. Of others each worker runs one."""
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Processes that the function runs in. Default: half of the trainer's cores, at least 1."""
+    memory_mib: Annotated[int, Field(ge=256, le=2**20)] = 4096
+    """Memory in MiB that one worker may take; what asks for more raises MemoryError."""
 
 
 class EnvironmentSpec(ManifestModel):

@@ -46,7 +46,8 @@ from polyrl_trainer.environments import CalculatorEnvironment
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups
 from polyrl_trainer.user_code.episodes import Episodes
-from polyrl_trainer.user_code.rewards import Failures, Reward
+from polyrl_trainer.user_code.rewards import Failures
+from polyrl_trainer.user_code.verdicts import Reward
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 3

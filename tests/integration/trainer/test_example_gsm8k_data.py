@@ -15,6 +15,7 @@ from polyrl_cli.manifests.load import load_manifest
 from polyrl_trainer.backends.model_factory import load_model
 from polyrl_trainer.data.tokenizers import HuggingFaceTokenizer
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source, prepare
+from polyrl_trainer.user_code.loading import load_function
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gsm8k"
 DEADLINE_S = 120
@@ -161,11 +162,11 @@ def test_the_data_opens_and_a_prompt_is_the_beginning_of_its_row(prepared: Prepa
 
 def test_worked_examples_earn_the_reward(prepared: Prepared) -> None:
     """What SFT teaches is what RL pays for, through tokens and back."""
-    assert prepared.reward is not None
+    score = load_function("reward:score", EXAMPLE)
     assert prepared.conversations is not None
     for row in (draw.item for draw in prepared.conversations.get(48)):
         row.metadata["final"] = row.response.split()[-1]
-        assert prepared.reward(row) == {"reward": 1.0, "exact_match": 1.0, "final_line": 1.0}
+        assert score(row) == {"reward": 1.0, "exact_match": 1.0, "final_line": 1.0}
 
 
 def test_the_model_has_room_for_the_tokenizer_and_the_longest_row(example: Path, prepared: Prepared) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -39,17 +38,15 @@ from polyrl_trainer.sample_log.log import SampleLog
 from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
-from polyrl_trainer.user_code.calls import UserCalls
+from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.episodes import Episodes
-from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
+from polyrl_trainer.user_code.rewards import CallTimedOut, CustomGroupFilter, Failures, RewardFunction
 from polyrl_trainer.weights.publisher import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPTS = 23
 LONG_TIMEOUT_S = 60.0
 """For user code that answers at once: one that is starved has not hung."""
-SHORT_TIMEOUT_S = 3.0
-"""Where user code hangs."""
 QUICK_OR_NOT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -165,13 +162,14 @@ class Run:
         session = Session(state, checkpoints, MetricsLogger(folder), 1, rollouts, samples)
         rows = [DataRow(f"f:{number}", {"prompt": f"{number}=", "number": number}) for number in range(PROMPTS)]
         prompts = prepare_prompts(rows, TOKENIZER, 100)
-        calls = UserCalls(8)
         failures = Failures(state.results.user_code_failures, state.results.first_failures)
-        scoring = RewardFunction(reward, calls, timeout_s=timeout_s, failures=failures)
+        scoring = RewardFunction(InlineCalls(reward), timeout_s=timeout_s, failures=failures)
         episodes = Episodes(CalculatorEnvironment(), environment, tokenizer=TOKENIZER) if environment else None
         custom_filter = (
             CustomGroupFilter(
-                group_filter, calls, timeout_s=timeout_s, samples_per_group=spec.sampling.samples_per_prompt
+                InlineCalls(group_filter, whole_groups=True),
+                timeout_s=timeout_s,
+                samples_per_group=spec.sampling.samples_per_prompt,
             )
             if group_filter
             else None
@@ -401,19 +399,18 @@ async def test_surplus_prompts_are_not_lost(tmp_path):
 
 @pytest.mark.parametrize("kind", ["raises", "hangs", "nan"])
 async def test_failing_rewards_are_replaced_and_reported(tmp_path, kind):
-    over = threading.Event()
-
     def reward(sample):
         if sample.metadata["number"] % 5 == 0:
             if kind == "raises":
                 raise KeyError("answer")
-            return over.wait() if kind == "hangs" else float("nan")
+            if kind == "hangs":
+                raise CallTimedOut
+            return float("nan")
         return 1.0
 
     spec, rollouts = recipe(max_replaced_groups_per_step=4), FakeRollouts(echo)
-    run = Run.make(tmp_path, rollouts, spec, reward, timeout_s=SHORT_TIMEOUT_S if kind == "hangs" else LONG_TIMEOUT_S)
+    run = Run.make(tmp_path, rollouts, spec, reward)
     assert await run.train(spec)
-    over.set()
     reason = {"raises": "rewardRaised", "hangs": "rewardTimedOut", "nan": "rewardInvalid"}[kind]
     assert set(run.session.state.results.user_code_failures) == {reason}
     assert run.session.state.results.dropped_groups[reason] >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -31,10 +32,11 @@ from polyrl_trainer.data.rows import rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.calls import UserCalls
 from polyrl_trainer.user_code.episodes import load_environment
 from polyrl_trainer.user_code.loading import load_function
-from polyrl_trainer.user_code.rewards import RewardFunction, Unscored
+from polyrl_trainer.user_code.pools import UserPools
+from polyrl_trainer.user_code.rewards import RewardFunction
+from polyrl_trainer.user_code.verdicts import Unscored
 
 REWARD: Final[CheckedField] = (*RECIPE, "reward", "function")
 ANSWERS: Final = ("response", "answer")
@@ -82,24 +84,33 @@ async def try_reward(
             sample = sample_of(prompt, tokenizer, response)
         except InvalidData as error:
             return CheckFault(RESPONSE_FLAG, str(error))  # what stands in for it is never refused
-        function = load_function(recipe.reward.function, folder)
     except ModuleNotFoundError as error:
         return CheckSkipped("the reward on a row", error.name or str(error))
-    except InvalidCode as error:
-        return CheckFault(REWARD, str(error))
-    return await _call(function, recipe.reward, sample, prompt.place)
+    return await _call(recipe, manifest_dir, recipe.reward, sample, prompt.place)
 
 
-async def _call(function: Callable[..., Any], reward: RewardSpec, sample: Sample, place: str) -> RewardTried:
-    calls, began = UserCalls(1), time.perf_counter()
-    verdict = await RewardFunction(function, calls, timeout_s=float(reward.timeout_seconds)).score(sample)
-    tried = RewardTried(
-        place=place, prompt=sample.prompt, response=sample.response, seconds=time.perf_counter() - began
-    )
-    calls.close()
+async def _call(
+    recipe: RecipeSpec, manifest_dir: Path, reward: RewardSpec, sample: Sample, place: str
+) -> RewardTried | CheckFault:
+    with closing(UserPools.start(_one_worker(recipe, reward), manifest_dir)) as pools:
+        try:
+            await pools.ready()
+        except InvalidCode as error:
+            return CheckFault(REWARD, str(error))
+        assert pools.reward is not None
+        began = time.perf_counter()
+        verdict = await RewardFunction(pools.reward, timeout_s=float(reward.timeout_seconds)).score(sample)
+        seconds = time.perf_counter() - began
+    tried = RewardTried(place=place, prompt=sample.prompt, response=sample.response, seconds=seconds)
     if isinstance(verdict, Unscored):
         return _with(tried, refusal=verdict.detail)
     return _with(tried, reward=verdict.value, metrics=verdict.metrics)
+
+
+def _one_worker(recipe: RecipeSpec, reward: RewardSpec) -> RecipeSpec:
+    """Without a filter, which is called with whole groups only."""
+    algorithm = recipe.algorithm.model_copy(update={"group_filter": GroupFilter.NONE})
+    return recipe.model_copy(update={"reward": reward.model_copy(update={"workers": 1}), "algorithm": algorithm})
 
 
 def _with(tried: RewardTried, **changes: Any) -> RewardTried:

@@ -22,7 +22,8 @@ from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
-from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction, ScoredTurn, Unscored
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction, ScoredTurn
+from polyrl_trainer.user_code.verdicts import Unscored
 
 
 @dataclass

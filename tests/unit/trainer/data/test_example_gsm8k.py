@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from polyrl_trainer.user_code.rewards import Reward, read_reward
+from polyrl_trainer.user_code.verdicts import Reward, read_reward
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "gsm8k"
 

@@ -24,7 +24,8 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.user_code.episodes import Episodes
-from polyrl_trainer.user_code.rewards import Failures, Reward
+from polyrl_trainer.user_code.rewards import Failures
+from polyrl_trainer.user_code.verdicts import Reward
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPT = Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={})

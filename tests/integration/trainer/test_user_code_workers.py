@@ -1,0 +1,330 @@
+"""Rewards in worker processes: none hangs, starves or outlives the trainer, and waiting costs nobody's deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyrl.errors import InvalidCode, RunFailed
+from polyrl.sample import DiscardReason
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code import pool as pool_module
+from polyrl_trainer.user_code.messages import Setup
+from polyrl_trainer.user_code.pool import WorkerPool
+from polyrl_trainer.user_code.rewards import RewardFunction
+from polyrl_trainer.user_code.verdicts import Reward, Unscored
+
+LONG_S = 60.0
+"""Of a call that is not meant to miss it."""
+SHORT_S = 0.3
+MIB = 2**20
+
+CODE = """
+import asyncio, ctypes, os, resource, signal, subprocess, sys, time
+
+class Late(BaseException):
+    pass
+
+def ring(*_):
+    raise Late("rung")
+
+def alarm(sample):
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        time.sleep(60)
+    except Late:
+        return 1.0
+
+def ignoring(sample):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+def spin(sample):
+    while True:
+        pass
+
+def in_c(sample):
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter's lock
+
+def hog(sample):
+    return len(bytearray(2**31))
+
+def work(sample):
+    time.sleep(0.05)
+    return asyncio.run(asyncio.sleep(0, 1.0))
+
+def rights(sample):
+    links = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+    own = [os.readlink(one) for one in links if os.path.exists(one)]
+    return {"reward": os.nice(0), "keys": sum(name.endswith("keys.json") for name in own), "pid": os.getpid(),
+            "threads": int(os.environ["OMP_NUM_THREADS"]),
+            "claimed": "POLYRL_PARENT_PID" in os.environ}
+
+def read(sample):
+    sample.metadata["n"] += 1
+    sample.tokens[0] += 1
+    fine = sample.metadata["day"].year == 2026 and str(sample.metadata["price"]) == "1.10"
+    return {"reward": sample.metadata["n"] - 2**70, "fine": fine, "token": sample.tokens[0]}
+
+def rest(sample):
+    if sample.response == "hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        open(os.environ["CHILD"], "w").write(str(child.pid))
+        time.sleep(60)
+    if sample.response == "die":
+        os._exit(3)
+    if sample.response == "exit":
+        sys.exit(4)
+    if sample.response == "raise":
+        raise KeyError("answer")
+    return os.getpid()
+
+def dispatch(sample):
+    return globals()[sample.metadata["do"]](sample)
+
+async def judge(sample):
+    if sample.response == "block":
+        time.sleep(60)
+    if sample.response == "wait":
+        await asyncio.sleep(60)
+    if sample.response == "cancel":
+        raise asyncio.CancelledError
+    await asyncio.sleep(0.1)
+    return os.getpid()
+
+def keep(samples):
+    return sum(one.reward for one in samples) > 1
+
+def leave(sample):
+    return 1.0
+"""
+
+
+def sample(response: str = "b", **metadata: Any) -> Sample:
+    return Sample(
+        np.array([1, 2]), np.array([0, 1], np.float32), prompt_length=1, id="4.0", response=response, metadata=metadata
+    )
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "worker_code.py").write_text(CODE)
+    return folder
+
+
+def pool_of(code: Path, function: str, *, whole_groups: bool = False) -> WorkerPool:
+    pool = WorkerPool(
+        Setup(f"worker_code:{function}", str(code), whole_groups=whole_groups, memory_bytes=1024 * MIB), 1, 8
+    )
+    pool.start()
+    return pool
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One loop for all tests of this module: a pool lives on the loop that it began on."""
+    with asyncio.Runner() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def warm(code: Path, runner: asyncio.Runner) -> Iterator[WorkerPool]:
+    with closing(pool_of(code, "dispatch")) as pool:
+        runner.run(pool.ready())
+        yield pool
+
+
+def test_what_a_reward_reads_is_its_own_copy_of_every_type(warm: WorkerPool, runner: asyncio.Runner) -> None:
+    row = {"do": "read", "n": 2**70, "day": date(2026, 1, 2), "price": Decimal("1.10")}
+    for _ in range(2):
+        verdict = runner.run(warm.call([sample(**row)], LONG_S))
+        assert verdict == Reward(1.0, {"fine": 1.0, "token": 2.0})
+    assert row["n"] == 2**70
+
+
+def test_a_worker_is_meek_and_holds_nothing_of_the_trainers(
+    warm: WorkerPool, runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text("secret")
+    with keys.open():
+        verdict = runner.run(warm.call([sample(do="rights")], LONG_S))
+    assert isinstance(verdict, Reward)
+    assert verdict.value >= 10
+    assert verdict.metrics["keys"] == verdict.metrics["claimed"] == 0
+    assert verdict.metrics["threads"] == 1
+
+
+def test_an_alarm_rings_in_the_main_thread(warm: WorkerPool, runner: asyncio.Runner) -> None:
+    assert runner.run(warm.call([sample(do="alarm")], LONG_S)) == Reward(1.0)
+
+
+def test_waiting_for_a_worker_costs_no_deadline(warm: WorkerPool, runner: asyncio.Runner) -> None:
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(*(warm.call([sample(do="work")], 1.0) for _ in range(30)))
+
+    assert runner.run(all_at_once()) == [Reward(1.0)] * 30
+
+
+@pytest.mark.parametrize("how", ["ignoring", "spin", "in_c"])
+def test_what_hangs_is_ended_at_its_deadline_and_the_next_is_served(
+    how: str, warm: WorkerPool, runner: asyncio.Runner
+) -> None:
+    reward = RewardFunction(warm, SHORT_S)
+    verdict = runner.run(reward.score(sample(do=how)))
+    assert verdict == Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {SHORT_S:g} s")
+    assert reward.failures.counts == {"rewardTimedOut": 1}
+    assert isinstance(runner.run(warm.call([sample(do="rest")], LONG_S)), Reward)
+
+
+def test_what_it_started_ends_with_it(
+    code: Path, runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    with closing(pool_of(code, "rest")) as pool:
+        runner.run(pool.ready())
+        verdict = runner.run(RewardFunction(pool, 2.0).score(sample("hang")))
+        assert isinstance(verdict, Unscored)
+        runner.run(gone(int((tmp_path / "child").read_text())))
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(LONG_S):
+        while not has_ended(pid):  # noqa: ASYNC110 - another process's end has no event here
+            await asyncio.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ({"do": "hog"}, "MemoryError"),
+        ({"do": "rest", "response": "exit"}, "SystemExit: 4"),
+        ({"do": "rest", "response": "raise"}, "KeyError: 'answer'"),
+        ({"do": "rest", "response": "die"}, "its worker ended (exit 3), 2 times"),
+    ],
+    ids=["hog", "exit", "raise", "die"],
+)
+def test_what_fails_is_a_typed_discard_that_names_the_users_line(
+    row: dict[str, str], detail: str, warm: WorkerPool, runner: asyncio.Runner
+) -> None:
+    verdict = runner.run(warm.call([sample(**{"response": "b", **row})], LONG_S))
+    assert isinstance(verdict, Unscored)
+    assert verdict.reason is DiscardReason.REWARD_RAISED
+    assert detail in verdict.detail
+    assert row.get("response") == "die" or "worker_code.py:" in verdict.detail
+
+
+def test_one_that_somebody_kills_is_replaced_and_its_call_made_again(warm: WorkerPool, runner: asyncio.Runner) -> None:
+    async def kill_under_a_call() -> Any:
+        first = await warm.call([sample(do="rest")], LONG_S)
+        assert isinstance(first, Reward)
+        call = asyncio.create_task(warm.call([sample(do="rest")], LONG_S))
+        os.kill(int(first.value), signal.SIGKILL)
+        second = await call
+        assert isinstance(second, Reward)
+
+    runner.run(kill_under_a_call())
+
+
+def test_one_that_has_served_long_enough_is_replaced(
+    warm: WorkerPool, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = warm._living
+    monkeypatch.setattr(pool_module, "CALLS_PER_WORKER", worker.calls + 1)
+    verdicts = [runner.run(warm.call([sample(do="rest")], LONG_S)) for _ in range(2)]
+    assert len({verdict.value for verdict in verdicts if isinstance(verdict, Reward)}) == 2
+
+
+def test_async_ones_share_a_worker_and_one_that_blocks_it_costs_the_others_nothing(
+    code: Path, runner: asyncio.Runner
+) -> None:
+    async def main() -> None:
+        await pool.ready()
+        together = await asyncio.gather(*(pool.call([sample()], LONG_S) for _ in range(8)))
+        assert len({verdict.value for verdict in together if isinstance(verdict, Reward)}) == 1
+        reward, unhurried = RewardFunction(pool, SHORT_S), RewardFunction(pool, LONG_S)
+        cancelled = await unhurried.score(sample("cancel"))
+        assert isinstance(cancelled, Unscored)
+        assert cancelled.reason is DiscardReason.REWARD_RAISED
+        late = await reward.score(sample("wait"))
+        same = await pool.call([sample()], LONG_S)
+        assert same == together[0], "who waits is cancelled, not killed"
+        blocked, beside = await asyncio.gather(reward.score(sample("block")), unhurried.score(sample()))
+        assert isinstance(beside, Reward)
+        assert {one.reason for one in (late, blocked) if isinstance(one, Unscored)} == {DiscardReason.REWARD_TIMED_OUT}
+
+    with closing(pool_of(code, "judge")) as pool:
+        runner.run(main())
+
+
+def test_a_filter_gets_the_whole_group_with_its_rewards(code: Path, runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        await pool.ready()
+        samples = [Sample(np.array([1]), np.array([0], np.float32), 1, reward=reward) for reward in (1.0, 0.5)]
+        assert await pool.call(samples, LONG_S) is None
+        refused = await pool.call(samples[1:], LONG_S)
+        assert isinstance(refused, Unscored)
+        assert refused.reason is DiscardReason.FILTERED
+
+    with closing(pool_of(code, "keep", whole_groups=True)) as pool:
+        runner.run(main())
+
+
+def test_code_that_cannot_be_imported_is_refused_and_later_ends_the_run(
+    code: Path, runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    with (
+        closing(pool_of(code, "nothing")) as pool,
+        pytest.raises(InvalidCode, match="worker_code:nothing: module `worker_code` has no `nothing`"),
+    ):
+        runner.run(pool.ready())
+    file = tmp_path / "worker_code.py"
+    file.write_text("import os\ndef leave(sample):\n    os._exit(3)\n")
+
+    async def main() -> None:
+        await pool.ready()
+        file.unlink()
+        await pool.call([sample()], LONG_S)
+
+    with closing(pool_of(tmp_path, "leave")) as pool, pytest.raises(RunFailed, match="no worker can be started"):
+        runner.run(main())
+
+
+def test_no_worker_outlives_a_killed_trainer(code: Path, runner: asyncio.Runner) -> None:
+    program = (
+        "import asyncio, sys, time\n"
+        "from polyrl_trainer.user_code.messages import Setup\n"
+        "from polyrl_trainer.user_code.pool import WorkerPool\n"
+        "pool = WorkerPool(Setup('worker_code:leave', sys.argv[1], whole_groups=False, memory_bytes=2**30), 1, 1)\n"
+        "pool.start()\n"
+        "asyncio.run(pool.ready())\n"
+        "print(*(one.process.pid for one in pool._living), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(code)], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        worker = int(trainer.stdout.readline())
+        assert not has_ended(worker)
+        trainer.kill()
+    runner.run(gone(worker))

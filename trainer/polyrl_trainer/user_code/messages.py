@@ -1,0 +1,150 @@
+"""What goes between the trainer and a worker of user code: length-prefixed msgpack over a socket pair, plain data only.
+
+trainer ──Setup──> worker ──CodeLoaded──> trainer ──Call──> worker ──Answer──> trainer
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from polyrl.sample import DiscardReason
+from polyrl_trainer.sample import Sample
+
+HEADER_BYTES: Final = 4
+MAX_FRAME_BYTES: Final = 2**30
+"""A group of long samples takes megabytes; a worker that announces more than this is not believed."""
+_ARRAYS: Final = ("tokens", "loss_mask", "rollout_log_probs")
+"""Fields that user code reads; the learner's further arrays stay with it."""
+_TAG: Final = "polyrl:type"
+_SPECIAL: Final[dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {
+    datetime: (datetime.isoformat, datetime.fromisoformat),
+    date: (date.isoformat, date.fromisoformat),
+    time: (time.isoformat, time.fromisoformat),
+    timedelta: (lambda value: value / timedelta(microseconds=1), lambda number: timedelta(microseconds=number)),
+    Decimal: (str, Decimal),
+    bytes: (bytes.hex, bytes.fromhex),
+}
+"""What parquet holds beside JSON's types."""
+_BY_NAME: Final = {kind.__name__: kind for kind in _SPECIAL}
+
+
+class WireSample(msgspec.Struct, frozen=True):
+    """A `Sample` as bytes and text."""
+
+    arrays: dict[str, tuple[str, bytes]]
+    """By field, dtype and content."""
+    prompt_length: int
+    id: str
+    group: int
+    prompt: str
+    response: str
+    reward: float
+    finish_reason: str
+    versions: tuple[int, ...]
+    metadata: str
+    """JSON, because msgpack's integers end at 64 bits."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first message: what this worker serves, and its limits."""
+
+    function: str
+    """`module:function`"""
+    code_path: str
+    whole_groups: bool
+    """True for a group filter: the function gets a list of samples, and returns whether they may train."""
+    memory_bytes: int
+
+
+class CodeLoaded(msgspec.Struct, frozen=True):
+    """The code is imported, or why it cannot be."""
+
+    is_async: bool = False
+    invalid: str = ""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call of the function."""
+
+    id: int
+    samples: tuple[WireSample, ...]
+    timeout_s: float
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a call: a reward; the reason for none; neither where a filter lets the group pass."""
+
+    id: int
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+    reason: DiscardReason | None = None
+    detail: str = ""
+
+
+def to_frame(message: msgspec.Struct) -> bytes:
+    """With its length before it."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def body_length(header: bytes) -> int:
+    """Raises ValueError for a length that no message has."""
+    length = int.from_bytes(header, "big")
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {length} bytes")
+    return length
+
+
+def to_wire(sample: Sample) -> WireSample:
+    """All that user code may read."""
+    arrays = {name: getattr(sample, name) for name in _ARRAYS}
+    return WireSample(
+        arrays={name: (one.dtype.str, one.tobytes()) for name, one in arrays.items() if one is not None},
+        prompt_length=sample.prompt_length,
+        id=sample.id,
+        group=sample.group,
+        prompt=sample.prompt,
+        response=sample.response,
+        reward=sample.reward,
+        finish_reason=sample.finish_reason,
+        versions=sample.versions,
+        metadata=json.dumps(sample.metadata, default=_tagged),
+    )
+
+
+def from_wire(wire: WireSample) -> Sample:
+    """A copy of the user's own; its arrays may be written to."""
+    arrays = {name: np.frombuffer(content, dtype=dtype).copy() for name, (dtype, content) in wire.arrays.items()}
+    sample = Sample(
+        arrays["tokens"],
+        arrays["loss_mask"],
+        prompt_length=wire.prompt_length,
+        id=wire.id,
+        group=wire.group,
+        prompt=wire.prompt,
+        response=wire.response,
+        reward=wire.reward,
+        finish_reason=wire.finish_reason,
+        versions=wire.versions,
+        metadata=json.loads(wire.metadata, object_hook=_untagged),
+    )
+    return replace(sample, rollout_log_probs=arrays.get("rollout_log_probs"))
+
+
+def _tagged(value: object) -> object:
+    if type(value) not in _SPECIAL:
+        return str(value)
+    return {_TAG: type(value).__name__, "value": _SPECIAL[type(value)][0](value)}
+
+
+def _untagged(found: dict[str, Any]) -> Any:
+    kind = _BY_NAME.get(found[_TAG]) if isinstance(found.get(_TAG), str) else None
+    return found if kind is None else _SPECIAL[kind][1](found["value"])

@@ -1,0 +1,84 @@
+"""What user code returned becomes a number or a typed reason; anything else is `Unscored`, and never becomes 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polyrl import wire
+from polyrl.sample import DiscardReason
+from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A finite number, and named finite numbers beside it."""
+
+    value: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """No reward can be had, and why."""
+
+    reason: DiscardReason
+    detail: str
+
+
+Verdict = Reward | Unscored
+
+
+def read_reward(result: object, function: str = "the reward") -> Verdict:
+    """A number or a dict with `reward`; anything else is REWARD_INVALID."""
+    named = dict(result) if isinstance(result, Mapping) else {"reward": result}
+    if "reward" not in named:
+        names = readable(str(sorted(map(str, named))), MAX_NAME_CHARS)
+        return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {names}")
+    numbers: dict[str, float] = {}
+    for name, value in named.items():
+        if not isinstance(name, str) or not name.strip() or not _has_utf8(name):
+            shown = readable(ascii(name), MAX_NAME_CHARS)
+            detail = f"{function} names a number {shown}; a name is text that is not empty and has a form in UTF-8"
+            return Unscored(DiscardReason.REWARD_INVALID, detail)
+        number = _finite(value)
+        if number is None:
+            shown = readable(name, MAX_NAME_CHARS)
+            return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
+        numbers[name] = number
+    value = numbers.pop("reward")
+    excess = wire.excess_of_metrics(numbers)
+    if excess:
+        return Unscored(DiscardReason.REWARD_INVALID, f"the numbers that {function} names beside `reward` {excess}")
+    return Reward(value, numbers)
+
+
+def _has_utf8(text: str) -> bool:
+    """False with half a surrogate pair, which Python allows and no file or wire does."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _finite(value: object) -> float | None:
+    """Python's, numpy's and torch's numbers alike; None for what is none."""
+    if not isinstance(value, bool | int | float | np.number | np.bool_) and callable(getattr(value, "item", None)):
+        try:
+            value = value.item()  # type: ignore[attr-defined] # A zero-dimensional tensor or array.
+        except (ValueError, RuntimeError, TypeError):
+            return None
+    if not isinstance(value, bool | int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def read_admission(wanted: object) -> Unscored | None:
+    """What a group filter returned; None lets the group pass."""
+    if not isinstance(wanted, bool):
+        return Unscored(DiscardReason.REWARD_INVALID, f"filterFunction must return True or False, got {wanted!r:.80}")
+    return None if wanted else Unscored(DiscardReason.FILTERED, "filterFunction returned False")
