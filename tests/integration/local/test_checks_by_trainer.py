@@ -76,7 +76,7 @@ FAULTS = [
     ("reward.py", "import json\ndef score(sample):\n    return json.loads('{')\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (reward.py:3)"),
     ("reward.py", "def score(sample):\n    print('{}')\n    return None\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': `reward` must be a finite number, got None"),
     ("reward.py", "import time\ndef score(sample):\n    time.sleep(600)\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': no reward within 2 s"),
-    ("reward.py", "import os\ndef score(sample):\n    print('bye', flush=True)\n    os._exit(7)\n", "", "job.yaml:16 spec.recipe.reward.function: calling the reward on a row ended the process with exit code 7: bye"),
+    ("reward.py", "import os\ndef score(sample):\n    print('bye', flush=True)\n    os._exit(7)\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': reward:score: its worker ended (exit 7), 2 times"),
 ]  # fmt: skip
 
 
