@@ -134,6 +134,7 @@ class WorkerProcess:
             if not future.done():
                 await asyncio.wait({future}, timeout=SETTLE_S)
         except BaseException:
+            self._pending.pop(number, None)  # nobody awaits it any more
             self.kill()
             raise
         if not future.done():
