@@ -157,7 +157,7 @@ def test_the_data_opens_and_a_prompt_is_the_beginning_of_its_row(prepared: Prepa
         assert row.loss_mask.sum() == row.response_length
         assert row.response.endswith(f"#### {prompt.metadata['final']}")
     assert prepared.conversations.epochs == prepared.prompts.epochs == 1
-    assert len(prepared.evaluation) == 16
+    assert [len(one.prompts) for one in prepared.evaluation] == [16]
 
 
 def test_worked_examples_earn_the_reward(prepared: Prepared) -> None:
@@ -186,7 +186,8 @@ def test_the_cluster_manifest_takes_a_hugging_face_folder_and_the_same_rows(exam
     spec = load_manifest(EXAMPLE / "job.yaml", [*sets, f"spec.recipe.model.path={volume}/model"]).spec
     ready = prepare(spec, EXAMPLE)
     assert ready.conversations is not None
-    assert (ready.conversations.get(1)[0].item.tokens[-1], len(ready.evaluation)) == (ready.tokenizer.eos_id, 16)
+    assert ready.conversations.get(1)[0].item.tokens[-1] == ready.tokenizer.eos_id
+    assert [len(one.prompts) for one in ready.evaluation] == [16]
     folder = model_source(spec.recipe, EXAMPLE)
     assert isinstance(folder, Path)
     check_vocabulary(ready.tokenizer, load_model(folder, 0, "float32").config.vocab_size)

@@ -48,7 +48,8 @@ def prepare_prompts(
     prompts = [_prompt(row, tokenizer) for row in rows]
     long = [place for place, prompt in enumerate(prompts) if len(prompt.ids) > max_prompt_tokens]
     if len(long) > max_skipped * len(rows):
-        others = f"; so have {len(long) - 1} others of {len(rows)} rows" if max_skipped and len(long) > 1 else ""
+        places = {rows[place].place for place in long}
+        others = f"; so have {len(places) - 1} others of {len(rows)} rows" if max_skipped and len(places) > 1 else ""
         raise rows[long[0]].refuse(
             f"the prompt has {len(prompts[long[0]].ids)} tokens; at most {max_prompt_tokens} leave room for "
             f"recipe.sampling.maxNewTokens in rollout.engine.maxContext{others}"
