@@ -38,7 +38,7 @@ def container(**fields: Any) -> dict[str, Any]:
     return pod(containers=[{**MAIN, **fields}])
 
 
-HOST, SECURITY, VOLUMES = "the host's network", "securityContext loosens", "volumes may be"
+HOST, SECURITY, VOLUMES = "the host's network", "what Pod Security calls restricted", "volumes may be"
 SECRETS, ACCOUNTS = "reads a Secret or ConfigMap", "names a ServiceAccount"
 REFUSED: list[Any] = [
     pytest.param(pod(hostNetwork=True), HOST, id="host-network"),
@@ -93,12 +93,82 @@ REFUSED: list[Any] = [
     pytest.param({"spec.recipe.code.volumeClaim": "others"}, "a volume claim", id="code-claim"),
     pytest.param({"spec.trainer.storage": {"claimName": "others"}}, "a volume claim", id="trainer-claim"),
     pytest.param({"spec.manager.storage": {"claimName": "others"}}, "a volume claim", id="manager-claim"),
+    pytest.param(container(securityContext={"capabilities": {"drop": []}}), SECURITY, id="capabilities-kept"),
+    pytest.param(
+        {
+            ROLLOUT: {
+                "metadata": {"annotations": {"container.apparmor.security.beta.kubernetes.io/rollout": "unconfined"}},
+                "spec": {"containers": [MAIN]},
+            }
+        },
+        "AppArmor annotation",
+        id="apparmor-by-annotation",
+    ),
+    pytest.param(
+        container(livenessProbe={"httpGet": {"host": "169.254.169.254", "port": 80}}), HOST, id="probe-of-another-host"
+    ),
+    pytest.param(
+        container(lifecycle={"postStart": {"httpGet": {"host": "169.254.169.254", "port": 80}}}),
+        HOST,
+        id="hook-at-another-host",
+    ),
+    pytest.param(
+        pod(
+            volumes=[
+                {
+                    "name": "a",
+                    "ephemeral": {
+                        "volumeClaimTemplate": {
+                            "spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "others"}}
+                        }
+                    },
+                }
+            ]
+        ),
+        VOLUMES,
+        id="clone-of-a-claim",
+    ),
+    pytest.param(
+        pod(
+            volumes=[
+                {
+                    "name": "a",
+                    "ephemeral": {
+                        "volumeClaimTemplate": {
+                            "spec": {"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "others"}}
+                        }
+                    },
+                }
+            ]
+        ),
+        VOLUMES,
+        id="clone-of-a-claim-by-reference",
+    ),
+    pytest.param(
+        pod(volumes=[{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": {"volumeName": "others"}}}}]),
+        VOLUMES,
+        id="named-volume",
+    ),
+    pytest.param(pod(resourceClaims=[{"name": "a", "resourceClaimName": "others"}]), "its own", id="device-claim"),
+    pytest.param({"spec.networkPolicy": {"extraEgress": [{"cidr": "10.0.0.0/8"}]}}, "ways out", id="egress"),
+    pytest.param({"spec.rollout.capacity.metadataService": True}, "ways out", id="metadata-service"),
 ]
 TAKEN: list[Any] = [
     pytest.param({}, id="plain"),
     pytest.param(container(image="a:1", resources={"limits": {"nvidia.com/gpu": 1}}), id="image-and-gpu"),
     pytest.param(container(securityContext={"runAsUser": 1000, "allowPrivilegeEscalation": False}), id="restricted"),
     pytest.param(pod(volumes=[{"name": "a", "emptyDir": {}}]), id="empty-dir"),
+    pytest.param(
+        pod(
+            volumes=[{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}]
+        ),
+        id="ephemeral-that-starts-empty",
+    ),
+    pytest.param(
+        container(livenessProbe={"httpGet": {"port": 80}}, lifecycle={"preStop": {"sleep": {}}}), id="own-probe"
+    ),
+    pytest.param(container(securityContext={"capabilities": {"drop": ["ALL"]}}), id="no-capabilities"),
+    pytest.param({ROLLOUT: {"metadata": {"annotations": {"a": "b"}}, "spec": {"containers": [MAIN]}}}, id="annotation"),
     pytest.param(container(env=[{"name": "A", "value": "b"}]), id="plain-env"),
     pytest.param(
         container(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]), id="own-name"
