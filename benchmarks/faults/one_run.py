@@ -72,7 +72,7 @@ async def _run(
 ) -> tuple[Sequence[PlannedFault], list[str]]:
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
-    local = LocalRun(kind.workers(folder, run_epoch), ProcessFleet(folder.logs), client, timeline)
+    local = LocalRun(kind.workers(folder, run_epoch), ProcessFleet(folder.logs), client, timeline, folder.keys)
     injector = FaultInjector(local, faults, 0 if undisturbed is None else undisturbed.tokens)
     injecting = asyncio.create_task(injector.inject_all())
     violations: list[str] = []

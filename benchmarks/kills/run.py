@@ -79,7 +79,7 @@ async def run(folder: RunFolder, run_epoch: int, plan: Plan) -> list[Kill]:
     client = client_class(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
     fleet = ProcessFleet(folder.logs)
-    local = LocalRun(workers(plan, folder, run_epoch), fleet, client, timeline)
+    local = LocalRun(workers(plan, folder, run_epoch), fleet, client, timeline, folder.keys)
     killer = Killer(local, fleet, plan)
     killing = asyncio.create_task(killer.kill())
     killing.add_done_callback(lambda _: (folder.root / "enough").touch())
