@@ -159,6 +159,8 @@ class WorkerProcess:
             if not future.done():
                 future.set_exception(WorkerDied(f"its worker ended ({_ending(self.process.returncode)})"))
         self._pending.clear()
+        if self._listening is not None:
+            self._listening.cancel()
 
 
 @dataclass(eq=False)
