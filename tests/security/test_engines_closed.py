@@ -46,7 +46,7 @@ def test_a_manifest_gives_neither_key_nor_seed(argument: str) -> None:
 
 def test_who_reads_keys_leaves_no_core_dump(tmp_path: Path) -> None:
     file = tmp_path / "operator.key"
-    file.write_text(format_keys(OperatorKeys("t" * 40)))
+    file.write_text(format_keys(OperatorKeys("t" * 40, identity_key="k" * 43)))
     file.chmod(0o600)
     before = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))

@@ -492,13 +492,13 @@ async def test_a_notice_while_the_manager_is_away_loses_no_token(rig: Rig) -> No
     rig.manager.tokens = {number: list(tokens) for number, tokens in old.tokens.items()}
     rig.manager.finish = dict(old.finish)
     assert await rig.exit_code() == EXIT_DONE
+    await rig.manager.receive(Deregister)  # the last frame: what was sent before it has been read by then
     assert rig.manager.tokens == {1: undisturbed(1, 40), 2: undisturbed(2, length)}
     hello = rig.manager.all_of(Hello)[-1]
     assert hello.leaving_s is not None
     assert 0 < hello.leaving_s < 5.0
     assert (hello.versions, hello.leaving_reason) == ((0,), "SIGTERM")
     assert [back.assignment for back in rig.manager.all_of(HandBack)] == [2]
-    await rig.manager.receive(Deregister)
 
 
 async def test_fenced_forgets_everything_and_greets_anew_then_gives_up(rig: Rig) -> None:
