@@ -189,7 +189,7 @@ def test_sft_with_evaluation_starts_the_reserved_engine_and_shows_what_the_rewar
     summary = summary_of(out)
     assert summary["exactMatch"] == {}
     assert [point["stage"] for point in summary["evaluations"]] == ["", "sft"]
-    assert {*summary["evaluations"][0]["values"]} == {"reward", "length"}
+    assert {*summary["evaluations"][0]["values"]} == {"reward", "length", "clip_ratio"}
     printed = (out / "logs" / "prints.log").read_text().splitlines()
     assert len(printed) == 32
     assert all(line.startswith("\x1b[2J") for line in printed)
