@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.manifest.recipe import MlflowSpec
+from polyrl.manifest.recipe import MlflowSpec, WandbSpec
 from polyrl.sample import Finish, Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl_cli.manifests.load import load_manifest
@@ -27,6 +27,7 @@ from polyrl_trainer.sinks.delivery import Delivery, SinkReport
 from polyrl_trainer.sinks.mlflow import MlflowSink
 from polyrl_trainer.sinks.port import Entry, MetricRow, SinkRun, Texts
 from polyrl_trainer.sinks.tensorboard import TensorBoardSink
+from polyrl_trainer.sinks.wandb import WandbSink
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 DEADLINE_S = 120
@@ -177,6 +178,23 @@ def test_a_store_of_files_takes_odd_names_and_no_point_twice(tmp_path: Path, mon
     kept = client.get_run(sink.id).data.metrics
     assert sorted(kept.values()) == [1, 2, 3, 4, 5]
     assert [len(client.get_metric_history(sink.id, name)) for name in kept] == [1] * 5
+
+
+def test_wandb_has_the_texts_of_a_step_as_a_table(tmp_path: Path) -> None:
+    sink = WandbSink(WandbSpec(mode="offline"), SinkRun(job="job", name="run", folder=tmp_path, settings={}), "")
+    metrics = MetricsLogger(tmp_path, [Delivery("memory", lambda known: sink, tmp_path / "sinks")])
+    metrics.log("rl", 1, {"loss": 1.0})
+    metrics.log_samples([RECORD])
+    assert finished(metrics).lost == 0
+    records = [record for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb") for record in wandb_records(file)]
+    items = [item for record in records if record.HasField("history") for item in record.history.item]
+    table = {item.nested_key[1]: json.loads(item.value_json) for item in items if item.nested_key[0] == "samples/train"}
+    assert (table["_type"], table["nrows"]) == ("table-file", 1)
+    (file,) = tmp_path.glob(f"wandb/offline-run-*/files/{table['path']}")
+    written = json.loads(file.read_bytes())
+    row = dict(zip(written["columns"], written["data"][0], strict=True))
+    assert (row["prompt"], row["response"], row["reward"], row["step"]) == ("1+1=", "2", 0.5, 1)
+    assert (row["metrics"], row["finish"], row["versions"]) == ('{"length": 3.0}', "stop", "0, 1")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
