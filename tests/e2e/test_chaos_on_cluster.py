@@ -6,17 +6,15 @@ Run as a user runs it, with the kubeconfig of the bed; what each was done to is 
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 from cluster.port import Cluster
 from cluster.tools import Kubectl, eventually
 from on_cluster.audit import assert_nothing_lost, read_report
+from on_cluster.command import polyrl
 from on_cluster.job import Run, short_job
 
-COMMAND_S = 90.0
-"""A command that starts an interpreter in a container on two busy cores."""
 FROST_S = 15.0
 """Less than the 20 s after which an agent may give up an engine that does not answer."""
 STEPS = 300
@@ -38,12 +36,7 @@ class Chaos:
         self.run = run
 
     def __call__(self, action: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        kubectl = self.run.kubectl
-        place = ("--on", "kubernetes", "-n", kubectl.namespace, "--kubeconfig", str(kubectl.kubeconfig))
-        command = [sys.executable, "-m", "polyrl_cli.app", "chaos", action, self.run.name, *place, *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-        print(f"{action} {' '.join(flags)}: {done.stdout}{done.stderr}".rstrip())
-        return done
+        return polyrl(self.run.kubectl, "chaos", action, self.run.name, "--on", "kubernetes", *flags)
 
     def does(self, action: str, *flags: str) -> str:
         """What it says it has done."""

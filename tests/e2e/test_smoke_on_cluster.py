@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from cluster.port import Cluster
 from cluster.tools import Kubectl, eventually
 from on_cluster import release
 from on_cluster.audit import assert_nothing_lost, read_report
+from on_cluster.command import printed_by
 from on_cluster.faults import Victims, kill_node
 from on_cluster.job import Run, short_job
 from on_cluster.settings import OPERATOR_NAMESPACE, RELEASE
@@ -22,19 +26,38 @@ NATIVE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
 @pytest.mark.timeout(1200)
-def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kubectl: Kubectl) -> None:
+def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kubectl: Kubectl, tmp_path: Path) -> None:
     release.install(whole_bed.kubeconfig)
     run = Run(kubectl, short_job("smoke", STEPS))
     run.apply()
     run.await_step(STEP)
+    seen_live(run, tmp_path / "report.html")
     kill_node(Victims(whole_bed, kubectl, run=run))
     run.await_complete()
     print(kubectl("get", "prl"))
     assert_nothing_lost(read_report(kubectl, run.name))
+    taken_home(run, tmp_path / "fetched")
     run.delete()
     release.uninstall(whole_bed.kubeconfig)
     eventually("nothing of the release is left", lambda: not left_behind(whole_bed), GONE_S)
     assert Kubectl(whole_bed.kubeconfig)("get", "crd", "polyrljobs.polyrl.dev", "-o", "name").strip()
+
+
+def seen_live(run: Run, page: Path) -> None:
+    """`top` and `report` have the run while it goes on."""
+    shown = printed_by(run.kubectl, "top", run.name, "--on", "kubernetes", "--once")
+    assert run.name in shown
+    assert f"/{STEPS}" in shown, "steps of all"
+    printed_by(run.kubectl, "report", run.name, "--on", "kubernetes", "--out", str(page))
+    assert page.read_text().count("rollout") > 2, "the fleet is in it"
+
+
+def taken_home(run: Run, folder: Path) -> None:
+    """`get` brings the trained model and what was measured."""
+    printed_by(run.kubectl, "get", run.name, str(folder))
+    assert list(folder.rglob("*.safetensors"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["step"] for row in rows if row["phase"] == "rl") == STEPS
 
 
 def left_behind(bed: Cluster) -> set[str]:

@@ -13,6 +13,7 @@ from polyrl.errors import UserError
 from polyrl.history.foreign_text import json_line, printable
 from polyrl.history.losses import clock_text
 from polyrl.history.results import EvaluationPoint
+from polyrl.history.steps import number_in, object_in
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
 from polyrl_cli.local.run_folder import RUNS, RunFolder, runs_under
 from polyrl_cli.report.terminal import terminal
@@ -26,6 +27,8 @@ STATE_STYLES: Final = {
 }
 AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 """Seconds of each unit, the longest first."""
+MAX_CURRENCY: Final = 8
+"""Letters of one that are shown; a summary may be anybody's."""
 
 
 def list_runs(given: Path | None, *, as_json: bool) -> None:
@@ -53,15 +56,18 @@ def runs_table(facts: list[RunFacts], now: float) -> Table:
     table.add_column("RUN", overflow="fold", min_width=12)
     for name in ("STATE", "STEPS", "REWARD", "EVALUATION"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in ("TOOK", "AGE"):
+    costs = [cost_text(one) for one in facts]
+    priced = ["COST"] if any(costs) else []
+    for name in (*priced, "TOOK", "AGE"):
         table.add_column(name, no_wrap=True, justify="right")
-    for one in facts:
+    for one, cost in zip(facts, costs, strict=True):
         table.add_row(
             Text(printable(short_path(one.root, Path.cwd()))),
             Text(one.state.value, style=STATE_STYLES[one.state]),
             steps_text(one),
             reward_text(one),
             Text(evaluation_text(one.evaluation)),
+            *([Text(cost)] if priced else []),
             clock_text(one.seconds),
             age_text(now - one.started),
         )
@@ -93,6 +99,12 @@ def evaluation_text(point: EvaluationPoint | None) -> str:
     return f"{name} {point.values[name]:.3f}" if name else ""
 
 
+def cost_text(one: RunFacts) -> str:
+    """At the manifest's prices, once a run has ended; empty where it names none."""
+    cost = object_in(one.summary, "cost")
+    return f"{number_in(cost, 'total', 0.0):.2f} {printable(str(cost.get('currency', '')))[:MAX_CURRENCY]}" if cost else ""
+
+
 def age_text(seconds: float) -> str:
     """In the largest unit of which there are two, so that nothing is off by more than a third."""
     seconds = max(0.0, seconds)
@@ -111,4 +123,5 @@ def as_object(one: RunFacts) -> dict[str, Any]:
         "evaluation": one.evaluation,
         "startedAt": round(one.started, 3),
         "wallSeconds": round(one.seconds, 3),
+        "cost": one.summary.get("cost"),
     }

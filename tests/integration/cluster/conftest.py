@@ -333,7 +333,7 @@ def crd(api_server: Any) -> Any:
     status, answer = api_server.request("POST", path, definition)
     assert status in (201, 409), answer
     until = time.monotonic() + DEADLINE_S
-    while api_server.request("GET", "/apis/polyrl.dev/v1alpha1/polyrljobs")[0] != 200:
+    while api_server.request("GET", "/apis/polyrl.dev/v1alpha1/namespaces/nowhere/polyrljobs")[0] != 200:
         assert time.monotonic() < until, "the CRD is not served"
         time.sleep(POLL_S)
     return api_server

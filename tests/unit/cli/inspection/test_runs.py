@@ -48,6 +48,19 @@ def test_a_run_on_a_line() -> None:
     assert [cell.strip() for cell in two if cell.strip()][1:3] == ["killed", "rl 120/120"]
 
 
+def test_what_runs_cost_is_shown_where_one_of_them_has_a_price() -> None:
+    cost = {"currency": "EUR\x1b[2J" + "x" * 99, "total": 12.345}
+    runs = [facts("one", summary={"cost": cost}), facts("two"), facts("odd", summary={"cost": {"total": "much"}})]
+    head, one, two, odd = printed(runs_table(runs, now=8200.0), 200).splitlines()
+    assert [head.split()[index] for index in (-3, -2, -1)] == ["COST", "TOOK", "AGE"]
+    assert "12.35 EUR" in one
+    assert "\x1b" not in one
+    assert "EUR" not in two
+    assert "0.00" in odd
+    assert "COST" not in printed(runs_table(runs[1:2], now=8200.0), 200)
+    assert as_object(runs[0])["cost"]["total"] == 12.345
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_list_fits_the_terminal(width: int) -> None:
     text = printed(runs_table([facts("a" * 60)], now=2000.0), width)
