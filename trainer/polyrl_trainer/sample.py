@@ -27,8 +27,8 @@ class Sample:
     response: str = ""
     reward: float = 0.0
     """What the reward function gave."""
-    penalty: float = 0.0
-    """Added to the reward for the advantage, 0 or below: for length, where the algorithm asks for it."""
+    penalty: float | None = None
+    """Added to the reward for the advantage, 0 or below: for length. None where the algorithm asks for none."""
     finish_reason: str = ""
     """`stop`: it ended with an end token, or its environment ended it; `length`: it was cut at its token budget or at
     the engines' context. Empty for rows of a file."""

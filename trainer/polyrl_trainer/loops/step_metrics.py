@@ -133,12 +133,13 @@ def learning_metrics(
 
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
     rewards = np.array([sample.reward for sample in samples])
+    penalties = [sample.penalty for sample in samples if sample.penalty is not None]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
-        "reward/overlong_penalty": float(np.mean([sample.penalty for sample in samples])),
+        **({"reward/overlong_penalty": float(np.mean(penalties))} if penalties else {}),
         "rollout/zero_std": share_of_flat_groups(samples),
     }
 

@@ -85,15 +85,15 @@ def with_advantages(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list
     estimator = advantage_of(algorithm)
     if estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS:
         # Undiscounted: a token's return is the reward at the end less what it and all later tokens cost.
-        returns = [
-            one.reward + one.penalty - np.cumsum(cost[::-1])[::-1] for one, cost in zip(samples, penalties, strict=True)
-        ]
+        returns = [_shaped(one) - np.cumsum(cost[::-1])[::-1] for one, cost in zip(samples, penalties, strict=True)]
         return [_carrying(sample, values) for sample, values in zip(samples, returns, strict=True)]
-    rewards = [
-        sample.reward + sample.penalty - float(cost.sum()) for sample, cost in zip(samples, penalties, strict=True)
-    ]
+    rewards = [_shaped(sample) - float(cost.sum()) for sample, cost in zip(samples, penalties, strict=True)]
     advantages = group_advantages(rewards, [one.group for one in samples], estimator)
     return [_carrying(sample, np.full(sample.length, value)) for sample, value in zip(samples, advantages, strict=True)]
+
+
+def _shaped(sample: Sample) -> float:
+    return sample.reward + (sample.penalty or 0.0)
 
 
 def whitened(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:

@@ -30,6 +30,13 @@ def test_the_share_of_cut_samples_is_of_those_that_engines_ended() -> None:
     assert "response_length/clip_ratio" not in of_a_file
 
 
+def test_a_penalty_for_length_is_a_number_only_where_the_algorithm_asks_for_one() -> None:
+    learned, steps = {"padding_fraction": 0.0}, [StepResult(1.0, 0.1)]
+    punished = [replace(sample(1, 5), penalty=penalty) for penalty in (0.0, -0.5)]
+    assert learning_metrics(punished, learned, steps)["reward/overlong_penalty"] == -0.25
+    assert "reward/overlong_penalty" not in learning_metrics([sample(1, 5)], learned, steps)
+
+
 def test_movement_is_what_the_step_shows_more_than_its_first_mini_batch() -> None:
     learned = {"mismatch_k1": 0.5, "mismatch_k3": 0.4, "entropy": 1.0}
     separated = separate_movement(learned, {"mismatch_k1": 0.2, "mismatch_k3": 0.1})
