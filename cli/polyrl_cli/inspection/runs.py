@@ -102,7 +102,8 @@ def evaluation_text(point: EvaluationPoint | None) -> str:
 def cost_text(one: RunFacts) -> str:
     """At the manifest's prices, once a run has ended; empty where it names none."""
     cost = object_in(one.summary, "cost")
-    return f"{number_in(cost, 'total', 0.0):.2f} {printable(str(cost.get('currency', '')))[:MAX_CURRENCY]}" if cost else ""
+    currency = printable(str(cost.get("currency", "")))[:MAX_CURRENCY]
+    return f"{number_in(cost, 'total', 0.0):.2f} {currency}" if cost else ""
 
 
 def age_text(seconds: float) -> str:
