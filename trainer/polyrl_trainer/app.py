@@ -252,8 +252,8 @@ async def _rollout_side(
         timeout_s = float(recipe.reward.timeout_seconds)
         reward = RewardFunction(pools.reward, timeout_s=timeout_s, failures=failures)
         episodes, group_filter = None, None
-        if prepared.environment is not None and recipe.environment is not None:
-            episodes = Episodes(prepared.environment, recipe.environment, tokenizer=prepared.tokenizer)
+        if pools.environment is not None and recipe.environment is not None:
+            episodes = Episodes(pools.environment, recipe.environment.max_turns, tokenizer=prepared.tokenizer)
         if pools.group_filter is not None:
             size = recipe.sampling.samples_per_prompt
             group_filter = CustomGroupFilter(pools.group_filter, timeout_s=timeout_s, samples_per_group=size)

@@ -1,4 +1,4 @@
-"""The user's data, tokenizer and code, loaded and checked before anything else starts."""
+"""The user's data and tokenizer, loaded and checked before anything else starts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, row
 from polyrl_trainer.data.hub import model_folder
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
-from polyrl_trainer.environments.protocol import Environment
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import load_environment
 
 Item = TypeVar("Item")
 
@@ -45,7 +43,6 @@ class Prepared:
     finished: DataBuffer[examples.FinishedGroup] | None
     evaluation: Sequence[EvaluationPrompts]
     """`data.eval` first; empty where that is."""
-    environment: Environment | None
     chat: bool
     """Prompts went through the tokenizer's chat template."""
     system_prompt: str
@@ -53,11 +50,10 @@ class Prepared:
 
 
 def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
-    """Raises InvalidData for data and tokenizers, InvalidCode for code."""
+    """Raises InvalidData."""
     recipe = spec.recipe
     tokenizer = tokenizer_of(recipe, manifest_dir)
     context = spec.rollout.engine.max_context
-    code_path = manifest_dir / recipe.code.path
 
     @cache
     def rows(path: str) -> list[DataRow]:
@@ -106,7 +102,6 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         evaluation=evaluation,
         chat=is_chat(rows(newest.path)[0], newest),
         system_prompt=newest.system_prompt,
-        environment=load_environment(recipe.environment, code_path) if recipe.environment is not None else None,
     )
 
 

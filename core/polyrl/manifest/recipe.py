@@ -380,7 +380,12 @@ class EnvironmentSpec(ManifestModel):
     max_turns: Annotated[int, Field(ge=1, le=1024)] = 8
     """Turns of the policy, after which the episode ends and is scored as it stands."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
-    """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed)."""
+    """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed).
+    Waiting while another sample's environment holds the same process does not count."""
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Processes that environments run in, many samples in each. Default: half of the trainer's cores, at least 1."""
+    memory_mib: Annotated[int, Field(ge=256, le=2**20)] = 4096
+    """Memory in MiB that one worker may take, with all its samples; what asks for more raises MemoryError."""
 
 
 class CheckpointSpec(ManifestModel):

@@ -23,7 +23,6 @@ from polyrl.control import Endpoints, parse_endpoints
 from polyrl.errors import InvalidData
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.ledger.journal import JOURNAL_SCHEMA
-from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
@@ -48,6 +47,7 @@ from polyrl_trainer.generation.supply import AdoptedGroups
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures
 from polyrl_trainer.user_code.verdicts import Reward
+from polyrl_trainer.user_code.workers.conversations import LocalConversations
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 EPOCH = 3
@@ -433,7 +433,7 @@ class OneForAll:
 @asynccontextmanager
 async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIterator[None]:
     """Plays with `calculator` for as long as the context lasts; ends without a word to anyone."""
-    episodes = Episodes(calculator, EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2), tokenizer=TOKENIZER)
+    episodes = Episodes(LocalConversations(calculator, DEADLINE_S), CALLS + 2, tokenizer=TOKENIZER)
     host = UserCodeRunner(client, TOKENIZER, reward=OneForAll(), episodes=episodes)  # type: ignore[arg-type]
     for number in range(GROUPS):
         host.register(number, Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={}))
@@ -497,6 +497,8 @@ async def test_environments_that_do_not_repeat_themselves_cost_their_groups(tmp_
             notices = aiter(second.dropped())
             dropped = [await asyncio.wait_for(anext(notices), DEADLINE_S) for _ in range(GROUPS)]
         assert {one.reason for one in dropped} == {DiscardReason.ENVIRONMENT_DIVERGED}
-        expected = "replayed after a restart, the environment wrote '<result>0</result>' after turn 1, and '<result>3<"
+        expected = (
+            "replayed in another process, the environment wrote '<result>0</result>' after turn 1, and '<result>3<"
+        )
         assert all(one.detail.startswith(expected) for one in dropped)
     assert is_sound(tmp_path / "journal.sqlite")

@@ -41,6 +41,7 @@ from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import CallTimedOut, CustomGroupFilter, Failures, RewardFunction
+from polyrl_trainer.user_code.workers.conversations import LocalConversations
 from polyrl_trainer.weights.publisher import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
@@ -164,7 +165,8 @@ class Run:
         prompts = prepare_prompts(rows, TOKENIZER, 100)
         failures = Failures(state.results.user_code_failures, state.results.first_failures)
         scoring = RewardFunction(InlineCalls(reward), timeout_s=timeout_s, failures=failures)
-        episodes = Episodes(CalculatorEnvironment(), environment, tokenizer=TOKENIZER) if environment else None
+        calculators = LocalConversations(CalculatorEnvironment(), LONG_TIMEOUT_S)
+        episodes = Episodes(calculators, environment.max_turns, tokenizer=TOKENIZER) if environment else None
         custom_filter = (
             CustomGroupFilter(
                 InlineCalls(group_filter, whole_groups=True),

@@ -20,11 +20,11 @@ import pytest
 from polyrl.errors import InvalidCode, RunFailed
 from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code import pool as pool_module
-from polyrl_trainer.user_code.messages import Setup
-from polyrl_trainer.user_code.pool import WorkerPool
 from polyrl_trainer.user_code.rewards import RewardFunction
 from polyrl_trainer.user_code.verdicts import Reward, Unscored
+from polyrl_trainer.user_code.workers import worker_set
+from polyrl_trainer.user_code.workers.messages import Serves, Setup
+from polyrl_trainer.user_code.workers.pool import WorkerPool
 
 LONG_S = 60.0
 """Of a call that is not meant to miss it."""
@@ -126,10 +126,8 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pool_of(code: Path, function: str, *, whole_groups: bool = False) -> WorkerPool:
-    pool = WorkerPool(
-        Setup(f"worker_code:{function}", str(code), whole_groups=whole_groups, memory_bytes=1024 * MIB), 1, 8
-    )
+def pool_of(code: Path, function: str, *, serves: Serves = Serves.REWARD) -> WorkerPool:
+    pool = WorkerPool(Setup(f"worker_code:{function}", str(code), serves=serves, memory_bytes=1024 * MIB), 1, 8)
     pool.start()
     return pool
 
@@ -251,7 +249,7 @@ def test_one_that_has_served_long_enough_is_replaced(
     warm: WorkerPool, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (worker,) = warm._living
-    monkeypatch.setattr(pool_module, "CALLS_PER_WORKER", worker.calls + 1)
+    monkeypatch.setattr(worker_set, "CALLS_PER_WORKER", worker.calls + 1)
     verdicts = [runner.run(warm.call([sample(do="rest")], LONG_S)) for _ in range(2)]
     assert len({verdict.value for verdict in verdicts if isinstance(verdict, Reward)}) == 2
 
@@ -287,7 +285,7 @@ def test_a_filter_gets_the_whole_group_with_its_rewards(code: Path, runner: asyn
         assert isinstance(refused, Unscored)
         assert refused.reason is DiscardReason.FILTERED
 
-    with closing(pool_of(code, "keep", whole_groups=True)) as pool:
+    with closing(pool_of(code, "keep", serves=Serves.FILTER)) as pool:
         runner.run(main())
 
 
@@ -314,9 +312,9 @@ def test_code_that_cannot_be_imported_is_refused_and_later_ends_the_run(
 def test_no_worker_outlives_a_killed_trainer(code: Path, runner: asyncio.Runner) -> None:
     program = (
         "import asyncio, sys, time\n"
-        "from polyrl_trainer.user_code.messages import Setup\n"
-        "from polyrl_trainer.user_code.pool import WorkerPool\n"
-        "pool = WorkerPool(Setup('worker_code:leave', sys.argv[1], whole_groups=False, memory_bytes=2**30), 1, 1)\n"
+        "from polyrl_trainer.user_code.workers.messages import Serves, Setup\n"
+        "from polyrl_trainer.user_code.workers.pool import WorkerPool\n"
+        "pool = WorkerPool(Setup('worker_code:leave', sys.argv[1], serves=Serves.REWARD, memory_bytes=2**30), 1, 1)\n"
         "pool.start()\n"
         "asyncio.run(pool.ready())\n"
         "print(*(one.process.pid for one in pool._living), flush=True)\n"

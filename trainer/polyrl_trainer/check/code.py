@@ -32,8 +32,7 @@ from polyrl_trainer.data.rows import rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import load_environment
-from polyrl_trainer.user_code.loading import load_function
+from polyrl_trainer.user_code.loading import load_environment, load_function
 from polyrl_trainer.user_code.pools import UserPools
 from polyrl_trainer.user_code.rewards import RewardFunction
 from polyrl_trainer.user_code.verdicts import Unscored
@@ -56,7 +55,7 @@ def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]
         named.append((field, function, lambda: load_function(function, folder)))
     if (environment := recipe.environment) is not None:
         field = (*RECIPE, "environment", "classPath")
-        named.append((field, environment.class_path, lambda: load_environment(environment, folder)))
+        named.append((field, environment.class_path, lambda: load_environment(environment.class_path, folder)))
     for field, name, load in named:
         yield CheckBegan(field, f"importing {name}")
         try:
@@ -108,9 +107,10 @@ async def _call(
 
 
 def _one_worker(recipe: RecipeSpec, reward: RewardSpec) -> RecipeSpec:
-    """Without a filter, which is called with whole groups only."""
+    """Without a filter, which is called with whole groups only, and without an environment."""
     algorithm = recipe.algorithm.model_copy(update={"group_filter": GroupFilter.NONE})
-    return recipe.model_copy(update={"reward": reward.model_copy(update={"workers": 1}), "algorithm": algorithm})
+    changes = {"reward": reward.model_copy(update={"workers": 1}), "algorithm": algorithm, "environment": None}
+    return recipe.model_copy(update=changes)
 
 
 def _with(tried: RewardTried, **changes: Any) -> RewardTried:

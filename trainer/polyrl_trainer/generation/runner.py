@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +21,7 @@ from polyrl_trainer.generation.from_wire import past_turns, to_sample
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes
+from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction, ScoredTurn
 from polyrl_trainer.user_code.verdicts import Unscored
 
@@ -136,5 +136,8 @@ class UserCodeRunner:
         """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
         if self.episodes is None or turn.response.finish is Finish.LENGTH:
             return None
-        past = past_turns(turn.group, turn.index, turn.response, prompt, self.tokenizer)
+
+        def past() -> Iterator[PastTurn]:
+            return past_turns(turn.group, turn.index, turn.response, prompt, self.tokenizer)
+
         return await self.episodes.play(sample, turn.response.turn, past)

@@ -6,8 +6,9 @@
 A step is never silently short: each dropped group that the step needs is replaced by another prompt, and when too
 many are, the run fails with the counts by reason and the first message of each. Groups that a filter refused are no
 failures and have a bound of their own. What was dropped because the manager
-lost its journal, or because an environment did not repeat itself after a restart, is submitted again with the same
-prompt; that is no fault of the prompt and counts as no replacement. A restart does it once to a group at most.
+lost its journal, or because an environment did not repeat itself after a restart or the end of its worker, is submitted
+again with the same prompt; that is no fault of the prompt and counts as no replacement. A restart does it once to a
+group at most, and a worker ends through the fault of another sample, which is counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
 
 _RESUBMITTED: Final = (DiscardReason.JOURNAL_LOST, DiscardReason.ENVIRONMENT_DIVERGED)
-"""Reasons that a restart brings, of which a group that is submitted now has none."""
+"""Reasons that an end of another process brings, of which a group that is submitted now has none."""
 
 Replace = Callable[[GroupDropped, DrawnItem[Prompt]], DrawnItem[Prompt] | None]
 """Another prompt for a dropped group, or None when the step can do without."""

@@ -2,12 +2,11 @@
 
     loading    `module:function` from the user's folder, refused early when it cannot work
     rewards    asks for a sample's reward, with its deadline; the custom group filter
+    episodes   asks environments for their texts, and replays those that were lost
     pools      the pools of a run
-    pool       worker processes, killed at a deadline and replaced
-    messages   what goes between pool and worker
-    worker     the process that calls
+    workers/   the processes, killed at a deadline and replaced
     verdicts   what is returned becomes a number or a typed reason
-    episodes   environments as coroutines, replayed after a restart
+    frames     where in the user's code an error arose
 
-`generation.runner` calls rewards and episodes; `preparation` loads.
+`generation.runner` calls rewards and episodes; `check` loads.
 """

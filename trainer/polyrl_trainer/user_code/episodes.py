@@ -1,34 +1,27 @@
-"""Plays multi-turn episodes: each sample's `environment.run` is a coroutine that waits, between its turns, for the
-engine.
+"""Plays multi-turn episodes: each sample's environment waits, between its turns, for the engine.
 
-    play(turn k) ──Sample──> run(sample, generate) ──generate(text)──> play returns text, and run waits for turn k + 1
-                                                   └─returns─────────> play returns None: the episode is over
+    play(turn k) ──Sample──> its conversation, in a worker process ──text──> play returns it
+                                                                   └─over──> play returns None
 
-A sample that an earlier trainer left in its second turn or beyond has no environment any more. A fresh one is
-*replayed*: it is led through the recorded turns, and what it writes must be what the record holds, token for token;
-nothing is generated for that. Then it goes on as any other. Each text of a replay has the deadline that it has
-otherwise.
-
-Environments run on the trainer's event loop: they must await, not block; long computing belongs in a thread of
-their own.
+A sample whose environment was lost in its second turn or beyond, with an earlier trainer or with its worker, gets a
+fresh one that is *replayed*: it is led through the recorded turns, and what it writes must be what the record holds,
+token for token; nothing is generated for that. Then it goes on as any other. Each text of a replay has the deadline
+that it has otherwise.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Final, Protocol
 
-from polyrl.errors import InvalidCode, InvalidData
-from polyrl.manifest.recipe import EnvironmentSpec
+from polyrl.errors import InvalidData
 from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.environments.protocol import Environment
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.frames import describe
-from polyrl_trainer.user_code.loading import check_arity, load_object
+
+MAX_DEATHS: Final = 2
+"""Workers that may die while one sample's environment holds their thread; it is discarded with the last."""
 
 
 class EpisodeFailed(Exception):
@@ -38,6 +31,15 @@ class EpisodeFailed(Exception):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+class EpisodeLost(Exception):
+    """The environment's process ended; the sample's turns are there, and another one may be led through them."""
+
+    def __init__(self, detail: str, *, at_fault: bool) -> None:
+        """`at_fault`: it may be this environment that ended the process."""
+        super().__init__(detail)
+        self.at_fault = at_fault
 
 
 @dataclass(frozen=True)
@@ -50,137 +52,88 @@ class PastTurn:
     """The environment's tokens after it."""
 
 
-@dataclass(eq=False)
-class _Episode:
-    """One running coroutine and its two mailboxes: turns in, texts out."""
+class Conversations(Protocol):
+    """Environments that run; the port behind which worker processes stand (see `workers.environments`)."""
 
-    turns: asyncio.Queue[Sample] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
-    texts: asyncio.Queue[str | None] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
-    task: asyncio.Task[None] | None = None
+    def runs(self, name: str) -> bool:
+        """Whether this sample's environment is alive, and waits for a turn."""
 
-    async def generate(self, text: str) -> Sample:
-        if not isinstance(text, str) or not text:
-            raise ValueError(f"generate() takes the text that the environment writes, got {text!r:.80}")
-        await self.texts.put(text)
-        return await self.turns.get()
+    async def next_text(self, sample: Sample, *, begins: bool) -> str | None:
+        """What it writes after the sample's last turn; None: the episode is over. `begins`: a fresh one plays. Raises
+        EpisodeFailed, EpisodeLost, and RunFailed when none can run any more."""
+
+    def end(self, name: str) -> None:
+        """The episode is over, or nobody asks for it any more."""
 
 
 @dataclass(eq=False)
 class Episodes:
     """All episodes that run now."""
 
-    environment: Environment
-    spec: EnvironmentSpec
+    conversations: Conversations
+    max_turns: int
     tokenizer: Tokenizer
-    _running: dict[str, _Episode] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
 
-    async def play(self, sample: Sample, turn: int, past: Iterable[PastTurn] = ()) -> str | None:
+    async def play(self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]]) -> str | None:
         """What the environment writes after `turn`, or None when the episode is over. Raises EpisodeFailed.
 
-        `past`: the turns before, read only if this sample's environment does not run here.
+        `past`: the turns before, read only if this sample's environment does not run.
         """
-        if turn + 1 >= self.spec.max_turns:
-            self._end(sample.id)
-            return None
-        episode = self._running.get(sample.id)
-        if episode is not None:
-            episode.turns.put_nowait(sample)
-        elif turn == 0:
-            episode = self._start(sample)
-        else:
-            episode = await self._replay(sample, past)
-        text = await self._next_text(sample.id, episode)
+        text = None
+        if turn + 1 < self.max_turns:
+            self._names.add(sample.id)
+            try:
+                text = await self._text(sample, turn, past)
+                self.tokenizer.encode_text(text or "")
+            except EpisodeFailed:
+                self._end(sample.id)
+                raise
+            except InvalidData as error:
+                self._end(sample.id)
+                raise EpisodeFailed(f"the environment's text cannot be encoded: {error}") from error
         if text is None:
             self._end(sample.id)
-        else:
-            self._check(sample.id, text)
         return text
 
     def forget(self, group: int) -> None:
         """Ends the episodes of a group that is trained or dropped."""
-        for name in [name for name in self._running if split_sample_id(name)[0] == group]:
+        for name in [name for name in self._names if split_sample_id(name)[0] == group]:
             self._end(name)
 
-    async def _replay(self, sample: Sample, past: Iterable[PastTurn]) -> _Episode:
-        """A fresh environment that has been led to where `sample` is. Raises EpisodeFailed."""
-        episode: _Episode | None = None
-        for turn, recorded in enumerate(past):
-            if episode is None:
-                episode = self._start(recorded.sample)
-            else:
-                episode.turns.put_nowait(recorded.sample)
+    async def _text(self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]]) -> str | None:
+        deaths = 0
+        while True:
             try:
-                text = await self._next_text(sample.id, episode)
+                if turn > 0 and not self.conversations.runs(sample.id):
+                    await self._replay(sample.id, past())
+                return await self.conversations.next_text(sample, begins=turn == 0)
+            except EpisodeLost as lost:
+                deaths += lost.at_fault
+                if deaths == MAX_DEATHS:
+                    raise EpisodeFailed(f"{lost}, {MAX_DEATHS} times") from lost
+
+    async def _replay(self, name: str, past: Iterable[PastTurn]) -> None:
+        """Leads a fresh environment to where the record ends. Raises EpisodeFailed, EpisodeLost."""
+        for turn, recorded in enumerate(past):
+            try:
+                text = await self.conversations.next_text(recorded.sample, begins=turn == 0)
             except EpisodeFailed as failed:
-                raise EpisodeFailed(f"replayed after a restart, after turn {turn}: {failed.detail}") from failed
-            self._compare(sample.id, turn, text, recorded.written)
-        assert episode is not None, "a sample beyond its first turn has past turns"
-        episode.turns.put_nowait(sample)
-        return episode
+                raise EpisodeFailed(f"replayed in another process, after turn {turn}: {failed.detail}") from failed
+            if not self._is_written(text, recorded.written):
+                now = "ended the episode" if text is None else f"wrote {text!r:.80}"
+                before = self.tokenizer.decode(recorded.written)
+                raise EpisodeFailed(
+                    f"replayed in another process, the environment {now} after turn {turn}, and {before!r:.80} before",
+                    DiscardReason.ENVIRONMENT_DIVERGED,
+                )
 
-    def _compare(self, name: str, turn: int, text: str | None, written: list[int]) -> None:
-        """Raises EpisodeFailed with reason environmentDiverged."""
+    def _is_written(self, text: str | None, written: list[int]) -> bool:
         try:
-            if text is not None and list(self.tokenizer.encode_text(text)) == written:
-                return
+            return text is not None and list(self.tokenizer.encode_text(text)) == written
         except InvalidData:
-            pass  # What cannot be encoded was not written before either.
-        self._end(name)
-        now = "ended the episode" if text is None else f"wrote {text!r:.80}"
-        before = self.tokenizer.decode(written)
-        raise EpisodeFailed(
-            f"replayed after a restart, the environment {now} after turn {turn}, and {before!r:.80} before",
-            DiscardReason.ENVIRONMENT_DIVERGED,
-        )
-
-    def _start(self, sample: Sample) -> _Episode:
-        episode = _Episode()
-        episode.task = asyncio.create_task(self._run(self.environment.run(sample, episode.generate), episode))
-        self._running[sample.id] = episode
-        return episode
-
-    async def _run(self, coroutine: Coroutine[Any, Any, None], episode: _Episode) -> None:
-        await coroutine
-        await episode.texts.put(None)
-
-    async def _next_text(self, name: str, episode: _Episode) -> str | None:
-        assert episode.task is not None
-        text = asyncio.ensure_future(episode.texts.get())
-        timeout = self.spec.timeout_seconds
-        try:
-            await asyncio.wait({text, episode.task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if text.done() or not episode.texts.empty():
-                return await text
-        finally:
-            text.cancel()
-        error = None if not episode.task.done() else episode.task.exception()
-        self._end(name)
-        raise EpisodeFailed(describe(error) if error else f"no answer within {timeout} s")
-
-    def _check(self, name: str, text: str) -> None:
-        try:
-            self.tokenizer.encode_text(text)
-        except InvalidData as error:
-            self._end(name)
-            raise EpisodeFailed(f"the environment's text cannot be encoded: {error}") from error
+            return False  # what cannot be encoded was not written before either
 
     def _end(self, name: str) -> None:
-        episode = self._running.pop(name, None)
-        if episode is not None and episode.task is not None:
-            episode.task.cancel()
-
-
-def load_environment(spec: EnvironmentSpec, code_path: Path) -> Environment:
-    """Raises InvalidCode naming the class and what it lacks."""
-    made = load_object(spec.class_path, code_path)
-    if not isinstance(made, type):
-        raise InvalidCode(f"{spec.class_path}: must be a class with `async def run(self, sample, generate)`")
-    check_arity(spec.class_path, made, 0)
-    try:
-        environment = made()
-    except Exception as error:  # User code may raise anything.
-        raise InvalidCode(f"{spec.class_path}: making it raised {describe(error)}") from error
-    if not asyncio.iscoroutinefunction(getattr(environment, "run", None)):
-        raise InvalidCode(f"{spec.class_path}: has no `async def run(self, sample, generate)`")
-    check_arity(f"{spec.class_path}.run", environment.run, 2)
-    return environment  # type: ignore[no-any-return]
+        self._names.discard(name)
+        self.conversations.end(name)

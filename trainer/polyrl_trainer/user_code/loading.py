@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from polyrl.errors import InvalidCode
+from polyrl_trainer.environments.protocol import Environment
 from polyrl_trainer.user_code.frames import describe
 
 
@@ -38,6 +40,22 @@ def load_function(reference: str, code_path: Path, arguments: int = 1) -> Callab
         raise InvalidCode(f"{reference}: must return its result, but it yields")
     check_arity(reference, function, arguments)
     return function  # type: ignore[no-any-return]
+
+
+def load_environment(reference: str, code_path: Path) -> Environment:
+    """Raises InvalidCode naming the class and what it lacks."""
+    made = load_object(reference, code_path)
+    if not isinstance(made, type):
+        raise InvalidCode(f"{reference}: must be a class with `async def run(self, sample, generate)`")
+    check_arity(reference, made, 0)
+    try:
+        environment = made()
+    except Exception as error:  # User code may raise anything.
+        raise InvalidCode(f"{reference}: making it raised {describe(error)}") from error
+    if not asyncio.iscoroutinefunction(getattr(environment, "run", None)):
+        raise InvalidCode(f"{reference}: has no `async def run(self, sample, generate)`")
+    check_arity(f"{reference}.run", environment.run, 2)
+    return environment  # type: ignore[no-any-return]
 
 
 def check_arity(reference: str, function: Callable[..., Any], arguments: int) -> None:

@@ -1,13 +1,15 @@
-"""The workers of one run: one pool for each function of the user's that the manifest names."""
+"""The workers of one run: one pool for each piece of the user's code that the manifest names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyrl.manifest.recipe import GroupFilter, RecipeSpec
-from polyrl_trainer.user_code.messages import Setup
-from polyrl_trainer.user_code.pool import WorkerPool, default_workers
+from polyrl.manifest.recipe import EnvironmentSpec, GroupFilter, RecipeSpec, RewardSpec
+from polyrl_trainer.user_code.workers.environments import EnvironmentPool
+from polyrl_trainer.user_code.workers.messages import Serves, Setup
+from polyrl_trainer.user_code.workers.pool import WorkerPool
+from polyrl_trainer.user_code.workers.worker_set import WorkerSet, default_workers
 
 MIB = 2**20
 
@@ -18,35 +20,44 @@ class UserPools:
 
     reward: WorkerPool | None
     group_filter: WorkerPool | None
+    environment: EnvironmentPool | None
 
     @classmethod
     def start(cls, recipe: RecipeSpec, manifest_dir: Path) -> UserPools:
         """Spawns; call `ready` before anything relies on the user's code."""
-        spec, filtering = recipe.reward, recipe.algorithm.group_filter is GroupFilter.CUSTOM
-        if spec is None:
-            return cls(None, None)
         code_path = manifest_dir / recipe.code.path
-
-        def pool(function: str, *, workers: int, whole_groups: bool) -> WorkerPool:
-            setup = Setup(function, str(code_path), whole_groups=whole_groups, memory_bytes=spec.memory_mib * MIB)
-            made = WorkerPool(setup, workers, concurrency=spec.max_concurrency)
-            made.start()
-            return made
-
-        filter_function = recipe.algorithm.filter_function if filtering else None
-        return cls(
-            reward=pool(spec.function, workers=spec.workers or default_workers(), whole_groups=False),
-            group_filter=pool(filter_function, workers=1, whole_groups=True) if filter_function else None,
+        reward, environment = recipe.reward, recipe.environment
+        wanted = recipe.algorithm.filter_function if recipe.algorithm.group_filter is GroupFilter.CUSTOM else None
+        made = cls(
+            reward=_calls(reward, reward.function, code_path, serves=Serves.REWARD) if reward else None,
+            group_filter=_calls(reward, wanted, code_path, serves=Serves.FILTER) if reward and wanted else None,
+            environment=_conversations(environment, code_path) if environment else None,
         )
+        for pool in made._all():
+            pool.start()
+        return made
 
     async def ready(self) -> None:
         """When all code is imported. Raises InvalidCode."""
-        for pool in (self.reward, self.group_filter):
-            if pool is not None:
-                await pool.ready()
+        for pool in self._all():
+            await pool.ready()
 
     def close(self) -> None:
         """Ends all workers."""
-        for pool in (self.reward, self.group_filter):
-            if pool is not None:
-                pool.close()
+        for pool in self._all():
+            pool.close()
+
+    def _all(self) -> list[WorkerSet]:
+        return [pool for pool in (self.reward, self.group_filter, self.environment) if pool is not None]
+
+
+def _calls(spec: RewardSpec, function: str, code_path: Path, *, serves: Serves) -> WorkerPool:
+    workers = 1 if serves is Serves.FILTER else spec.workers or default_workers()
+    setup = Setup(function, str(code_path), serves=serves, memory_bytes=spec.memory_mib * MIB)
+    return WorkerPool(setup, workers, concurrency=spec.max_concurrency)
+
+
+def _conversations(spec: EnvironmentSpec, code_path: Path) -> EnvironmentPool:
+    memory, timeout_s = spec.memory_mib * MIB, float(spec.timeout_seconds)
+    setup = Setup(spec.class_path, str(code_path), serves=Serves.ENVIRONMENT, memory_bytes=memory, timeout_s=timeout_s)
+    return EnvironmentPool(setup, spec.workers or default_workers())

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from polyrl.errors import ProtocolError
-from polyrl.manifest.recipe import EnvironmentSpec
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, SamplingParams, Span
 from polyrl.weights import WeightsRef
 from polyrl.wire import pack_ids
@@ -26,6 +25,7 @@ from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import Failures
 from polyrl_trainer.user_code.verdicts import Reward
+from polyrl_trainer.user_code.workers.conversations import LocalConversations
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPT = Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={})
@@ -82,10 +82,8 @@ class Rewards:
 
 @asynccontextmanager
 async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Rewards):
-    spec = EnvironmentSpec(class_path="m:C", max_turns=CALLS + 2).model_copy(update={"timeout_seconds": DEADLINE_S})
-    host = UserCodeRunner(
-        rollouts, TOKENIZER, reward=rewards, episodes=Episodes(environment, spec, tokenizer=TOKENIZER)
-    )
+    episodes = Episodes(LocalConversations(environment, DEADLINE_S), CALLS + 2, tokenizer=TOKENIZER)
+    host = UserCodeRunner(rollouts, TOKENIZER, reward=rewards, episodes=episodes)
     for number in range(GROUPS):
         host.register(number, PROMPT)
     running = asyncio.create_task(host.run())
@@ -223,7 +221,9 @@ async def test_a_replay_ends_at_the_environments_deadline(monkeypatch: pytest.Mo
         monkeypatch.setattr(loop, "time", lambda: now() + 2 * DEADLINE_S)
         await until(lambda: len(rollouts.discarded) == GROUPS)
     assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_FAILED}
-    assert f"replayed after a restart, after turn 1: no answer within {DEADLINE_S} s" in str(rewards.failures.first)
+    assert f"replayed in another process, after turn 1: no answer within {DEADLINE_S:g} s" in str(
+        rewards.failures.first
+    )
 
 
 def response(turn: int, *spans: Span) -> Response:

@@ -7,9 +7,7 @@ import itertools
 import pytest
 
 from polyrl.errors import InvalidCode
-from polyrl.manifest.recipe import EnvironmentSpec
-from polyrl_trainer.user_code.episodes import load_environment
-from polyrl_trainer.user_code.loading import load_function
+from polyrl_trainer.user_code.loading import load_environment, load_function
 
 fresh_names = (f"user_code_{number}" for number in itertools.count())
 
@@ -80,4 +78,4 @@ def test_bad_environments_are_refused(tmp_path, monkeypatch, source, sentence):
     module = next(fresh_names)
     (tmp_path / f"{module}.py").write_text(source)
     with pytest.raises(InvalidCode, match=sentence):
-        load_environment(EnvironmentSpec(class_path=f"{module}:play"), tmp_path)
+        load_environment(f"{module}:play", tmp_path)

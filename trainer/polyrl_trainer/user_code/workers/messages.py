@@ -1,15 +1,18 @@
 """What goes between the trainer and a worker of user code: length-prefixed msgpack over a socket pair, plain data only.
 
-trainer ──Setup──> worker ──CodeLoaded──> trainer ──Call──> worker ──Answer──> trainer
+trainer ──Setup──> worker ──CodeLoaded──> trainer ──Call──────────> worker ──Answer──> trainer
+                                                  ──Turn or Ended──>        (of an environment)
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -53,15 +56,27 @@ class WireSample(msgspec.Struct, frozen=True):
     """JSON, because msgpack's integers end at 64 bits."""
 
 
+class Serves(StrEnum):
+    """What a worker calls."""
+
+    REWARD = "reward"
+    """A function of one sample, which gives its reward."""
+    FILTER = "filter"
+    """A function of a group's samples, which says whether they may train."""
+    ENVIRONMENT = "environment"
+    """A class whose one object plays conversations."""
+
+
 class Setup(msgspec.Struct, frozen=True):
     """The first message: what this worker serves, and its limits."""
 
     function: str
     """`module:function`"""
     code_path: str
-    whole_groups: bool
-    """True for a group filter: the function gets a list of samples, and returns whether they may train."""
+    serves: Serves
     memory_bytes: int
+    timeout_s: float = 0.0
+    """An environment's, for each turn; a call brings its own."""
 
 
 class CodeLoaded(msgspec.Struct, frozen=True):
@@ -74,19 +89,41 @@ class CodeLoaded(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True):
     """One call of the function."""
 
-    id: int
+    id: str
     samples: tuple[WireSample, ...]
     timeout_s: float
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What came of a call: a reward; the reason for none; neither where a filter lets the group pass."""
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """The policy's turn of a conversation, which has the sample's id."""
 
-    id: int
+    sample: WireSample
+    begins: bool
+    """A fresh environment plays from here on."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """Nobody asks for this conversation any more."""
+
+    id: str
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reward; the reason for none; an environment's text; nothing where a filter lets the group pass or an
+    environment has ended the episode."""
+
     reward: float | None = None
     metrics: dict[str, float] = {}
+    text: str | None = None
     reason: DiscardReason | None = None
     detail: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a call or a turn."""
+
+    id: str
+    outcome: Outcome
 
 
 def to_frame(message: msgspec.Struct) -> bytes:
@@ -148,3 +185,8 @@ def _tagged(value: object) -> object:
 def _untagged(found: dict[str, Any]) -> Any:
     kind = _BY_NAME.get(found[_TAG]) if isinstance(found.get(_TAG), str) else None
     return found if kind is None else _SPECIAL[kind][1](found["value"])
+
+
+async def next_body(reader: asyncio.StreamReader) -> bytes:
+    """Raises EOFError at the end, ValueError for what is no message."""
+    return await reader.readexactly(body_length(await reader.readexactly(HEADER_BYTES)))
