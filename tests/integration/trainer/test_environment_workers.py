@@ -20,6 +20,7 @@ from polyrl_trainer.user_code.workers.messages import Serves, Setup
 
 TOKENIZER = CharacterTokenizer("0123456789")
 TIMEOUT_S = 1.0
+LONG_S = 20.0
 STALL_S = 0.5
 """Longest that the trainer's loop may stand still beside environments that block for seconds."""
 CODE = """
@@ -41,6 +42,7 @@ class Env:
             time.sleep(60)
         if what == "share":
             time.sleep(0.4)
+            await asyncio.sleep(0.3)
         if what == "beside":
             await asyncio.create_task(self.next("block", sample))
         if what == "wait":
@@ -221,6 +223,9 @@ def test_one_that_has_served_long_enough_ends_with_its_last_conversation(
         new = await outcome(episodes, sample("9.1", "pid", "pid"))
         same = await outcome(episodes, sample("9.0", "pid", "pid", response="0"), 1)
         episodes.forget(9)
+        async with asyncio.timeout(LONG_S):
+            while len(pool._living) > 1:  # noqa: ASYNC110 - another process's end has no event here
+                await asyncio.sleep(0.01)
         return [old, new, same]
 
     old, new, same = runner.run(main())
