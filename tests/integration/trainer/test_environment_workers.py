@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyrl.sample import DiscardReason
+from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn
@@ -98,8 +98,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> It
 
 
 @pytest.fixture
-def episodes(pool: EnvironmentPool) -> Episodes:
-    return Episodes(pool, 8, tokenizer=TOKENIZER)
+def episodes(pool: EnvironmentPool) -> Iterator[Episodes]:
+    made = Episodes(pool, 8, tokenizer=TOKENIZER)
+    yield made
+    for name in list(made._names):
+        made.forget(split_sample_id(name)[0])
 
 
 async def longest_stall(ends: asyncio.Event) -> float:
