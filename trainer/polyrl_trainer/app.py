@@ -44,7 +44,7 @@ from polyrl_trainer.sinks.chosen import deliveries
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.pools import UserPools
-from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures, RewardFunction
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures
 from polyrl_trainer.weights.publisher import PolicyVersions, WeightPublisher
 
 log = structlog.get_logger()
@@ -250,14 +250,14 @@ async def _rollout_side(
         results = session.state.results
         failures = Failures(results.user_code_failures, results.first_failures)
         timeout_s = float(recipe.reward.timeout_seconds)
-        reward = RewardFunction(pools.reward, timeout_s=timeout_s, failures=failures)
+        reward = pools.reward_function(recipe.reward, failures)
         episodes, group_filter = None, None
         if pools.environment is not None and recipe.environment is not None:
             episodes = Episodes(pools.environment, recipe.environment.max_turns, tokenizer=prepared.tokenizer)
         if pools.group_filter is not None:
             size = recipe.sampling.samples_per_prompt
             group_filter = CustomGroupFilter(pools.group_filter, timeout_s=timeout_s, samples_per_group=size)
-        adopted = AdoptedGroups(known.held, whole_groups=group_filter is not None)
+        adopted = AdoptedGroups(known.held, whole_groups=group_filter is not None or pools.scores_groups)
         runner = UserCodeRunner(
             client,
             prepared.tokenizer,

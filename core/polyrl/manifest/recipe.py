@@ -360,7 +360,10 @@ class RewardSpec(ManifestModel):
     """The one function the user writes: `def score(sample) -> float | dict`, sync or async."""
 
     function: FunctionName
-    """`module:function`, importable from `code.path`."""
+    """`module:function`, importable from `code.path`. One that is called `score_batch` gets a list of samples,
+    `score_group` the list of all samples of a prompt; they return a list of as many results."""
+    max_batch: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Samples that one call of a `score_batch` gets at most: those that wait when a worker is free."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
     """A call that outlasts it discards its sample with reason rewardTimedOut."""
     max_concurrency: Annotated[int, Field(ge=1, le=4096)] = 32

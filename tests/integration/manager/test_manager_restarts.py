@@ -426,8 +426,11 @@ class Calculator(CalculatorEnvironment):
 class OneForAll:
     failures = Failures({}, {})
 
-    async def score(self, sample: Any) -> Reward:
+    async def score(self, sample: Any, n: int) -> Reward:
         return Reward(1.0)
+
+    def forget(self, group: int) -> None:
+        pass
 
 
 @asynccontextmanager
@@ -436,7 +439,7 @@ async def a_loop_host(client: RolloutClient, calculator: Calculator) -> AsyncIte
     episodes = Episodes(LocalConversations(calculator, DEADLINE_S), CALLS + 2, tokenizer=TOKENIZER)
     host = UserCodeRunner(client, TOKENIZER, reward=OneForAll(), episodes=episodes)  # type: ignore[arg-type]
     for number in range(GROUPS):
-        host.register(number, Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={}))
+        host.register(number, Prompt("f:0", "1=", ids=tuple(TOKENIZER.encode_prompt("1=")), metadata={}), N)
     running = asyncio.create_task(host.run())
     try:
         yield

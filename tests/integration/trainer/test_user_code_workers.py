@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -18,9 +19,11 @@ import numpy as np
 import pytest
 
 from polyrl.errors import InvalidCode, RunFailed
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.rewards import RewardFunction
+from polyrl_trainer.user_code.pools import UserPools
+from polyrl_trainer.user_code.rewards import Failures, RewardFunction
 from polyrl_trainer.user_code.verdicts import Reward, Unscored
 from polyrl_trainer.user_code.workers import worker_set
 from polyrl_trainer.user_code.workers.messages import Serves, Setup
@@ -110,6 +113,15 @@ def keep(samples):
 
 def leave(sample):
     return 1.0
+
+def score_batch(samples):
+    if any(one.response == "hang" for one in samples):
+        time.sleep(60)
+    return [{"reward": float(one.response), "together": len(samples)} for one in samples]
+
+def score_group(samples):
+    mean = sum(len(one.response) for one in samples) / len(samples)
+    return [len(one.response) - mean for one in samples]
 """
 
 
@@ -132,6 +144,11 @@ def pool_of(code: Path, function: str, *, serves: Serves = Serves.REWARD) -> Wor
     return pool
 
 
+async def one_call(pool: WorkerPool, sample: Sample, timeout_s: float = LONG_S) -> Any:
+    (verdict,) = await pool.call([sample], timeout_s)
+    return verdict
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     """One loop for all tests of this module: a pool lives on the loop that it began on."""
@@ -149,7 +166,7 @@ def warm(code: Path, runner: asyncio.Runner) -> Iterator[WorkerPool]:
 def test_what_a_reward_reads_is_its_own_copy_of_every_type(warm: WorkerPool, runner: asyncio.Runner) -> None:
     row = {"do": "read", "n": 2**70, "day": date(2026, 1, 2), "price": Decimal("1.10")}
     for _ in range(2):
-        verdict = runner.run(warm.call([sample(**row)], LONG_S))
+        verdict = runner.run(one_call(warm, sample(**row)))
         assert verdict == Reward(1.0, {"fine": 1.0, "token": 2.0})
     assert row["n"] == 2**70
 
@@ -160,7 +177,7 @@ def test_a_worker_is_meek_and_holds_nothing_of_the_trainers(
     keys = tmp_path / "keys.json"
     keys.write_text("secret")
     with keys.open():
-        verdict = runner.run(warm.call([sample(do="rights")], LONG_S))
+        verdict = runner.run(one_call(warm, sample(do="rights")))
     assert isinstance(verdict, Reward)
     assert verdict.value >= 10
     assert verdict.metrics["keys"] == verdict.metrics["claimed"] == 0
@@ -168,12 +185,12 @@ def test_a_worker_is_meek_and_holds_nothing_of_the_trainers(
 
 
 def test_an_alarm_rings_in_the_main_thread(warm: WorkerPool, runner: asyncio.Runner) -> None:
-    assert runner.run(warm.call([sample(do="alarm")], LONG_S)) == Reward(1.0)
+    assert runner.run(one_call(warm, sample(do="alarm"))) == Reward(1.0)
 
 
 def test_waiting_for_a_worker_costs_no_deadline(warm: WorkerPool, runner: asyncio.Runner) -> None:
     async def all_at_once() -> list[Any]:
-        return await asyncio.gather(*(warm.call([sample(do="work")], 1.0) for _ in range(30)))
+        return await asyncio.gather(*(one_call(warm, sample(do="work"), 1.0) for _ in range(30)))
 
     assert runner.run(all_at_once()) == [Reward(1.0)] * 30
 
@@ -186,7 +203,7 @@ def test_what_hangs_is_ended_at_its_deadline_and_the_next_is_served(
     verdict = runner.run(reward.score(sample(do=how)))
     assert verdict == Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {SHORT_S:g} s")
     assert reward.failures.counts == {"rewardTimedOut": 1}
-    assert isinstance(runner.run(warm.call([sample(do="rest")], LONG_S)), Reward)
+    assert isinstance(runner.run(one_call(warm, sample(do="rest"))), Reward)
 
 
 def test_what_it_started_ends_with_it(
@@ -226,7 +243,7 @@ def has_ended(pid: int) -> bool:
 def test_what_fails_is_a_typed_discard_that_names_the_users_line(
     row: dict[str, str], detail: str, warm: WorkerPool, runner: asyncio.Runner
 ) -> None:
-    verdict = runner.run(warm.call([sample(**{"response": "b", **row})], LONG_S))
+    verdict = runner.run(one_call(warm, sample(**{"response": "b", **row})))
     assert isinstance(verdict, Unscored)
     assert verdict.reason is DiscardReason.REWARD_RAISED
     assert detail in verdict.detail
@@ -235,9 +252,9 @@ def test_what_fails_is_a_typed_discard_that_names_the_users_line(
 
 def test_one_that_somebody_kills_is_replaced_and_its_call_made_again(warm: WorkerPool, runner: asyncio.Runner) -> None:
     async def kill_under_a_call() -> Any:
-        first = await warm.call([sample(do="rest")], LONG_S)
+        first = await one_call(warm, sample(do="rest"))
         assert isinstance(first, Reward)
-        call = asyncio.create_task(warm.call([sample(do="rest")], LONG_S))
+        call = asyncio.create_task(one_call(warm, sample(do="rest")))
         os.kill(int(first.value), signal.SIGKILL)
         second = await call
         assert isinstance(second, Reward)
@@ -250,7 +267,7 @@ def test_one_that_has_served_long_enough_is_replaced(
 ) -> None:
     (worker,) = warm._living
     monkeypatch.setattr(worker_set, "CALLS_PER_WORKER", worker.calls + 1)
-    verdicts = [runner.run(warm.call([sample(do="rest")], LONG_S)) for _ in range(2)]
+    verdicts = [runner.run(one_call(warm, sample(do="rest"))) for _ in range(2)]
     assert len({verdict.value for verdict in verdicts if isinstance(verdict, Reward)}) == 2
 
 
@@ -259,14 +276,14 @@ def test_async_ones_share_a_worker_and_one_that_blocks_it_costs_the_others_nothi
 ) -> None:
     async def main() -> None:
         await pool.ready()
-        together = await asyncio.gather(*(pool.call([sample()], LONG_S) for _ in range(8)))
+        together = await asyncio.gather(*(one_call(pool, sample()) for _ in range(8)))
         assert len({verdict.value for verdict in together if isinstance(verdict, Reward)}) == 1
         reward, unhurried = RewardFunction(pool, SHORT_S), RewardFunction(pool, LONG_S)
         cancelled = await unhurried.score(sample("cancel"))
         assert isinstance(cancelled, Unscored)
         assert cancelled.reason is DiscardReason.REWARD_RAISED
         late = await reward.score(sample("wait"))
-        same = await pool.call([sample()], LONG_S)
+        same = await one_call(pool, sample())
         assert same == together[0], "who waits is cancelled, not killed"
         blocked, beside = await asyncio.gather(reward.score(sample("block")), unhurried.score(sample()))
         assert isinstance(beside, Reward)
@@ -280,13 +297,48 @@ def test_a_filter_gets_the_whole_group_with_its_rewards(code: Path, runner: asyn
     async def main() -> None:
         await pool.ready()
         samples = [Sample(np.array([1]), np.array([0], np.float32), 1, reward=reward) for reward in (1.0, 0.5)]
-        assert await pool.call(samples, LONG_S) is None
-        refused = await pool.call(samples[1:], LONG_S)
+        assert await pool.call(samples, LONG_S) == [None]
+        (refused,) = await pool.call(samples[1:], LONG_S)
         assert isinstance(refused, Unscored)
         assert refused.reason is DiscardReason.FILTERED
 
     with closing(pool_of(code, "keep", serves=Serves.FILTER)) as pool:
         runner.run(main())
+
+
+def test_a_batch_goes_in_one_call_and_one_that_hangs_costs_itself_alone(code: Path, runner: asyncio.Runner) -> None:
+    async def main() -> list[Any]:
+        await pools.ready()
+        function = pools.reward_function(spec.reward, Failures({}, {}))
+        return await asyncio.gather(*(function.score(sample(text)) for text in ("1", "2", "3")), function.score(hangs))
+
+    hangs = sample("hang")
+    spec = recipe_of(code, "score_batch")
+    with closing(UserPools.start(spec, code)) as pools:
+        *scored, late = runner.run(main())
+    assert [one.value for one in scored] == [1.0, 2.0, 3.0]
+    assert late == Unscored(DiscardReason.REWARD_TIMED_OUT, "no reward within 1 s")
+
+
+def test_a_group_goes_in_one_call_when_all_its_samples_are_there(code: Path, runner: asyncio.Runner) -> None:
+    async def main() -> list[Any]:
+        await pools.ready()
+        function = pools.reward_function(spec.reward, Failures({}, {}))
+        siblings = [replace(sample("b" * n), id=f"4.{n}", group=4) for n in (2, 0, 1)]
+        return await asyncio.gather(*(function.score(one, 3) for one in siblings))
+
+    spec = recipe_of(code, "score_group")
+    with closing(UserPools.start(spec, code)) as pools:
+        assert pools.scores_groups
+        assert runner.run(main()) == [Reward(1.0), Reward(-1.0), Reward(0.0)]
+
+
+def recipe_of(code: Path, function: str) -> Any:
+    return RecipeSpec(
+        model={"config": {"model_type": "qwen2"}},
+        code={"path": str(code)},
+        reward={"function": f"worker_code:{function}", "timeout_seconds": 1, "workers": 1},
+    )
 
 
 def test_code_that_cannot_be_imported_is_refused_and_later_ends_the_run(
@@ -303,7 +355,7 @@ def test_code_that_cannot_be_imported_is_refused_and_later_ends_the_run(
     async def main() -> None:
         await pool.ready()
         file.unlink()
-        await pool.call([sample()], LONG_S)
+        await one_call(pool, sample())
 
     with closing(pool_of(tmp_path, "leave")) as pool, pytest.raises(RunFailed, match="no worker can be started"):
         runner.run(main())

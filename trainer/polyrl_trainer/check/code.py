@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +17,7 @@ import numpy as np
 from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec, RewardSpec
-from polyrl.sample import Finish
+from polyrl.sample import Finish, sample_id
 from polyrl.wire.checks import (
     RESPONSE_FLAG,
     CheckBegan,
@@ -34,7 +36,7 @@ from polyrl_trainer.preparation import tokenizer_of
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.loading import load_environment, load_function
 from polyrl_trainer.user_code.pools import UserPools
-from polyrl_trainer.user_code.rewards import RewardFunction
+from polyrl_trainer.user_code.rewards import Failures
 from polyrl_trainer.user_code.verdicts import Unscored
 
 REWARD: Final[CheckedField] = (*RECIPE, "reward", "function")
@@ -96,9 +98,12 @@ async def _call(
             await pools.ready()
         except InvalidCode as error:
             return CheckFault(REWARD, str(error))
-        assert pools.reward is not None
+        function, n = pools.reward_function(reward, Failures({}, {})), 1
+        if pools.scores_groups:  # which may need more than one to compare
+            n = recipe.sampling.samples_per_prompt
         began = time.perf_counter()
-        verdict = await RewardFunction(pools.reward, timeout_s=float(reward.timeout_seconds)).score(sample)
+        siblings = [replace(sample, id=sample_id(sample.group, number)) for number in range(n)]
+        verdict, *_ = await asyncio.gather(*(function.score(one, n) for one in siblings))
         seconds = time.perf_counter() - began
     tried = RewardTried(place=place, prompt=sample.prompt, response=sample.response, seconds=seconds)
     if isinstance(verdict, Unscored):

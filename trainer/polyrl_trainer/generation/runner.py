@@ -31,6 +31,8 @@ class GroupRecord:
     """What the trainer remembers of a group until it is released."""
 
     prompt: Prompt
+    n: int
+    """Samples of it."""
     answered: set[tuple[int, int]] = field(default_factory=set)
     """(index, turn) pairs that are being answered or were."""
     last_turn_at: float = 0.0
@@ -57,9 +59,9 @@ class UserCodeRunner:
     _tasks: asyncio.TaskGroup | None = None
     _groups: dict[int, GroupRecord] = field(default_factory=dict)
 
-    def register(self, group: int, prompt: Prompt) -> None:
+    def register(self, group: int, prompt: Prompt, n: int) -> None:
         """Before the group is submitted."""
-        self._groups[group] = GroupRecord(prompt)
+        self._groups[group] = GroupRecord(prompt, n)
         for turn in self._early.pop(group, ()):
             self._take(turn)
 
@@ -70,6 +72,7 @@ class UserCodeRunner:
             self._early.pop(group, None)
             if self.episodes is not None:
                 self.episodes.forget(group)
+            self.reward.forget(group)
             if self.group_filter is not None:
                 self.group_filter.forget(group)
 
@@ -97,9 +100,9 @@ class UserCodeRunner:
             assert self._tasks is not None, "turns come while the runner runs"
             record.answered.add((turn.index, turn.response.turn))
             record.last_turn_at = time.monotonic()
-            self._tasks.create_task(self._answer(turn, record.prompt))
+            self._tasks.create_task(self._answer(turn, record.prompt, record.n))
 
-    async def _answer(self, turn: TurnDone, prompt: Prompt) -> None:
+    async def _answer(self, turn: TurnDone, prompt: Prompt, n: int) -> None:
         turn = msgspec.structs.replace(turn, response=up_to_stop(turn.response, self.stop, self.tokenizer))
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self.tokenizer)
         try:
@@ -111,7 +114,7 @@ class UserCodeRunner:
         if text is not None:
             await self.rollouts.extend(sample.id, turn.response.turn, self.tokenizer.encode_text(text))
             return
-        verdict = await self.reward.score(sample)
+        verdict = await self.reward.score(sample, n)
         if isinstance(verdict, Unscored):
             await self.rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:

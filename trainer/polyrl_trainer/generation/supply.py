@@ -256,5 +256,5 @@ class GroupSupply:
     async def submit(self, groups: Mapping[Group, Prompt]) -> None:
         """Registers with the runner of user code first: a turn may be back before `submit` returns."""
         for group, prompt in groups.items():
-            self.runner.register(group.id, prompt)
+            self.runner.register(group.id, prompt, group.n)
         await self.rollouts.submit(list(groups))

@@ -20,13 +20,15 @@ class InlineCalls:
     function: Callable[..., Any]
     whole_groups: bool = False
 
-    async def call(self, samples: Sequence[Sample], timeout_s: float) -> Verdict | None:
+    async def call(self, samples: Sequence[Sample], timeout_s: float) -> Sequence[Verdict | None]:
         """See `rewards.Calls`."""
         try:
             if self.whole_groups:
-                return read_admission(self.function(list(samples)))
-            return read_reward(self.function(samples[0]), getattr(self.function, "__name__", "the reward"))
+                return [read_admission(self.function(list(samples)))]
+            name = getattr(self.function, "__name__", "the reward")
+            return [read_reward(self.function(sample), name) for sample in samples]
         except CallTimedOut:
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises discards its sample
-            return Unscored(DiscardReason.REWARD_RAISED, describe(error))
+            raised = Unscored(DiscardReason.REWARD_RAISED, describe(error))
+            return [raised] * (1 if self.whole_groups else len(samples))

@@ -2,6 +2,7 @@
 
     loading    `module:function` from the user's folder, refused early when it cannot work
     rewards    asks for a sample's reward, with its deadline; the custom group filter
+    together   which samples one call judges
     episodes   asks environments for their texts, and replays those that were lost
     pools      the pools of a run
     workers/   the processes, killed at a deadline and replaced

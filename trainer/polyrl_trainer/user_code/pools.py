@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from polyrl.manifest.recipe import EnvironmentSpec, GroupFilter, RecipeSpec, RewardSpec
+from polyrl_trainer.user_code.rewards import Failures, RewardFunction
+from polyrl_trainer.user_code.together import Alone, Batches, Groups, Judge, Together
 from polyrl_trainer.user_code.workers.environments import EnvironmentPool
 from polyrl_trainer.user_code.workers.messages import Serves, Setup
 from polyrl_trainer.user_code.workers.pool import WorkerPool
@@ -29,13 +33,28 @@ class UserPools:
         reward, environment = recipe.reward, recipe.environment
         wanted = recipe.algorithm.filter_function if recipe.algorithm.group_filter is GroupFilter.CUSTOM else None
         made = cls(
-            reward=_calls(reward, reward.function, code_path, serves=Serves.REWARD) if reward else None,
+            reward=_calls(reward, reward.function, code_path, serves=Serves.of(reward.function)) if reward else None,
             group_filter=_calls(reward, wanted, code_path, serves=Serves.FILTER) if reward and wanted else None,
             environment=_conversations(environment, code_path) if environment else None,
         )
         for pool in made._all():
             pool.start()
         return made
+
+    @property
+    def scores_groups(self) -> bool:
+        """Rewards come by whole groups."""
+        return self.reward is not None and self.reward.setup.serves is Serves.GROUP
+
+    def reward_function(self, spec: RewardSpec, failures: Failures) -> RewardFunction:
+        """Once they are ready."""
+        assert self.reward is not None, "the manifest names a reward"
+        together: Callable[[Judge], Together] = Alone
+        if self.reward.setup.serves is Serves.BATCH:
+            together = partial(Batches, most=spec.max_batch, at_once=self.reward.at_once)
+        elif self.scores_groups:
+            together = Groups
+        return RewardFunction(self.reward, float(spec.timeout_seconds), failures=failures, together=together)
 
     async def ready(self) -> None:
         """When all code is imported. Raises InvalidCode."""

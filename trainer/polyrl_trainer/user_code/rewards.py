@@ -6,7 +6,7 @@ The reward function gets a `Sample` and returns a number, or a dict with `reward
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import structlog
 
 from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.together import Alone, Judge, Together
 from polyrl_trainer.user_code.verdicts import Reward, Unscored, Verdict
 
 log = structlog.get_logger()
@@ -26,9 +27,9 @@ class CallTimedOut(Exception):
 class Calls(Protocol):
     """Calls one function of the user's; the port behind which worker processes stand (see `pool`)."""
 
-    async def call(self, samples: Sequence[Sample], timeout_s: float) -> Verdict | None:
-        """What it gave; None where a filter lets the group pass. Raises CallTimedOut, and RunFailed when no worker can
-        be had."""
+    async def call(self, samples: Sequence[Sample], timeout_s: float) -> Sequence[Verdict | None]:
+        """What it gave, for each sample; a filter one for all, which is None where it lets the group pass. Raises
+        CallTimedOut, and RunFailed when no worker can be had."""
 
 
 @dataclass(eq=False)
@@ -50,17 +51,32 @@ class RewardFunction:
     calls: Calls
     timeout_s: float
     failures: Failures = field(default_factory=lambda: Failures({}, {}))
+    together: Callable[[Judge], Together] = Alone
+    """Which samples go to it in one call."""
+    _collected: Together = field(init=False)
 
-    async def score(self, sample: Sample) -> Verdict:
-        """Raises RunFailed when no worker can be had (see `pool`), and nothing else."""
-        try:
-            verdict = await self.calls.call([sample], self.timeout_s)
-        except CallTimedOut:
-            verdict = Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self.timeout_s:g} s")
-        assert verdict is not None, "a reward function gives a verdict"
+    def __post_init__(self) -> None:
+        self._collected = self.together(self._judge)
+
+    async def score(self, sample: Sample, n: int = 1) -> Verdict:
+        """Of one of the `n` samples of its prompt. Raises RunFailed when no worker can be had (see `pool`), and nothing
+        else."""
+        verdict = await self._collected.verdict(sample, n)
         if isinstance(verdict, Unscored):
             self.failures.add(sample.id, verdict)
         return verdict
+
+    def forget(self, group: int) -> None:
+        """The group is over."""
+        self._collected.forget(group)
+
+    async def _judge(self, samples: Sequence[Sample]) -> Sequence[Verdict]:
+        try:
+            verdicts = await self.calls.call(samples, self.timeout_s)
+        except CallTimedOut:
+            late = Unscored(DiscardReason.REWARD_TIMED_OUT, f"no reward within {self.timeout_s:g} s")
+            return [late] * len(samples)
+        return [verdict for verdict in verdicts if verdict is not None]
 
 
 @dataclass(eq=False)
@@ -117,7 +133,7 @@ class CustomGroupFilter:
 
     async def _refusal(self, samples: list[Sample]) -> Unscored | None:
         try:
-            verdict = await self.calls.call(samples, self.timeout_s)
+            (verdict,) = await self.calls.call(samples, self.timeout_s)
         except CallTimedOut:
             detail = f"filterFunction gave no answer within {self.timeout_s:g} s"
             return Unscored(DiscardReason.REWARD_TIMED_OUT, detail)

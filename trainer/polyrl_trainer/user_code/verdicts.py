@@ -56,6 +56,19 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
     return Reward(value, numbers)
 
 
+def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
+    """Of a function of `n` samples: as many results, each read as one; else all are REWARD_INVALID."""
+    try:
+        each = None if isinstance(results, str | bytes | Mapping) else list(results)  # type: ignore[call-overload]
+    except TypeError:
+        each = None
+    if each is None or len(each) != n:
+        got = f"{results!r:.80}" if each is None else f"{len(each)}"
+        detail = f"{function} must return a list with a result for each of its {n} samples, got {got}"
+        return [Unscored(DiscardReason.REWARD_INVALID, detail)] * n
+    return [read_reward(result, function) for result in each]
+
+
 def _has_utf8(text: str) -> bool:
     """False with half a surrogate pair, which Python allows and no file or wire does."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

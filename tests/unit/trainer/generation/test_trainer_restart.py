@@ -127,8 +127,11 @@ class Tokenizer:
 
 
 class OneForAll:
-    async def score(self, sample: Any) -> Reward:
+    async def score(self, sample: Any, n: int) -> Reward:
         return Reward(1.0)
+
+    def forget(self, group: int) -> None:
+        pass
 
 
 @dataclass

@@ -74,10 +74,13 @@ class Rewards:
         self.scored: dict[str, Sample] = {}
         self.failures = Failures({}, {})
 
-    async def score(self, sample: Sample) -> Reward:
+    async def score(self, sample: Sample, n: int) -> Reward:
         assert sample.id not in self.scored
         self.scored[sample.id] = sample
         return Reward(1.0)
+
+    def forget(self, group: int) -> None:
+        pass
 
 
 @asynccontextmanager
@@ -85,7 +88,7 @@ async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Re
     episodes = Episodes(LocalConversations(environment, DEADLINE_S), CALLS + 2, tokenizer=TOKENIZER)
     host = UserCodeRunner(rollouts, TOKENIZER, reward=rewards, episodes=episodes)
     for number in range(GROUPS):
-        host.register(number, PROMPT)
+        host.register(number, PROMPT, N)
     running = asyncio.create_task(host.run())
     try:
         yield

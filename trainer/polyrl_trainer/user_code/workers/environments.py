@@ -50,9 +50,10 @@ class EnvironmentPool(WorkerSet):
             answer = await worker.ask(sample.id, Turn(messages.to_wire(sample), begins=begins))
         except WorkerDied as died:
             raise EpisodeLost(str(died), at_fault=died.at_fault) from died
-        if answer.outcome.reason is not None:
-            raise EpisodeFailed(answer.outcome.detail, answer.outcome.reason)
-        return answer.outcome.text
+        (outcome,) = answer.outcomes
+        if outcome.reason is not None:
+            raise EpisodeFailed(outcome.detail, outcome.reason)
+        return outcome.text
 
     def end(self, name: str) -> None:
         """The episode is over, or nobody asks for it any more."""

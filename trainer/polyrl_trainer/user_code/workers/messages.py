@@ -61,10 +61,19 @@ class Serves(StrEnum):
 
     REWARD = "reward"
     """A function of one sample, which gives its reward."""
+    BATCH = "batch"
+    """`score_batch`, a function of several samples, whichever are there."""
+    GROUP = "group"
+    """`score_group`, a function of all samples of a prompt."""
     FILTER = "filter"
     """A function of a group's samples, which says whether they may train."""
     ENVIRONMENT = "environment"
     """A class whose one object plays conversations."""
+
+    @classmethod
+    def of(cls, function: str) -> Serves:
+        """What the name of a reward, `module:function`, asks for."""
+        return {"score_batch": cls.BATCH, "score_group": cls.GROUP}.get(function.partition(":")[2], cls.REWARD)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -123,7 +132,8 @@ class Answer(msgspec.Struct, frozen=True):
     """What came of a call or a turn."""
 
     id: str
-    outcome: Outcome
+    outcomes: tuple[Outcome, ...]
+    """One for each sample of a call of a reward, else one."""
 
 
 def to_frame(message: msgspec.Struct) -> bytes:

@@ -42,18 +42,19 @@ class WorkerPool(WorkerSet):
     _slots: asyncio.Queue[WorkerProcess | None] = field(default_factory=asyncio.Queue, init=False)
     """A worker once for each call that it may take now; None when no worker can be had any more."""
 
-    async def call(self, samples: Sequence[Sample], timeout_s: float) -> Verdict | None:
+    async def call(self, samples: Sequence[Sample], timeout_s: float) -> Sequence[Verdict | None]:
         """See `rewards.Calls`."""
         died = ""
         for _ in range(CALL_ATTEMPTS):
             worker = await self._free_worker()
             try:
-                return _verdict(await _ask(worker, samples, timeout_s))
+                return [_verdict(one) for one in await _ask(worker, samples, timeout_s)]
             except WorkerDied as error:
                 died = str(error)
             finally:
                 self._put_back(worker)
-        return Unscored(DiscardReason.REWARD_RAISED, f"{self.setup.function}: {died}, {CALL_ATTEMPTS} times")
+        dead = Unscored(DiscardReason.REWARD_RAISED, f"{self.setup.function}: {died}, {CALL_ATTEMPTS} times")
+        return [dead] * len(samples)
 
     async def _free_worker(self) -> WorkerProcess:
         while (worker := await self._slots.get()) is not None:
@@ -70,16 +71,23 @@ class WorkerPool(WorkerSet):
 
     def take_in(self, worker: WorkerProcess) -> None:
         """See `WorkerSet`."""
-        slots = max(1, self.concurrency // self.workers) if worker.is_async else 1
-        for _ in range(slots):
+        for _ in range(self._calls_of(worker)):
             self._slots.put_nowait(worker)
+
+    def _calls_of(self, worker: WorkerProcess) -> int:
+        return max(1, self.concurrency // self.workers) if worker.is_async else 1
+
+    @property
+    def at_once(self) -> int:
+        """Calls that all workers take, once they are ready."""
+        return sum(map(self._calls_of, self._living))
 
     def give_up(self) -> None:
         """See `WorkerSet`."""
         self._slots.put_nowait(None)
 
 
-async def _ask(worker: WorkerProcess, samples: Sequence[Sample], timeout_s: float) -> Outcome:
+async def _ask(worker: WorkerProcess, samples: Sequence[Sample], timeout_s: float) -> tuple[Outcome, ...]:
     """Raises CallTimedOut, WorkerDied."""
     worker.calls += 1
     name = str(worker.calls)
@@ -97,7 +105,7 @@ async def _ask(worker: WorkerProcess, samples: Sequence[Sample], timeout_s: floa
         worker.withdraw(name)
         worker.kill()
         raise CallTimedOut
-    return future.result().outcome
+    return future.result().outcomes
 
 
 def _verdict(outcome: Outcome) -> Verdict | None:

@@ -29,7 +29,7 @@ from polyrl.sample import DiscardReason
 from polyrl_trainer.user_code.episodes import EpisodeFailed
 from polyrl_trainer.user_code.frames import describe
 from polyrl_trainer.user_code.loading import load_environment, load_function
-from polyrl_trainer.user_code.verdicts import Reward, read_admission, read_reward
+from polyrl_trainer.user_code.verdicts import Reward, Verdict, read_admission, read_reward, read_rewards
 from polyrl_trainer.user_code.workers import messages, thread_use
 from polyrl_trainer.user_code.workers.conversations import LocalConversations
 from polyrl_trainer.user_code.workers.messages import Answer, Call, CodeLoaded, Ended, Outcome, Serves, Setup, Turn
@@ -95,9 +95,9 @@ def _next_body(stream: Any) -> bytes:
 
 def _answer(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     try:
-        return answer_of(function(argument_of(call, serves)), function, call.id, serves)
+        return answer_of(function(argument_of(call, serves)), function, call, serves)
     except BaseException as error:  # noqa: BLE001 - SystemExit, and the verifiers' own kinds, are one sample's failure
-        return Answer(call.id, Outcome(reason=DiscardReason.REWARD_RAISED, detail=describe(error)))
+        return _failed(call, DiscardReason.REWARD_RAISED, describe(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that it forgot would end the next call
 
@@ -139,8 +139,8 @@ async def _converse(connection: socket.socket, conversations: LocalConversations
         try:
             text = await conversations.next_text(messages.from_wire(message.sample), begins=message.begins)
         except EpisodeFailed as failed:
-            return Answer(name, Outcome(reason=failed.reason, detail=failed.detail))
-        return Answer(name, Outcome(text=text))
+            return Answer(name, (Outcome(reason=failed.reason, detail=failed.detail),))
+        return Answer(name, (Outcome(text=text),))
 
     asyncio.get_running_loop().set_task_factory(conversations.thread.task)
     turning = asyncio.create_task(_show_that_it_turns(conversations.thread))
@@ -159,26 +159,38 @@ async def _answer_async(function: Callable[..., Any], call: Call, serves: Serves
     try:
         async with deadline:
             returned = await function(argument_of(call, serves))
-        return answer_of(returned, function, call.id, serves)
+        return answer_of(returned, function, call, serves)
     except BaseException as error:  # noqa: BLE001 - see `_answer`
         if deadline.expired():
-            return Answer(call.id, Outcome(reason=DiscardReason.REWARD_TIMED_OUT))
-        return Answer(call.id, Outcome(reason=DiscardReason.REWARD_RAISED, detail=describe(error)))
+            return _failed(call, DiscardReason.REWARD_TIMED_OUT)
+        return _failed(call, DiscardReason.REWARD_RAISED, describe(error))
+
+
+def _failed(call: Call, reason: DiscardReason, detail: str = "") -> Answer:
+    return Answer(call.id, (Outcome(reason=reason, detail=detail),) * len(call.samples))
 
 
 def argument_of(call: Call, serves: Serves) -> Any:
     """The one argument of the user's function."""
     samples = [messages.from_wire(one) for one in call.samples]
-    return samples if serves is Serves.FILTER else samples[0]
+    return samples[0] if serves is Serves.REWARD else samples
 
 
-def answer_of(returned: object, function: Callable[..., Any], number: str, serves: Serves) -> Answer:
+def answer_of(returned: object, function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     """What the function returned, as plain data."""
     name = getattr(function, "__name__", "the reward")
-    verdict = read_admission(returned) if serves is Serves.FILTER else read_reward(returned, name)
+    if serves is Serves.FILTER:
+        return Answer(call.id, (_outcome(read_admission(returned)),))
+    verdicts = [read_reward(returned, name)]
+    if serves is not Serves.REWARD:
+        verdicts = read_rewards(returned, len(call.samples), function=name)
+    return Answer(call.id, tuple(map(_outcome, verdicts)))
+
+
+def _outcome(verdict: Verdict | None) -> Outcome:
     if isinstance(verdict, Reward):
-        return Answer(number, Outcome(reward=verdict.value, metrics=verdict.metrics))
-    return Answer(number, Outcome() if verdict is None else Outcome(reason=verdict.reason, detail=verdict.detail))
+        return Outcome(reward=verdict.value, metrics=verdict.metrics)
+    return Outcome() if verdict is None else Outcome(reason=verdict.reason, detail=verdict.detail)
 
 
 if __name__ == "__main__":
