@@ -49,7 +49,7 @@ def seen_live(run: Run, page: Path) -> None:
     assert run.name in shown
     assert f"/{STEPS}" in shown, "steps of all"
     printed_by(run.kubectl, "report", run.name, "--on", "kubernetes", "--out", str(page))
-    assert page.read_text().count("rollout") > 2, "the fleet is in it"
+    assert f"{run.name}-r-" in page.read_text(), "the fleet is in it"
 
 
 def taken_home(run: Run, folder: Path) -> None:

@@ -377,13 +377,14 @@ def test_after_power_losses_the_run_ends_with_no_promise_broken(
 ) -> None:
     """Agents and trainer greet a manager whose files are what the power cut left."""
     random, schedule = Random(seed), draw_schedule(seed)
+    drawn = [fault for fault in schedule.faults if fault.kind != "journalLoss"]  # its files are what is tried here
     losses = [
         SimulatedFault(
             random.uniform(0.0, 4.0), random.choice(POWER_LOSSES), target=0, seconds=random.uniform(0.1, 1.0)
         )
         for _ in range(8)
     ]
-    faults = tuple(sorted((*schedule.faults, *losses), key=lambda fault: fault.at))
+    faults = tuple(sorted((*drawn, *losses), key=lambda fault: fault.at))
     run_on_disk(replace(schedule, faults=faults), tmp_path, Disk())
 
 

@@ -120,7 +120,16 @@ def request_open_after_its_batch(patch: Patch) -> None:
     after(patch, f.BatchPacked, packed)
 
 
+def lost_batches_numbers_given_again(patch: Patch) -> None:
+    """A manager without its journal counts from where it begins."""
+    honest = apply._APPLY[f.NumbersTaken]
+    patch.setitem(
+        apply._APPLY, f.NumbersTaken, lambda state, event: honest(state, msgspec.structs.replace(event, batch=0))
+    )
+
+
 MUTANTS: Final = (
+    Mutant(lost_batches_numbers_given_again, "I2", 107),
     Mutant(incomplete_groups_packed, "I2", 17),
     Mutant(packed_twice, "I2", 11),
     Mutant(acknowledged_twice, "I1", 8),

@@ -290,6 +290,7 @@ class RolloutClient(Rollouts):
 
     def _handle_whole(self, message: wire.ToTrainer) -> None:
         if isinstance(message, TurnDone):
+            self._cursor.turn_ended(message.group)
             self._turns.put_once((message.response.sample, message.response.turn), message)
         elif isinstance(message, GroupDropped):
             self._link.send(wire.NoticesTaken((message.group,)))

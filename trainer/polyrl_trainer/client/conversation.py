@@ -198,6 +198,11 @@ class Cursor:
         """The manager has them."""
         self.next_group = max(self.next_group, *(group.id + 1 for group in groups), 0)
 
+    def turn_ended(self, group: int) -> None:
+        """Of this group, so the manager has it, though the answer to its submission may be lost: should the
+        journal be lost as well, its verdicts must not meet another sample of the same name."""
+        self.next_group = max(self.next_group, group + 1)
+
     def see(self, batch: Batch) -> None:
         """Its number is taken, whether anybody takes its groups or not."""
         self.next_batch = max(self.next_batch, batch.number + 1)

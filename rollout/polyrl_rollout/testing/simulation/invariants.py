@@ -101,6 +101,8 @@ class Watcher:
         self._audit = Audit()
         self._groups: dict[int, Group] = {}
         self._trained: set[str] = set()
+        self._trained_before: set[str] = set()
+        """In batches of managers whose journal was lost."""
         self._batches: dict[int, Batch] = {}
         self._rolled_back: set[int] = set()
         """Of them, those that no trainer's state contains any more."""
@@ -169,8 +171,8 @@ class Watcher:
     def before_trainer(self, message: FromTrainer) -> None:
         """A message of the trainer is about to be heard."""
         if isinstance(message, Submit):
-            for group in message.groups:
-                self._groups.setdefault(group.id, group)
+            lost_below = self._ledger.state.lost_below  # what a lost journal had is submitted under other numbers
+            self._groups.update({one.id: one for one in message.groups if one.id >= lost_below})
         if isinstance(message, BatchRequest):
             self._requests[message.request] = message
         if isinstance(message, Score):
@@ -232,7 +234,7 @@ class Watcher:
                 raise Violation(now, "I2", f"group {number} of step {group.step} is packed into step {request.step}")
             for scored in members:
                 self._check_response(scored.response, group, now)
-                if scored.response.sample in self._trained:
+                if scored.response.sample in self._trained | self._trained_before:
                     raise Violation(now, "I2", f"sample {scored.response.sample} is trained twice")
                 self._trained.add(scored.response.sample)
             rewards = [scored.reward for scored in members]
@@ -348,6 +350,20 @@ class Watcher:
                 text = f"{name} has {sample.length} tokens, an agent forgot {self._kept[name]} as safe"
                 raise Violation(now, "I10", text)
         self._frames.clear()
+        self._follow(ledger, clock)
+
+    def journal_lost(self, ledger: Ledger, clock: float) -> None:
+        """The manager has lost its journal, and goes on with a ledger that knows nothing. What was trained stays
+        trained, and no number of a group or batch names another one than before; all else begins anew."""
+        self._gathered.clear()
+        self._committed.clear()
+        self._frames.clear()
+        self._kept.clear()
+        self._assignments.clear()
+        self._trained_before |= self._trained
+        self._trained, self._groups, self._forgotten = set(), {}, set()
+        self._tokens_in = 0
+        self._audit = Audit()
         self._follow(ledger, clock)
 
     def _follow(self, ledger: Ledger, clock: float) -> None:

@@ -128,8 +128,9 @@ class SimulatedManager:
     """One manager with its journal; the ledger inside is another after each restart."""
 
     def __init__(self, config: LedgerConfig, make_store: Callable[[LedgerState], Store] = Rows) -> None:
-        self.ledger = Ledger(config)
+        self.ledger = Ledger(msgspec.structs.replace(config, journal="journal-0"))
         self.store = make_store(self.ledger.state)
+        self._make_store, self._journals = make_store, 1
         self.outbox = Outbox()
         self._gathered = Effects()
         self._clock_s = 0.0
@@ -163,6 +164,15 @@ class SimulatedManager:
         state, at = self.store.reopen()
         self.ledger = Ledger(state.config, state)
         self._clock_s = at - now
+
+    def begin_anew(self, now: float) -> None:
+        """The process is dead and its journal lost; another one begins with an empty journal."""
+        self._gathered, self.outbox = Effects(), Outbox()
+        config = msgspec.structs.replace(self.ledger.state.config, journal=f"journal-{self._journals}")
+        self._journals += 1
+        self.ledger = Ledger(config)
+        self.store = self._make_store(self.ledger.state)
+        self._clock_s = -now
 
 
 def lost_by_restart(before: LedgerState, after: LedgerState) -> list[str]:

@@ -143,8 +143,9 @@ def _inject(world: World, fleet: _Fleet, trainer: SimulatedTrainer, fault: Simul
         trainer.lose_next = Accepted
     elif fault.kind == "managerAway":
         world.send_manager_away(fault.seconds)
-    elif fault.kind in ("managerKill", "managerPowerLoss"):
-        world.kill_manager(fault.seconds, power_loss=fault.kind == "managerPowerLoss")
+    elif fault.kind in ("managerKill", "managerPowerLoss", "journalLoss"):
+        lost, cut = fault.kind == "journalLoss", fault.kind == "managerPowerLoss"
+        world.kill_manager(fault.seconds, power_loss=cut, journal_loss=lost)
     elif fault.kind == "managerKillMidway":
         world.dies_midway = fault.seconds
     elif fault.kind == "managerPowerLossMidway":

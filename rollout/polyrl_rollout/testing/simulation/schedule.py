@@ -45,6 +45,7 @@ SHORT_CONTEXT_SHARE: Final = 0.2
 REJECTER_SHARE: Final = 0.1
 LONG_PROMPT_SHARE: Final = 0.1
 OLD_CHECKPOINT_SHARE: Final = 0.15
+LOST_JOURNAL_SHARE: Final = 0.1
 AHEAD_SHARE: Final = 0.2
 """Shares of the schedules with these; drawn apart as well."""
 
@@ -153,7 +154,8 @@ def draw_schedule(seed: int) -> Schedule:
         evaluate=rng.random() < 0.3,
         max_tokens=rng.choice((40, 200, 10_000)),
     )
-    return _with_ahead(_with_old_checkpoints(_with_rejecters(_with_long_prompts(_with_usual(schedule)))))
+    worse = _with_old_checkpoints(_with_rejecters(_with_long_prompts(_with_usual(schedule))))
+    return _with_ahead(_with_lost_journals(worse))
 
 
 def _with_usual(schedule: Schedule) -> Schedule:
@@ -189,6 +191,21 @@ def _with_old_checkpoints(schedule: Schedule) -> Schedule:
     twin = SimulatedFault(rng.uniform(0.0, HORIZON_S), "trainerTwin", target=0, seconds=0.0)
     faults = tuple(sorted([*schedule.faults, *kills, twin], key=lambda fault: fault.at))
     return msgspec.structs.replace(schedule, faults=faults, covers=True)
+
+
+def _with_lost_journals(schedule: Schedule) -> Schedule:
+    """The same with managers whose machine takes the journal along."""
+    rng = Random(f"journal/{schedule.seed}")
+    if rng.random() >= LOST_JOURNAL_SHARE:
+        return schedule
+    lost = [
+        SimulatedFault(
+            rng.uniform(0.0, HORIZON_S) * rng.choice((0.2, 1.0)), "journalLoss", target=0, seconds=rng.uniform(0.1, 5.0)
+        )
+        for _ in range(rng.randint(1, 2))
+    ]
+    faults = tuple(sorted([*schedule.faults, *lost], key=lambda fault: fault.at))
+    return msgspec.structs.replace(schedule, faults=faults)
 
 
 def _with_ahead(schedule: Schedule) -> Schedule:

@@ -72,6 +72,11 @@ class SimulatedTrainer:
         self._scores: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._next_group = 0
+        self._accepted = self._next_batch = 0
+        """Groups below it are known to have been accepted; batches below it came."""
+        self._journal = ""
+        self._open: dict[int, tuple[int, Purpose]] = {}
+        """Step and purpose of each group that was submitted, and came in no batch, nor was dropped, nor cancelled."""
         self._plan = [(step, Purpose.TRAIN) for step in range(self.schedule.steps)]
         if self.schedule.evaluate:
             self._plan.insert(1, (0, Purpose.EVAL))
@@ -136,6 +141,7 @@ class SimulatedTrainer:
         self._plan, trained = list(self._checkpoint[0]), self._checkpoint[1]
         self._trained, self._step = set(trained), -1
         forgotten = {group.id for message in asked if isinstance(message, Submit) for group in message.groups}
+        self._open.clear()
         self.world.watcher.rolled_back(set(trained), forgotten)
         self._next_step()
 
@@ -152,7 +158,15 @@ class SimulatedTrainer:
         covers = self.schedule.covers
         acknowledged = tuple((number, number + 1) for number in sorted(self._trained)) if covers else ()
         below = -1 if covers else self.acknowledged
-        return TrainerHello(1, below, trainer=name, acknowledged_above=acknowledged, covers=covers)
+        return TrainerHello(
+            1,
+            below,
+            trainer=name,
+            next_group=self._accepted,
+            next_batch=self._next_batch,
+            acknowledged_above=acknowledged,
+            covers=covers,
+        )
 
     def _unless_replaced(self, action: Callable[[], None]) -> Callable[[], None]:
         run = self._run
@@ -208,13 +222,18 @@ class SimulatedTrainer:
             pass  # a predecessor's; were it ours, the run would not get on
         elif isinstance(message, Fenced):
             raise Violation(self.world.now, "fenced", message.reason)
+        elif isinstance(message, TrainerWelcome):
+            known, self._journal = self._journal, message.journal
+            if known not in ("", message.journal):
+                self._submit_again()
         else:
-            assert isinstance(message, TrainerWelcome | TrainerHeartbeat)
+            assert isinstance(message, TrainerHeartbeat)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
     def _score_later(self, turn: TurnDone) -> None:
         key = (turn.response.sample, turn.response.turn)
+        self._accepted = max(self._accepted, turn.group + 1)  # whatever became of the answer to its submission
         self.world.watcher.turn_done(turn, self.world.now)
         if key in self._judging or turn.group in self._dropped:
             return
@@ -306,11 +325,27 @@ class SimulatedTrainer:
                 )
             )
         self._next_group += count
+        self._open.update({group.id: (step, purpose) for group in groups})
         if groups:
-            self._ask(lambda r: Submit(r, tuple(groups)))
+            self._ask(lambda r: Submit(r, tuple(groups)), lambda _: self._accept(groups))
+
+    def _accept(self, groups: list[Group]) -> None:
+        self._accepted = max(self._accepted, *(group.id + 1 for group in groups))
+
+    def _submit_again(self) -> None:
+        """The manager has lost its journal: what is open is submitted under other numbers, and the newest weights are
+        announced again. Submissions without an answer are repeated like any request."""
+        lost = {number: of for number, of in self._open.items() if number < self._accepted}
+        for number, of in lost.items():
+            del self._open[number]
+            self._dropped.add(number)
+            self._submit(1, *of)
+        version, self.world.watcher.published = self.world.watcher.published, -1
+        self._publish(version)
 
     def _replace(self, dropped: GroupDropped) -> None:
         """Another prompt in its place, unless the step has all that it wants."""
+        self._open.pop(dropped.group, None)
         of = (dropped.step, dropped.purpose)
         if of in self._ahead and dropped.group not in self._dropped:
             self._dropped.add(dropped.group)
@@ -355,12 +390,16 @@ class SimulatedTrainer:
             self._ask_batch()
         else:
             step, purpose = self._step, self._purpose
+            self._open = {number: of for number, of in self._open.items() if of != (step, purpose)}
             if not self._gave_up:
                 self.world.watcher.step_ended(step, purpose, self._optimized, self.world.now)
             self._ask(lambda r: EndStep(r, step, purpose=purpose), lambda _: self._next_step())
 
     def _train(self, batch: Batch) -> None:
         self.world.watcher.trained(batch, self.world.now)
+        self._next_batch = max(self._next_batch, batch.number + 1)
+        for scored in batch.samples:
+            self._open.pop(scored.group, None)
         self._missing -= len(batch.samples)
         self._to_boundary -= len(batch.samples)
         if self._to_boundary == 0:

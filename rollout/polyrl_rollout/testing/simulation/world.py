@@ -98,6 +98,8 @@ class World:
         """Its machine loses power at the end of its next sync, before that counts."""
         self._survived: int | None = None
         """Up to which commit the journal of a dead manager goes."""
+        self._journal_lost = False
+        """Whether the dead manager's journal is gone."""
         self._life = 0
         """Counts managers: what one has planned does not happen to the next."""
         self._gathers = self._syncs = self._sync_waits = False
@@ -141,9 +143,10 @@ class World:
         """What is sent now lies in its sockets."""
         return self.now < self._away_until
 
-    def kill_manager(self, seconds: float, *, power_loss: bool = False) -> None:
-        """kill -9, or its machine loses power: every connection breaks, what was on the wires is lost; `seconds` later
-        another process goes on."""
+    def kill_manager(self, seconds: float, *, power_loss: bool = False, journal_loss: bool = False) -> None:
+        """kill -9, or its machine loses power, or is gone with its disk: every connection breaks, what was on the wires
+        is lost; `seconds` later another process goes on."""
+        self._journal_lost |= journal_loss
         if self._survived is None:
             self._survived = self.manager.store.die(self._disk_rng, power_loss=power_loss)
         self._sockets = [self._restart_manager]
@@ -157,10 +160,14 @@ class World:
 
     def _restart_manager(self) -> None:
         assert self._survived is not None
-        self.watcher.survived(self._survived, self.now)
-        self._survived = None
-        self.manager.restart(self.now)
-        self.watcher.restarted(self.manager.ledger, self.now, self.manager.clock(self.now))
+        if self._journal_lost:
+            self.manager.begin_anew(self.now)
+            self.watcher.journal_lost(self.manager.ledger, self.manager.clock(self.now))
+        else:
+            self.watcher.survived(self._survived, self.now)
+            self.manager.restart(self.now)
+            self.watcher.restarted(self.manager.ledger, self.now, self.manager.clock(self.now))
+        self._survived, self._journal_lost = None, False
         config = self.manager.ledger.state.config
         self.watcher.deaf_until(self.now + config.return_s - config.lease_s)
         self._act(self.manager.ledger.resume(self.manager.clock(self.now)))
