@@ -20,13 +20,14 @@
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# A run's addresses, and an account for its workers that may do nothing; put right when somebody changed them.
+# A run's addresses; put right when somebody changed them, or the manager's port is another.
 - apiGroups: [""]
-  resources: [services, serviceaccounts]
+  resources: [services]
   verbs: [get, list, create, patch]
-# A run's configuration, which a changed spec makes anew under a new name; volumes for checkpoints and the journal.
+# A run's configuration, which a changed spec makes anew under a new name; volumes for checkpoints and the journal; an account
+# for its workers that may do nothing, and of which no pod has a token.
 - apiGroups: [""]
-  resources: [configmaps, persistentvolumeclaims]
+  resources: [configmaps, persistentvolumeclaims, serviceaccounts]
   verbs: [get, list, create]
 # Each job's keys: made once, read by name to speak with the job's manager and to make each role's and rollout's of. Never listed.
 - apiGroups: [""]
@@ -51,9 +52,9 @@
 # Taints, readiness and shutdown of the nodes that run rollouts.
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Karpenter deletes a NodeClaim before it drains its node.
 - apiGroups: [karpenter.sh]
   resources: [nodeclaims]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end -}}

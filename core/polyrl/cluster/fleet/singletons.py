@@ -31,8 +31,9 @@ from polyrl.worker import Role
 MANAGER_PACE_S: Final = 10.0
 """Least time between two manager pods when the first one ended: one that no node runs must not be made in a loop."""
 
-KEPT_AS_MADE: Final = ("PersistentVolumeClaim", "ConfigMap")
-"""Kinds whose content cannot be changed in place."""
+KEPT_AS_MADE: Final = ("PersistentVolumeClaim", "ConfigMap", "ServiceAccount")
+"""Kinds whose content cannot be changed in place, or is not worth the right to change every account of a cluster: no
+pod has a token of a job's."""
 
 OPTIONAL: Final = ("PodDisruptionBudget", "NetworkPolicy")
 """Kinds that go when the job no longer asks for them."""

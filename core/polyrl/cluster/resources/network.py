@@ -13,6 +13,7 @@ Policies only add up, so whoever needs a flow that no field describes lays one o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
 from polyrl.cluster import names
@@ -31,12 +32,25 @@ METADATA: Final[Fields] = {"ipBlock": {"cidr": "169.254.169.254/32"}}
 METADATA_PORT: Final = 80
 HTTPS_PORT: Final = 443
 PRIVATE: Final = ["10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"]
+NAT64: Final = IPv6Address("64:ff9b::")
+"""A gateway takes the last 32 bits after this prefix for an IPv4 address (RFC 6052)."""
+NAT64_LOCAL: Final = "64:ff9b:1::/48"
+"""For an operator's own use (RFC 8215): what it leads to is nobody's to know."""
+
+
+def _by_nat64(cidr: str) -> str:
+    """The range as IPv6 has it through a gateway."""
+    network = IPv4Network(cidr)
+    return str(IPv6Network((int(NAT64) + int(network.network_address), 96 + network.prefixlen)))
+
+
+PRIVATE_V6: Final = ["fc00::/7", "fe80::/10", NAT64_LOCAL, *map(_by_nat64, PRIVATE)]
 PUBLIC: Final[list[Fields]] = [
     {"ipBlock": {"cidr": "0.0.0.0/0", "except": PRIVATE}},
-    {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
+    {"ipBlock": {"cidr": "::/0", "except": PRIVATE_V6}},
 ]
 """The internet without private, shared, loopback and link-local ranges (RFC 1918, 6598, 4193), where clusters live and
-metadata services are. A Hub's addresses change by the hour, so they cannot be listed."""
+metadata services are, by NAT64 neither. A Hub's addresses change by the hour, so they cannot be listed."""
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 """On every namespace, set by the API server itself."""
 

@@ -247,16 +247,12 @@ def test_only_a_trainer_that_needs_it_reaches_the_internet(
 def test_public_is_neither_a_cluster_nor_a_machine() -> None:
     blocks = [peer["ipBlock"] for peer in PUBLIC]
     private = [ip_network(one) for block in blocks for one in block["except"]]
-    for address in (
-        "10.1.2.3",
-        "172.20.0.1",
-        "192.168.1.1",
-        "100.64.0.1",
-        "169.254.169.254",
-        "fd00:ec2::254",
-        "fe80::1",
-    ):
+    closed = ["10.1.2.3", "172.20.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "127.0.0.1"]
+    by_nat64 = [f"64:ff9b::{address}" for address in closed]
+    for address in (*closed, "fd00:ec2::254", "fe80::1", *by_nat64, "64:ff9b:1::169.254.169.254"):
         assert any(ip_address(address) in one for one in private if one.version == ip_address(address).version), address
+    hub = ip_address("64:ff9b::8.8.8.8")
+    assert not any(hub in one for one in private if one.version == hub.version), "a Hub in a cluster of IPv6 alone"
 
 
 def test_the_metadata_service_only_where_a_job_asks_for_it() -> None:
