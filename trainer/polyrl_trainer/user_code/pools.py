@@ -33,7 +33,7 @@ class UserPools:
         reward, environment = recipe.reward, recipe.environment
         wanted = recipe.algorithm.filter_function if recipe.algorithm.group_filter is GroupFilter.CUSTOM else None
         made = cls(
-            reward=_calls(reward, reward.function, code_path, serves=Serves.of(reward.function)) if reward else None,
+            reward=reward_pool(reward, code_path) if reward else None,
             group_filter=_calls(reward, wanted, code_path, serves=Serves.FILTER) if reward and wanted else None,
             environment=_conversations(environment, code_path) if environment else None,
         )
@@ -68,6 +68,11 @@ class UserPools:
 
     def _all(self) -> list[WorkerSet]:
         return [pool for pool in (self.reward, self.group_filter, self.environment) if pool is not None]
+
+
+def reward_pool(spec: RewardSpec, code_path: Path) -> WorkerPool:
+    """Not yet started."""
+    return _calls(spec, spec.function, code_path, serves=Serves.of(spec.function))
 
 
 def _calls(spec: RewardSpec, function: str, code_path: Path, *, serves: Serves) -> WorkerPool:
