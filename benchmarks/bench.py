@@ -56,6 +56,11 @@ SUITE: Final = (
         },
     ),
     Benchmark(
+        "benchmarks/learner/run.py --pairs 5 --seconds 1",
+        300,
+        figures={"learner: tokens/s beside 16 busy rewards, divided by those without": "besideRewards"},
+    ),
+    Benchmark(
         "benchmarks/kills/run.py --kills 5 --between 4000 8000",
         600,
         figures={

@@ -2,7 +2,7 @@
 
 One process is a trainer: the learner's real backend and a pool of reward workers, as a run has them. In turns the
 learner works alone and beside rewards that compute without end, so that what else the machine does falls on both. The
-last line is one JSON object; `besideRewards` is the median over pairs of learner tokens per second beside them,
+one line on stdout is a JSON object; `besideRewards` is the median over pairs of learner tokens per second beside them,
 divided by those without.
 
 Refuses to hold: the reward (`busy_reward`), the backend and the pool, which are the trainer's own.
@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from polyrl.manifest.recipe import RewardSpec
+from polyrl.manifest.parts.user_code import RewardSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.losses import sft_loss
@@ -112,7 +113,11 @@ async def measure(arguments: argparse.Namespace) -> dict[str, object]:
                 if beside:
                     await rewards.end()
             pairs.append((found[False], found[True]))
-            print(f"pair {number}: alone {found[False]:.0f}, beside {found[True]:.0f} tokens/s", flush=True)
+            print(
+                f"pair {number}: alone {found[False]:.0f}, beside {found[True]:.0f} tokens/s",
+                file=sys.stderr,
+                flush=True,
+            )
     ratios = [beside / alone for alone, beside in pairs]
     return {
         "besideRewards": round(statistics.median(ratios), 3),

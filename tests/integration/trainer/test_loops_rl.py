@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from polyrl.errors import RunFailed
 from polyrl.manifest.data import EvaluationSpec
-from polyrl.manifest.recipe import EnvironmentSpec, LoggingSpec, RecipeSpec, SampleLogSpec
+from polyrl.manifest.parts.user_code import EnvironmentSpec
+from polyrl.manifest.recipe import LoggingSpec, RecipeSpec, SampleLogSpec
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.sample_record import SAMPLES, Chosen, parse_records
 from polyrl.weights import WeightsRef

@@ -16,7 +16,8 @@ import numpy as np
 
 from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec, RewardSpec
+from polyrl.manifest.parts.user_code import RewardSpec
+from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec
 from polyrl.sample import Finish, sample_id
 from polyrl.wire.checks import (
     RESPONSE_FLAG,

@@ -23,7 +23,7 @@ from polyrl.cluster.resources.owner import Owner, Settings, template_hash, with_
 from polyrl.cluster.resources.placement import Placement
 from polyrl.cluster.resources.template import RESTRICTED, Fields, merged_metadata, merged_spec, template_fields
 from polyrl.manifest.cluster import JournalStorage, PodTemplate, TrainerStorage
-from polyrl.manifest.recipe import CodeSpec
+from polyrl.manifest.parts.user_code import CodeSpec
 from polyrl.sample import Pool
 from polyrl.worker import Pods, Role, RunLocation, Worker, Workers, workers_of
 

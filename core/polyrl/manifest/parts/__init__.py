@@ -1,0 +1,1 @@
+"""Parts of a recipe that are read by themselves."""
