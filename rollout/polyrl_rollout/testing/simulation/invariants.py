@@ -100,6 +100,8 @@ class Watcher:
         self._model, self._schedule = model, schedule
         self._audit = Audit()
         self._groups: dict[int, Group] = {}
+        self._lost: set[int] = set()
+        """Of them, those that a lost journal had."""
         self._trained: set[str] = set()
         self._trained_before: set[str] = set()
         """In batches of managers whose journal was lost."""
@@ -172,7 +174,9 @@ class Watcher:
         """A message of the trainer is about to be heard."""
         if isinstance(message, Submit):
             lost_below = self._ledger.state.lost_below  # what a lost journal had is submitted under other numbers
-            self._groups.update({one.id: one for one in message.groups if one.id >= lost_below})
+            fresh = {one.id: one for one in message.groups if one.id >= lost_below}
+            self._groups.update(fresh)
+            self._lost.difference_update(fresh)
         if isinstance(message, BatchRequest):
             self._requests[message.request] = message
         if isinstance(message, Score):
@@ -185,10 +189,11 @@ class Watcher:
 
     def assigned(self, engine: str, assign: Assign, now: float) -> None:
         """An engine got an Assign: its input must be the prompt and exactly the model's tokens so far."""
-        meant = self._assignments.setdefault(assign.assignment, (engine, assign.sample, assign.attempt))
-        if meant != (engine, assign.sample, assign.attempt):
+        number, this = int(assign.sample.partition(".")[0]), (engine, assign.sample, assign.attempt)
+        # A frozen agent wakes, and finds what a manager sent whose journal is lost: its numbers mean nothing any more.
+        meant = this if number in self._lost else self._assignments.setdefault(assign.assignment, this)
+        if meant != this:
             raise Violation(now, "I10", f"assignment {assign.assignment} is {assign.sample}, and was {meant}")
-        number = int(assign.sample.partition(".")[0])
         group = self._groups[number]
         prompt = self._model.prompt(number)
         response = np.frombuffer(assign.input_ids[len(prompt) :], dtype="<u4")
@@ -361,7 +366,8 @@ class Watcher:
         self._kept.clear()
         self._assignments.clear()
         self._trained_before |= self._trained
-        self._trained, self._groups, self._forgotten = set(), {}, set()
+        self._lost.update(self._groups)
+        self._trained, self._forgotten = set(), set()
         self._tokens_in = 0
         self._audit = Audit()
         self._follow(ledger, clock)
@@ -388,11 +394,12 @@ class Watcher:
         ends = self._audit.samples.ends
         for number in self._forgotten - ends.keys():
             self._groups.pop(number, None)
-        missing = [number for number in self._groups if number not in ends]
+        kept = {number: group for number, group in self._groups.items() if number not in self._lost}
+        missing = [number for number in kept if number not in ends]
         if missing or status.samples.open:
             raise Violation(now, "I1", f"groups {missing[:5]} have no end; open: {status.samples.open}")
         ended = status.samples.acknowledged + sum(status.samples.discarded.values())
-        if ended != status.samples.submitted or ended != sum(group.n for group in self._groups.values()):
+        if ended != status.samples.submitted or ended != sum(group.n for group in kept.values()):
             raise Violation(now, "I1", f"{status.samples.submitted} samples were submitted, {ended} ended")
         acknowledged = {number for number, end in ends.items() if end == "acknowledged"}
         trained = {sample_id(n, index) for n in acknowledged for index in range(self._groups[n].n)}
