@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from polyrl.ledger.scheduling.cost import Costs
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "placement"
 
 
@@ -22,8 +24,9 @@ def placement(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
     import bound
     import draws
+    import run
 
-    return SimpleNamespace(bound=bound, draws=draws)
+    return SimpleNamespace(bound=bound, draws=draws, run=run)
 
 
 @pytest.mark.slow
@@ -35,6 +38,38 @@ def test_two_fleets_at_two_workloads() -> None:
     assert {"worstVsReserved", "medianVsBound", "idleShare", "regeneratedShare"} < set(report)
     assert report["medianVsBound"] >= 1
     assert run.stdout.startswith("seed 26\n")
+
+
+MOST_VS_RESERVED = 1.1
+"""Of any step below; the worst takes 1.03 times what the reserved engines alone take."""
+HARMFUL = {
+    "flapping": (1, 1, 0),
+    "one-for-four": (1, 3, 0),
+    "slow": (2, 2, 0),
+    "slow-in-turns": (2, 2, 1),
+    "tiny": (2, 3, 0),
+    "tiny-in-turns": (2, 3, 1),
+}
+"""Fleets that a manager without measure is better off without: seed, number of the fleet, number of the workload."""
+
+
+def worst_step(placement: Any, case: str) -> float:
+    """Of the steps of one fleet at one workload: seconds over those of its reserved engines alone. In virtual time."""
+    seed, fleet, workload = HARMFUL[case]
+    drawn = placement.draws.draw_fleet(random.Random(f"{seed}/fleet/{fleet}"), fleet)
+    load = placement.draws.draw_workload(random.Random(f"{seed}/workload/{workload}"), workload)
+    return max(step.vs_reserved for step in placement.run.run_pair(drawn, load))
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_spot_engines_make_no_step_longer(placement: Any, case: str) -> None:
+    assert worst_step(placement, case) <= MOST_VS_RESERVED
+
+
+def test_a_cost_that_knows_no_speeds_makes_steps_longer(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Costs.pace
+    monkeypatch.setattr(Costs, "pace", lambda self, engine: self._fastest or honest(self, engine))
+    assert any(worst_step(placement, case) > MOST_VS_RESERVED for case in ("slow", "tiny", *HARMFUL))
 
 
 def made_s(speed: Any, prompts: list[Any], load_s: float) -> list[tuple[float, int]]:
