@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ from kubernetes.aio.client.configuration import Configuration
 from typer import Option
 
 from polyrl.cluster import names
+from polyrl.cluster.fleet.certificate import LIFE_S
 from polyrl.cluster.resources.owner import Settings
 from polyrl.errors import ProtocolError
 from polyrl_operator import health
@@ -36,7 +38,7 @@ from polyrl_operator.reconciler.events import SENDERS, Events
 from polyrl_operator.reconciler.executor import Executor
 from polyrl_operator.reconciler.reconciler import WORKERS, Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
-from polyrl_operator.secret import ManagerCredentials, make_certificate, manager_credentials, server_tls
+from polyrl_operator.secret import ManagerCredentials, load, make_certificate, manager_credentials, server_tls
 
 log = structlog.get_logger(__name__)
 
@@ -232,8 +234,16 @@ async def run_operator(options: Options) -> None:
             close, bound = await health.serve(app, options.host, port, secured)
             stack.push_async_callback(close)
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
+        renewals = [] if tls is None else [_renew(tls)]
         watches = run_watches(one.cache, connect, options.namespaces, watched, options.watch_silence)
-        await _until_first_ends([watches, *one.tasks()])
+        await _until_first_ends([watches, *one.tasks(), *renewals])
+
+
+async def _renew(tls: ssl.SSLContext) -> None:
+    """Serves a fresh certificate whenever half of a life is over."""
+    while True:
+        await asyncio.sleep(LIFE_S / 2)
+        load(tls, make_certificate([METRICS_HOST]))
 
 
 async def _until_first_ends(work: list[Coroutine[Any, Any, None]]) -> None:

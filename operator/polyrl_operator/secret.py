@@ -2,8 +2,9 @@
 what), as files, or in a Secret that no pod names, with the manager's certificate. Each role's pods, and each rollout,
 mount a Secret of their own, made from what is stored; nothing of it is kept here after these requests.
 
-The certificate is signed by an authority of the run's own that signs nothing else, and whose key is thrown away. The
-operator pins that authority, so no other certificate speaks for the manager, whatever the cluster's DNS says.
+The certificate lives for days and is signed by an authority of the run's own that signs nothing else, whose key lies
+with all the run's keys. The operator pins that authority, so no other certificate speaks for the manager, whatever the
+cluster's DNS says, and a renewed one does at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import secrets
 import ssl
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,8 +28,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import MakeKeys, Object
+from polyrl.cluster.actions import MakeKeys, Object, RenewCertificate
+from polyrl.cluster.fleet.certificate import LIFE_S, SKEW_S, needs_renewal
 from polyrl.cluster.resources.owner import Owner
+from polyrl.cluster.timestamps import second
 from polyrl.errors import InvalidData
 from polyrl.keys import FILE_NAMES, AgentKeys, K, ManagerKeys, OperatorKeys, TrainerKeys, format_keys, parse_keys
 from polyrl.wire.engine_identity import agent_keys_of, engine_keys
@@ -37,17 +41,15 @@ TOKEN_BYTES: Final = 32
 """Randomness of the HTTP token, and of the identity key; 256 bits, as many as the CURVE keys have."""
 
 AUTHORITY: Final = "ca.crt"
+AUTHORITY_KEY: Final = "ca.key"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 
 LOCAL_NAME: Final = "manager.polyrl.internal"
 """In the certificate of a manager on its runner's machine; nobody looks it up."""
 
-VALIDITY: Final = timedelta(days=3650)
-"""No run lasts so long, and none should end because of a date."""
-
-SKEW: Final = timedelta(days=1)
-"""How far behind ours a node's clock may be."""
+AUTHORITY_LIFE: Final = timedelta(days=3650)
+"""No run lasts so long: clients pin it for as long as the run has its keys, beside which the authority's own lies."""
 
 
 def write_run_keys(folder: Path) -> None:
@@ -61,8 +63,25 @@ def write_run_keys(folder: Path) -> None:
     for keys in make_run_keys():
         _write_private(folder / FILE_NAMES[type(keys)], format_keys(keys))
     made = make_certificate([LOCAL_NAME])
-    for name, content in ((AUTHORITY, made.authority), (CERTIFICATE, made.certificate), (PRIVATE_KEY, made.key)):
+    contents = {AUTHORITY: made.authority, AUTHORITY_KEY: made.authority_key}
+    contents |= {CERTIFICATE: made.certificate, PRIVATE_KEY: made.key}
+    for name, content in contents.items():
         _write_private(folder / name, content.decode())
+
+
+def renew_run_certificate(folder: Path, now: float) -> bool:
+    """Replaces the manager's certificate in a run's folder of keys when half its life is over; whether it did."""
+    leaf = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
+    if not needs_renewal(leaf.not_valid_after_utc.timestamp(), now):
+        return False
+    authority, authority_key = ((folder / name).read_bytes() for name in (AUTHORITY, AUTHORITY_KEY))
+    for name, content in _leaf(authority, authority_key, [LOCAL_NAME], now).items():
+        fresh = folder / f".{name}"
+        fresh.unlink(missing_ok=True)
+        _write_private(fresh, content.decode())
+        # The manager takes the two only as a pair that fits, so it may read between the two.
+        fresh.replace(folder / name)
+    return True
 
 
 def write_engine_keys(folder: Path, engine: str) -> Path:
@@ -118,21 +137,37 @@ class ManagerCredentials:
 def keys_secret(owner: Owner, action: MakeKeys) -> Object:
     """The Secret that a run's keys come from, with fresh ones."""
     files = {FILE_NAMES[type(keys)]: format_keys(keys).encode() for keys in make_run_keys()}
-    made = make_certificate(action.hosts)
-    files |= {AUTHORITY: made.authority, CERTIFICATE: made.certificate, PRIVATE_KEY: made.key}
-    return _secret(owner.metadata(action.name), {name: base64.b64encode(files[name]).decode() for name in files})
+    made = make_certificate(action.hosts, action.now)
+    files |= {AUTHORITY: made.authority, AUTHORITY_KEY: made.authority_key}
+    return _secret(owner.metadata(action.name), _encoded(files))
 
 
-def role_secrets(owner: Owner, root: Object) -> list[Object]:
+def role_secrets(owner: Owner, root: Object, action: MakeKeys) -> list[Object]:
     """A Secret for each role, copied from `root` as stored, whose uid stands in place of a hash of their content: so
-    none of another generation is ever taken for one of this."""
+    none of another generation is ever taken for one of this. The manager's can be changed, for its certificate is."""
     made = []
-    data = root["data"] | _agent_file(root, names.reserved_engines(owner.name))
+    fresh = renewed(root, action)
+    data = root["data"] | _agent_file(root, names.reserved_engines(owner.name)) | fresh["data"]
     for role, files in names.KEY_FILES.items():
         metadata = owner.metadata(names.role_secret_name(owner.name, role), role)
         metadata["annotations"] = {names.ANNOTATION_CONTENT: root["metadata"]["uid"]}
-        made.append(_secret(metadata, {name: data[name] for name in files}))
+        secret = _secret(metadata, {name: data[name] for name in files})
+        if role is Role.MANAGER:
+            metadata["annotations"] |= fresh["metadata"]["annotations"]
+            secret["immutable"] = False
+        made.append(secret)
     return made
+
+
+def renewed(root: Object, action: MakeKeys | RenewCertificate) -> Object:
+    """What makes a manager's Secret hold a fresh certificate, as a merge patch."""
+    authority, key = (base64.b64decode(root["data"][name]) for name in (AUTHORITY, AUTHORITY_KEY))
+    expires = {names.ANNOTATION_EXPIRES: second(action.now + LIFE_S)}
+    return {"metadata": {"annotations": expires}, "data": _encoded(_leaf(authority, key, action.hosts, action.now))}
+
+
+def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(content).decode() for name, content in files.items()}
 
 
 def engine_secret(owner: Owner, root: Object, pod: str, uid: str) -> Object:
@@ -175,59 +210,84 @@ class Certificate:
     """PEM texts."""
 
     authority: bytes
+    authority_key: bytes = field(repr=False)
     certificate: bytes
     key: bytes = field(repr=False)
 
 
-def make_certificate(hosts: Iterable[str]) -> Certificate:
-    """A server certificate for these DNS names, its authority, and its key (PKCS 8, not encrypted)."""
-    names = list(hosts)
-    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+def make_certificate(hosts: Iterable[str], now: float | None = None) -> Certificate:
+    """A server certificate for these DNS names from `now` (None: this moment) on, its key, and an authority with its
+    key, made for it (keys: PKCS 8, not encrypted)."""
+    names, now = list(hosts), time.time() if now is None else now
+    private = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"polyrl {names[0]}"[:64])])
-    authority = (
-        _builder(issuer, issuer, authority_key.public_key())
+    made = (
+        _builder(issuer, issuer, private.public_key(), now, AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
+        .sign(private, hashes.SHA256())
     )
-    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    authority, authority_key = made.public_bytes(serialization.Encoding.PEM), _pem(private)
+    leaf = _leaf(authority, authority_key, names, now)
+    return Certificate(authority, authority_key, certificate=leaf[CERTIFICATE], key=leaf[PRIVATE_KEY])
+
+
+def _leaf(authority: bytes, authority_key: bytes, hosts: Iterable[str], now: float) -> dict[str, bytes]:
+    """A fresh key and a server certificate of LIFE_S for these DNS names, by this authority (PEM), by file name; the
+    key first."""
+    signer = serialization.load_pem_private_key(authority_key, password=None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise InvalidData(f"{AUTHORITY_KEY}: is no elliptic-curve key, so it is not one of ours")
+    key, issuer = ec.generate_private_key(ec.SECP256R1()), x509.load_pem_x509_certificate(authority).subject
+    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     leaf = (
-        _builder(x509.Name([]), issuer, key.public_key())
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=True)
+        _builder(x509.Name([]), issuer, key.public_key(), now, timedelta(seconds=LIFE_S))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in hosts]), critical=True)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(own, critical=False)
-        .sign(authority_key, hashes.SHA256())
+        .sign(signer, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Certificate(authority.public_bytes(pem), leaf.public_bytes(pem), key=private)
+    return {PRIVATE_KEY: _pem(key), CERTIFICATE: leaf.public_bytes(serialization.Encoding.PEM)}
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def server_tls(made: Certificate) -> ssl.SSLContext:
     """For a server of this process."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    load(context, made)
+    return context
+
+
+def load(context: ssl.SSLContext, made: Certificate) -> None:
+    """New connections get this one; those that are open keep theirs."""
     # Python's ssl reads files only; this one is readable by this account alone, and gone at once.
     with tempfile.NamedTemporaryFile() as file:
         file.write(made.certificate + made.key)
         file.flush()
         context.load_cert_chain(file.name)
-    return context
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: float, life: timedelta
+) -> x509.CertificateBuilder:
+    begin = datetime.fromtimestamp(now, UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + VALIDITY)
+        .not_valid_before(begin - timedelta(seconds=SKEW_S))
+        .not_valid_after(begin + life)
     )
 
 

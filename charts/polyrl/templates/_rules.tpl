@@ -30,9 +30,10 @@
   resources: [configmaps, persistentvolumeclaims, serviceaccounts]
   verbs: [get, list, create]
 # Each job's keys: made once, read by name to speak with the job's manager and to make each role's and rollout's of. Never listed.
+# Patched: the manager's alone, whose certificate is renewed every week.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [get, create, patch]
 # Voluntary evictions spare the trainer; deleted when a job no longer asks for it.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]

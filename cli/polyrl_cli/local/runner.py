@@ -11,7 +11,9 @@ process left. Which worker to start or replace is the planner's decision; files 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import time
 from pathlib import Path
 from typing import Final
 
@@ -27,13 +29,17 @@ from polyrl_cli.local.chaos import DueFault, FaultInjector, FaultSchedule
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.report.timeline import Timeline
-from polyrl_operator.secret import write_engine_keys
+from polyrl_operator.secret import renew_run_certificate, write_engine_keys
 
 LONGEST_SLEEP_S: Final = 30.0
 """Between two turns of the loop when nothing happens at all; every change wakes it anyway."""
 
 LAST_GRACE_S: Final = 5.0
 """What workers get once the trainer has ended; by then none holds anything that matters."""
+
+CERTIFICATE_CHECK_S: Final = 60.0
+"""Between two questions whether the manager's certificate is to be renewed; not one sleep of days, which a laptop that
+is closed would lengthen."""
 
 ENGINES: Final = (Role.ROLLOUT, Role.RESERVED)
 
@@ -67,12 +73,14 @@ class LocalRun:
         if self._wanted.manager is not None:
             self._watcher = asyncio.create_task(self._watch_manager())
             self._watcher.add_done_callback(lambda _: self._wake.set())
+        renewals = asyncio.create_task(self._renew_certificate())
         try:
             end = await self._reconcile(schedule)
             await self._injector.close()
             await self._stop_rest()
             return end
         finally:
+            renewals.cancel()
             if self._watcher is not None:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, *self._reports, return_exceptions=True)
@@ -177,6 +185,12 @@ class LocalRun:
         for wait in waits:
             wait.cancel()
         self._wake.clear()
+
+    async def _renew_certificate(self) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATE_CHECK_S)
+            with contextlib.suppress(OSError):  # a full disk: days are left
+                renew_run_certificate(self._keys, time.time())
 
     async def _watch_manager(self) -> None:
         async with self._client:

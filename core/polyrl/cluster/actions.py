@@ -22,9 +22,27 @@ class MakeKeys:
     name: str
     hosts: tuple[str, ...]
     """DNS names that the manager's certificate is for."""
+    now: float
+    """When it begins, in Unix seconds."""
 
     def __str__(self) -> str:
         return f"make Secret {self.name}, and of it one for each role"
+
+
+@dataclass(frozen=True)
+class RenewCertificate:
+    """Put a fresh certificate into the manager's Secret; the manager notices its file."""
+
+    name: str
+    uid: str
+    root: str
+    """Secret with the authority and its key."""
+    hosts: tuple[str, ...]
+    now: float
+    """When it begins, in Unix seconds."""
+
+    def __str__(self) -> str:
+        return f"renew the certificate in Secret {self.name}: half its life is over"
 
 
 @dataclass(frozen=True)
@@ -138,7 +156,17 @@ class RecordEvent:
 
 
 Action: TypeAlias = (
-    MakeKeys | MakeEngineKeys | Create | Apply | Delete | DrainEngine | Annotate | SuspendTrainer | DryRun | RecordEvent
+    MakeKeys
+    | MakeEngineKeys
+    | RenewCertificate
+    | Create
+    | Apply
+    | Delete
+    | DrainEngine
+    | Annotate
+    | SuspendTrainer
+    | DryRun
+    | RecordEvent
 )
 
 

@@ -30,6 +30,8 @@ OPERATOR_LABELS: Final = {f"{APP}/name": "polyrl", f"{APP}/component": "operator
 
 ANNOTATION_CONTENT: Final = f"{GROUP}/content-hash"
 """On every child: hash of what it was made as."""
+ANNOTATION_EXPIRES: Final = f"{GROUP}/certificate-expires-at"
+"""On the manager's Secret: when the certificate in it ends, RFC 3339."""
 ANNOTATION_NOTICED_AT: Final = f"{GROUP}/preempted-at"
 """On a rollout pod: when its end was first seen, RFC 3339; written once, so that a new operator counts it once."""
 ANNOTATION_NOTICE: Final = f"{GROUP}/preempt-reason"
@@ -72,7 +74,7 @@ def trainer_name(job: str) -> str:
 AGENT_FILES: Final = ("agent.key",)
 
 KEY_FILES: Final[Mapping[Role, tuple[str, ...]]] = {
-    Role.MANAGER: ("manager.key", "tls.crt", "tls.key"),
+    Role.MANAGER: ("manager.key", "ca.crt", "tls.crt", "tls.key"),
     Role.TRAINER: ("trainer.key",),
     Role.RESERVED: AGENT_FILES,
 }

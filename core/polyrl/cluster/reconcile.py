@@ -17,8 +17,9 @@ from dataclasses import replace
 
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
-from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult, RenewCertificate
 from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
+from polyrl.cluster.fleet.certificate import renewal
 from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, rollout_keys, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
@@ -138,19 +139,21 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         boundary=between_steps(ctx),
         missing=assessment.vanished,
     )
+    renewals, renewal_due = renewal(ctx)
     actions: list[Action] = [
         *manager_actions,
         *trainer(ctx, assessment.lifecycle),
         *trainer_numbers(ctx, assessment.trainers_vanished),
         *plan.actions,
         *rollout_keys(ctx),
+        *renewals,
     ]
     if accepted.makes_pods:
         actions = [*children(ctx), *actions]
     else:
         # The API server refused these pods, or has not agreed to them yet.
         actions = [action for action in actions if not isinstance(action, Create)]
-    dues = [manager_due, plan.due, stall_due(assessment), stale_at(ctx)]
+    dues = [manager_due, renewal_due, plan.due, stall_due(assessment), stale_at(ctx)]
     return [*dry_run, *actions, *fleet_events(assessment, plan)], dues
 
 
@@ -185,6 +188,9 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         absent_since={node: state.absent_since.get(node, ctx.now) for node in bound - ctx.facts.nodes.keys()},
         silent_since={one.pod.uid: one.silent_since for one in assessment.fleet if one.silent_since is not None},
         registered=(state.registered & uids) | listed,
+        renewal_tried_at=ctx.now
+        if any(isinstance(action, RenewCertificate) for action in actions)
+        else state.renewal_tried_at,
         drains_confirmed=state.drains_confirmed & uids,
         keys_made=(state.keys_made & uids)
         | {uid for action in actions if isinstance(action, MakeEngineKeys) for _, uid in action.pods},

@@ -68,6 +68,8 @@ class ReconcileState:
     """UIDs of pods whose drain the manager has confirmed."""
     keys_made: frozenset[str] = frozenset()
     """UIDs of rollout pods whose own Secret was made, or was there."""
+    renewal_tried_at: float | None = None
+    """When a renewal of the manager's certificate was last decided."""
     hashes: DesiredHashes | None = None
     accepted: str = ""
     """Hash of the pods that the API server agreed to in a dry run."""

@@ -25,13 +25,16 @@ from polyrl.cluster.actions import (
     Object,
     ReconcileResult,
     RecordEvent,
+    RenewCertificate,
     SuspendTrainer,
 )
+from polyrl.cluster.fleet.certificate import LIFE_S
 from polyrl.cluster.observation.facts import JobFacts, ManagerFacts
 from polyrl.cluster.observation.job import child_facts, job_facts, node_facts, pod_facts, trainer_facts
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.state import ReconcileState
+from polyrl.cluster.timestamps import second
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, FinishedStep, ManagerStatus
 from polyrl.testing.fake_cluster import Conflict, FakeCluster, Forbidden, Place
@@ -153,6 +156,10 @@ class FakeOperator:
                 self.cluster.apply(action.object)
             case Delete():
                 self.cluster.delete(action.kind, action.name, action.uid, action.grace_s)
+            case RenewCertificate():
+                stored = self.cluster.objects["Secret", action.name]["metadata"]
+                expires = {names.ANNOTATION_EXPIRES: second(action.now + LIFE_S)}
+                self.cluster.patch("Secret", action.name, {"metadata": stored | {"annotations": expires}})
             case Annotate():
                 self.cluster.annotate(action.pod, action.uid, dict(action.annotations))
             case SuspendTrainer():
@@ -171,8 +178,11 @@ class FakeOperator:
         job = self.cluster.job["metadata"]["name"]
         wanted = [names.keys_secret_name(job), *(names.role_secret_name(job, role) for role in names.KEY_FILES)]
         for name in wanted if isinstance(action, MakeKeys) else (pod for pod, _ in action.pods):
+            metadata: Object = {"name": name}
+            if isinstance(action, MakeKeys):
+                metadata["annotations"] = {names.ANNOTATION_EXPIRES: second(action.now + LIFE_S)}
             with contextlib.suppress(Conflict):
-                self.cluster.create({"kind": "Secret", "metadata": {"name": name}})
+                self.cluster.create({"kind": "Secret", "metadata": metadata})
 
     def _store(self, decision: ReconcileResult) -> None:
         """Shows the status to the next turn, and writes it unless somebody changed the job meanwhile."""

@@ -18,12 +18,13 @@ import structlog
 from polyrl.cluster import actions
 from polyrl.cluster.actions import Action, Object
 from polyrl.cluster.resources.owner import Owner
+from polyrl.errors import InvalidData
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS, POD, SECRET, TRAINER, ResourceKind
 from polyrl_operator.informer.cache import WATCHED, Cache, JobKey
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.reconciler.events import Events
-from polyrl_operator.secret import engine_secret, generation_of, keys_secret, role_secrets
+from polyrl_operator.secret import engine_secret, generation_of, keys_secret, renewed, role_secrets
 
 log = structlog.get_logger(__name__)
 
@@ -98,8 +99,8 @@ class Executor:
             match action:
                 case actions.Create():
                     await self._create(owner, action.object, result)
-                case actions.MakeKeys():
-                    await self._make_keys(owner, action, result)
+                case actions.MakeKeys() | actions.RenewCertificate():
+                    await self._keep_keys(owner, action, result)
                 case actions.Apply():
                     self._cache.observe(KINDS[action.object["kind"]], await self._client.apply(action.object))
                 case actions.Delete():
@@ -113,6 +114,14 @@ class Executor:
                 case actions.DryRun():
                     result.dry_run = await self._dry_run(owner, action)
 
+    async def _keep_keys(
+        self, owner: Owner, action: actions.MakeKeys | actions.RenewCertificate, result: ExecutionResult
+    ) -> None:
+        if isinstance(action, actions.MakeKeys):
+            await self._make_keys(owner, action, result)
+        else:
+            await self._renew_certificate(owner, action)
+
     async def _make_keys(self, owner: Owner, action: actions.MakeKeys, result: ExecutionResult) -> None:
         """All keys first, then what is missing of their copies, from those that are stored: after a crash in between,
         and beside another operator, too. Nothing is copied while a copy of others is there: half of two generations
@@ -121,7 +130,7 @@ class Executor:
         if root is None:
             return
         absent = []
-        for copy in role_secrets(owner, root):
+        for copy in role_secrets(owner, root, action):
             name = copy["metadata"]["name"]
             stored = await self._client.get(SECRET, owner.namespace, name)
             if stored is None:
@@ -133,6 +142,21 @@ class Executor:
                 return
         for copy in absent:
             await self._create(owner, copy, result)
+
+    async def _renew_certificate(self, owner: Owner, action: actions.RenewCertificate) -> None:
+        """A refusal ends nothing: days are left, and the next attempt comes within the hour."""
+        try:
+            root = await self._client.get(SECRET, owner.namespace, action.root)
+            if root is None:
+                raise ApiError(404, "NotFound", f"Secret {action.root} is not there")
+            change = renewed(root, action)
+            change["metadata"]["uid"] = action.uid
+            self._cache.observe(SECRET, await self._client.patch(SECRET, owner.namespace, action.name, change))
+        except (ApiError, InvalidData, KeyError, ValueError) as error:
+            log.warning("certificate not renewed", job=f"{owner.namespace}/{owner.name}", error=repr(error))
+            if isinstance(error, ApiError) and error.status in (404, 409):
+                # Of a Secret that is gone the next reconcile makes another.
+                self._cache.drop(SECRET, JobKey(owner.namespace, owner.name), action.name, action.uid)
 
     async def _make_engine_keys(
         self, owner: Owner, action: actions.MakeEngineKeys, result: ExecutionResult, own_slots: asyncio.Semaphore

@@ -25,7 +25,7 @@ from polyrl.errors import PolyRLError, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import read_job
-from polyrl_rollout.manager.api import https_of
+from polyrl_rollout.manager.api import follow_certificate, https_of
 from polyrl_rollout.manager.journal import Journal
 from polyrl_rollout.manager.server import Listen, Manager
 
@@ -81,20 +81,28 @@ def main(  # noqa: PLR0913 - one argument per flag
             stays=stay,
             job=run,
         )
-        asyncio.run(_serve(manager, endpoints))
+        asyncio.run(_serve(manager, endpoints, (tls_cert, tls_key)))
     except PolyRLError as error:
         log.error("manager failed", error=str(error))
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
 
 
-async def _serve(manager: Manager, endpoints: Path | None) -> None:
+async def _serve(manager: Manager, endpoints: Path | None, tls: tuple[Path | None, Path | None]) -> None:
     async with manager:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, manager.stop)
         if endpoints is not None:
             write_endpoints(manager.endpoints, endpoints)
-        await manager.run()
+        certificate, key = tls
+        if certificate is None or key is None:
+            await manager.run()
+            return
+        follows = asyncio.create_task(follow_certificate(certificate, key, manager.serve_with))
+        try:
+            await manager.run()
+        finally:
+            follows.cancel()
 
 
 def write_endpoints(endpoints: Endpoints, path: Path) -> None:

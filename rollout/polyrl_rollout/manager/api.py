@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 import prometheus_client
+import structlog
 from aiohttp import web
 
 from polyrl import control
@@ -37,6 +38,11 @@ FINAL_STATUS_S: Final = 3.0
 """Longest time the final status waits for somebody to read it, once all agents are gone."""
 MIN_INTERVAL_S: Final = 0.2
 """Shortest time between two changes that watchers see; people and controllers need no more."""
+
+CERTIFICATE_CHECK_S: Final = 60.0
+"""Between two readings of the certificate's file; a kubelet takes a minute or two to bring a change, which has days."""
+
+log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -245,6 +251,24 @@ def https_of(bind: str, certificate: Path | None, key: Path | None) -> ssl.SSLCo
     except (OSError, ssl.SSLError) as error:
         raise InvalidData(f"{certificate}, {key}: not a certificate and its key: {error.strerror or error}") from None
     return context
+
+
+async def follow_certificate(
+    certificate: Path, key: Path, serve_with: Callable[[ssl.SSLContext], None], check_s: float = CERTIFICATE_CHECK_S
+) -> None:
+    """Gives the two files' content to new connections whenever it changed, for ever; open ones keep what they have. A
+    pair that does not fit is one half written: it is read again at the next check."""
+    seen: bytes | None = None
+    while True:
+        try:
+            found = await asyncio.to_thread(certificate.read_bytes)
+            if seen not in (None, found) and (context := https_of(EVERYWHERE, certificate, key)) is not None:
+                serve_with(context)
+                log.info("a renewed certificate is served")
+            seen = found
+        except (OSError, InvalidData) as error:
+            log.warning("the certificate cannot be read again; the one before is served on", error=str(error))
+        await asyncio.sleep(check_s)
 
 
 def _is_loopback(bind: str) -> bool:

@@ -185,6 +185,10 @@ class Manager:
         log.info("manager listens", **msgspec.to_builtins(self.endpoints))
         await self._ended
 
+    def serve_with(self, tls: ssl.SSLContext) -> None:
+        """Encrypts connections that come from now on with another certificate."""
+        self._http.tls = tls
+
     def stop(self) -> None:
         """Ends `run` now."""
         if not self._ended.done():

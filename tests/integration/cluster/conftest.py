@@ -315,8 +315,11 @@ def serve_manager(place: Place, tmp_path: Path) -> Callable[..., Any]:
 
     async def serve(port: int) -> Manager:
         secret = await place.until("the job has keys", lambda: place.client.get(SECRET, place.namespace, "job-keys"))
-        files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
-        certificate = Certificate(files["ca.crt"], files["tls.crt"], key=files["tls.key"])
+        own = await place.until(
+            "its manager has them", lambda: place.client.get(SECRET, place.namespace, "job-keys-manager")
+        )
+        files = {name: base64.b64decode(text) for name, text in (secret["data"] | own["data"]).items()}
+        certificate = Certificate(files["ca.crt"], files["ca.key"], files["tls.crt"], key=files["tls.key"])
         made = Manager(tmp_path, certificate, parse_keys(OperatorKeys, files["operator.key"], "test").http_token)
         made.port = port
         await made.start()

@@ -221,6 +221,7 @@ async def manager(cluster: Cluster) -> AsyncIterator[Manager]:
     keys = cluster.run.parent / "keys"
     write_run_keys(keys)
     made = make_certificate(["job-manager", "job-manager.ns"])
+    (keys / "ca.crt").write_bytes(made.authority)
     (keys / "tls.crt").write_bytes(made.certificate)
     (keys / "tls.key").write_bytes(made.key)
     tls = https_of("127.0.0.1", keys / "tls.crt", keys / "tls.key")

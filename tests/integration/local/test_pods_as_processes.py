@@ -15,6 +15,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -66,9 +67,11 @@ class Kubelet:
         self.root, self.owner, self.ports = root, owner, ports
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.config = config_map(owner)
-        self.root_secret = keys_secret(owner, MakeKeys(names.keys_secret_name(owner.name), manager_hosts(owner)))
+        make_keys = MakeKeys(names.keys_secret_name(owner.name), manager_hosts(owner), now=time.time())
+        self.root_secret = keys_secret(owner, make_keys)
         self.root_secret["metadata"]["uid"] = "root"
-        self.secrets = {one["metadata"]["name"]: one["data"] for one in role_secrets(owner, self.root_secret)}
+        of_roles = role_secrets(owner, self.root_secret, make_keys)
+        self.secrets = {one["metadata"]["name"]: one["data"] for one in of_roles}
         rollout = names.pod_name(owner.name, Role.ROLLOUT, 1)
         self.secrets[rollout] = engine_secret(owner, self.root_secret, rollout, "uid")["data"]
         for folder in (names.RUN_DIR, names.JOURNAL_DIR, "/tmp"):

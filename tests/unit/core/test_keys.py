@@ -54,7 +54,10 @@ def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
     write_run_keys(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
-    assert {file.name for file in folder.iterdir()} == {*FILE_NAMES.values(), "ca.crt", "tls.crt", "tls.key"}
+    assert {file.name for file in folder.iterdir()} == {
+        *FILE_NAMES.values(),
+        *("ca.crt", "ca.key", "tls.crt", "tls.key"),
+    }
     with pytest.raises(InvalidData, match=r"manager\.key: a key file is already there"):
         write_run_keys(folder)
 

@@ -20,7 +20,7 @@ class Owner:
 
 
 def test_the_secret_holds_every_roles_file_and_the_operator_reads_its_own() -> None:
-    action = MakeKeys("j-keys", ("j-manager", "j-manager.ns.svc"))
+    action = MakeKeys("j-keys", ("j-manager", "j-manager.ns.svc"), now=0.0)
     secret = keys_secret(Owner(), action)  # type: ignore[arg-type]
     files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
     for kind in (ManagerKeys, TrainerKeys, AgentKeys, OperatorKeys):
@@ -28,7 +28,7 @@ def test_the_secret_holds_every_roles_file_and_the_operator_reads_its_own() -> N
     read = manager_credentials(secret)
     assert read.token == parse_keys(ManagerKeys, files["manager.key"], "test").http_token
     assert read.token not in repr(read)
-    assert set(files) == {*FILE_NAMES.values(), "ca.crt", "tls.crt", "tls.key"}
+    assert set(files) == {*FILE_NAMES.values(), "ca.crt", "ca.key"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def children(ctx: ReconcileContext) -> Iterator[Action]:
     root = names.keys_secret_name(ctx.facts.name)
     secrets = {root, *(names.role_secret_name(ctx.facts.name, role) for role in names.KEY_FILES)}
     if ctx.wants_manager and any(("Secret", name) not in present for name in secrets):
-        yield MakeKeys(root, manager_hosts(ctx.owner))
+        yield MakeKeys(root, manager_hosts(ctx.owner), now=ctx.now)
     wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
         yield from _mended(ctx, present)

@@ -159,6 +159,8 @@ class ChildFacts:
     uid: str
     content_hash: str
     deleting: bool = False
+    expires_at: float | None = None
+    """When the certificate in it ends; None: it holds none, or none knows when."""
 
 
 @dataclass(frozen=True)

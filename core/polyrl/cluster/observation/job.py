@@ -204,6 +204,7 @@ def child_facts(kind: str, child: Raw) -> ChildFacts:
         uid=raw.text(child, "metadata", "uid"),
         content_hash=raw.text(child, "metadata", "annotations", names.ANNOTATION_CONTENT),
         deleting="deletionTimestamp" in raw.part(child, "metadata"),
+        expires_at=unix(raw.text(child, "metadata", "annotations", names.ANNOTATION_EXPIRES)),
     )
 
 

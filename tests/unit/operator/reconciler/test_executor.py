@@ -8,7 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.cluster.actions import Annotate, Create, Delete, DryRun, MakeEngineKeys, MakeKeys, RecordEvent
+from polyrl.cluster.actions import (
+    Annotate,
+    Create,
+    Delete,
+    DryRun,
+    MakeEngineKeys,
+    MakeKeys,
+    RecordEvent,
+    RenewCertificate,
+)
 from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Owner
 from polyrl.testing.fake_operator import SETTINGS
@@ -217,7 +226,7 @@ async def test_a_pod_that_was_gone_already_is_gone() -> None:
     assert cache.pods(KEY, "job-uid") == []
 
 
-MAKE_KEYS = MakeKeys("j-keys", ("j-manager",))
+MAKE_KEYS = MakeKeys("j-keys", ("j-manager",), now=0.0)
 COPIES = ("j-keys-manager", "j-keys-trainer", "j-keys-reserved")
 KEYS = keys_secret(OWNER, MAKE_KEYS)["data"]
 
@@ -248,6 +257,30 @@ async def test_no_key_is_copied_beside_a_copy_of_other_keys() -> None:
     result = await act.execute(OWNER, [MAKE_KEYS])
     assert result.refusal.startswith("Secret j-keys-reserved: its keys are not of Secret j-keys, which was deleted")
     assert [method for method, _ in transport.asked] == ["POST", "GET", "GET", "GET"]
+
+
+RENEW = RenewCertificate("j-keys-manager", "uid-j-keys-manager", "j-keys", hosts=("j-manager",), now=0.0)
+
+
+async def test_a_renewed_certificate_is_known_at_once() -> None:
+    stored = secret("j-keys-manager", "uid-j-keys")
+    stored["metadata"]["annotations"]["polyrl.dev/certificate-expires-at"] = "1970-01-15T00:00:00Z"
+    act, cache, transport, _ = actor(Answer(200, secret("j-keys")), Answer(200, stored))
+    await act.execute(OWNER, [RENEW])
+    assert [(method, path.partition("?")[0]) for method, path in transport.asked] == [
+        ("GET", SECRET.path("ns", "j-keys")),
+        ("PATCH", SECRET.path("ns", "j-keys-manager")),
+    ]
+    assert [child.expires_at for child in cache.children(KEY, "job-uid")] == [14 * 86_400.0]
+
+
+@pytest.mark.parametrize(("refusal", "known"), [(FULL, 1), (TAKEN, 0)], ids=["no right to", "another by now"])
+async def test_a_refused_renewal_ends_no_reconcile(refusal: Answer, known: int) -> None:
+    act, cache, transport, _ = actor(Answer(200, secret("j-keys")), refusal, Answer(200, {"kind": "Status"}))
+    cache.observe(SECRET, secret("j-keys-manager", "uid-j-keys"))
+    await act.execute(OWNER, [RENEW, Delete("Pod", "j-r-1", uid="uid-j-r-1", why="why")])
+    assert [method for method, _ in transport.asked] == ["GET", "PATCH", "DELETE"]
+    assert len(cache.children(KEY, "job-uid")) == known, "of one that is gone another is made"
 
 
 ENGINE_KEYS = MakeEngineKeys("j-keys", (("j-r-1", "uid-j-r-1"),))

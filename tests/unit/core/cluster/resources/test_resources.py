@@ -180,7 +180,7 @@ def test_each_container_sees_only_its_own_keys() -> None:
     made = pods(owner())
     seen = {role: secret_files(pod, pod["spec"]["containers"][0]) for role, pod in made.items()}
     assert seen == {
-        "manager": {"manager.key", "tls.crt", "tls.key"},
+        "manager": {"manager.key", "ca.crt", "tls.crt", "tls.key"},
         "trainer": {"trainer.key"},
         "spot": {"agent.key"},
         "on-demand": {"agent.key"},

@@ -23,7 +23,7 @@ from polyrl_operator.secret import engine_secret, keys_secret, role_secrets
 
 OF_ROLE = {
     Role.TRAINER: {"trainer.key", "agent.key"},
-    Role.MANAGER: {"manager.key", "tls.crt", "tls.key"},
+    Role.MANAGER: {"manager.key", "ca.crt", "tls.crt", "tls.key"},
     Role.ROLLOUT: {"agent.key"},
 }
 """Files that a pod of the role may see; the trainer's also runs the reserved engine's agent."""
@@ -64,9 +64,10 @@ def test_a_taken_node_reads_no_other_roles_keys_from_the_secrets_that_its_pods_n
     """A kubelet may read every Secret that its pods name, and all of it, whatever items they mount."""
     owner = owner_of("job")
     pod = pods_of(owner)[role]
-    root = keys_secret(owner, MakeKeys(names.keys_secret_name("job"), ("job-manager",)))
+    action = MakeKeys(names.keys_secret_name("job"), ("job-manager",), now=0.0)
+    root = keys_secret(owner, action)
     root["metadata"]["uid"] = "root-uid"
-    made = (root, *role_secrets(owner, root), engine_secret(owner, root, "job-r-1", "uid"))
+    made = (root, *role_secrets(owner, root, action), engine_secret(owner, root, "job-r-1", "uid"))
     stored = {one["metadata"]["name"]: one["data"] for one in made}
     granted = {file for name in secrets_of(pod) for file in stored[name]}
     mounted = {item["path"] for volume in pod["volumes"] if "secret" in volume for item in volume["secret"]["items"]}
