@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -155,35 +154,23 @@ def to_wire(sample: Sample) -> WireSample:
     arrays = {name: getattr(sample, name) for name in _ARRAYS}
     return WireSample(
         arrays={name: (one.dtype.str, one.tobytes()) for name, one in arrays.items() if one is not None},
-        prompt_length=sample.prompt_length,
-        id=sample.id,
-        group=sample.group,
-        prompt=sample.prompt,
-        response=sample.response,
-        reward=sample.reward,
-        finish_reason=sample.finish_reason,
-        versions=sample.versions,
         metadata=json.dumps(sample.metadata, default=_tagged),
+        **_as_they_are(sample),
     )
 
 
 def from_wire(wire: WireSample) -> Sample:
     """A copy of the user's own; its arrays may be written to."""
-    arrays = {name: np.frombuffer(content, dtype=dtype).copy() for name, (dtype, content) in wire.arrays.items()}
-    sample = Sample(
-        arrays["tokens"],
-        arrays["loss_mask"],
-        prompt_length=wire.prompt_length,
-        id=wire.id,
-        group=wire.group,
-        prompt=wire.prompt,
-        response=wire.response,
-        reward=wire.reward,
-        finish_reason=wire.finish_reason,
-        versions=wire.versions,
-        metadata=json.loads(wire.metadata, object_hook=_untagged),
-    )
-    return replace(sample, rollout_log_probs=arrays.get("rollout_log_probs"))
+    arrays: dict[str, Any] = {
+        name: np.frombuffer(content, dtype=dtype).copy() for name, (dtype, content) in wire.arrays.items()
+    }
+    metadata = json.loads(wire.metadata, object_hook=_untagged)
+    return Sample(**arrays, metadata=metadata, **_as_they_are(wire))
+
+
+def _as_they_are(sample: Sample | WireSample) -> dict[str, Any]:
+    """Fields that both have under one name and in one form."""
+    return {name: getattr(sample, name) for name in WireSample.__struct_fields__ if name not in ("arrays", "metadata")}
 
 
 def _tagged(value: object) -> object:
