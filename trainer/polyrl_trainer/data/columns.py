@@ -12,9 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from polyrl.manifest.data import DatasetSpec
-from polyrl_trainer.data.rows import DataRow, messages_field, text_field
-
-Message = dict[str, str]
+from polyrl_trainer.data.rows import DataRow, Message, messages_field, text_field
 
 
 def prompt_rows(rows: Iterable[DataRow], dataset: DatasetSpec) -> list[DataRow]:

@@ -3,7 +3,8 @@ small share, which the manifest states, is skipped and counted.
 
 - prompts (RL, evaluation): `prompt` (taken as it is), or `messages` (through the chat template, ending where the
   assistant begins); all further fields reach the reward function as `sample.metadata`.
-- conversations (SFT): `prompt` and `response`, or `messages`; the loss mask is 1 on what the assistant wrote.
+- conversations (SFT): `prompt` and `response`, or `messages`; the loss mask is 1 on what the assistant wrote, but for
+  messages of `weight` 0. A row's `tools` are shown by the chat template.
 - finished groups (offline RL): `prompt`, `response`, `reward` and `group` (any text or number that a prompt's samples
   share), perhaps `tokens` with `prompt_length`, and `rollout_log_probs`.
 """
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from polyrl_trainer.data.rows import DataRow, messages_field, text_field
+from polyrl_trainer.data.rows import DataRow, messages_field, text_field, tools_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 
@@ -65,7 +66,7 @@ def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
         if messages[-1]["role"] == "assistant":
             raise row.refuse("field `messages` must end before the assistant's turn, which the policy writes")
         with row.named_in("field `messages`: "):
-            text, ids = messages[-1]["content"], tokenizer.encode_chat_prompt(messages)
+            text, ids = messages[-1]["content"], tokenizer.encode_chat_prompt(messages, tools_field(row))
     else:
         text = text_field(row, "prompt")
         with row.named_in("field `prompt`: "):
@@ -103,9 +104,9 @@ def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], list[
     if not any(message["role"] == "assistant" for message in messages):
         raise row.refuse("field `messages` has no assistant turn to learn from")
     with row.named_in("field `messages`: "):
-        ids, mask = tokenizer.encode_chat(messages)
+        ids, mask = tokenizer.encode_chat(messages, tools_field(row))
     if not any(mask):
-        raise row.refuse("field `messages`: the assistant's turns are empty")
+        raise row.refuse("field `messages`: the assistant's turns are empty, or all have weight 0")
     return ids, mask, "", messages[-1]["content"]
 
 

@@ -130,26 +130,45 @@ def text_field(row: DataRow, name: str) -> str:
     return value
 
 
-def messages_field(row: DataRow) -> list[dict[str, str]]:
-    """`messages` as a list of {role, content}. Raises InvalidData."""
+Message = dict[str, Any]
+"""`role` and `content`, and whatever else a chat template reads of it, such as `tool_calls`."""
+
+
+def messages_field(row: DataRow) -> list[Message]:
+    """`messages`. Raises InvalidData."""
     value = row.fields["messages"]
     if not isinstance(value, list) or not value:
         raise row.refuse(f"field `messages` must be a list with at least one message, got {_kind(value)}")
     return [_message(row, index, message) for index, message in enumerate(value)]
 
 
+def tools_field(row: DataRow) -> list[dict[str, Any]]:
+    """`tools` that the chat template shows, as JSON schemas; none without. Raises InvalidData."""
+    tools = row.fields.get("tools")
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise row.refuse(f"field `tools` must be a list of objects, each the JSON schema of one, got {tools!r:.80}")
+    return tools
+
+
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def _message(row: DataRow, index: int, message: object) -> dict[str, str]:
+def _message(row: DataRow, index: int, message: object) -> Message:
     if not isinstance(message, dict):
         raise row.refuse(f"messages[{index}] must be an object with role and content, got {_kind(message)}")
-    role, content = message.get("role"), message.get("content")
+    given = {name: value for name, value in message.items() if value is not None}  # parquet fills up with null
+    role, content, weight = given.get("role"), given.get("content"), given.get("weight", 1)
+    if content is None and given.get("tool_calls"):
+        content = ""
     if role not in ROLES:
         raise row.refuse(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}")
     if not isinstance(content, str):
         raise row.refuse(f"messages[{index}].content must be text, got {_kind(content)}")
-    return {"role": role, "content": content}
+    if weight not in (0, 1):
+        raise row.refuse(f"messages[{index}].weight must be 0 (not learned) or 1, got {weight!r:.80}")
+    return given | {"content": content}
 
 
 def _names(row: DataRow) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import TokenizerSpec
+from polyrl_trainer.data.rows import Message
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Special tokens of the character tokenizer, before the alphabet."""
@@ -21,7 +22,8 @@ PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 _WRITTEN = "written by the assistant"
 _GENERATION = "generation_config.json"
 
-Message = dict[str, str]
+Tools = Sequence[dict[str, Any]]
+"""JSON schemas."""
 
 
 class Tokenizer(Protocol):
@@ -43,10 +45,11 @@ class Tokenizer(Protocol):
     def encode_text(self, text: str) -> list[int]:
         """Text in the middle of a sequence. Raises InvalidData."""
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Ids of a whole conversation, and a mask of the same length: 1 on assistant turns. Raises InvalidData."""
+    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
+        """Ids of a whole conversation, and a mask of the same length: 1 on assistant turns but those of `weight` 0.
+        Raises InvalidData."""
 
-    def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a conversation up to where the assistant begins. Raises InvalidData."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -92,17 +95,19 @@ class CharacterTokenizer:
             raise InvalidData(f"character {unknown!r} is not in recipe.model.tokenizer.alphabet")
         return [self._ids[character] for character in text]
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
+        if tools:
+            raise InvalidData("recipe.model.tokenizer: of type `characters` shows no `tools`; name those in `messages`")
         ids, mask = [BOS_ID], [0]
         for message in messages:
-            learned = message["role"] == "assistant"
-            turn = self.encode_text(message["content"]) + ([EOS_ID] if learned else [])
+            written = message["role"] == "assistant"
+            turn = self.encode_text(message["content"]) + ([EOS_ID] if written else [])
             ids += turn
-            mask += [int(learned)] * len(turn)
+            mask += [int(_is_learned(message))] * len(turn)
         return ids, mask
 
-    def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        return self.encode_chat(messages)[0]
+    def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        return self.encode_chat(messages, tools)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters.get(int(token), "") for token in ids)
@@ -140,15 +145,15 @@ class HuggingFaceTokenizer:
     def encode_text(self, text: str) -> list[int]:
         return self._encode(text, special=False)
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        text = self._render(messages, generation_prompt=False)
+    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
+        text = self._render(messages, tools, generation_prompt=False)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        written = self._assistant_characters(messages, text)
-        mask = [int(any(start <= first < end for start, end in written)) for first, _ in encoded["offset_mapping"]]
+        learned = self._learned_characters(messages, tools, text=text)
+        mask = [int(any(start <= first < end for start, end in learned)) for first, _ in encoded["offset_mapping"]]
         return list(encoded["input_ids"]), mask
 
-    def encode_chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        return self._encode(self._render(messages, generation_prompt=True), special=False)
+    def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        return self._encode(self._render(messages, tools, generation_prompt=True), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -175,19 +180,20 @@ class HuggingFaceTokenizer:
             return []
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _WRITTEN}]
         try:
-            _, written, after = self._render(messages, generation_prompt=False).rpartition(_WRITTEN)
+            _, written, after = self._render(messages, (), generation_prompt=False).rpartition(_WRITTEN)
         except InvalidData:
             return []
         ids = self._tokenizer(after.strip(), add_special_tokens=False)["input_ids"] if written else []
         return [ids[0]] if ids and ids[0] in self._tokenizer.added_tokens_decoder else []
 
-    def _assistant_characters(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-        """Character ranges of `text` that the assistant wrote, found by rendering each prefix of the conversation."""
+    def _learned_characters(self, messages: Sequence[Message], tools: Tools, *, text: str) -> list[tuple[int, int]]:
+        """Character ranges of `text` that the assistant wrote and that are learned, found by rendering each prefix of
+        the conversation."""
         ranges = []
-        for turn in (index for index, message in enumerate(messages) if message["role"] == "assistant"):
-            before = self._render(messages[:turn], generation_prompt=True)
+        for turn in (index for index, message in enumerate(messages) if _is_learned(message)):
+            before = self._render(messages[:turn], tools, generation_prompt=True)
             # Templates put a line break after the end-of-turn token, which no engine ever generates.
-            after = self._render(messages[: turn + 1], generation_prompt=False).rstrip()
+            after = self._render(messages[: turn + 1], tools, generation_prompt=False).rstrip()
             if not (text.startswith(before) and text.startswith(after)):
                 raise InvalidData(
                     f"the chat template writes messages[{turn}] differently once later messages follow, so no loss "
@@ -196,18 +202,22 @@ class HuggingFaceTokenizer:
             ranges.append((len(before), len(after)))
         return ranges
 
-    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool) -> str:
         import jinja2
 
         if not self._tokenizer.chat_template:
             raise InvalidData("the tokenizer has no chat template; use `prompt` instead of `messages`")
         try:
             rendered = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=generation_prompt
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt
             )
         except jinja2.TemplateError as error:
             raise InvalidData(f"the chat template refuses the conversation: {error}") from error
         return str(rendered)
+
+
+def _is_learned(message: Message) -> bool:
+    return bool(message["role"] == "assistant" and message.get("weight", 1) == 1)
 
 
 def _generation_ends(folder: Path) -> list[int]:

@@ -7,12 +7,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups
+from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end>\n{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.name }} {% endfor %}"
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% for call in m.tool_calls or [] %}{{ call.name }} "
+    "{% endfor %}<end>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
 WORDS = ["<unk>", "<end>", "<user>", "<assistant>", "one", "two", "three"]
@@ -55,6 +57,48 @@ def test_all_assistant_turns_are_learned_and_no_others(words):
         "one",
         "two",
     ]
+
+
+WEIGHED = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "two", "weight": 0},
+    {"role": "user", "content": "three"},
+    {"role": "assistant", "content": None, "tool_calls": [{"name": "two"}], "weight": None},
+]
+
+
+def test_a_turn_of_weight_0_is_not_learned_and_a_call_of_a_tool_is(words):
+    sample = prepare_conversation(DataRow("f:1", {"messages": WEIGHED}), words, 100)
+    learned = [WORDS[token] for token, mask in zip(sample.tokens, sample.loss_mask, strict=True) if mask]
+    assert learned == ["two", "<end>"]
+    assert words.decode(sample.tokens.tolist()) == "<user> one <assistant> two <user> three <assistant> two"
+    characters = CharacterTokenizer("abc")
+    turns = [{"role": "assistant", "content": "ab", "weight": 0}, {"role": "assistant", "content": "c"}]
+    sample = prepare_conversation(DataRow("f:1", {"messages": turns}), characters, 100)
+    assert sample.loss_mask.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_the_template_shows_a_rows_tools(words):
+    row = {"messages": WEIGHED[:1], "tools": [{"name": "three"}, {"name": "two"}]}
+    (prompt,) = prepare_prompts([DataRow("f:1", row)], words, 100)
+    assert words.decode(prompt.ids).split() == ["three", "two", "<user>", "one", "<assistant>"]
+    assert prompt.metadata == {"tools": row["tools"]}
+    sample = prepare_conversation(DataRow("f:1", row | {"messages": WEIGHED}), words, 100)
+    assert words.decode(sample.tokens.tolist()).split()[:3] == ["three", "two", "<user>"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"messages": WEIGHED[:2]}, "all have weight 0"),
+        ({"messages": [WEIGHED[1] | {"weight": 0.5}]}, r"messages\[0\].weight must be 0 \(not learned\) or 1, got 0.5"),
+        ({"messages": WEIGHED, "tools": "two"}, "field `tools` must be a list of objects"),
+        ({"messages": [{"role": "assistant"}]}, r"messages\[0\].content must be text, got null"),
+    ],
+)
+def test_weights_and_tools_that_cannot_be_read_are_refused(words, fields, sentence):
+    with pytest.raises(InvalidData, match=sentence):
+        prepare_conversation(DataRow("f:1", fields), words, 100)
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins(words):
