@@ -1,11 +1,12 @@
-"""The chart's rights are those that the operator uses: it lives through all there is with no more than them, and what
-it never used is named here with its reason."""
+"""The chart's rights are those that the operator uses: it lives through all there is with no more than them, under the
+chart's policy on its requests, and what it never used is named here with its reason."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import yaml
 from polyrl_operator.api.kinds import JOB, POD
 
 CHART = Path(__file__).parents[3] / "charts/polyrl"
-USER = "operator"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
+SHOWN = ("serviceaccount", "rbac", "operator-policy")
+ROOTS = {"v1": "/api/v1"}
+"""All other groups are where their names say."""
+PLURALS = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}
+"""Where an s is not enough."""
 
 SELDOM_ASKED = {
     # A pod that was made by a request whose answer was lost is read.
@@ -39,22 +43,39 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 @pytest.fixture
-def granted(place: Any, helm_program: str) -> set[tuple[str, str]]:
-    """What the chart grants in namespaced mode, given to USER on this server: verb and resource."""
+def granted(place: Any, helm_program: str) -> Iterator[set[tuple[str, str]]]:
+    """What the chart grants in namespaced mode, given to its account here, with its policy: verb and resource."""
     command = [helm_program, "template", "polyrl", CHART, "-n", place.namespace, "--kube-version", "1.36.3"]
-    command += ["--set=images.prefix=registry.example.org/"]
-    command += ["--set", f"watch.namespaces={{{place.namespace}}}", "--show-only", "templates/rbac.yaml"]
+    command += ["--set=images.prefix=registry.example.org/", "--set", f"watch.namespaces={{{place.namespace}}}"]
+    command += [part for name in SHOWN for part in ("--show-only", f"templates/{name}.yaml")]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    rights = set()
-    for one in (one for one in yaml.safe_load_all(text) if one):
-        if "rules" in one:
-            rights |= {(verb, what) for rule in one["rules"] for verb in rule["verbs"] for what in rule["resources"]}
-        else:
-            one["subjects"] = [{"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}]
-        scope = "" if one["kind"].startswith("Cluster") else f"/namespaces/{one['metadata']['namespace']}"
-        status, answer = place.server.request("POST", f"{RBAC}{scope}/{one['kind'].lower()}s", one)
+    objects, rights, made = [one for one in yaml.safe_load_all(text) if one], set(), []
+    for one in objects:
+        for rule in one.get("rules", []):
+            rights |= {(verb, what) for verb in rule["verbs"] for what in rule["resources"]}
+        scope = f"/namespaces/{one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
+        root = ROOTS.get(one["apiVersion"], f"/apis/{one['apiVersion']}")
+        path = f"{root}{scope}/{PLURALS.get(one['kind'], one['kind'].lower() + 's')}"
+        status, answer = place.server.request("POST", path, one)
         assert status == 201, answer
-    return rights
+        made += [] if scope else [f"{path}/{one['metadata']['name']}"]
+    yield rights
+    for path in made:
+        place.server.request("DELETE", path)
+
+
+@pytest.fixture
+def kubeconfig(place: Any, granted: set[tuple[str, str]], tmp_path: Path) -> Path:
+    """Of the chart's account."""
+    assert granted
+    path = f"/api/v1/namespaces/{place.namespace}/serviceaccounts/polyrl-operator/token"
+    status, answer = place.server.request("POST", path, {"spec": {"expirationSeconds": 3600}})
+    assert status == 201, answer
+    config = json.loads(place.server.kubeconfig().read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(config))
+    return file
 
 
 async def first_half(place: Any) -> None:
@@ -143,10 +164,20 @@ async def has_asked(operator: Any, right: tuple[str, str]) -> bool:
     return right in await asked(operator)
 
 
+def token_of(kubeconfig: Path) -> str:
+    return str(json.loads(kubeconfig.read_text())["users"][0]["user"]["token"])
+
+
+async def held(place: Any, token: str) -> bool:
+    """Whether the policy is at work: what no job owns is refused."""
+    path = f"/api/v1/namespaces/{place.namespace}/configmaps?dryRun=All"
+    return bool(place.server.request("POST", path, {"metadata": {"name": "of-nobody"}}, token=token)[0] == 422)
+
+
 async def test_it_lives_with_the_charts_rights_and_uses_them(
-    place: Any, nodes: Any, start_operator: Any, granted: set[tuple[str, str]]
+    place: Any, nodes: Any, start_operator: Any, granted: set[tuple[str, str]], kubeconfig: Path
 ) -> None:
-    kubeconfig = place.server.kubeconfig(USER)
+    await place.until("the policy is at work", lambda: held(place, token_of(kubeconfig)))
     async with start_operator("--nodes", kubeconfig=kubeconfig) as first:
         await first_half(place)
         used = await asked(first)
