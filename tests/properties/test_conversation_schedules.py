@@ -188,7 +188,8 @@ class Site:
         self.turns = Counter[str]()
         self.texts: dict[str, bytes] = {}
 
-    async def open_link(self, context: Any, endpoint: str, keys: Any, engine: str) -> Transport:
+    async def open_link(self, context: Any, endpoint: str, keys: Any, identity: bytes) -> Transport:
+        engine = identity.decode().partition("/")[0]
         await asyncio.sleep(0.01)
         if self.rng.random() < 0.2:
             raise LinkDown("nobody answers")

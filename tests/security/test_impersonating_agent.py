@@ -30,6 +30,7 @@ from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.client import RolloutClient
 
 EPOCH, SAMPLES, TOKENS, DEADLINE_S = 1, 8, 120, 30.0
+GREETINGS = 2
 PACE = 100.0
 """Tokens per second: samples run for a second, and the thief comes in their midst."""
 
@@ -49,7 +50,23 @@ async def impersonate(endpoint: str, keys: AgentKeys, folder: Path, capsys: Any)
     assert engine.version == -1, "it was offered no weights and no work"
 
 
-@pytest.mark.parametrize("thief", ["thief", ""], ids=["with its own proof", "with none"])
+async def impersonate_by_copy(manager: Manager, keys: AgentKeys, folder: Path) -> None:
+    """The real agent with a copy of the victim's own key file."""
+    engine, staging = FakeEngine(), Staging("thief", "victim", folder)
+    agent = Agent(settings_of(manager.endpoints.agents, keys), engine, engine.capacity, staging)
+    dropped = manager.traffic["agents"].dropped
+    run = asyncio.create_task(agent.run())
+    while dropped["double"] < GREETINGS:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.01)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    staging.close()
+    assert engine.version == -1, "it was offered no weights and no work"
+
+
+@pytest.mark.parametrize(
+    "thief", ["thief", "", "victim"], ids=["with its own proof", "with none", "with a copy of the victim's"]
+)
 async def test_an_agent_under_anothers_name_is_refused_and_the_victim_goes_on(
     tmp_path: Path, thief: str, capsys: Any
 ) -> None:
@@ -68,7 +85,10 @@ async def test_an_agent_under_anothers_name_is_refused_and_the_victim_goes_on(
             await client.submit([Group(0, 0, Purpose.TRAIN, pack_ids([1]), **asked)])  # type: ignore[arg-type]
             while not victim.tokens_made:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
-            await impersonate(endpoint, stolen, tmp_path, capsys)
+            if thief == "victim":
+                await impersonate_by_copy(manager, stolen, tmp_path)
+            else:
+                await impersonate(endpoint, stolen, tmp_path, capsys)
             assert victim.tokens_made < SAMPLES * TOKENS, "they were running"
             turns = client.turns()
             done = [await anext(turns) for _ in range(SAMPLES)]

@@ -2,8 +2,11 @@
 that its engine was named by who starts the run's workers: the operator, or the runner of a laptop.
 
 A proof is an HMAC over the engine's name, with a key that the manager and who names engines hold. It travels in the
-agent's ZeroMQ identity, NAME/PROOF, inside the encrypted handshake: so a peer is refused before any of its frames
-counts, and takes the place of another connection only with the proof of that connection's name.
+agent's ZeroMQ identity, NAME/PROOF/PROCESS, inside the encrypted handshake: so a peer is refused before any of its
+frames counts, and takes the place of another connection only with the proof of that connection's name.
+
+PROCESS is drawn by each process of an agent and kept nowhere. So one whose connection broke goes on at once, as itself,
+and whoever else has the same proof has to wait until it has been silent for its lease.
 
 A trainer's pods are named by their Job, so the proof of the engine beside the trainer is for the beginning of their
 names: all but the last two parts, and a star.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import base64
 import hmac
 import re
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -31,14 +35,27 @@ UNPROVEN: Final = "no such engine was named for this run: the proof in the agent
 """Reason of a Fenced that no further greeting can change."""
 
 
-def identity_of(engine: str, keys: AgentKeys) -> bytes:
-    """ZeroMQ identity of the agent of `engine`."""
-    return f"{engine}/{keys.proof}".encode()
+IN_USE: Final = "another process with this engine's proof is connected; it is waited for until it falls silent"
+"""Reason of a Fenced that passes by itself once an agent's process before has died."""
+
+PROCESS_NAME_BYTES: Final = 9
+"""Enough that nobody guesses it."""
+
+
+def draw_process() -> str:
+    """What one process of an agent is known by, for as long as it lives."""
+    return secrets.token_urlsafe(PROCESS_NAME_BYTES)
+
+
+def identity_of(engine: str, keys: AgentKeys, process: str = "") -> bytes:
+    """ZeroMQ identity of this process of the agent of `engine`."""
+    return f"{engine}/{keys.proof}/{process}".encode()
 
 
 def proven_engine(identity: bytes, identity_key: str) -> str | None:
     """The engine that a peer of this ZeroMQ identity speaks for; None: it proves none."""
-    name, _, proof = identity.partition(b"/")
+    name, _, rest = identity.partition(b"/")
+    proof = rest.partition(b"/")[0]
     if ENGINE_NAME.fullmatch(name) is None:
         return None
     engine = name.decode("ascii")

@@ -20,7 +20,7 @@ import structlog
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
 from polyrl.wire import Fenced, FromAgent, Hello, ToAgent
-from polyrl.wire.engine_identity import UNPROVEN
+from polyrl.wire.engine_identity import UNPROVEN, draw_process, identity_of
 from polyrl_rollout.agent.link import HANDSHAKE_S, AgentLink, LinkDown, ZmqContext
 from polyrl_rollout.agent.protocol import AgentProtocol
 
@@ -75,6 +75,7 @@ class Conversation:
 
     def __init__(self, settings: AgentSettings, protocol: AgentProtocol, handler: SessionHandler) -> None:
         self._settings, self._protocol, self._handler = settings, protocol, handler
+        self._identity = identity_of(settings.engine, settings.keys, draw_process())
         self._loop = asyncio.get_running_loop()
         self.link: AgentLink | None = None
         self._received_at = self._loop.time()
@@ -150,7 +151,7 @@ class Conversation:
                 await self._reachable.wait()
         except TimeoutError:
             raise LinkDown("partitioned from the manager by an injected fault") from None
-        return await AgentLink.open(context, endpoint, self._settings.keys, self._settings.engine)
+        return await AgentLink.open(context, endpoint, self._settings.keys, self._identity)
 
     async def _greet(self, link: AgentLink) -> None:
         """Raises LinkDown when the manager does not welcome us."""

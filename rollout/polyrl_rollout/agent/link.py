@@ -25,7 +25,6 @@ from polyrl.control import may_be_ipv6
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.wire import MAX_FRAME_BYTES, FromAgent, ToAgent, decode_to_agent, encode
-from polyrl.wire.engine_identity import identity_of
 
 log = structlog.get_logger(__name__)
 
@@ -79,11 +78,11 @@ class AgentLink:
             self._loop.call_soon(read)
 
     @classmethod
-    async def open(cls, context: ZmqContext, endpoint: str, keys: AgentKeys, engine: str) -> Self:
+    async def open(cls, context: ZmqContext, endpoint: str, keys: AgentKeys, identity: bytes) -> Self:
         """A connection whose handshake is over. Raises LinkDown, at once when there is nobody: a manager that started
         again listens elsewhere, and only who dials anew asks where."""
         socket = context.socket(zmq.DEALER)
-        _configure(socket, keys, engine)
+        _configure(socket, keys, identity)
         link = cls(socket, socket.get_monitor_socket(_LOST | zmq.EVENT_HANDSHAKE_SUCCEEDED))
         try:
             await link._shake_hands(endpoint)
@@ -204,8 +203,8 @@ class AgentLink:
             self._answered.set()
 
 
-def _configure(socket: zmq.Socket[bytes], keys: AgentKeys, engine: str) -> None:
-    socket.setsockopt(zmq.IDENTITY, identity_of(engine, keys))
+def _configure(socket: zmq.Socket[bytes], keys: AgentKeys, identity: bytes) -> None:
+    socket.setsockopt(zmq.IDENTITY, identity)
     socket.curve_publickey = keys.public_key.encode()
     socket.curve_secretkey = keys.secret_key.encode()
     socket.curve_serverkey = keys.manager_public_key.encode()

@@ -126,7 +126,9 @@ class Manager:
         self._agents_router = self._bind("agents", self._listen.agents_port, AGENT_FRAME_BYTES)
         self._trainer_router = self._bind("trainer", self._listen.trainer_port, MAX_FRAME_BYTES)
         self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
-        self._agents = AgentSessions(self._agents_router, self._from_agent, keys.identity_key)
+        self._agents = AgentSessions(
+            self._agents_router, self._from_agent, keys.identity_key, lease_s=self._ledger.state.config.lease_s
+        )
         self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
         self._control = ControlService(self._ledger, self._run_epoch, self, self._history, self._job)
         await self._open_http()

@@ -13,7 +13,9 @@ A frame that cannot be decoded is counted and dropped, and so is a message that 
 
 Agents: an agent's ZeroMQ identity proves its engine's name (`polyrl.wire.engine_identity`): nobody without that
 proof takes the engine's place here, or reads what is sent to it; who proves no name is fenced, and what it sends is not
-read. A Hello under another name is dropped. A peer whose queue is full has not read for longer than any lease: it is
+read. So is another process with the same proof, a stolen one maybe, until the first has ended or been silent for its
+lease: the one that takes over is a successor then, and the other has to wait in its turn. A Hello under another name
+is dropped. A peer whose queue is full has not read for longer than any lease: it is
 treated as gone, so the ledger moves its samples, and it is fenced should it send again.
 
 Trainer: there is one, the one that greeted last. A peer that has not greeted is answered by Fenced. When another
@@ -23,6 +25,8 @@ trainer greets, the one before is fenced for good: two trainers must not share a
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +41,7 @@ from polyrl import wire
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import ManagerKeys
-from polyrl.wire.engine_identity import UNPROVEN, proven_engine
+from polyrl.wire.engine_identity import IN_USE, UNPROVEN, proven_engine
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
@@ -49,6 +53,8 @@ BACKLOG: Final = 1_024
 """TCP connections that wait for accept: a whole fleet that reconnects at once."""
 FRAMES_PER_WAKEUP: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
+DOUBLE_LOG_S: Final = 60.0
+"""Between two log lines about an engine that two processes speak for."""
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""
 
@@ -207,23 +213,35 @@ class Authenticator(AsyncioAuthenticator):
 class AgentSessions:
     """Between the agents' ROUTER and the ledger."""
 
-    def __init__(self, router: Router, on_message: Callable[[str, wire.FromAgent], None], identity_key: str) -> None:
-        """`identity_key`: proofs of names are made with it."""
+    def __init__(
+        self,
+        router: Router,
+        on_message: Callable[[str, wire.FromAgent], None],
+        identity_key: str,
+        *,
+        lease_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`identity_key`: proofs of names are made with it. After `lease_s` without a frame another process of an agent
+        may take its place."""
         self._router, self._on_message, self._identity_key = router, on_message, identity_key
+        self._lease_s, self._now = lease_s, now
         self._engines: dict[bytes, str] = {}
-        """By ZeroMQ identity: engines of peers that have proved their names."""
+        """By ZeroMQ identity: engines of peers that have proved their names, one each."""
         self._identities: dict[str, bytes] = {}
+        self._frames_at: dict[str, float] = {}
+        """By engine: when its last frame came; absent once it has taken its leave."""
+        self._doubles_logged_at: dict[str, float] = {}
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
         """Takes one frame of one peer."""
         dropped = self._router.traffic.dropped
-        engine = self._engines.get(identity) or self._proven(identity)
+        engine = self._engines.get(identity) or self._admitted(identity)
         if engine is None:
-            dropped["identity"] += 1
-            self._router.send(identity, wire.encode(wire.Fenced(UNPROVEN)))
             return
+        self._frames_at[engine] = self._now()
         try:
             message = wire.decode_from_agent(frame)
         except ProtocolError:
@@ -234,6 +252,8 @@ class AgentSessions:
             return
         if isinstance(message, wire.Deltas):
             self.delta_bytes += len(frame)
+        if isinstance(message, wire.Deregister):
+            del self._frames_at[engine]
         self._deliver(engine, message)
 
     def send_all(self, messages: Sequence[tuple[str, wire.ToAgent]]) -> None:
@@ -254,11 +274,24 @@ class AgentSessions:
             log.warning("agent does not read; given up", engine=engine)
             self._deliver(engine, wire.Deregister("its queue at the manager is full"))
 
-    def _proven(self, identity: bytes) -> str | None:
+    def _admitted(self, identity: bytes) -> str | None:
+        """The engine that this new peer may speak for; the reason why it may for none goes to it."""
         engine = proven_engine(identity, self._identity_key)
-        if engine is not None:
-            self._engines[identity] = engine
-            self._identities[engine] = identity
+        if engine is None:
+            self._router.traffic.dropped["identity"] += 1
+            self._router.send(identity, wire.encode(wire.Fenced(UNPROVEN)))
+            return None
+        now = self._now()
+        if now - self._frames_at.get(engine, -math.inf) < self._lease_s:
+            self._router.traffic.dropped["double"] += 1
+            if now - self._doubles_logged_at.get(engine, -math.inf) >= DOUBLE_LOG_S:
+                self._doubles_logged_at[engine] = now
+                log.warning("another process has this engine's proof; it waits for the first", engine=engine)
+            self._router.send(identity, wire.encode(wire.Fenced(IN_USE, lease_over=True)))
+            return None
+        self._engines.pop(self._identities.get(engine, b""), None)
+        self._engines[identity] = engine
+        self._identities[engine] = identity
         return engine
 
     def _deliver(self, engine: str, message: wire.FromAgent) -> None:

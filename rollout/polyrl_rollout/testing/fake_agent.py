@@ -48,7 +48,7 @@ from polyrl.wire import (
     decode_to_agent,
     encode,
 )
-from polyrl.wire.engine_identity import identity_of
+from polyrl.wire.engine_identity import draw_process, identity_of
 
 VOCABULARY: Final = 997
 """Made-up tokens are below this prime, so that neither sample nor position alone gives the token."""
@@ -115,7 +115,7 @@ class FakeAgent:
         self._socket.curve_publickey = keys.public_key.encode()
         self._socket.curve_secretkey = keys.secret_key.encode()
         self._socket.curve_serverkey = keys.manager_public_key.encode()
-        self._socket.setsockopt(zmq.IDENTITY, identity_of(hello.engine, keys))
+        self._socket.setsockopt(zmq.IDENTITY, identity_of(hello.engine, keys, draw_process()))
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(endpoint)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
 from polyrl.sample import Pool
 from polyrl.wire import (
     Cancel,
+    Deregister,
     Fenced,
     FromAgent,
     Heartbeat,
@@ -19,7 +21,7 @@ from polyrl.wire import (
     decode_to_agent,
     encode,
 )
-from polyrl.wire.engine_identity import UNPROVEN, agent_keys_of, identity_of
+from polyrl.wire.engine_identity import IN_USE, UNPROVEN, agent_keys_of, identity_of
 from polyrl_operator.secret import make_run_keys
 from polyrl_rollout.manager.sessions import AgentSessions, Router, Sent
 
@@ -33,21 +35,31 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, ToAgent]] = []
+        self.to: list[bytes] = []
         self.traffic = SimpleNamespace(dropped=Counter[str]())
 
     def send(self, identity: bytes, frame: bytes) -> Sent:
+        self.to.append(identity)
         self.sent.append((identity.decode().partition("/")[0], decode_to_agent(frame)))
         return Sent.QUEUED
 
 
-def identity(claimed: str, proof_of: str) -> bytes:
-    return identity_of(claimed, agent_keys_of(AGENT, MANAGER.identity_key, proof_of))
+def identity(claimed: str, proof_of: str, process: str = "p") -> bytes:
+    return identity_of(claimed, agent_keys_of(AGENT, MANAGER.identity_key, proof_of), process)
 
 
-def sessions(outgoing: Outgoing) -> tuple[AgentSessions, list[tuple[str, FromAgent]]]:
+LEASE_S = 3.0
+
+
+def sessions(
+    outgoing: Outgoing, now: Callable[[], float] = lambda: 0.0
+) -> tuple[AgentSessions, list[tuple[str, FromAgent]]]:
     received: list[tuple[str, FromAgent]] = []
-    key = MANAGER.identity_key
-    return AgentSessions(cast(Router, outgoing), lambda name, message: received.append((name, message)), key), received
+
+    def receive(name: str, message: FromAgent) -> None:
+        received.append((name, message))
+
+    return AgentSessions(cast(Router, outgoing), receive, MANAGER.identity_key, lease_s=LEASE_S, now=now), received
 
 
 def test_of_the_answers_to_one_engines_tokens_the_last_is_sent_and_all_else_in_order() -> None:
@@ -71,6 +83,34 @@ def test_who_claims_another_engines_name_is_fenced_and_nothing_that_it_sends_cou
     assert received == [("victim", HEARTBEAT)]
     assert outgoing.sent == [("victim", Fenced(UNPROVEN))] * 2
     assert outgoing.traffic.dropped == {"identity": 2}
+
+
+def test_a_second_process_with_the_same_proof_waits_until_the_first_is_silent_for_its_lease() -> None:
+    """Frames come each second; the second process tries beside each, and reads nothing meanwhile."""
+    outgoing, clock = Outgoing(), [0.0]
+    own, received = sessions(outgoing, lambda: clock[0])
+    first, second = (identity("victim", "victim", process) for process in "12")
+    for at in range(4):
+        clock[0] = float(at)
+        own.on_frame(first, encode(HEARTBEAT))
+        own.on_frame(second, AS_VICTIM)
+    own.send("victim", Cancel(1))
+    assert outgoing.sent == [*[("victim", Fenced(IN_USE, lease_over=True))] * 4, ("victim", Cancel(1))]
+    assert outgoing.to[-1] == first
+    assert received == [("victim", HEARTBEAT)] * 4
+    assert outgoing.traffic.dropped == {"double": 4}
+    clock[0] += LEASE_S
+    own.on_frame(second, encode(HEARTBEAT))
+    own.on_frame(first, encode(HEARTBEAT))
+    assert received == [("victim", HEARTBEAT)] * 5, "there is one at a time, whoever it is"
+    assert outgoing.to[-1] == first
+
+
+def test_an_agent_that_took_its_leave_is_followed_by_another_at_once() -> None:
+    own, received = sessions(Outgoing())
+    own.on_frame(identity("one", "one", "1"), encode(Deregister("it ends")))
+    own.on_frame(identity("one", "one", "2"), encode(HEARTBEAT))
+    assert received == [("one", Deregister("it ends")), ("one", HEARTBEAT)]
 
 
 def test_a_greeting_under_another_name_than_the_proven_one_is_dropped() -> None:
