@@ -28,7 +28,7 @@ PUBLIC = {
     "polyrl.wire": {"Batch", "GroupDropped", "HeldGroup", "TrainerWelcome", "TurnDone", "pack_ids", "unpack_ids"},
     "polyrl_operator.secret": {"write_run_keys", "write_engine_keys"},
     "polyrl_trainer.client": {"RequestRefused", "RolloutClient"},
-    "polyrl_trainer.environments": {"CalculatorEnvironment", "Environment", "Generate"},
+    "polyrl_trainer.environments": {"CalculatorEnvironment", "Ending", "Environment", "Generate"},
     "polyrl_trainer.sample": {"Sample"},
     "polyrl_trainer.weights.publisher": {"WeightPublisher"},
 }  # fmt: skip

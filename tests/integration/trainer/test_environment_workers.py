@@ -101,7 +101,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> It
 def episodes(pool: EnvironmentPool) -> Iterator[Episodes]:
     made = Episodes(pool, 8, tokenizer=TOKENIZER)
     yield made
-    for name in list(made._names):
+    for name in list(made._rewards):
         made.forget(split_sample_id(name)[0])
 
 
@@ -117,7 +117,7 @@ async def longest_stall(ends: asyncio.Event) -> float:
 async def outcome(episodes: Episodes, one: Sample, turn: int = 0, past: Any = no_past) -> str | None:
     """What it wrote, or why not."""
     try:
-        return await episodes.play(one, turn, past)
+        return (await episodes.play(one, turn, past)).text
     except EpisodeFailed as failed:
         return f"{failed.reason.value}: {failed.detail}"
 

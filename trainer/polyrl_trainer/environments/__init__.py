@@ -4,6 +4,6 @@ A user's code and the trainer import both from here; the folder imports only `sa
 """
 
 from polyrl_trainer.environments.calculator import CalculatorEnvironment
-from polyrl_trainer.environments.protocol import Environment, Generate
+from polyrl_trainer.environments.protocol import Ending, Environment, Generate
 
-__all__ = ["CalculatorEnvironment", "Environment", "Generate"]
+__all__ = ["CalculatorEnvironment", "Ending", "Environment", "Generate"]

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from polyrl_trainer.sample import Sample
 
-Generate = Callable[[str], Awaitable[Sample]]
-"""Writes text after the policy's turn, lets the policy go on, and gives the sample with its next turn at the end."""
+Generate = Callable[..., Awaitable[Sample]]
+"""`generate(text, reward=0.0)` writes text after the policy's turn, lets the policy go on, and gives the sample with
+its next turn at the end. `reward`: what the turn was worth, see `Sample.turn_rewards`."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What `run` may return."""
+
+    reward: float = 0.0
+    """What the last turn was worth."""
+    truncated: bool = False
+    """The episode was cut, not solved or failed: the sample's finish_reason is `length`."""
 
 
 class Environment(Protocol):
@@ -28,7 +40,7 @@ class Environment(Protocol):
     environment: wrong, again:
     """
 
-    async def run(self, sample: Sample, generate: Generate) -> None:
+    async def run(self, sample: Sample, generate: Generate) -> Ending | None:
         """Plays one episode: `sample` is the prompt with the policy's first turn. Returning ends the episode.
 
         What it raises discards the sample with reason environmentFailed. After a restart of the trainer a fresh one

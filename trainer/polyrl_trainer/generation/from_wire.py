@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -11,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import ProtocolError
-from polyrl.sample import Finish, Response, Span, sample_id
+from polyrl.sample import Finish, Response, Scored, Span, sample_id
 from polyrl.wire import unpack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import PastTurn
 
+TRUNCATED: Final = "environment_truncated"
+"""Number beside the reward of a sample that had an environment: 1 where it cut the episode."""
 WORD: Final = 4
 """Bytes of a token id, and of its logprob."""
 
@@ -46,6 +49,12 @@ def to_sample(
         versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
         metadata=copy.deepcopy(prompt.metadata),
     )
+
+
+def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
+    """With its reward. Raises ProtocolError."""
+    sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer, scored.reward)
+    return replace(sample, finish_reason=Finish.LENGTH.value) if scored.metrics.get(TRUNCATED) else sample
 
 
 def past_turns(group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer) -> Iterator[PastTurn]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -17,13 +17,13 @@ from polyrl.sample import DiscardReason, Finish, Purpose, split_sample_id
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import past_turns, to_sample
+from polyrl_trainer.generation.from_wire import TRUNCATED, past_turns, to_sample
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn
+from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn, Played
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction, ScoredTurn
-from polyrl_trainer.user_code.verdicts import Unscored
+from polyrl_trainer.user_code.verdicts import Reward, Unscored
 
 
 @dataclass
@@ -106,15 +106,18 @@ class UserCodeRunner:
         turn = msgspec.structs.replace(turn, response=up_to_stop(turn.response, self.stop, self.tokenizer))
         sample = to_sample(turn.group, turn.index, turn.response, prompt, self.tokenizer)
         try:
-            text = await self._environment_text(sample, turn, prompt)
+            played = await self._played(sample, turn, prompt)
         except EpisodeFailed as failed:
             self.reward.failures.add(sample.id, Unscored(failed.reason, failed.detail))
             await self.rollouts.reject(sample.id, failed.reason, failed.detail)
             return
-        if text is not None:
-            await self.rollouts.extend(sample.id, turn.response.turn, self.tokenizer.encode_text(text))
+        if played.text is not None:
+            await self.rollouts.extend(sample.id, turn.response.turn, self.tokenizer.encode_text(played.text))
             return
-        verdict = await self.reward.score(sample, n)
+        finish = Finish.LENGTH.value if played.truncated else sample.finish_reason
+        verdict = await self.reward.score(replace(sample, turn_rewards=played.turn_rewards, finish_reason=finish), n)
+        if isinstance(verdict, Reward) and self.episodes is not None:
+            verdict = replace(verdict, metrics=verdict.metrics | {TRUNCATED: float(played.truncated)})
         if isinstance(verdict, Unscored):
             await self.rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:
@@ -135,12 +138,13 @@ class UserCodeRunner:
         for one in passed:
             await self.rollouts.score(one.sample.id, one.turn, one.reward.value, one.reward.metrics)
 
-    async def _environment_text(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> str | None:
-        """None when the episode is over: there is no environment, it has nothing to say, or the budget is used up."""
-        if self.episodes is None or turn.response.finish is Finish.LENGTH:
-            return None
+    async def _played(self, sample: Sample, turn: TurnDone, prompt: Prompt) -> Played:
+        """Over: there is no environment, it has nothing to say, or the budget is used up."""
+        if self.episodes is None:
+            return Played(None)
 
         def past() -> Iterator[PastTurn]:
             return past_turns(turn.group, turn.index, turn.response, prompt, self.tokenizer)
 
-        return await self.episodes.play(sample, turn.response.turn, past)
+        is_over = turn.response.finish is Finish.LENGTH
+        return await self.episodes.play(sample, turn.response.turn, past, is_over=is_over)

@@ -26,7 +26,7 @@ from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import to_sample
+from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
@@ -171,10 +171,7 @@ class Evaluator:
     def _record(self, answered: Iterable[tuple[Scored, Prompt]]) -> None:
         if self.session.keeps(Purpose.EVAL):
             answered = sorted(answered, key=lambda pair: (pair[0].group, pair[0].index))
-            samples = [
-                to_sample(one.group, one.index, one.response, prompt, self.tokenizer, one.reward)
-                for one, prompt in answered
-            ]
+            samples = [scored_sample(one, prompt, self.tokenizer) for one, prompt in answered]
             self.session.record(Purpose.EVAL, samples, [one for one, _ in answered])
 
 

@@ -31,7 +31,7 @@ from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import to_sample
+from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
@@ -289,7 +289,7 @@ class RlStep:
         learned = len(self._clock.optimizer_steps)
         samples = [
             self._drawers.mark(
-                to_sample(one.group, one.index, one.response, groups.prompt_of(one.group), tokenizer, one.reward),
+                scored_sample(one, groups.prompt_of(one.group), tokenizer),
                 one.response,
                 learned,
             )

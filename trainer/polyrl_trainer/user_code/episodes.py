@@ -52,14 +52,35 @@ class PastTurn:
     """The environment's tokens after it."""
 
 
+@dataclass(frozen=True)
+class Move:
+    """An environment's answer to a turn."""
+
+    text: str | None
+    """None: the episode is over."""
+    reward: float = 0.0
+    truncated: bool = False
+    """The episode was cut."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """Where an episode is."""
+
+    text: str | None
+    """What the environment wrote; None: the episode is over."""
+    turn_rewards: tuple[float, ...] = ()
+    truncated: bool = False
+
+
 class Conversations(Protocol):
     """Environments that run; the port behind which worker processes stand (see `workers.environments`)."""
 
     def runs(self, name: str) -> bool:
         """Whether this sample's environment is alive, and waits for a turn."""
 
-    async def next_text(self, sample: Sample, *, begins: bool) -> str | None:
-        """What it writes after the sample's last turn; None: the episode is over. `begins`: a fresh one plays. Raises
+    async def next_move(self, sample: Sample, *, begins: bool) -> Move:
+        """What it answers to the sample's last turn. `begins`: a fresh one plays. Raises
         EpisodeFailed, EpisodeLost, and RunFailed when none can run any more."""
 
     def end(self, name: str) -> None:
@@ -73,51 +94,62 @@ class Episodes:
     conversations: Conversations
     max_turns: int
     tokenizer: Tokenizer
-    _names: set[str] = field(default_factory=set)
+    _rewards: dict[str, list[float]] = field(default_factory=dict)
+    """Of each sample whose episode runs: one for each turn that was answered."""
 
-    async def play(self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]]) -> str | None:
-        """What the environment writes after `turn`, or None when the episode is over. Raises EpisodeFailed.
+    async def play(
+        self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]], *, is_over: bool = False
+    ) -> Played:
+        """What the environment answers to `turn`. Raises EpisodeFailed.
 
-        `past`: the turns before, read only if this sample's environment does not run.
+        `past`: the turns before, read only if this sample's environment does not run. `is_over`: the sample has no
+        room for another turn, so that the environment is not asked.
         """
-        text = None
-        if turn + 1 < self.max_turns:
-            self._names.add(sample.id)
-            try:
-                text = await self._text(sample, turn, past)
-                self.tokenizer.encode_text(text or "")
-            except EpisodeFailed:
-                self._end(sample.id)
-                raise
-            except InvalidData as error:
-                self._end(sample.id)
-                raise EpisodeFailed(f"the environment's text cannot be encoded: {error}") from error
-        if text is None:
+        try:
+            played = await self._play(sample, turn, past, is_over=is_over or turn + 1 >= self.max_turns)
+            self.tokenizer.encode_text(played.text or "")
+        except EpisodeFailed:
             self._end(sample.id)
-        return text
+            raise
+        except InvalidData as error:
+            self._end(sample.id)
+            raise EpisodeFailed(f"the environment's text cannot be encoded: {error}") from error
+        if played.text is None:
+            self._end(sample.id)
+        return played
 
     def forget(self, group: int) -> None:
         """Ends the episodes of a group that is trained or dropped."""
-        for name in [name for name in self._names if split_sample_id(name)[0] == group]:
+        for name in [name for name in self._rewards if split_sample_id(name)[0] == group]:
             self._end(name)
 
-    async def _text(self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]]) -> str | None:
+    async def _play(
+        self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]], *, is_over: bool
+    ) -> Played:
         deaths = 0
         while True:
             try:
                 if turn > 0 and not self.conversations.runs(sample.id):
                     await self._replay(sample.id, past())
-                return await self.conversations.next_text(sample, begins=turn == 0)
+                move = Move(None) if is_over else await self._move(sample, begins=turn == 0)
+                return Played(move.text, tuple(self._rewards.get(sample.id, ())), truncated=move.truncated)
             except EpisodeLost as lost:
                 deaths += lost.at_fault
                 if deaths == MAX_DEATHS:
                     raise EpisodeFailed(f"{lost}, {MAX_DEATHS} times") from lost
 
+    async def _move(self, sample: Sample, *, begins: bool) -> Move:
+        if begins:
+            self._rewards[sample.id] = []
+        move = await self.conversations.next_move(sample, begins=begins)
+        self._rewards[sample.id].append(move.reward)
+        return move
+
     async def _replay(self, name: str, past: Iterable[PastTurn]) -> None:
         """Leads a fresh environment to where the record ends. Raises EpisodeFailed, EpisodeLost."""
         for turn, recorded in enumerate(past):
             try:
-                text = await self.conversations.next_text(recorded.sample, begins=turn == 0)
+                text = (await self._move(recorded.sample, begins=turn == 0)).text
             except EpisodeFailed as failed:
                 raise EpisodeFailed(f"replayed in another process, after turn {turn}: {failed.detail}") from failed
             if not self._is_written(text, recorded.written):
@@ -135,5 +167,5 @@ class Episodes:
             return False  # what cannot be encoded was not written before either
 
     def _end(self, name: str) -> None:
-        self._names.discard(name)
+        self._rewards.pop(name, None)
         self.conversations.end(name)

@@ -17,8 +17,8 @@ from polyrl.weights import WeightsRef
 from polyrl.wire import pack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
-from polyrl_trainer.environments import CalculatorEnvironment
-from polyrl_trainer.generation.from_wire import past_turns
+from polyrl_trainer.environments import CalculatorEnvironment, Ending, Environment
+from polyrl_trainer.generation.from_wire import past_turns, scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
@@ -84,7 +84,7 @@ class Rewards:
 
 
 @asynccontextmanager
-async def a_trainer(rollouts: FakeRollouts, environment: Calculator, rewards: Rewards):
+async def a_trainer(rollouts: FakeRollouts, environment: Environment, rewards: Rewards):
     episodes = Episodes(LocalConversations(environment, DEADLINE_S), CALLS + 2, tokenizer=TOKENIZER)
     host = UserCodeRunner(rollouts, TOKENIZER, reward=rewards, episodes=episodes)
     for number in range(GROUPS):
@@ -202,6 +202,68 @@ async def test_one_that_ends_sooner_has_diverged_too() -> None:
     async with a_trainer(rollouts, Silent(), rewards):
         await until(lambda: len(rollouts.discarded) == GROUPS)
     assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_DIVERGED}
+
+
+class Paying(CalculatorEnvironment):
+    """Pays 1, 2, ... for turns, and cuts the episode after so many texts."""
+
+    def __init__(self, texts: int) -> None:
+        self._texts = texts
+
+    async def run(self, sample: Sample, generate: Any) -> Ending:
+        for number in range(self._texts):
+            await generate(f"<result>{number}</result>", reward=number + 1)
+        return Ending(reward=0.5, truncated=True)
+
+
+class Stuck(Rewards):
+    """Never judges."""
+
+    async def score(self, sample: Sample, n: int) -> Reward:
+        await super().score(sample, n)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("texts", "paid", "finish"),
+    [(2, (1, 2, 0.5), "length"), (CALLS + 1, (1, 2, 3, 4), "stop")],
+    ids=["cut by the environment", "out of turns"],
+)
+async def test_what_turns_are_paid_and_that_an_episode_was_cut_is_there_for_the_reward(
+    texts: int, paid: tuple[float, ...], finish: str, restarts: bool
+) -> None:
+    rollouts, rewards = FakeRollouts(Policy()), Rewards()
+    if restarts:
+        async with a_trainer(rollouts, Paying(texts), stuck := Stuck()):
+            await submit(rollouts)
+            await until(lambda: len(stuck.scored) == GROUPS * N)
+        rollouts.ask_again()
+    async with a_trainer(rollouts, Paying(texts), rewards):
+        if not restarts:
+            await submit(rollouts)
+        await until(lambda: len(rewards.scored) == GROUPS * N)
+        batch = await rollouts.next(
+            0, purpose=Purpose.TRAIN, min_samples=1, max_samples=GROUPS * N, max_tokens=10**6, deadline_s=DEADLINE_S
+        )
+    assert {one.turn_rewards for one in rewards.scored.values()} == {paid}
+    assert {one.finish_reason for one in rewards.scored.values()} == {finish}
+    assert {scored_sample(one, PROMPT, TOKENIZER).finish_reason for one in batch.samples} == {finish}
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), "1", None])
+async def test_a_turns_reward_that_is_no_number_fails_the_episode(wrong: object) -> None:
+    class Wrong(Calculator):
+        async def run(self, sample: Sample, generate: Any) -> None:
+            await generate("1", reward=wrong)
+
+    rollouts, rewards = FakeRollouts(Policy()), Rewards()
+    async with a_trainer(rollouts, Wrong(), rewards):
+        await submit(rollouts)
+        await until(lambda: len(rollouts.discarded) == GROUPS)
+    assert set(rollouts.discarded.values()) == {DiscardReason.ENVIRONMENT_FAILED}
+    assert "a turn's reward must be a finite number" in str(rewards.failures.first)
 
 
 async def test_a_replay_ends_at_the_environments_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Conversations of one process: each is the user's `environment.run`, a coroutine that waits, between its turns, for
 the policy.
 
-    next_text(turn k) ──Sample──> run(sample, generate) ──generate(text)──> text, and run waits for turn k + 1
+    next_move(turn k) ──Sample──> run(sample, generate) ──generate(text)──> text, and run waits for turn k + 1
                                                         └─returns─────────> None: the episode is over
 
 All share the process's main thread. One that blocks it makes the others wait, which their deadlines do not count.
@@ -10,12 +10,13 @@ All share the process's main thread. One that blocks it makes the others wait, w
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyrl_trainer.environments.protocol import Environment
+from polyrl_trainer.environments.protocol import Ending, Environment
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import EpisodeFailed
+from polyrl_trainer.user_code.episodes import EpisodeFailed, Move
 from polyrl_trainer.user_code.frames import describe
 from polyrl_trainer.user_code.workers.thread_use import ThreadUse
 
@@ -25,22 +26,25 @@ class _Conversation:
     """One running coroutine and its two mailboxes: turns in, texts out."""
 
     turns: asyncio.Queue[Sample] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
-    texts: asyncio.Queue[str | None] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    moves: asyncio.Queue[Move] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
     task: asyncio.Task[None] | None = None
 
-    async def generate(self, text: str) -> Sample:
+    async def generate(self, text: str, reward: float = 0.0) -> Sample:
         if not isinstance(text, str) or not text:
             raise ValueError(f"generate() takes the text that the environment writes, got {text!r:.80}")
         text.encode()  # half a surrogate pair is legal in a Python text, and nowhere that it is sent to
-        await self.texts.put(text)
+        await self.moves.put(Move(text, _number(reward)))
         return await self.turns.get()
 
     async def run(self, environment: Environment, sample: Sample) -> None:
         try:
-            await environment.run(sample, self.generate)
+            ending = await environment.run(sample, self.generate)
         except (SystemExit, KeyboardInterrupt) as error:  # would end the loop, with all others' conversations
             raise RuntimeError(type(error).__name__) from error
-        await self.texts.put(None)
+        if not isinstance(ending, Ending | None):
+            raise TypeError(f"run() must return None or an Ending, got {ending!r:.80}")
+        ending = ending or Ending()
+        await self.moves.put(Move(None, _number(ending.reward), truncated=bool(ending.truncated)))
 
 
 @dataclass(eq=False)
@@ -56,7 +60,7 @@ class LocalConversations:
         """Whether its environment is here, and waits for a turn."""
         return name in self._running
 
-    async def next_text(self, sample: Sample, *, begins: bool) -> str | None:
+    async def next_move(self, sample: Sample, *, begins: bool) -> Move:
         """Raises EpisodeFailed."""
         if begins:
             conversation = self._running[sample.id] = _Conversation()
@@ -65,25 +69,25 @@ class LocalConversations:
             conversation = self._running[sample.id]
             conversation.turns.put_nowait(sample)
         assert conversation.task is not None
-        text = asyncio.ensure_future(conversation.texts.get())
+        move = asyncio.ensure_future(conversation.moves.get())
         try:
-            await self._within_its_time(sample.id, text, conversation.task)
-            if text.done() or not conversation.texts.empty():
-                return await text
+            await self._within_its_time(sample.id, move, conversation.task)
+            if move.done() or not conversation.moves.empty():
+                return await move
         finally:
-            text.cancel()
+            move.cancel()
         if self._running.get(sample.id) is not conversation:
             raise asyncio.CancelledError("it was ended")
         self.end(sample.id)
         raise EpisodeFailed(self._what_is_wrong(conversation.task))
 
-    async def _within_its_time(self, name: str, text: asyncio.Future[str | None], task: asyncio.Task[None]) -> None:
-        """Until there is a text, the coroutine is over, or it had its time, in which the thread was not another's."""
+    async def _within_its_time(self, name: str, move: asyncio.Future[Move], task: asyncio.Task[None]) -> None:
+        """Until there is a move, the coroutine is over, or it had its time, in which the thread was not another's."""
         loop = asyncio.get_running_loop()
         began = loop.time() - self.thread.seconds_of_others(name)
         left = self.timeout_s
         while left > 0:
-            either: set[asyncio.Future[Any]] = {text, task}
+            either: set[asyncio.Future[Any]] = {move, task}
             done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
@@ -101,3 +105,10 @@ class LocalConversations:
         if conversation is not None and conversation.task is not None:
             conversation.task.cancel()
             self.thread.forget(name)
+
+
+def _number(reward: object) -> float:
+    """Raises ValueError."""
+    if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
+        raise ValueError(f"a turn's reward must be a finite number, got {reward!r:.80}")
+    return float(reward)

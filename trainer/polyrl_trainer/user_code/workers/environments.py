@@ -1,6 +1,6 @@
 """Conversations with the user's environments, each in one worker of a set from its first turn to its last.
 
-next_text ──Turn──> its worker ──Answer──> text
+next_move ──Turn──> its worker ──Answer──> text
                        └─one holds the thread for longer than a turn may last─> that one fails, the worker is killed
 
 A worker has one thread for all its conversations, and writes down which of them holds it (see `thread_use`): that one
@@ -16,7 +16,7 @@ from typing import Final
 
 from polyrl.errors import RunFailed
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import EpisodeFailed, EpisodeLost
+from polyrl_trainer.user_code.episodes import EpisodeFailed, EpisodeLost, Move
 from polyrl_trainer.user_code.workers import messages, worker_set
 from polyrl_trainer.user_code.workers.messages import Turn
 from polyrl_trainer.user_code.workers.process import WorkerDied, WorkerProcess
@@ -41,7 +41,7 @@ class EnvironmentPool(WorkerSet):
         """Whether its environment is alive, and waits for a turn."""
         return name in self._at and not self._at[name].dead
 
-    async def next_text(self, sample: Sample, *, begins: bool) -> str | None:
+    async def next_move(self, sample: Sample, *, begins: bool) -> Move:
         """Raises EpisodeFailed, EpisodeLost, and RunFailed when no worker can be had."""
         worker = await self._begin(sample.id) if begins else self._at[sample.id]
         if worker.dead:
@@ -53,7 +53,7 @@ class EnvironmentPool(WorkerSet):
         (outcome,) = answer.outcomes
         if outcome.reason is not None:
             raise EpisodeFailed(outcome.detail, outcome.reason)
-        return outcome.text
+        return Move(outcome.text, outcome.reward or 0.0, truncated=outcome.truncated)
 
     def end(self, name: str) -> None:
         """The episode is over, or nobody asks for it any more."""

@@ -50,6 +50,7 @@ class WireSample(msgspec.Struct, frozen=True):
     response: str
     reward: float
     finish_reason: str
+    turn_rewards: tuple[float, ...]
     versions: tuple[int, ...]
     metadata: str
     """JSON, because msgpack's integers end at 64 bits."""
@@ -117,12 +118,13 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A reward; the reason for none; an environment's text; nothing where a filter lets the group pass or an
-    environment has ended the episode."""
+    """A reward; the reason for none; an environment's text with the turn's reward, no text at the episode's end;
+    nothing where a filter lets the group pass."""
 
     reward: float | None = None
     metrics: dict[str, float] = {}
     text: str | None = None
+    truncated: bool = False
     reason: DiscardReason | None = None
     detail: str = ""
 

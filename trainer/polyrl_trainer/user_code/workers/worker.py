@@ -137,10 +137,10 @@ async def _converse(connection: socket.socket, conversations: LocalConversations
             return None
         name = message.sample.id
         try:
-            text = await conversations.next_text(messages.from_wire(message.sample), begins=message.begins)
+            move = await conversations.next_move(messages.from_wire(message.sample), begins=message.begins)
         except EpisodeFailed as failed:
             return Answer(name, (Outcome(reason=failed.reason, detail=failed.detail),))
-        return Answer(name, (Outcome(text=text),))
+        return Answer(name, (Outcome(text=move.text, reward=move.reward, truncated=move.truncated),))
 
     asyncio.get_running_loop().set_task_factory(conversations.thread.task)
     turning = asyncio.create_task(_show_that_it_turns(conversations.thread))
