@@ -35,7 +35,7 @@ def ring(*_):
 class Env:
     async def run(self, sample, generate):
         for what in sample.metadata["plan"]:
-            sample = await generate(await self.next(what, sample))
+            sample = await generate(await self.next(what, sample), reward=1)
 
     async def next(self, what, sample):
         if what == "block":
@@ -148,10 +148,11 @@ def test_the_neighbours_of_one_that_blocks_or_dies_go_on_from_their_recorded_tur
         before = [await outcome(episodes, first), await outcome(episodes, second, 1)]
         blamed = await outcome(episodes, sample("3.0", at_fault))
         assert not episodes.conversations.runs("2.0")
-        after = await outcome(episodes, third, 2, lambda: past)
+        after = await episodes.play(third, 2, lambda: past)
+        assert after.turn_rewards == (1.0, 1.0, 1.0)
         episodes.forget(2)
         assert not episodes.conversations.runs("2.0")
-        return [*before, after, blamed]
+        return [*before, after.text, blamed]
 
     *texts, blamed = runner.run(main())
     assert texts == ["0", "2", "4"]
