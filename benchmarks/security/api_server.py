@@ -10,7 +10,7 @@ import asyncio
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -51,10 +51,11 @@ class Collection:
 class FakeApiServer:
     """Serves on a free port of this machine; `on_status` is called with a job's name when its status is written."""
 
-    def __init__(self, namespace: str, on_status: Callable[[str, str], None]) -> None:
+    def __init__(self, namespaces: Iterable[str], on_status: Callable[[str, str], None]) -> None:
         self._on_status = on_status
         self._collections: dict[str, Collection] = defaultdict(Collection)
-        self._collections[NAMESPACES].objects["", namespace] = Stored({"name": namespace, "uid": "u"}, "")
+        for namespace in namespaces:
+            self._collections[NAMESPACES].objects["", namespace] = Stored({"name": namespace, "uid": "u"}, "")
         self._version = 1
 
     async def start(self) -> str:

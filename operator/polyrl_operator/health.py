@@ -4,6 +4,8 @@
     /readyz    503 until everything was read; a standby is ready as well
     /metrics   on its own port, over TLS and for whom the API server allows it (`metrics_readers`)
 
+Health says no more to whoever asks: what is wrong is in the log.
+
 That an event loop answers says little (kopf's own liveness endpoint answers 200 to that); each check looks at what
 was promised instead.
 """
@@ -17,9 +19,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 import prometheus_client
+import structlog
 from aiohttp import web
 
 from polyrl_operator.metrics_readers import METRICS_PATH, OK, UNAUTHORIZED, MetricsReaders
+
+log = structlog.get_logger(__name__)
 
 SILENCES: Final = 3
 """A watch is opened again after one silence; one that stays silent through three is beyond repair from within."""
@@ -65,10 +70,17 @@ def too_old(what: str, age: Callable[[], float], limit_s: float) -> Check:
 
 def health_app(checks: Sequence[Check], ready: Callable[[], bool]) -> web.Application:
     """/healthz and /readyz."""
+    logged = 0
+    """How much was wrong when it was logged last: who asks again and again fills no log."""
 
     async def healthz(request: web.Request) -> web.Response:
         wrong = [sentence for check in checks for sentence in check()]
-        return web.Response(status=503 if wrong else 200, text="\n".join(wrong or ["ok"]) + "\n")
+        nonlocal logged
+        if len(wrong) != logged:
+            logged = len(wrong)
+            log.error("health changed", wrong=wrong)
+        # Anybody may ask, and a watch's path names a tenant's namespace.
+        return web.Response(status=503, text="not ok\n") if wrong else web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
         return web.Response(text="ok\n") if ready() else web.Response(status=503, text="still reading the cluster\n")

@@ -123,7 +123,7 @@ class Metrics:
         self._step(self._states.pop(key, None), -1)
         self._noticed.pop(key, None)
         for gauge in (self._desired, self._registered, self._preemptions):
-            gauge.remove_by_labels({"namespace": key.namespace, "job": key.name})
+            gauge.remove(*key)
 
     def _step(self, state: str | None, by: int) -> None:
         if state is not None:

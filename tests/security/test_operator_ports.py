@@ -10,6 +10,7 @@ from contextlib import suppress
 import aiohttp
 import prometheus_client
 import pytest
+import structlog
 
 from polyrl_operator import health
 from polyrl_operator.secret import make_certificate, server_tls
@@ -80,3 +81,18 @@ async def test_nobody_who_shakes_no_hands_stays(port: tuple[int, str]) -> None:
     silent = [await asyncio.open_connection("127.0.0.1", bound) for _ in range(5)]
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*map(closed, silent))
+
+
+async def test_health_names_nothing_to_whoever_asks_and_is_logged_once() -> None:
+    wrong = ["the watch on /namespaces/secret-project/pods gave nothing"]
+    app = health.health_app([lambda: wrong], lambda: True)
+    close, bound = await health.serve(app, "127.0.0.1", 0)
+    try:
+        with structlog.testing.capture_logs() as logged:
+            async with aiohttp.ClientSession() as session:
+                for _ in range(3):
+                    async with session.get(f"http://127.0.0.1:{bound}/healthz") as answer:
+                        assert (answer.status, await answer.text()) == (503, "not ok\n")
+    finally:
+        await close()
+    assert [line["wrong"] for line in logged] == [wrong]

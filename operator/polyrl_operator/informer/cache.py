@@ -35,9 +35,6 @@ DELETION_TIMEOUT_S: Final = 30.0
 TOMBSTONE_TTL_S: Final = 120.0
 """How long the version of an end is remembered: longer than any list takes."""
 
-SWEEP_AT: Final = 1024
-"""Entries beyond which expired ones are dropped."""
-
 
 class JobKey(NamedTuple):
     """A job."""
@@ -316,9 +313,10 @@ class Expectations:
 
     def deletion_accepted(self, uid: str, now: float) -> None:
         """The deletion of the object with this uid was accepted."""
+        self._deletions.pop(uid, None)
         self._deletions[uid] = now + DELETION_TIMEOUT_S
-        if len(self._deletions) > SWEEP_AT:
-            self._deletions = {uid: until for uid, until in self._deletions.items() if until > now}
+        while self._deletions[oldest := next(iter(self._deletions))] <= now:
+            del self._deletions[oldest]
 
     def is_pending(self, uid: str, now: float) -> bool:
         """True while an accepted deletion has not been seen to end."""
@@ -327,10 +325,11 @@ class Expectations:
     def ended(self, place: Place, uid: str, version: int, now: float) -> None:
         """What had this name was gone by `version`."""
         self._deletions.pop(uid, None)
-        newest = max(version, self._tombstones.get(place, (0.0, 0))[1])
+        newest = max(version, self._tombstones.pop(place, (0.0, 0))[1])
         self._tombstones[place] = (now + TOMBSTONE_TTL_S, newest)
-        if len(self._tombstones) > SWEEP_AT:
-            self._tombstones = {place: stone for place, stone in self._tombstones.items() if stone[0] > now}
+        # The oldest come first: thousands of ends within the time cost no look at all of them for each.
+        while self._tombstones[oldest := next(iter(self._tombstones))][0] <= now:
+            del self._tombstones[oldest]
 
     def is_old(self, place: Place, version: int, now: float) -> bool:
         """True when whatever had this name at `version` is known to be gone."""

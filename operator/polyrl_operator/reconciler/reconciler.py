@@ -138,8 +138,10 @@ class Reconciler:
                 if refused:
                     # Asked again at once, the server would say the same: it waits for a change, or for a pause.
                     self._queue.failed(key)
-                else:
+                elif key in self._states:
                     self._queue.done(key)
+                else:
+                    self._queue.gone(key)
             finally:
                 self._began.pop(key, None)
 
@@ -223,7 +225,6 @@ class Reconciler:
         if self._states.pop(key, None) is not None:
             self._metrics.forget(key)
         self._managers.follow(key, None)
-        self._queue.forget(key)
 
     def _failed(self, key: JobKey, error: Exception | None) -> None:
         self._metrics.reconciles.labels("not_leader" if isinstance(error, NotLeader) else "failed").inc()

@@ -1,9 +1,11 @@
-"""Which job is reconciled next: one entry per job however much happens to it, one worker per job at a time.
+"""Which job is reconciled next: one entry per job however much happens to it, one worker per job at a time, and
+namespaces in turn, so that a flood of jobs in one delays the others by one reconcile.
 
 add(key)            something about the job changed; a thousand changes before its reconcile are one reconcile
 wake_at(key, t)     reconcile again at t; only the earliest wake-up of a job counts
 done(key)           all went well: what happens to it in the next moment is one reconcile again
 failed(key)         it comes again later, each time later than before, or soon after a change
+gone(key)           there is no such job any more: nothing of it is kept
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from polyrl.cluster.fair_queue import FairQueue
 from polyrl_operator.informer.cache import JobKey
+
+MOST_OF_A_NAMESPACE: Final = 12
+"""Reconciles of one namespace at a time, of the reconciler's 16: its jobs may all be slow, and others still begin."""
 
 FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""
@@ -31,14 +37,17 @@ SPACING_S: Final = 0.2
 """Between two reconciles of one job: pods that are made together start one after the other, and need none each. A tenth
 of what may pass from a notice to its drain."""
 
+SWEEP_AT: Final = 1024
+"""Wake-ups that no longer count, beyond which they are dropped."""
+
 
 class WorkQueue:
     """For one event loop. Keys are added from callbacks, taken by workers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: dict[JobKey, float] = {}
-        """Due now, since when; in order."""
+        self._waiting: FairQueue[JobKey] = FairQueue(MOST_OF_A_NAMESPACE)
+        """Due now."""
         self._busy: set[JobKey] = set()
         self._added_while_busy: set[JobKey] = set()
         self._failures: dict[JobKey, int] = {}
@@ -52,7 +61,7 @@ class WorkQueue:
 
     def oldest_age(self) -> float:
         """Seconds that the key which waits longest has been due."""
-        since = next(iter(self._waiting.values()), None)
+        since = self._waiting.oldest()
         return 0.0 if since is None else self._clock() - since
 
     def add(self, key: JobKey) -> None:
@@ -62,8 +71,8 @@ class WorkQueue:
             self.wake_at(key, due)
         elif key in self._busy:
             self._added_while_busy.add(key)
-        elif key not in self._waiting:
-            self._waiting[key] = self._clock()
+        else:
+            self._waiting.add(key.namespace, key, since=self._clock())
             self._changed.set()
 
     def wake_at(self, key: JobKey, when: float) -> None:
@@ -72,15 +81,17 @@ class WorkQueue:
             return
         self._wake_of[key] = when
         heapq.heappush(self._wakes, (when, key))
+        if len(self._wakes) > SWEEP_AT + 2 * len(self._wake_of):
+            # Of jobs that are gone, or were to be woken later: their time may be a day away.
+            self._wakes = [(at, one) for one, at in self._wake_of.items()]
+            heapq.heapify(self._wakes)
         self._changed.set()
 
     async def take(self) -> JobKey:
-        """Waits for a key that is due; call `done` or `failed` afterwards."""
+        """Waits for a key that is due; call `done`, `failed` or `gone` afterwards."""
         while True:
             self._wake_due()
-            if self._waiting:
-                key = next(iter(self._waiting))
-                del self._waiting[key]
+            if (key := self._waiting.take()) is not None:
                 self._busy.add(key)
                 return key
             self._changed.clear()
@@ -106,13 +117,17 @@ class WorkQueue:
         self.wake_at(key, now + pause)
         return pause
 
-    def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+    def gone(self, key: JobKey) -> None:
+        """Its reconcile found no job."""
         for kept in (self._failures, self._not_before, self._wake_of):
             kept.pop(key, None)
+        self._release(key)
 
     def _release(self, key: JobKey) -> None:
         self._busy.discard(key)
+        self._waiting.release(key.namespace)
+        # Another of its namespace may begin now.
+        self._changed.set()
         if key in self._added_while_busy:
             self._added_while_busy.discard(key)
             self.add(key)

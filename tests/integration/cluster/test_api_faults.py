@@ -238,8 +238,10 @@ async def test_a_watch_that_stands_open_and_is_silent_makes_it_unhealthy(
             await asyncio.sleep(1)
         proxy.frozen = True
         _, message = await place.until("it is unhealthy", lambda: unhealthy(operator))
-        assert "the watch on" in message
-        assert "gave nothing for" in message
+        assert message == "not ok\n", "a watch's path names a namespace"
+        wrong = str(operator.logged("health changed")[-1]["wrong"])
+        assert "the watch on" in wrong
+        assert "gave nothing for" in wrong
         proxy.frozen = False
         await place.until("it is healthy again", lambda: healthy(operator))
 

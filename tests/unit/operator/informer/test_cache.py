@@ -10,9 +10,10 @@ import pytest
 
 from polyrl.worker import Role
 from polyrl_operator.api.kinds import CLAIM, FIXED, JOB, NODE, POD, TRAINER
-from polyrl_operator.informer.cache import DELETION_TIMEOUT_S, SWEEP_AT, Cache, Expectations, JobKey, Place
+from polyrl_operator.informer.cache import DELETION_TIMEOUT_S, TOMBSTONE_TTL_S, Cache, Expectations, JobKey, Place
 
 KEY = JobKey("ns", "j")
+MANY = 3072
 CONFIG_MAP = next(kind for kind in FIXED if kind.name == "ConfigMap")
 
 
@@ -235,16 +236,16 @@ def test_whatever_comes_in_whatever_order_the_newest_is_what_is_kept(seed: int) 
 
 def test_expectations_end_by_themselves_and_do_not_pile_up() -> None:
     expectations = Expectations()
-    for number in range(3 * SWEEP_AT):
+    for number in range(MANY):
         expectations.deletion_accepted(str(number), float(number))
         expectations.ended(Place("Pod", "ns", str(number)), f"other-{number}", number, float(number))
-    end = 3.0 * SWEEP_AT
-    assert expectations.is_pending(str(3 * SWEEP_AT - 1), end)
+    end = float(MANY)
+    assert expectations.is_pending(str(MANY - 1), end)
     assert not expectations.is_pending("0", end)
-    assert expectations.is_old(Place("Pod", "ns", str(3 * SWEEP_AT - 1)), 5, end)
+    assert expectations.is_old(Place("Pod", "ns", str(MANY - 1)), 5, end)
     assert not expectations.is_old(Place("Pod", "ns", "0"), 0, end)
-    assert len(expectations._deletions) <= SWEEP_AT + 1
-    assert len(expectations._tombstones) <= SWEEP_AT + 1
+    assert len(expectations._deletions) <= DELETION_TIMEOUT_S + 1
+    assert len(expectations._tombstones) <= TOMBSTONE_TTL_S + 1
 
 
 def test_an_end_that_was_seen_is_no_longer_expected() -> None:

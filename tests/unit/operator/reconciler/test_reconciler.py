@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
+from prometheus_client import generate_latest
 
 import polyrl_operator.api.client as client_module
 from polyrl.cluster.resources.owner import Settings
@@ -182,3 +183,27 @@ async def test_a_large_job_leaves_room_for_others() -> None:
     await reconciler.reconcile(KEY)
     assert len(cache.pods(KEY, "job-uid")) == 41
     assert server.most_at_once == JOB_CONCURRENCY
+
+
+async def test_nothing_is_kept_of_jobs_that_were_made_and_deleted() -> None:
+    reconciler, server, cache = operator(replicas=1)
+    cache.observe(JOB, server.job | {"metadata": server.job["metadata"] | {"resourceVersion": "9"}}, deleted=True)
+    for number in range(20):
+        key, job = JobKey("ns", f"j-{number}"), manifest(1)
+        job["metadata"] |= {"name": key.name, "uid": f"uid-{number}"}
+        server.job = job
+        cache.observe(JOB, job)
+        await reconciler.reconcile(key)
+        cache.observe(
+            JOB, server.job | {"metadata": server.job["metadata"] | {"resourceVersion": "9999"}}, deleted=True
+        )
+        for place, held in list(cache._objects.items()):
+            metadata = {"name": place.name, "namespace": place.namespace, "uid": held.uid, "resourceVersion": "9999"}
+            cache.observe(KINDS[place.kind], {"metadata": metadata, "spec": {}}, deleted=True)
+        await reconciler.reconcile(key)
+    parts = (cache, reconciler, reconciler._metrics)
+    kept = {
+        name: len(value) for part in parts for name, value in vars(part).items() if isinstance(value, dict | set | list)
+    }
+    assert not any(kept.values()), kept
+    assert b"j-19" not in generate_latest(reconciler._metrics.registry)

@@ -9,7 +9,15 @@ from collections import Counter
 import pytest
 
 from polyrl_operator.informer.cache import JobKey
-from polyrl_operator.reconciler.work_queue import MAX_BACKOFF_S, MIN_PAUSE_S, SPACING_S, WorkQueue
+from polyrl_operator.reconciler.reconciler import WORKERS
+from polyrl_operator.reconciler.work_queue import (
+    MAX_BACKOFF_S,
+    MIN_PAUSE_S,
+    MOST_OF_A_NAMESPACE,
+    SPACING_S,
+    SWEEP_AT,
+    WorkQueue,
+)
 
 A, B = JobKey("ns", "a"), JobKey("ns", "b")
 
@@ -179,3 +187,43 @@ async def test_nothing_is_lost_and_no_key_has_two_turns_at_once(workers: int, se
         assert not task.done()
         task.cancel()
     assert seen == wanted
+
+
+async def test_a_flood_in_one_namespace_delays_others_by_one_turn() -> None:
+    queue, honest = WorkQueue(), JobKey("honest", "a")
+    for number in range(1000):
+        queue.add(JobKey("flood", str(number)))
+    queue.add(honest)
+    assert honest in [await taken(queue), await taken(queue)]
+
+
+async def test_slow_turns_of_one_namespace_leave_workers_to_others() -> None:
+    queue, honest = WorkQueue(), JobKey("honest", "a")
+    for number in range(1000):
+        queue.add(JobKey("flood", str(number)))
+    begun = [await taken(queue) for _ in range(MOST_OF_A_NAMESPACE)]
+    assert None not in begun
+    assert await taken(queue) is None
+    assert MOST_OF_A_NAMESPACE < WORKERS
+    queue.add(honest)
+    assert await taken(queue) == honest
+    waits = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.done(JobKey("flood", "0"))
+    assert (await asyncio.wait_for(waits, 1)).namespace == "flood"
+
+
+async def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    for number in range(3 * SWEEP_AT):
+        key = JobKey("ns", str(number))
+        for ends in (queue.failed, queue.done, queue.gone):
+            clock.now += 1
+            queue.add(key)
+            assert await queue.take() == key
+            queue.wake_at(key, clock.now + 86_400)
+            ends(key)
+    kept = {name: len(value) for name, value in vars(queue).items() if isinstance(value, dict | set | list)}
+    assert kept.pop("_wakes") <= SWEEP_AT + 1
+    assert not any(kept.values())

@@ -1,0 +1,54 @@
+"""Whose turn is next: round robin over tenants, and within a tenant the order of arrival.
+
+With one queue for all, whoever adds without end delays everybody by what he added. Here a tenant with something waiting
+gets his turn before any other has two, and none holds more than `most` turns at once: slow turns of one tenant leave
+room for the others. A plain value: no clock, no waiting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class FairQueue(Generic[Key]):
+    """Call `release` for each key that `take` gave, once its turn is over."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[str, dict[Key, float]] = {}
+        """By tenant, whose turn is next first: his keys in order of arrival, and since when each waits."""
+        self._busy: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, tenant: str, key: Key, since: float) -> None:
+        """Does nothing for a key that waits already. A tenant with nothing waiting comes last."""
+        self._waiting.setdefault(tenant, {}).setdefault(key, since)
+
+    def take(self) -> Key | None:
+        """None: nothing waits that may begin."""
+        tenant = next((one for one in self._waiting if self._busy[one] < self._most), None)
+        if tenant is None:
+            return None
+        keys = self._waiting.pop(tenant)
+        key = next(iter(keys))
+        del keys[key]
+        if keys:
+            self._waiting[tenant] = keys
+        self._busy[tenant] += 1
+        return key
+
+    def release(self, tenant: str) -> None:
+        """One of the tenant's turns is over."""
+        self._busy[tenant] -= 1
+        if not self._busy[tenant]:
+            del self._busy[tenant]
+
+    def oldest(self) -> float | None:
+        """Since when the key waits that waits longest; None: none does."""
+        return min((next(iter(keys.values())) for keys in self._waiting.values()), default=None)

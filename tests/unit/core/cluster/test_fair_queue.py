@@ -1,0 +1,47 @@
+"""Turns: none has two while another waits, none holds more than his most, each tenant's keys come in their order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+
+from polyrl.cluster.fair_queue import FairQueue
+
+MOST = 3
+STEPS = 400
+
+
+def test_no_tenant_has_two_turns_while_another_waits_for_one(seed: int) -> None:
+    draw = random.Random(seed)
+    queue: FairQueue[tuple[str, int]] = FairQueue(MOST)
+    waiting: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    busy: Counter[str] = Counter()
+    passed_by: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    """By tenant with keys that wait: turns of each other since he began to wait, or since his last turn."""
+    for number in range(STEPS):
+        tenant = draw.choices("abcd", weights=(20, 1, 1, 1))[0]
+        if draw.random() < 0.6:
+            key = (tenant, number)
+            queue.add(tenant, key, since=float(number))
+            queue.add(tenant, key, since=float(number + 1))
+            waiting[tenant].append(key)
+            continue
+        taken = queue.take()
+        if taken is None:
+            assert all(not keys or busy[one] == MOST for one, keys in waiting.items())
+        else:
+            tenant = taken[0]
+            assert taken == waiting[tenant].pop(0)
+            busy[tenant] += 1
+            assert busy[tenant] <= MOST
+            passed_by.pop(tenant, None)
+            for other in (one for one, keys in waiting.items() if keys and one != tenant and busy[one] < MOST):
+                passed_by[other][tenant] += 1
+                assert passed_by[other][tenant] <= 1, f"{tenant} had two turns while {other} waited"
+        if busy and draw.random() < 0.7:
+            done = draw.choice(list(busy.elements()) or ["a"])
+            if busy[done]:
+                queue.release(done)
+                busy[done] -= 1
+        assert len(queue) == sum(map(len, waiting.values()))
+        assert queue.oldest() == min((float(keys[0][1]) for keys in waiting.values() if keys), default=None)
