@@ -62,12 +62,14 @@ class Endpoints(_Body, frozen=True):
     """CURVE server key of both ZeroMQ sockets, Z85; empty in pods. Peers believe their key file, not this."""
 
 
-class DrainRequest(_Body, frozen=True):
+class DrainRequest(_Body, frozen=True, omit_defaults=True):
     """`engine` will end within `deadlineSeconds`: move or finish what it runs, give it nothing new."""
 
     engine: Annotated[str, Meta(min_length=1, max_length=255)]
     deadline_seconds: Annotated[float, Meta(ge=0, le=MAX_DRAIN_SECONDS)]
     reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    ended: bool = False
+    """Its pod is gone, and no other gets the name: who proves it from now on is refused, also after a restart."""
 
 
 class DrainAnswer(_Body, frozen=True):

@@ -101,6 +101,8 @@ class DrainEngine:
     uid: str
     deadline_s: float
     why: str
+    ended: bool = False
+    """The pod is gone: the manager is to refuse its engine's name from now on."""
 
     def __str__(self) -> str:
         return f"drain {self.pod} within {self.deadline_s:.1f} s: {self.why}"

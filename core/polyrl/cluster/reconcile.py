@@ -20,7 +20,7 @@ from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult, RenewCertificate
 from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
 from polyrl.cluster.fleet.certificate import renewal
-from polyrl.cluster.fleet.plan import fleet_plan, release_rollouts, rollout_keys, vanished
+from polyrl.cluster.fleet.plan import ended_engines, fleet_plan, release_rollouts, rollout_keys, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
 from polyrl.cluster.fleet.singletons import (
@@ -147,6 +147,7 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         *plan.actions,
         *rollout_keys(ctx),
         *renewals,
+        *ended_engines(ctx),
     ]
     if accepted.makes_pods:
         actions = [*children(ctx), *actions]

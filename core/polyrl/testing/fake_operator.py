@@ -167,7 +167,7 @@ class FakeOperator:
                 self.cluster.patch("Job", action.name, {"spec": spec})
             case DryRun():
                 self.dry_run = (action.generation, "")
-            case DrainEngine():
+            case DrainEngine(ended=False):
                 self.drained[action.uid] = action.deadline_s
                 return state.with_drain_confirmed(action.uid)
             case RecordEvent():

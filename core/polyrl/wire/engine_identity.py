@@ -38,6 +38,9 @@ UNPROVEN: Final = "no such engine was named for this run: the proof in the agent
 IN_USE: Final = "another process with this engine's proof is connected; it is waited for until it falls silent"
 """Reason of a Fenced that passes by itself once an agent's process before has died."""
 
+REVOKED: Final = "the pod of this engine is gone, and its proof with it"
+"""Reason of a Fenced that no further greeting can change, either."""
+
 PROCESS_NAME_BYTES: Final = 9
 """Enough that nobody guesses it."""
 

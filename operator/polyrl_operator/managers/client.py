@@ -84,12 +84,15 @@ class ManagerClient:
         deadline_s: float,
         reason: str,
         answer_s: float | None = None,
+        *,
+        ended: bool = False,
     ) -> bool:
         """Tells it that `engine` ends within `deadline_s`; False when it knows no such engine. `answer_s`: DRAIN_S.
+        `ended`: for good.
         Raises ManagerUnreachable, ProtocolError."""
         deadline_s = min(deadline_s, control.MAX_DRAIN_SECONDS)
         reason = reason[:REASON_LENGTH] or "drain"
-        request = control.DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason)
+        request = control.DrainRequest(engine=engine, deadline_seconds=deadline_s, reason=reason, ended=ended)
         total_s = DRAIN_S if answer_s is None else answer_s
         answer = await self._ask("POST", at, credentials, control.DRAIN_PATH, control.DrainAnswer, total_s, request)
         return answer.known

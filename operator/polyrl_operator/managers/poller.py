@@ -150,10 +150,15 @@ class ManagerPoller:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(action.deadline_s, MIN_DRAIN_S)):
                 known = await self._send_drain(key, action, began + action.deadline_s)
+                if action.ended:
+                    return
                 self._drains.drained(time.monotonic() - (began if first_sign_at is None else first_sign_at), known)
                 self._confirmed(key, action.uid)
                 self._wake(key)
                 return
+        if action.ended:
+            # Should its name be used, the manager's status will show it, and the next reconcile asks again.
+            return
         self._drains.drain_failed()
         log.warning("drain was not confirmed", job=str(key), pod=action.pod, deadline_s=action.deadline_s)
 
@@ -164,7 +169,8 @@ class ManagerPoller:
             if manager is not None and manager.credentials is not None:
                 with suppress(ManagerUnreachable, PolyRLError):
                     left = max(0.0, deadline - time.monotonic())
-                    return await self._client.drain(manager.address, manager.credentials, action.pod, left, action.why)
+                    at, credentials = manager.address, manager.credentials
+                    return await self._client.drain(at, credentials, action.pod, left, action.why, ended=action.ended)
             await asyncio.sleep(DRAIN_RETRY_S)
 
 

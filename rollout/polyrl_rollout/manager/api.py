@@ -85,6 +85,9 @@ class ManagerCore(Protocol):
 
     def deliver_and_settle(self, effects: Effects) -> None: ...
 
+    async def revoke(self, engine: str) -> None:
+        """Refuses an engine whose pod is gone, for good."""
+
     async def until_safe(self) -> None:
         """Returns once everything so far would survive a power cut."""
 
@@ -166,7 +169,9 @@ class ControlService:
         except UNDECODABLE as error:
             raise _BadRequest(f"the body is not a drain request: {error}") from error
         known = any(engine.name == wanted.engine for engine in self.status().engines)
-        if known:
+        if wanted.ended:
+            await self._manager.revoke(wanted.engine)
+        elif known:
             now, seconds = self._manager.now(), wanted.deadline_seconds
             self._manager.deliver_and_settle(self._ledger.drain(wanted.engine, seconds, wanted.reason, now))
             await self._manager.until_safe()

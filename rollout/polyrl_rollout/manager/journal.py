@@ -50,7 +50,7 @@ class Journal:
     def __init__(self, path: Path, run_epoch: int) -> None:
         """Opens or creates. Raises InvalidData naming what is wrong with a file that is not ours, or is damaged, and
         RunFailed when the folder takes no file or another process writes the journal."""
-        self._path = path
+        self.path = path
         self._run_epoch = run_epoch
         self._pending: list[Event] = []
         self._entries: list[HistoryEntry] = []
@@ -87,12 +87,12 @@ class Journal:
         try:
             kept = self._db.execute(form.SELECT_EPOCH).fetchone()
             if kept is None or int(kept[0]) != self._run_epoch:
-                raise InvalidData(f"{self._path}: holds run epoch {kept and kept[0]}, this is epoch {self._run_epoch}")
+                raise InvalidData(f"{self.path}: holds run epoch {kept and kept[0]}, this is epoch {self._run_epoch}")
             snapshot = self._db.execute(form.SELECT_SNAPSHOT).fetchone()
             events, pages = (self._db.execute(query) for query in (form.SELECT_EVENTS, form.SELECT_PAGES))
             replayed = form.replay(snapshot, events, pages)
         except (sqlite3.Error, ProtocolError, ValueError) as error:
-            raise InvalidData(f"{self._path}: the journal is damaged and cannot be replayed: {error}") from error
+            raise InvalidData(f"{self.path}: the journal is damaged and cannot be replayed: {error}") from error
         if replayed is None:
             return None, 0.0
         self._seq, self._snapshot_bytes, self._tail_bytes = replayed.seq, replayed.snapshot_bytes, replayed.tail_bytes
@@ -150,7 +150,7 @@ class Journal:
         try:
             os.fdatasync(self._log.fileno())
         except OSError as error:
-            self._failed = RunFailed(f"{self._path}: the journal cannot be written: {error.strerror}")
+            self._failed = RunFailed(f"{self.path}: the journal cannot be written: {error.strerror}")
             raise self._failed from error
         self.synced = max(self.synced, commits)
 
@@ -186,7 +186,7 @@ class Journal:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._failed = RunFailed(f"{self._path}: the journal cannot be written: {error}")
+            self._failed = RunFailed(f"{self.path}: the journal cannot be written: {error}")
             raise self._failed from error
 
     def _snapshot(self, state: LedgerState, at: float) -> None:
@@ -205,11 +205,11 @@ class Journal:
         (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables:
             if problem := form.foreign(self._db):
-                raise InvalidData(f"{self._path}: {problem}")
+                raise InvalidData(f"{self.path}: {problem}")
             try:
                 migrate(self._db)
             except ProtocolError as error:
-                raise InvalidData(f"{self._path}: the journal is damaged and cannot be migrated: {error}") from error
+                raise InvalidData(f"{self.path}: the journal is damaged and cannot be migrated: {error}") from error
         else:
             self._db.executescript(form.create_script(self._run_epoch))
         (self._last_entry,) = self._db.execute(form.SELECT_LAST_ENTRY).fetchone()
@@ -219,6 +219,36 @@ class Journal:
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         # Some builds of SQLite overwrite with zeros what is deleted, and so write everything twice.
         self._db.execute("PRAGMA secure_delete=OFF")
+
+
+class RevokedNames:
+    """Engines whose pods are gone: their proofs count no longer. Kept beside the journal, so that a manager that is
+    started again refuses them as well; a name is added and never taken out, for no second pod has it. Without a path
+    they last as long as the process."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._names: set[str] = set()
+        if path is not None and path.exists():
+            # A line that a crash cut off is the beginning of a name, which may be another's.
+            whole, end, _ = path.read_text().rpartition("\n")
+            os.truncate(path, len(whole + end))
+            self._names = set(whole.splitlines())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def add(self, name: str) -> None:
+        """Kept once this returns. Raises OSError."""
+        if name in self._names:
+            return
+        self._names.add(name)
+        if self._path is None:
+            return
+        with self._path.open("a") as file:
+            file.write(f"{name}\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _make_folder(folder: Path) -> None:

@@ -52,7 +52,7 @@ from polyrl_rollout.http_server import HttpServer
 from polyrl_rollout.manager.api import ControlService, make_metrics_app
 from polyrl_rollout.manager.group_commit import GroupCommit
 from polyrl_rollout.manager.history import RunHistory
-from polyrl_rollout.manager.journal import Journal
+from polyrl_rollout.manager.journal import Journal, RevokedNames
 from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector
 from polyrl_rollout.manager.sessions import AgentSessions, Authenticator, Router, TrainerSession
 
@@ -106,6 +106,7 @@ class Manager:
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._gathered = Effects()
         self._outbox = Outbox()
+        self._revoked = RevokedNames(None if journal is None else journal.path.with_suffix(".revoked"))
 
     async def __aenter__(self) -> Self:
         """Binds everything. Raises RunFailed naming the port that is taken."""
@@ -127,7 +128,11 @@ class Manager:
         self._trainer_router = self._bind("trainer", self._listen.trainer_port, MAX_FRAME_BYTES)
         self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
         self._agents = AgentSessions(
-            self._agents_router, self._from_agent, keys.identity_key, lease_s=self._ledger.state.config.lease_s
+            self._agents_router,
+            self._from_agent,
+            keys.identity_key,
+            lease_s=self._ledger.state.config.lease_s,
+            revoked=self._revoked,
         )
         self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
         self._control = ControlService(self._ledger, self._run_epoch, self, self._history, self._job)
@@ -190,6 +195,12 @@ class Manager:
     def serve_with(self, tls: ssl.SSLContext) -> None:
         """Encrypts connections that come from now on with another certificate."""
         self._http.tls = tls
+
+    async def revoke(self, engine: str) -> None:
+        """Refuses an engine whose pod is gone, for good."""
+        self._agents.revoke(engine)
+        self._settle()
+        await self.until_safe()
 
     def stop(self) -> None:
         """Ends `run` now."""

@@ -41,7 +41,8 @@ from polyrl import wire
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import ManagerKeys
-from polyrl.wire.engine_identity import IN_USE, UNPROVEN, proven_engine
+from polyrl.wire.engine_identity import IN_USE, REVOKED, UNPROVEN, proven_engine
+from polyrl_rollout.manager.journal import RevokedNames
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
@@ -220,12 +221,13 @@ class AgentSessions:
         identity_key: str,
         *,
         lease_s: float,
+        revoked: RevokedNames,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`identity_key`: proofs of names are made with it. After `lease_s` without a frame another process of an agent
         may take its place."""
         self._router, self._on_message, self._identity_key = router, on_message, identity_key
-        self._lease_s, self._now = lease_s, now
+        self._lease_s, self._revoked, self._now = lease_s, revoked, now
         self._engines: dict[bytes, str] = {}
         """By ZeroMQ identity: engines of peers that have proved their names, one each."""
         self._identities: dict[str, bytes] = {}
@@ -274,12 +276,23 @@ class AgentSessions:
             log.warning("agent does not read; given up", engine=engine)
             self._deliver(engine, wire.Deregister("its queue at the manager is full"))
 
+    def revoke(self, engine: str) -> None:
+        """Its pod is gone: what it runs moves, and whoever proves its name from now on is refused. Raises OSError."""
+        self._revoked.add(engine)
+        self._engines.pop(self._identities.pop(engine, b""), None)
+        self._frames_at.pop(engine, None)
+        self._deliver(engine, wire.Deregister(REVOKED))
+
     def _admitted(self, identity: bytes) -> str | None:
         """The engine that this new peer may speak for; the reason why it may for none goes to it."""
         engine = proven_engine(identity, self._identity_key)
         if engine is None:
             self._router.traffic.dropped["identity"] += 1
             self._router.send(identity, wire.encode(wire.Fenced(UNPROVEN)))
+            return None
+        if engine in self._revoked:
+            self._router.traffic.dropped["revoked"] += 1
+            self._router.send(identity, wire.encode(wire.Fenced(REVOKED)))
             return None
         now = self._now()
         if now - self._frames_at.get(engine, -math.inf) < self._lease_s:

@@ -41,6 +41,9 @@ OVERSTAY_S: Final = 10.0
 DRAIN_REPEAT_S: Final = 2.0
 """A drain that the manager did not confirm is repeated after so long."""
 
+POD_UNSEEN_S: Final = 60.0
+"""Since an operator's first reconcile of a job: by then it has seen each pod that the operator before it made."""
+
 MAX_CREATIONS: Final = 50
 """Pods made in one reconcile: under a second of requests even on a server that takes 100 ms for each."""
 
@@ -106,6 +109,20 @@ def rollout_keys(ctx: ReconcileContext) -> Iterator[Action]:
     )
     if waiting:
         yield MakeEngineKeys(names.keys_secret_name(ctx.facts.name), waiting)
+
+
+def ended_engines(ctx: ReconcileContext) -> Iterator[DrainEngine]:
+    """Names that the manager is to refuse from now on: of rollouts gone since the last reconcile, and of those that it
+    lists though they have no pod, which is what a proof that was copied from a lost node looks like."""
+    if ctx.facts.manager is None:
+        return
+    live = {pod.name for pod in ctx.facts.of_role(Role.ROLLOUT) if not pod.ended}
+    gone = {last.name for last in ctx.state.last_seen.values() if last.role is Role.ROLLOUT}
+    if ctx.state.began_at is not None and ctx.now - ctx.state.began_at >= POD_UNSEEN_S:
+        listed = {engine.name for engine in ctx.facts.manager.status.engines}
+        gone |= {one for one in listed if one == names.pod_name(ctx.facts.name, Role.ROLLOUT, names.ordinal_of(one))}
+    for name in sorted(gone - live):
+        yield DrainEngine(name, f"ended/{name}", deadline_s=0.0, why="its pod is gone", ended=True)
 
 
 def limited(split: CapacitySplit) -> CapacitySplit:

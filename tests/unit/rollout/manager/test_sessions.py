@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -21,8 +22,9 @@ from polyrl.wire import (
     decode_to_agent,
     encode,
 )
-from polyrl.wire.engine_identity import IN_USE, UNPROVEN, agent_keys_of, identity_of
+from polyrl.wire.engine_identity import IN_USE, REVOKED, UNPROVEN, agent_keys_of, identity_of
 from polyrl_operator.secret import make_run_keys
+from polyrl_rollout.manager.journal import RevokedNames
 from polyrl_rollout.manager.sessions import AgentSessions, Router, Sent
 
 MANAGER, _, AGENT, _ = make_run_keys()
@@ -52,14 +54,22 @@ LEASE_S = 3.0
 
 
 def sessions(
-    outgoing: Outgoing, now: Callable[[], float] = lambda: 0.0
+    outgoing: Outgoing, now: Callable[[], float] = lambda: 0.0, revoked: RevokedNames | None = None
 ) -> tuple[AgentSessions, list[tuple[str, FromAgent]]]:
     received: list[tuple[str, FromAgent]] = []
 
     def receive(name: str, message: FromAgent) -> None:
         received.append((name, message))
 
-    return AgentSessions(cast(Router, outgoing), receive, MANAGER.identity_key, lease_s=LEASE_S, now=now), received
+    own = AgentSessions(
+        cast(Router, outgoing),
+        receive,
+        MANAGER.identity_key,
+        lease_s=LEASE_S,
+        revoked=RevokedNames() if revoked is None else revoked,
+        now=now,
+    )
+    return own, received
 
 
 def test_of_the_answers_to_one_engines_tokens_the_last_is_sent_and_all_else_in_order() -> None:
@@ -111,6 +121,24 @@ def test_an_agent_that_took_its_leave_is_followed_by_another_at_once() -> None:
     own.on_frame(identity("one", "one", "1"), encode(Deregister("it ends")))
     own.on_frame(identity("one", "one", "2"), encode(HEARTBEAT))
     assert received == [("one", Deregister("it ends")), ("one", HEARTBEAT)]
+
+
+def test_an_engine_whose_pod_is_gone_is_refused_from_then_on_also_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "revoked"
+    own, received = sessions(outgoing := Outgoing(), revoked=RevokedNames(file))
+    own.on_frame(identity("j-r-12", "j-r-12"), encode(HEARTBEAT))
+    own.revoke("j-r-12")
+    own.on_frame(identity("j-r-12", "j-r-12"), encode(HEARTBEAT))
+    assert received == [("j-r-12", HEARTBEAT), ("j-r-12", Deregister(REVOKED))], "what it ran moves at once"
+    own.send("j-r-12", Cancel(1))
+    file.write_text(file.read_text() + "j-r-3")  # the machine went down while it wrote j-r-34
+    again, received = sessions(outgoing, revoked=RevokedNames(file))
+    again.revoke("j-r-34")
+    again, received = sessions(outgoing, revoked=RevokedNames(file))
+    for name in ("j-r-12", "j-r-34", "j-r-1", "j-r-3"):
+        again.on_frame(identity(name, name), encode(HEARTBEAT))
+    assert [name for name, _ in received] == ["j-r-1", "j-r-3"]
+    assert outgoing.sent == [("j-r-12", Fenced(REVOKED))] * 2 + [("j-r-34", Fenced(REVOKED))]
 
 
 def test_a_greeting_under_another_name_than_the_proven_one_is_dropped() -> None:
