@@ -7,10 +7,25 @@ or after S seconds, with the same value: a watcher needs no polling. Counters ne
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated, Final
 
 import msgspec
 
 from polyrl.sample import Pool
+
+MAX_NAME: Final = 512
+"""Characters of a name or a sentence of a few words. A manager's image may be its job's author's own: what the operator
+keeps of its answers is bounded in number and in length, some 0.5 MB of each."""
+MAX_TEXT: Final = 4096
+"""Characters of a trainer's closing message."""
+MAX_ENGINES: Final = 1280
+"""More than a manifest allows, and those that begin while others end."""
+MAX_NUMBERS: Final = 128
+"""Named numbers, and reasons."""
+MAX_STEPS: Final = 512
+"""More than a manager keeps."""
+
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class EngineState(StrEnum):
@@ -31,7 +46,7 @@ class EngineState(StrEnum):
 class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """One live engine."""
 
-    name: str = msgspec.field(name="engine")
+    name: _Name = msgspec.field(name="engine")
     pool: Pool
     state: EngineState
     weight_version: int
@@ -41,7 +56,7 @@ class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     max_running: int
     tokens: int
     """Generated and accepted since it greeted."""
-    departed: str = ""
+    departed: _Name = ""
     """How its tokens were others than the fleet's when they last were; empty if they never were."""
 
 
@@ -51,7 +66,7 @@ class SampleCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     submitted: int = 0
     acknowledged: int = 0
     open: int = 0
-    discarded: dict[str, int] = {}
+    discarded: Annotated[dict[_Name, int], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
     """By DiscardReason."""
     offered_again: int = 0
     """Acknowledged by a trainer whose successor went back to a checkpoint, and counted as open again since."""
@@ -126,24 +141,24 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     seq: int
     """Grows with every change."""
     run_epoch: int = msgspec.field(name="epoch")
-    phase: str = ""
+    phase: _Name = ""
     """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before its first report."""
     step: int = 0
-    values: dict[str, float] = {}
+    values: Annotated[dict[_Name, float], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
     """Named numbers of the trainer's last report, and those of `StepValue` as they last were."""
     weight_version: int = -1
     """Newest published."""
     trainer_connected: bool = False
-    engines: tuple[EngineStatus, ...] = ()
+    engines: Annotated[tuple[EngineStatus, ...], msgspec.Meta(max_length=MAX_ENGINES)] = ()
     engines_lost: int = 0
     """Whose lease ran out or whose connection ended without a Bye."""
     samples: SampleCounts = SampleCounts()
     tokens: TokenCounts = TokenCounts()
     delta_bytes: int = 0
     """Bytes of token deltas received; divided by generated tokens it is what a token costs on the wire."""
-    finished_steps: tuple[FinishedStep, ...] = ()
+    finished_steps: Annotated[tuple[FinishedStep, ...], msgspec.Meta(max_length=MAX_STEPS)] = ()
     """In order, the last one newest; of each size of the fleet some, so that its effect can be seen."""
     finished: bool = False
     ok: bool = False
-    message: str = ""
+    message: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)] = ""
     """The trainer's closing message, when finished."""

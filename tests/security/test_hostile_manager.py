@@ -17,7 +17,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
-from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl.status import MAX_ENGINES, MAX_NAME, MAX_NUMBERS, MAX_TEXT, EngineState, EngineStatus, ManagerStatus
 from polyrl_operator.api.connect import stream_session
 from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import ManagerCredentials
@@ -45,7 +45,7 @@ async def ask(answer: Answer) -> Any:
         return await ManagerClient(session).status(Address("127.0.0.1", port), CREDENTIALS, -1, 1.0)
 
 
-async def test_an_endless_answer_is_left_at_eight_megabytes() -> None:
+async def test_an_endless_answer_is_left_at_one_megabyte() -> None:
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -53,14 +53,36 @@ async def test_an_endless_answer_is_left_at_eight_megabytes() -> None:
         response = web.StreamResponse()
         await response.prepare(request)
         with suppress(ConnectionError):
-            while sent < 8 * MAX_ANSWER:
+            while sent < 64 * MAX_ANSWER:
                 await response.write(b" " * (1 << 20))
                 sent += 1 << 20
         return response
 
     with pytest.raises(ProtocolError, match="longer than"):
         await ask(endless)
-    assert sent < 4 * MAX_ANSWER, "what lies in sockets' buffers comes on top"
+    assert sent < 8 * MAX_ANSWER, "what lies in sockets' buffers comes on top"
+
+
+ENGINE = {"pool": "spot", "state": "serving", "weightVersion": 0, "running": 0, "maxRunning": 1, "tokens": 0}
+TOO_MUCH: dict[str, dict[str, Any]] = {
+    "numbers": {"values": {str(number): 1.0 for number in range(MAX_NUMBERS + 1)}},
+    "reasons": {"samples": {"discarded": {str(number): 1 for number in range(MAX_NUMBERS + 1)}}},
+    "engines": {"engines": [{**ENGINE, "engine": str(number)} for number in range(MAX_ENGINES + 1)]},
+    "a-long-name": {"engines": [{**ENGINE, "engine": "x" * (MAX_NAME + 1)}]},
+    "a-long-phase": {"phase": "x" * (MAX_NAME + 1)},
+    "a-long-name-of-a-number": {"values": {"x" * (MAX_NAME + 1): 1.0}},
+    "a-long-message": {"message": "x" * (MAX_TEXT + 1)},
+}
+"""Each would be kept for every job, so that a few managers of one author ended the operator for all."""
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+async def test_more_than_a_manager_has_to_say_is_not_kept(what: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"seq": 1, "epoch": 1, **TOO_MUCH[what]})
+
+    with pytest.raises(ProtocolError, match="no ManagerStatus"):
+        await ask(answer)
 
 
 async def test_nothing_is_inflated() -> None:

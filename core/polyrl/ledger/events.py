@@ -456,6 +456,14 @@ class GapSeen(Event, frozen=True):
     durable: ClassVar[bool] = False
 
 
+class TextSent(Event, frozen=True):
+    """An engine did not have the text that it was thought to have, and got all of it."""
+
+    assignment: int
+    at: float
+    durable: ClassVar[bool] = False
+
+
 class LeasesRenewed(Event, frozen=True):
     """We ourselves were away; nobody's silence before `at` counts, which may be in the future."""
 

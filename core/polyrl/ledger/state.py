@@ -144,6 +144,8 @@ class Assignment(msgspec.Struct, array_like=True):
     """Engine to which its sample goes then."""
     kv_end: int = 0
     """Response position up to which KV room is set aside."""
+    text_sent_at: float = -inf
+    """When its engine, which had not the text it was thought to have, last got all of it."""
 
 
 class GroupState(msgspec.Struct, array_like=True):

@@ -119,6 +119,9 @@ AGENT_FRAME_BYTES: Final = 4 << 20
 """Largest frame of an agent: tokens go out in frames of half of it, and the greeting of the largest engine, which holds
 65,536 sequences, takes 1.2 MB. None takes the manager more than 0.1 s."""
 
+MAX_ROWS: Final = 16_384
+"""Rows of one frame of tokens: each is decided apart where one is not as expected, in some 5 µs."""
+
 SUBMIT_BYTES: Final = 8 << 20
 """Prompts that one Submit carries at most, unless a single one is longer: what a manager decodes at once."""
 
@@ -170,6 +173,8 @@ def decode_from_agent(frame: Frame) -> FromAgent:
 
 def check_deltas(deltas: Deltas) -> None:
     """Column lengths agree and finish codes exist. Raises ProtocolError."""
+    if len(deltas.rows) > MAX_ROWS * ROW_DTYPE.itemsize:
+        raise ProtocolError(f"a frame has more than {MAX_ROWS} delta rows")
     if len(deltas.rows) % ROW_DTYPE.itemsize or len(deltas.ids) % 4 or len(deltas.ids) != len(deltas.logprobs):
         raise ProtocolError("delta columns have impossible lengths")
     _, _, counts, finishes = row_columns(deltas.rows)

@@ -33,7 +33,7 @@ CONTEXTS: Final = 2048
 REASON_LENGTH: Final = 1024
 """As `DrainRequest` bounds it."""
 
-MAX_ANSWER: Final = 8 << 20
+MAX_ANSWER: Final = 1 << 20
 """Bytes; a status of 512 engines has 300 kB. A manager's image may be its job's author's own, and answer without
 end."""
 

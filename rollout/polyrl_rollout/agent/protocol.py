@@ -386,12 +386,13 @@ def _pieces(stream: Stream) -> Iterator[_Piece]:
 
 
 def _frames(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces of one version each, oldest version first, at most MAX_FRAME_TOKENS together."""
+    """Pieces of one version each, oldest version first, at most MAX_FRAME_TOKENS together, and MAX_ROWS."""
     frame: list[_Piece] = []
     tokens = 0
     for piece in sorted(pieces, key=lambda piece: piece.version):
         size = piece.end - piece.begin + 2
-        if frame and (piece.version != frame[0].version or tokens + size > MAX_FRAME_TOKENS):
+        full = tokens + size > MAX_FRAME_TOKENS or len(frame) >= MAX_ROWS
+        if frame and (piece.version != frame[0].version or full):
             yield frame
             frame, tokens = [], 0
         frame.append(piece)

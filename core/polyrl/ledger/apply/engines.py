@@ -238,6 +238,10 @@ def apply_gap_seen(state: LedgerState, event: events.GapSeen) -> None:
     state.engines[state.assignments[event.assignment].engine].gaps[event.assignment] = event.at
 
 
+def apply_text_sent(state: LedgerState, event: events.TextSent) -> None:
+    state.assignments[event.assignment].text_sent_at = event.at
+
+
 def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
     for engine in state.engines.values():
         _come_back(state, engine, event.at)

@@ -69,13 +69,23 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
         case wire.HandBack():
             _handed_back(transition, engine, message)
         case wire.PrefixUnknown(number):
-            assignment = transition.state.assignments.get(number)
-            if assignment is not None and assignment.engine == engine.name:
-                transition.send(engine.name, assign_message(transition.state, number, kept=False))
+            _send_text(transition, engine, number)
         case wire.Leaving(deadline_s, reason):
             drain_engine(transition, engine.name, deadline_s=deadline_s, reason=reason)
         case wire.Deregister():
             lose_engine(transition, engine.name, GoneCause.DEREGISTERED)
+
+
+def _send_text(transition: Transition, engine: LeasedEngine, number: int) -> None:
+    """The whole text of an assignment, but not again for a lease: a few bytes are answered with up to megabytes."""
+    assignment = transition.state.assignments.get(number)
+    if assignment is None or assignment.engine != engine.name:
+        return
+    if transition.now < assignment.text_sent_at + transition.config.gone_s:
+        transition.ignore("textAskedAgain")
+        return
+    transition.record(events.TextSent(number, transition.now))
+    transition.send(engine.name, assign_message(transition.state, number, kept=False))
 
 
 def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:

@@ -180,9 +180,11 @@ class _Sift:
         """Whether the tokens that are here already are the same: else this is another sequence."""
         if not known:
             return True
-        sample = self._transition.state.samples[assignment.sample]
-        have = sample.ids + self._ahead.get(number, b"")
-        return have[4 * offset : 4 * (offset + known)] == self._message.ids[begin : begin + 4 * known]
+        # In two slices: a copy of the whole sample for each row would be quadratic, and a frame may have many rows.
+        ids, stored = self._transition.state.samples[assignment.sample].ids, assignment.length
+        earlier = ids[4 * offset : 4 * min(offset + known, stored)]
+        ahead = self._ahead.get(number, b"")[4 * max(0, offset - stored) : 4 * max(0, offset + known - stored)]
+        return earlier + ahead == self._message.ids[begin : begin + 4 * known]
 
     def _accept(self, number: int, assignment: Assignment, *, begin: int, count: int, finish: int) -> None:
         position = self._position(number, assignment)

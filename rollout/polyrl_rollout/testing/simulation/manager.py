@@ -197,7 +197,7 @@ def _without_signs_of_life(state: LedgerState) -> LedgerState:
         engine.reserved_kv.clear()
         engine.recalled = 0
     for assignment in copy.assignments.values():
-        assignment.progress_at = inf
+        assignment.progress_at = assignment.text_sent_at = inf
         assignment.recall_cause, assignment.recall_target = None, ""
     for sample in copy.samples.values():
         sample.asks, sample.ask_due = 0, inf
