@@ -8,6 +8,7 @@ and 8 of 8 samples of the next batch were forged.
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,32 @@ async def test_an_agent_under_anothers_name_is_refused_and_the_victim_goes_on(
     assert len(victim.assigned) == SAMPLES, "none was moved, and none begun again"
     assert status.engines_lost == 0
     assert status.tokens.generated == SAMPLES * TOKENS
+
+
+PARTS = 200_000
+LOOP_S = 1.0
+"""The loop stood for a second per 200,000 parts before; shared cores included."""
+
+
+async def test_a_message_of_many_parts_is_not_gathered(tmp_path: Path) -> None:
+    write_run_keys(tmp_path)
+    keys, context = engine_keys(tmp_path, "thief"), zmq.asyncio.Context()
+    own = read_keys(ManagerKeys, tmp_path / "manager.key")
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH))
+    async with asyncio.timeout(DEADLINE_S), Manager(ledger, own, EPOCH, Listen()) as manager:
+        task = asyncio.create_task(manager.run())
+        hello = Hello(EPOCH, "thief", Pool.SPOT, max_running=1, kv_tokens=10, max_context=10, weight_version=-1)
+        thief = FakeAgent(context, manager.endpoints.agents, keys, hello, tokens_per_s=PACE)
+        await asyncio.to_thread(zmq.Socket(thief.socket).send_multipart, [b""] * PARTS)
+        await thief.send(hello)
+        longest = 0.0
+        while "thief" not in ledger.state.engines:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - began)
+        dropped = manager.traffic["agents"].dropped
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    context.destroy(linger=0)
+    assert dropped["parts"] == 1
+    assert longest < LOOP_S

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from polyrl import wire
 from polyrl.wire import (
     FINISH_CODES,
+    MAX_ROWS,
     ROW_DTYPE,
     TOKEN_BYTES,
     Assign,

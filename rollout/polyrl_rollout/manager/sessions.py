@@ -54,6 +54,8 @@ BACKLOG: Final = 1_024
 """TCP connections that wait for accept: a whole fleet that reconnects at once."""
 FRAMES_PER_WAKEUP: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""
+READ_S: Final = 0.02
+"""Seconds after which they get it as well: a frame that is legal, and the dearest to decide, takes up to 0.1 s."""
 DOUBLE_LOG_S: Final = 60.0
 """Between two log lines about an engine that two processes speak for."""
 REPLACED_KEPT: Final = 64
@@ -117,6 +119,8 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._handler: FrameHandler | None = None
         self._read_planned = False
+        self._skips = False
+        """The rest of a message of too many parts is still to be read."""
 
     def start(self, handler: FrameHandler, idle: Callable[[], None]) -> None:
         """Hands each frame to `handler`; calls `idle` after every batch."""
@@ -161,21 +165,39 @@ class Router:
         handler = self._handler
         if handler is None:
             return
-        receive, traffic = self._socket.recv_multipart, self.traffic
+        until = time.monotonic() + READ_S
         for _ in range(FRAMES_PER_WAKEUP):
             try:
-                parts = receive(zmq.DONTWAIT)
+                message = self._receive()
             except zmq.Again:
                 break
-            traffic.frames_in += 1
-            if len(parts) != 2:
-                traffic.dropped["parts"] += 1
-                continue
-            traffic.bytes_in += len(parts[1])
-            handler(parts[0], parts[1])
+            if message is not None:
+                handler(*message)
+            if time.monotonic() > until:
+                self._plan_read()
+                break
         else:
             self._plan_read()
         self._idle()
+
+    def _receive(self) -> tuple[bytes, bytes] | None:
+        """A peer's identity and its frame; None for a part of a message that has more. Raises zmq.Again.
+
+        Part by part: libzmq bounds what one part holds, and not how many a message has; whoever is let in may send
+        millions, and they must not be gathered, nor all be read at once."""
+        receive, traffic = self._socket.recv, self.traffic
+        part = receive(zmq.DONTWAIT)
+        if not self._skips:
+            identity, part = part, receive(zmq.DONTWAIT)  # libzmq gives a message whole or not at all
+        more = bool(self._socket.rcvmore)
+        if self._skips or more:
+            traffic.frames_in += not self._skips
+            traffic.dropped["parts"] += not self._skips
+            self._skips = more
+            return None
+        traffic.frames_in += 1
+        traffic.bytes_in += len(part)
+        return identity, part
 
 
 def _configure(socket: zmq.Socket[bytes], keys: ManagerKeys, domain: str) -> None:

@@ -111,13 +111,13 @@ class FakeAgent:
         self.tokens_made = 0
         self.accept_s: list[float] = []
         """Per Deltas, seconds from when its tokens were due until its TokensKept was read here."""
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.curve_publickey = keys.public_key.encode()
-        self._socket.curve_secretkey = keys.secret_key.encode()
-        self._socket.curve_serverkey = keys.manager_public_key.encode()
-        self._socket.setsockopt(zmq.IDENTITY, identity_of(hello.engine, keys, draw_process()))
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(endpoint)
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.curve_publickey = keys.public_key.encode()
+        self.socket.curve_secretkey = keys.secret_key.encode()
+        self.socket.curve_serverkey = keys.manager_public_key.encode()
+        self.socket.setsockopt(zmq.IDENTITY, identity_of(hello.engine, keys, draw_process()))
+        self.socket.setsockopt(zmq.LINGER, 1000)
+        self.socket.connect(endpoint)
 
     async def run(self) -> None:
         """Greets, then serves until the manager drains it."""
@@ -126,19 +126,19 @@ class FakeAgent:
             while not self._over:
                 await self._step()
         finally:
-            self._socket.close()
+            self.socket.close()
 
     async def send(self, message: FromAgent) -> None:
         """Says `message` to the manager."""
         frame = encode(message)
         if isinstance(message, Deltas):
             self.bytes_sent += len(frame)
-        await self._socket.send(frame)
+        await self.socket.send(frame)
 
     async def _step(self) -> None:
         busy = bool(self._running) and self._seq - self._kept < IN_FLIGHT
-        if await self._socket.poll(math.ceil(self._pause(busy) * 1000)):
-            await self._receive(decode_to_agent(await self._socket.recv()))
+        if await self.socket.poll(math.ceil(self._pause(busy) * 1000)):
+            await self._receive(decode_to_agent(await self.socket.recv()))
         elif not self._running:
             await self.send(Heartbeat(0, 0, kv_free_tokens=self._hello.kv_tokens))
         if busy and self._running and time.monotonic() >= self._due:

@@ -504,6 +504,11 @@ def test_a_newer_peer_with_an_appended_field_is_understood() -> None:
         pytest.param({"ids": _IDS[:-1]}, "impossible lengths", id="half an id"),
         pytest.param({"logprobs": _LOGPROBS + b"1234"}, "impossible lengths", id="too many logprobs"),
         pytest.param({"ids": _IDS[4:], "logprobs": _LOGPROBS[4:]}, "count other tokens", id="a token fewer"),
+        pytest.param(
+            {"rows": bytes(wire.ROW_DTYPE.itemsize * (wire.MAX_ROWS + 1))},
+            "more than 16384 delta rows",
+            id="too many rows",
+        ),
         pytest.param({"rows": _ROWS[:-1] + b"\x03"}, "unknown finish code", id="a finish code too high"),
     ],
 )

@@ -90,7 +90,7 @@ def _all_departures(rows: Sequence[EngineMeasure]) -> Iterator[tuple[float, str,
     for row in rows:
         if row.tokens >= MIN_TOKENS:
             cohorts[row.cohort].append(row)
-    measured = sum(len(cohort) for cohort in cohorts.values())
+    measured = len({row.engine for cohort in cohorts.values() for row in cohort})
     for cohort in cohorts.values():
         # Versions are what engines say: a few could join an honest one that is late, and outvote it there.
         if len(cohort) >= MIN_ENGINES and 2 * len(cohort) > measured:

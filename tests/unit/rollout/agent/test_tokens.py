@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.sample import Finish, SamplingParams
-from polyrl.wire import FINISH_CODES, ROW_DTYPE, Assign, Deltas, check_deltas, encode, pack_ids, unpack_ids
+from polyrl.wire import FINISH_CODES, MAX_ROWS, ROW_DTYPE, Assign, Deltas, check_deltas, encode, pack_ids, unpack_ids
 from polyrl_rollout.agent.protocol import GATHER_PERIODS, GOAL_BYTES, MAX_ROW_TOKENS, TokenBook
 from polyrl_rollout.engines.port import TokenChunk
 
@@ -200,3 +200,12 @@ def test_a_row_holds_what_its_count_can_say() -> None:
 
 def test_the_reserve_of_a_notice() -> None:
     assert [reserve_of(notice) for notice in (0.0, -1.0, 2.0, 8.0, 120.0)] == [0.0, 0.0, 0.5, 2.0, 2.0]
+
+
+def test_a_frame_has_no_more_rows_than_the_manager_takes() -> None:
+    book = TokenBook()
+    for number in range(MAX_ROWS + 5):
+        book.open(assign(number))
+        book.add(number, chunk([7]), 0.0)
+    frames = book.pack(0.0, DELTA_S, flush=True)
+    assert [len(frame.rows) // ROW_DTYPE.itemsize for frame in frames] == [MAX_ROWS, 5]

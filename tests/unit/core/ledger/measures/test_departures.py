@@ -36,6 +36,14 @@ CASES = {
     "alone": ([row("d", 2.5)], []),
     "half of four": ([row("a"), row("b"), row("c", 2.5), row("d", 2.6)], []),
     "other cohort, other learner": ([*HONEST, row("d", 2.5, cohort=1)], []),
+    "a late one, outvoted in its cohort": (
+        [*HONEST, row("late", 0.5, cohort=1), row("x", cohort=1), row("y", cohort=1)],
+        [],
+    ),
+    "the same engines at two steps": (
+        [row(name, 2.5 if name == "d" else 0.02, cohort=step) for step in (0, 1) for name in "abcd"],
+        ["d"],
+    ),
     "two of five": ([*HONEST, row("d", 2.5), row("e", 9.0)], ["e", "d"]),
     "nothing": ([], []),
 }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
+import numpy as np
 import pytest
 
-from polyrl.ledger import LedgerConfig
+from polyrl.ledger import Effects, LedgerConfig
 from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Finish, Pool
 from polyrl.wire import (
+    MAX_ROWS,
     Assign,
     Cancel,
     Deltas,
@@ -28,6 +32,7 @@ from polyrl.wire import (
 )
 from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.engines.port import TokenChunk
+from polyrl_rollout.testing.simulation.model import logprobs_of
 from polyrl_rollout.testing.stage import Stage, replay, sent, snapshot
 
 
@@ -66,6 +71,52 @@ def test_a_gap_is_asked_for_once_and_nothing_is_called_safe_until_it_is_filled()
     assert not sent(stage.tokens("a", 1, [8], offset=3), Resend)
     assert sent(stage.tokens("a", 1, [5, 6, 7], offset=0), TokensKept)
     assert ids(stage) == [5, 6, 7]
+
+
+def rows_of_one_frame(stage: Stage, *rows: tuple[int, list[int]]) -> Effects:
+    """Rows of assignment 1 of engine `a`: offset and tokens of each."""
+    tokens = [token for _, row in rows for token in row]
+    packed = pack_rows([(1, offset, len(row), 0) for offset, row in rows])
+    stage.now += 0.001
+    message = Deltas(
+        stage.ledger.state.engines["a"].seq + 1,
+        0,
+        rows=packed,
+        ids=pack_ids(tokens),
+        logprobs=logprobs_of(np.array(tokens)),
+    )
+    return stage.agent("a", message)
+
+
+def test_rows_of_one_frame_may_overlap_what_is_here_and_each_other() -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 6])
+    rows_of_one_frame(stage, (1, [6, 7, 8]), (0, [5, 6, 7]), (3, [8, 9]), (2, [7, 8, 9, 4]))
+    assert ids(stage) == [5, 6, 7, 8, 9, 4]
+
+
+@pytest.mark.parametrize("third", [(0, [5, 9, 7]), (1, [6, 9, 8]), (2, [7, 9])], ids=["stored", "both", "ahead"])
+def test_a_row_that_says_other_tokens_than_its_frame_did_ends_the_assignment(third: tuple[int, list[int]]) -> None:
+    stage = ready()
+    stage.tokens("a", 1, [5, 6])
+    assert sent(rows_of_one_frame(stage, (0, [5, 6]), (2, [7, 8]), third), Cancel) == [Cancel(1)]
+    assert ids(stage) == [5, 6, 7, 8]
+
+
+LONG, ROW, FRAME_CPU_S = 200_000, 50_000, 2.0
+"""A frame of as many repeats as it may hold took 13 GB of copies; it takes a tenth of a second."""
+
+
+def test_repeats_cost_what_they_say_and_not_the_length_of_their_sample() -> None:
+    stage = Stage()
+    stage.engine("a", kv_tokens=1 << 20, max_context=1 << 20)
+    stage.submit(max_new_tokens=2 * LONG)
+    for offset in range(0, LONG, ROW):
+        stage.tokens("a", 1, [5] * ROW, offset=offset)
+    began = time.process_time()
+    rows_of_one_frame(stage, *[(0, [5, 5, 5])] * MAX_ROWS)
+    assert time.process_time() - began < FRAME_CPU_S
+    assert stage.ledger.state.counters.tokens_repeated == 3 * MAX_ROWS
 
 
 def test_other_tokens_than_before_end_the_assignment() -> None:
@@ -224,6 +275,9 @@ def test_the_next_turn_at_the_same_engine_brings_only_what_is_new() -> None:
     assert assign.base_check == checksum_of(whole[:48])
     (again,) = sent(stage.agent("a", PrefixUnknown(assign.assignment)), Assign)
     assert (again.base, again.input_ids, again.assignment) == (0, whole, assign.assignment)
+    assert not sent(stage.agent("a", PrefixUnknown(assign.assignment)), Assign), "12 bytes for the whole text, for ever"
+    stage.now += stage.ledger.state.config.gone_s
+    assert sent(stage.agent("a", PrefixUnknown(assign.assignment)), Assign), "the answer may have been lost"
     stage.tokens("a", assign.assignment, [6, 2], "stop")
     (third,) = sent(stage.extend("0.0", [8], turn=1), Assign)
     assert (third.base, third.input_ids) == (16, pack_ids([8])), "what is left out grows with the turns"
