@@ -16,7 +16,7 @@ from polyrl.sample import Pool
 MAX_NAME: Final = 512
 """Characters of a name or a sentence of a few words. A manager's image may be its job's author's own: what the operator
 keeps of its answers is bounded in number and in length, some 0.5 MB of each."""
-MAX_TEXT: Final = 4096
+MAX_MESSAGE: Final = 4096
 """Characters of a trainer's closing message."""
 MAX_ENGINES: Final = 1280
 """More than a manifest allows, and those that begin while others end."""
@@ -160,5 +160,5 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """In order, the last one newest; of each size of the fleet some, so that its effect can be seen."""
     finished: bool = False
     ok: bool = False
-    message: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)] = ""
+    message: Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE)] = ""
     """The trainer's closing message, when finished."""

@@ -17,7 +17,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
-from polyrl.status import MAX_ENGINES, MAX_NAME, MAX_NUMBERS, MAX_TEXT, EngineState, EngineStatus, ManagerStatus
+from polyrl.status import MAX_ENGINES, MAX_NAME, MAX_NUMBERS, MAX_MESSAGE, EngineState, EngineStatus, ManagerStatus
 from polyrl_operator.api.connect import stream_session
 from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import ManagerCredentials
@@ -71,7 +71,7 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "a-long-name": {"engines": [{**ENGINE, "engine": "x" * (MAX_NAME + 1)}]},
     "a-long-phase": {"phase": "x" * (MAX_NAME + 1)},
     "a-long-name-of-a-number": {"values": {"x" * (MAX_NAME + 1): 1.0}},
-    "a-long-message": {"message": "x" * (MAX_TEXT + 1)},
+    "a-long-message": {"message": "x" * (MAX_MESSAGE + 1)},
 }
 """Each would be kept for every job, so that a few managers of one author ended the operator for all."""
 

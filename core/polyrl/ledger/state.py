@@ -479,16 +479,14 @@ def turn_done(state: LedgerState, name: str, *, whole: bool = False) -> TurnDone
     number, index = split_sample_id(name)
     group, sample = state.groups[number].group, state.samples[name]
     start = 0 if whole else sample.trainer_has
-    check = checksum_of(sample.ids[: 4 * start])
-    response = response_part(name, sample, start)
+    check, response = checksum_of(sample.ids[: 4 * start]), response_part(name, sample, start)
     return TurnDone(number, index, purpose=group.purpose, step=group.step, response=response, start=start, check=check)
 
 
 def scored_group(state: LedgerState, number: int) -> Iterator[tuple[Scored, int]]:
     """The samples of a complete group by index, without their texts, and the checksums of those."""
     for index in range(state.groups[number].group.n):
-        name = sample_id(number, index)
-        sample = state.samples[name]
+        sample = state.samples[name := sample_id(number, index)]
         finish = sample.finish or Finish.STOP
         bare = Response(name, b"", logprobs=b"", loss_mask=b"", spans=(), turn=sample.turn, finish=finish)
         scored = Scored(number, index, response=bare, reward=sample.reward, metrics=sample.metrics)

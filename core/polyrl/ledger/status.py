@@ -11,7 +11,7 @@ import msgspec
 from polyrl.ledger.measures.departures import pause_of
 from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, step_key
 from polyrl.sample import Purpose, sample_id
-from polyrl.status import MAX_TEXT, EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
+from polyrl.status import MAX_MESSAGE, EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
 
 
 def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
@@ -43,7 +43,7 @@ def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
         finished_steps=tuple(state.usage.finished),
         finished=state.finished,
         ok=state.ok,
-        message=state.message[:MAX_TEXT],
+        message=state.message[:MAX_MESSAGE],
     )
 
 
