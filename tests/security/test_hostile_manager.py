@@ -17,7 +17,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
-from polyrl.status import MAX_ENGINES, MAX_NAME, MAX_NUMBERS, MAX_MESSAGE, EngineState, EngineStatus, ManagerStatus
+from polyrl.status import MAX_ENGINES, MAX_MESSAGE, MAX_NAME, MAX_NUMBERS, EngineState, EngineStatus, ManagerStatus
 from polyrl_operator.api.connect import stream_session
 from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import ManagerCredentials
